@@ -1,0 +1,23 @@
+"""The `recycle` command: parse, call, print. One file per command; no logic here.
+
+Exit codes: 0 done, 1 errors found by `check`, 2 bad input (one line on standard error, never a traceback), 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from recycle.errors import RecycleError
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; always ends in SystemExit."""
+    from recycle.cli.app import app
+
+    try:
+        app(arguments, prog_name="recycle")
+    except RecycleError as error:
+        print(f"recycle: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None

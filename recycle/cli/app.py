@@ -1,0 +1,19 @@
+"""The Typer application: every command module registers itself here, in the order of `recycle --help`."""
+
+from __future__ import annotations
+
+import typer
+
+from recycle.cli import check, convert, plan, schedule, simulate, train, view
+
+app = typer.Typer(
+    name="recycle",
+    help="Train large models straight through failures: build, check, time, plan, run and view pipeline schedules.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (schedule, check, simulate, convert, plan, train, view):
+    module.register(app)

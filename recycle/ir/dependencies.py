@@ -1,0 +1,416 @@
+"""THE rule of what an instruction needs. Checker, simulator, lowering, planner, interpreter and viewer all ask here.
+
+The rule is the two small tables `NEEDS` and `PRODUCES`: each instruction needs values (an activation, an input
+gradient, a weight gradient of some stage and micro-batch) and produces values. `needs` reads the tables for one
+instruction; `dependencies` reads them for a whole schedule at once and gives a graph over its rows.
+
+A value that crosses a stage boundary between two workers goes by SEND and RECV: the send needs the producer, the
+receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly.
+Beyond data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP
+needs its REDUCE_GRAD, and with the barrier the commit, which is all of them. Carried into the next iteration: the
+next F of a stage needs its STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.ir.instruction import Compute, Instruction, Kind, OverlappedPair, Transfer
+from recycle.ir.schedule import Columns, Schedule
+from recycle.shape import MicroBatch
+
+Rows = npt.NDArray[np.int64]
+
+
+class ValueKind(IntEnum):
+    """What instructions hand to each other."""
+
+    ACTIVATION = 0
+    INPUT_GRADIENT = 1
+    WEIGHT_GRADIENT = 2
+
+
+class Value(NamedTuple):
+    """One value: the `kind` that `stage` makes of `micro_batch`."""
+
+    kind: ValueKind
+    stage: int
+    micro_batch: MicroBatch
+
+
+_A, _G, _W = ValueKind
+NEEDS: dict[Kind, tuple[tuple[ValueKind, int], ...]] = {
+    Kind.FORWARD: ((_A, -1),),
+    Kind.BACKWARD: ((_A, 0), (_G, +1)),
+    Kind.BACKWARD_INPUT: ((_A, 0), (_G, +1)),
+    Kind.BACKWARD_WEIGHT: ((_G, 0),),
+    Kind.SEND_ACTIVATION: ((_A, 0),),
+    Kind.SEND_GRADIENT: ((_G, 0),),
+    Kind.RECV_ACTIVATION: ((_A, -1),),
+    Kind.RECV_GRADIENT: ((_G, +1),),
+}
+"""Kind -> (value needed, stage it comes from, relative to the instruction's). Values beyond the ends do not exist."""
+
+PRODUCES: dict[Kind, tuple[ValueKind, ...]] = {
+    Kind.FORWARD: (_A,),
+    Kind.BACKWARD: (_G, _W),
+    Kind.BACKWARD_INPUT: (_G,),
+    Kind.BACKWARD_WEIGHT: (_W,),
+}
+CARRIERS: dict[ValueKind, tuple[Kind, Kind]] = {
+    _A: (Kind.SEND_ACTIVATION, Kind.RECV_ACTIVATION),
+    _G: (Kind.SEND_GRADIENT, Kind.RECV_GRADIENT),
+}
+"""The send and the receive that carry a value to another worker."""
+
+
+def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
+    """The values that one instruction waits for, in a model of `stages` stages."""
+    if isinstance(instruction, OverlappedPair):
+        return needs(instruction.forward, stages) + needs(instruction.backward, stages)
+    if not isinstance(instruction, Compute | Transfer):
+        return ()
+    return tuple(
+        Value(kind, instruction.stage + offset, instruction.micro_batch)
+        for kind, offset in NEEDS[instruction.kind]
+        if 0 <= instruction.stage + offset < stages
+    )
+
+
+class Cause(IntEnum):
+    """Why one row waits for another."""
+
+    DATA = 0
+    """a value made or received on the same worker (in a compute-only schedule: on any worker)"""
+    TRANSFER = 1
+    """a receive waits for its send"""
+    REDUCE = 2
+    """all gradients of a stage, or all reduces of the commit"""
+    STEP = 3
+    """a step waits for its reduce, or for the commit"""
+    ORDER = 4
+    """the worker's own program order"""
+    LANE = 5
+    """one transfer at a time per directed pair of workers"""
+
+
+class Why(IntEnum):
+    """What is wrong with a need that nothing meets."""
+
+    NO_PRODUCER = 0
+    """no instruction makes the value"""
+    NOT_LOCAL = 1
+    """the value is made on another worker, but a send, W or B needs it on its own"""
+    NOT_RECEIVED = 2
+    """the value is made on another worker and never received on this one"""
+    NO_SEND = 3
+    """a receive whose peer never sends this value here"""
+    NO_REDUCE = 4
+    """a step without a reduce of its stage on the same worker"""
+
+
+class Missing(NamedTuple):
+    """A need that nothing meets: of row `row`, for value `value` (None for NO_REDUCE)."""
+
+    row: int
+    why: Why
+    value: Value | None
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """A graph over the rows of a schedule.
+
+    Nodes 0 to rows-1 are the rows; the nodes after them are joins without duration: one per group of tied stages
+    ("all gradients of the group are there"), then the commit ("all reduces are done"), then "all steps are done".
+
+    Attributes:
+        rows: number of schedule rows.
+        nodes: rows plus joins.
+        source, target: edges of one iteration.
+        cause: `Cause` of each edge.
+        carried_source, carried_target: edges from one iteration into the next.
+        missing: needs that nothing meets.
+        sends: row of the send that each row receives from, -1 for other rows.
+        groups: stage -> join node of its group.
+    """
+
+    rows: int
+    nodes: int
+    source: Rows
+    target: Rows
+    cause: npt.NDArray[np.uint8]
+    carried_source: Rows
+    carried_target: Rows
+    missing: tuple[Missing, ...]
+    sends: Rows
+    groups: Rows
+
+    @property
+    def commit(self) -> int:
+        return self.nodes - 2
+
+    @property
+    def all_steps(self) -> int:
+        return self.nodes - 1
+
+    @cached_property
+    def by_target(self) -> tuple[Rows, Rows]:
+        """CSR of predecessors: those of node n are `sources[offsets[n]:offsets[n + 1]]`."""
+        return group_edges(self.source, self.target, self.nodes)
+
+
+def group_edges(values: Rows, keys: Rows, nodes: int) -> tuple[Rows, Rows]:
+    """CSR grouping: (offsets, values sorted by key)."""
+    order = np.argsort(keys, kind="stable")
+    offsets = np.zeros(nodes + 1, dtype=np.int64)
+    np.cumsum(np.bincount(keys, minlength=nodes), out=offsets[1:])
+    return offsets, values[order]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The rows as single pieces of work: an overlapped pair counts as its F and its B.
+
+    Attributes:
+        row: the row a piece belongs to.
+        kind, stage, worker: as in the columns.
+        micro_batch: global id `pipeline * m + index`.
+        valid: stage and micro-batch lie inside the shape; other pieces have no part in the graph.
+    """
+
+    row: Rows
+    kind: npt.NDArray[np.uint8]
+    stage: Rows
+    micro_batch: Rows
+    worker: Rows
+    valid: npt.NDArray[np.bool_]
+
+
+def work(schedule: Schedule) -> Work:
+    """The schedule's rows with every overlapped pair taken apart."""
+    c, shape = schedule.columns, schedule.shape
+    pair = np.flatnonzero(c.kind == Kind.OVERLAPPED_PAIR)
+    row = np.concatenate([np.arange(len(c)), pair])
+    kind = np.concatenate([np.where(c.kind == Kind.OVERLAPPED_PAIR, Kind.FORWARD, c.kind), np.full(len(pair), 1)])
+    stage = np.concatenate([c.stage, c.stage2[pair]]).astype(np.int64)
+    pipeline = np.concatenate([c.pipeline, c.pipeline2[pair]]).astype(np.int64)
+    index = np.concatenate([c.index, c.index2[pair]]).astype(np.int64)
+    wide = kind >= Kind.REDUCE_GRADIENTS
+    inside = (pipeline >= 0) & (pipeline < shape.pipelines) & (index >= 0) & (index < shape.micro_batches)
+    valid = (stage >= 0) & (stage < shape.stages) & (wide | inside)
+    micro_batch = np.where(wide, -1, pipeline * shape.micro_batches + index)
+    return Work(row, kind.astype(np.uint8), stage, micro_batch, c.worker[row].astype(np.int64), valid)
+
+
+def dependencies(schedule: Schedule) -> Dependencies:
+    """The dependency graph of a schedule, lowered or compute-only. Never raises: what does not fit is in `missing`."""
+    return _Builder(schedule).build()
+
+
+class _Builder:
+    """Collects edges kind by kind; each method reads the tables above for all rows of one kind."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.shape, self.columns = schedule, schedule.shape, schedule.columns
+        self.work = work(schedule)
+        self.micro_batches = self.shape.global_micro_batches
+        self.edges: list[tuple[Rows, Rows, Cause]] = []
+        self.carried: list[tuple[Rows, Rows]] = []
+        self.missing: list[Missing] = []
+        self.sends = np.full(len(self.columns), -1, dtype=np.int64)
+        self.producer = {kind: self._producers(kind) for kind in ValueKind}
+
+    def build(self) -> Dependencies:
+        rows = len(self.columns)
+        self.has_transfers = bool(self._rows(*(kind for pair in CARRIERS.values() for kind in pair)).size)
+        for consumer in (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT):
+            for value, offset in NEEDS[consumer]:
+                self._consumers(consumer, value, offset)
+        for value, (send, receive) in CARRIERS.items():
+            self._senders(send, value)
+            self._receivers(send, receive, value)
+        groups = self._stage_wide(rows)
+        nodes = rows + len(set(groups.tolist())) + 2
+        source = np.concatenate([edge[0] for edge in self.edges] or [np.empty(0, np.int64)])
+        target = np.concatenate([edge[1] for edge in self.edges] or [np.empty(0, np.int64)])
+        cause = np.concatenate([np.full(len(e[0]), e[2], np.uint8) for e in self.edges] or [np.empty(0, np.uint8)])
+        carried_source = np.concatenate([edge[0] for edge in self.carried] or [np.empty(0, np.int64)])
+        carried_target = np.concatenate([edge[1] for edge in self.carried] or [np.empty(0, np.int64)])
+        missing = tuple(sorted(self.missing, key=lambda m: (m.row, m.why)))
+        return Dependencies(
+            rows, nodes, source, target, cause, carried_source, carried_target, missing, self.sends, groups
+        )
+
+    def _rows(self, *kinds: Kind) -> Rows:
+        """Pieces of work (not rows) of these kinds that lie inside the shape."""
+        wanted = np.isin(self.work.kind, [int(kind) for kind in kinds])
+        return np.flatnonzero(wanted & self.work.valid)
+
+    def _producers(self, value: ValueKind) -> Rows:
+        """Piece that makes `value` of (stage, micro-batch), flat; -1 where none does; the first where several do."""
+        table = np.full(self.shape.stages * self.micro_batches, -1, dtype=np.int64)
+        pieces = self._rows(*(kind for kind, made in PRODUCES.items() if value in made))[::-1]
+        table[self.work.stage[pieces] * self.micro_batches + self.work.micro_batch[pieces]] = pieces
+        return table
+
+    def _lookup(self, value: ValueKind, pieces: Rows, offset: int) -> tuple[Rows, Rows]:
+        """The pieces whose need exists at all, and who makes the value (-1: nobody, which is noted as missing)."""
+        stage = self.work.stage[pieces] + offset
+        exists = (stage >= 0) & (stage < self.shape.stages)
+        pieces, stage = pieces[exists], stage[exists]
+        made_by = self.producer[value][stage * self.micro_batches + self.work.micro_batch[pieces]]
+        self._miss(pieces[made_by < 0], Why.NO_PRODUCER, value, offset)
+        return pieces[made_by >= 0], made_by[made_by >= 0]
+
+    def _miss(self, pieces: Rows, why: Why, value: ValueKind, offset: int) -> None:
+        for piece in pieces.tolist():
+            micro_batch = MicroBatch(*divmod(int(self.work.micro_batch[piece]), self.shape.micro_batches))
+            need = Value(value, int(self.work.stage[piece]) + offset, micro_batch)
+            self.missing.append(Missing(int(self.work.row[piece]), why, need))
+
+    def _edge(self, source: Rows, target: Rows, cause: Cause) -> None:
+        self.edges.append((source, target, cause))
+
+    def _key(self, kind_pieces: Rows, worker: Rows, stage: Rows) -> Rows:
+        return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[kind_pieces]
+
+    def _consumers(self, consumer: Kind, value: ValueKind, offset: int) -> None:
+        """F, B, I, W: from the local producer, from the local receive, or (compute-only) from wherever it is made."""
+        row, worker = self.work.row, self.work.worker
+        pieces, made_by = self._lookup(value, self._rows(consumer), offset)
+        local = worker[pieces] == worker[made_by]
+        if offset == 0:
+            self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
+            self._miss(pieces[~local], Why.NOT_LOCAL, value, offset)
+            return
+        self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
+        pieces, made_by = pieces[~local], made_by[~local]
+        if not self.has_transfers:
+            self._edge(row[made_by], row[pieces], Cause.DATA)
+            return
+        receives = self._rows(CARRIERS[value][1])
+        received = _find(
+            self._key(receives, worker[receives], self.work.stage[receives]),
+            self._key(pieces, worker[pieces], self.work.stage[pieces]),
+        )
+        there = received >= 0
+        self._edge(row[receives[received[there]]], row[pieces[there]], Cause.DATA)
+        self._edge(row[made_by[~there]], row[pieces[~there]], Cause.DATA)
+        self._miss(pieces[~there], Why.NOT_RECEIVED, value, offset)
+
+    def _senders(self, send: Kind, value: ValueKind) -> None:
+        row, worker = self.work.row, self.work.worker
+        pieces, made_by = self._lookup(value, self._rows(send), 0)
+        local = worker[pieces] == worker[made_by]
+        self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
+        self._miss(pieces[~local], Why.NOT_LOCAL, value, 0)
+
+    def _receivers(self, send: Kind, receive: Kind, value: ValueKind) -> None:
+        """The n-th receive of a value from a peer pairs with the peer's n-th send of that value to here."""
+        row, worker, stage = self.work.row, self.work.worker, self.work.stage
+        (_, offset) = NEEDS[receive][0]
+        sends, receives = self._rows(send), self._rows(receive)
+        peer = self.columns.peer.astype(np.int64)
+        lane = self.shape.worker_count
+        send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], stage[sends])
+        keys = self._key(receives, peer[row[receives]] * lane + worker[receives], stage[receives] + offset)
+        most = len(sends) + len(receives) + 1
+        found = _find(_numbered(send_keys, most), _numbered(keys, most))
+        there = found >= 0
+        self._edge(row[sends[found[there]]], row[receives[there]], Cause.TRANSFER)
+        self.sends[row[receives[there]]] = row[sends[found[there]]]
+        self._miss(receives[~there], Why.NO_SEND, value, offset)
+
+    def _stage_wide(self, rows: int) -> Rows:
+        """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration."""
+        row, worker, stage = self.work.row, self.work.worker, self.work.stage
+        groups = _tie_groups(self.shape.stages, self.schedule.ties) + rows
+        commit = int(groups.max()) + 1 if len(groups) else rows
+        gradients = self._rows(*(kind for kind, made in PRODUCES.items() if ValueKind.WEIGHT_GRADIENT in made))
+        reduces, steps = self._rows(Kind.REDUCE_GRADIENTS), self._rows(Kind.OPTIMIZER_STEP)
+        forwards = self._rows(Kind.FORWARD)
+        self._edge(row[gradients], groups[stage[gradients]], Cause.REDUCE)
+        self._edge(groups[stage[reduces]], row[reduces], Cause.REDUCE)
+        self._edge(row[reduces], np.full(len(reduces), commit), Cause.REDUCE)
+        host = worker * self.shape.stages + stage
+        reduced = _find(host[reduces], host[steps])
+        there = reduced >= 0
+        self._edge(row[reduces[reduced[there]]], row[steps[there]], Cause.STEP)
+        self.missing += [Missing(int(row[piece]), Why.NO_REDUCE, None) for piece in steps[~there].tolist()]
+        self._edge(row[steps], np.full(len(steps), commit + 1), Cause.STEP)
+        if self.schedule.optimizer == "barrier":
+            self._edge(np.full(len(steps), commit), row[steps], Cause.STEP)
+            self.carried.append((np.full(len(forwards), commit + 1), row[forwards]))
+        else:
+            self.carried.append((np.full(len(steps), commit), row[steps]))
+            stepped = _find(host[steps], host[forwards])
+            there = stepped >= 0
+            self.carried.append((row[steps[stepped[there]]], row[forwards[there]]))
+        return groups
+
+
+def _tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
+    """Group number of each stage, dense from 0; tied stages share one."""
+    leader = list(range(stages))
+    for tie in ties:
+        inside = [s for s in tie if 0 <= s < stages]
+        merged = {leader[s] for s in inside}
+        leader = [min(merged) if entry in merged else entry for entry in leader]
+    return np.unique(leader, return_inverse=True)[1].astype(np.int64)
+
+
+def _find(keys: Rows, wanted: Rows) -> Rows:
+    """For each wanted key its (first) place in `keys`, -1 where it is not there."""
+    if not len(keys):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    place = np.minimum(np.searchsorted(keys[order], wanted, side="left"), len(keys) - 1)
+    return np.where(keys[order[place]] == wanted, order[place], -1)
+
+
+def _numbered(keys: Rows, most: int) -> Rows:
+    """Keys made distinct by their occurrence: the n-th occurrence of a key becomes key * most + n."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else order
+    sizes = np.diff(np.concatenate([begins, [len(keys)]]))
+    numbered = np.empty_like(keys)
+    numbered[order] = ordered * most + np.arange(len(keys)) - np.repeat(begins, sizes)
+    return numbered
+
+
+def compute_order(columns: Columns) -> tuple[Rows, Rows]:
+    """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
+    rows = np.flatnonzero(~np.isin(columns.kind, [int(kind) for pair in CARRIERS.values() for kind in pair]))
+    same = columns.worker[rows[1:]] == columns.worker[rows[:-1]]
+    return rows[:-1][same], rows[1:][same]
+
+
+def lane_order(columns: Columns) -> tuple[Rows, Rows]:
+    """Edges of lane order: each send to the next send of the same directed pair of workers."""
+    rows = np.flatnonzero(np.isin(columns.kind, [int(send) for send, _ in CARRIERS.values()]))
+    lane = columns.worker[rows].astype(np.int64) << 32 | columns.peer[rows]
+    order = np.argsort(lane, kind="stable")
+    rows, lane = rows[order], lane[order]
+    same = lane[1:] == lane[:-1]
+    return rows[:-1][same], rows[1:][same]
+
+
+def serial_order(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
+    """Edges between transfers where each worker carries one at a time, in program order, unbuffered.
+
+    A transfer is named by its send. Consecutive transfers of a worker, sent or received, wait for each other.
+    """
+    kinds = [int(kind) for pair in CARRIERS.values() for kind in pair]
+    rows = np.flatnonzero(np.isin(columns.kind, kinds))
+    is_receive = np.isin(columns.kind[rows], [int(receive) for _, receive in CARRIERS.values()])
+    transfer = np.where(is_receive, sends[rows], rows)
+    same = (columns.worker[rows[1:]] == columns.worker[rows[:-1]]) & (transfer[1:] >= 0) & (transfer[:-1] >= 0)
+    return transfer[:-1][same], transfer[1:][same]

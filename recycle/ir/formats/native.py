@@ -1,0 +1,105 @@
+"""The native schedule file: versioned JSON with the programs as text, one line per worker, readable and diffable.
+
+    {"format": "recycle-schedule", "version": 1, "shape": {...}, "optimizer": "staggered", "failed": ["1.2"],
+     "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}
+
+`placement` is null when chunk c of rank r is on stage c * P + r, else worker -> stages.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from recycle.errors import JobError, ScheduleError
+from recycle.files import write_whole
+from recycle.ir.schedule import Schedule, loop_placement
+from recycle.shape import Shape, Worker
+
+FORMAT, VERSION = "recycle-schedule", 1
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    version: int
+    shape: dict[str, int]
+    programs: dict[str, str]
+    optimizer: Literal["staggered", "barrier"] = "staggered"
+    failed: list[str] = []
+    placement: dict[str, list[int]] | None = None
+    ties: list[list[int]] = []
+    metadata: dict[str, Any] = {}
+
+
+def dumps(schedule: Schedule) -> str:
+    """The file's text."""
+    shape = schedule.shape
+    usual = schedule.placement == loop_placement(shape)
+    head: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "shape": {name: getattr(shape, name) for name in shape.__slots__},
+        "optimizer": schedule.optimizer,
+        "failed": [str(worker) for worker in sorted(schedule.failed)],
+        "placement": None
+        if usual
+        else {str(w): list(stages) for w, stages in zip(shape.workers(), schedule.placement, strict=True)},
+        "ties": [list(group) for group in schedule.ties],
+        "metadata": dict(schedule.metadata),
+    }
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    programs = ",\n".join(f"    {json.dumps(w)}: {json.dumps(text)}" for w, text in schedule.text().items())
+    return "{\n" + "\n".join(lines) + '\n  "programs": {\n' + programs + "\n  }\n}\n"
+
+
+def loads(text: str | bytes, name: str = "schedule") -> Schedule:
+    """The schedule that `text` holds; `name` begins every error message. Raises ScheduleError."""
+    try:
+        head = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        version = msgspec.json.decode(head.get("version", b"null"))
+        if msgspec.json.decode(head.get("format", b"null")) != FORMAT:
+            raise ScheduleError(f'is not a schedule: "format" must be "{FORMAT}"')
+        if version != VERSION:
+            raise ScheduleError(f"version {version!r} is not known; this recycle reads version {VERSION}")
+        file = msgspec.json.decode(text, type=_File)
+        unknown = set(file.shape) - set(Shape.__slots__)
+        if unknown:
+            raise ScheduleError(f"shape: unknown key {sorted(unknown)[0]!r}; known are {', '.join(Shape.__slots__)}")
+        missing = {"pipelines", "ranks", "micro_batches"} - set(file.shape)
+        if missing:
+            raise ScheduleError(f"shape: {sorted(missing)[0]} is missing")
+        placement: dict[Worker | str, list[int]] | None = None
+        if file.placement is not None:
+            placement = dict(file.placement.items())
+        return Schedule.from_text(
+            Shape(**file.shape),
+            file.programs,
+            placement=placement,
+            failed=file.failed,
+            optimizer=file.optimizer,
+            ties=file.ties,
+            metadata=file.metadata,
+        )
+    except msgspec.ValidationError as error:
+        raise ScheduleError(f"{name}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise ScheduleError(f"{name}: not valid JSON, perhaps truncated: {error}") from None
+    except (ScheduleError, JobError) as error:
+        raise ScheduleError(f"{name}: {error}") from None
+
+
+def read(path: str | Path) -> Schedule:
+    """Read a schedule file. Raises ScheduleError that names the file and the place."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ScheduleError(f"{path}: cannot be read ({error.strerror})") from None
+    return loads(content, str(path))
+
+
+def write(schedule: Schedule, path: str | Path) -> None:
+    """Write a schedule file; a reader sees the old file or the new one, never a part."""
+    write_whole(path, dumps(schedule))

@@ -1,0 +1,348 @@
+"""Schedule: an order of instructions per worker. Times are always derived, never stored.
+
+A schedule is immutable. It is kept as `Columns`, numpy arrays with a row per instruction grouped by worker, which is
+what every hot path works on; instruction objects are made on demand for people and for the interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.errors import JobError, ScheduleError
+from recycle.ir.instruction import (
+    COMPUTE_KINDS,
+    KIND_CLASSES,
+    Backward,
+    Compute,
+    Forward,
+    Instruction,
+    OverlappedPair,
+    StageWide,
+    Transfer,
+    parse_instruction,
+)
+from recycle.shape import MicroBatch, Shape, Worker
+
+Ints = npt.NDArray[np.int32]
+Optimizer = Literal["staggered", "barrier"]
+Placement = tuple[tuple[int, ...], ...]
+"""The stages that each worker hosts, by worker index."""
+
+
+def loop_placement(shape: Shape) -> Placement:
+    """Chunk c of rank r on stage c * P + r: one stage per rank when V = 1."""
+    stages = [tuple(range(r, shape.stages, shape.ranks)) for r in range(shape.ranks)]
+    return tuple(stages[worker.rank] for worker in shape.workers())
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """One row per instruction, grouped by worker index in program order.
+
+    Attributes:
+        kind: `Kind` of the row, uint8.
+        stage: stage that runs it.
+        pipeline, index: the micro-batch `pipeline.index`; -1 where the kind has none.
+        peer: worker index at the other end of a transfer, else -1.
+        stage2, pipeline2, index2: the backward of an overlapped pair (the forward is in the first three), else -1.
+        offsets: rows of worker w are `offsets[w]` to `offsets[w + 1]`, int64.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    stage: Ints
+    pipeline: Ints
+    index: Ints
+    peer: Ints
+    stage2: Ints
+    pipeline2: Ints
+    index2: Ints
+    offsets: npt.NDArray[np.int64]
+
+    FIELDS = ("kind", "stage", "pipeline", "index", "peer", "stage2", "pipeline2", "index2")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @cached_property
+    def worker(self) -> Ints:
+        """Worker index of each row."""
+        sizes = np.diff(self.offsets)
+        return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+
+    @classmethod
+    def from_arrays(cls, offsets: npt.NDArray[np.int64], **columns: npt.NDArray[Any]) -> Columns:
+        """Columns from arrays; those left out are filled with -1."""
+        rows = int(offsets[-1])
+        full: dict[str, Any] = {
+            name: np.asarray(columns.get(name, np.full(rows, -1)), dtype=np.uint8 if name == "kind" else np.int32)
+            for name in cls.FIELDS
+        }
+        return cls(offsets=np.asarray(offsets, dtype=np.int64), **full)
+
+    def same_as(self, other: Columns) -> bool:
+        names = (*self.FIELDS, "offsets")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Columns:
+        """The given rows in the given order, grouped by `offsets`."""
+        return Columns(offsets=offsets, **{name: getattr(self, name)[rows] for name in self.FIELDS})
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """An order of typed instructions for every live worker of a job.
+
+    Attributes:
+        shape: size of the job.
+        columns: the programs, as columns.
+        placement: stages hosted by each worker.
+        failed: workers that are dead; they have no program.
+        optimizer: "staggered" (each stage steps on its own time) or "barrier" (all stages step together).
+        ties: groups of stages that share a weight and so reduce together.
+        metadata: family or planner, parameters, parent; JSON values only.
+    """
+
+    shape: Shape
+    columns: Columns
+    placement: Placement
+    failed: frozenset[Worker] = frozenset()
+    optimizer: Optimizer = "staggered"
+    ties: tuple[tuple[int, ...], ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        shape: Shape,
+        programs: Mapping[Worker, Iterable[Instruction]],
+        *,
+        placement: Placement | Mapping[Worker | str, Sequence[int]] | None = None,
+        failed: Iterable[Worker | str] = (),
+        optimizer: Optimizer = "staggered",
+        ties: Iterable[Sequence[int]] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Schedule:
+        """A schedule from instruction objects.
+
+        Args:
+            programs: the instructions of each worker, in order; workers left out get an empty program.
+            placement: stages per worker when not chunk c of rank r on stage c * P + r. A mapping may leave workers out.
+            failed: dead workers (kept even when they have a program, for `check` to find).
+
+        Raises:
+            ScheduleError: a program, placement, peer or failed worker lies outside the shape.
+        """
+        try:
+            dead = frozenset(
+                shape.require(Worker.parse(w) if isinstance(w, str) else w, "failed workers") for w in failed
+            )
+            for worker in programs:
+                shape.require(worker, "programs")
+        except JobError as error:
+            raise ScheduleError(str(error)) from None
+        if optimizer not in ("staggered", "barrier"):
+            raise ScheduleError(f"optimizer must be 'staggered' or 'barrier', got {optimizer!r}")
+        return cls(
+            shape,
+            _columns(shape, programs),
+            _placement(shape, placement),
+            dead,
+            optimizer,
+            tuple(tuple(group) for group in ties),
+            dict(metadata or {}),
+        )
+
+    @classmethod
+    def from_text(
+        cls,
+        shape: Shape,
+        programs: Mapping[str, str],
+        *,
+        placement: Placement | Mapping[Worker | str, Sequence[int]] | None = None,
+        failed: Iterable[Worker | str] = (),
+        optimizer: Optimizer = "staggered",
+        ties: Iterable[Sequence[int]] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Schedule:
+        """A schedule from the text form: worker -> instructions separated by blanks.
+
+        Raises:
+            ScheduleError: an instruction cannot be parsed, or a worker lies outside the shape; the message names
+                worker and position. Everything else is for `check` to find.
+        """
+        parsed: dict[Worker, list[Instruction]] = {}
+        for name, text in programs.items():
+            try:
+                worker = shape.require(Worker.parse(name), "programs")
+            except JobError as error:
+                raise ScheduleError(str(error)) from None
+            if worker in parsed:
+                raise ScheduleError(f"worker {worker} has two programs")
+            parsed[worker] = program = []
+            for position, word in enumerate(text.split()):
+                try:
+                    program.append(parse_instruction(word, shape.pipelines == 1))
+                except ScheduleError as error:
+                    raise ScheduleError(f"worker {worker}, position {position}: {error}") from None
+        return cls.build(
+            shape,
+            parsed,
+            placement=placement,
+            failed=failed,
+            optimizer=optimizer,
+            ties=ties,
+            metadata=metadata,
+        )
+
+    def text(self) -> dict[str, str]:
+        """The programs of the live workers as text; `from_text` reads it back."""
+        return {
+            str(worker): " ".join(map(str, self.program(worker)))
+            for worker in self.shape.workers()
+            if worker not in self.failed or self.program(worker)
+        }
+
+    @cached_property
+    def _programs(self) -> dict[Worker, tuple[Instruction, ...]]:
+        return {}
+
+    def program(self, worker: Worker) -> tuple[Instruction, ...]:
+        """The instructions of `worker`, in order. Made from the columns on first use."""
+        if worker not in self._programs:
+            w = self.shape.worker_index(worker)
+            rows = range(int(self.columns.offsets[w]), int(self.columns.offsets[w + 1]))
+            self._programs[worker] = tuple(self.instruction(row) for row in rows)
+        return self._programs[worker]
+
+    def instruction(self, row: int) -> Instruction:
+        """The instruction in row `row` of the columns."""
+        c = self.columns
+        cls = KIND_CLASSES[int(c.kind[row])]
+        stage = int(c.stage[row])
+        if issubclass(cls, StageWide):
+            return cls(stage)
+        micro_batch = MicroBatch(int(c.pipeline[row]), int(c.index[row]))
+        if issubclass(cls, Compute):
+            return cls(stage, micro_batch)
+        if issubclass(cls, Transfer):
+            return cls(stage, micro_batch, self.shape.worker_at(c.peer[row]))
+        second = MicroBatch(int(c.pipeline2[row]), int(c.index2[row]))
+        return OverlappedPair(Forward(stage, micro_batch), Backward(int(c.stage2[row]), second))
+
+    def position(self, row: int) -> tuple[Worker, int]:
+        """Worker and place in its program of row `row`."""
+        w = int(np.searchsorted(self.columns.offsets, row, side="right")) - 1
+        return self.shape.worker_at(w), int(row - self.columns.offsets[w])
+
+    @property
+    def live(self) -> list[Worker]:
+        """Workers that are not failed, by pipeline, then rank."""
+        return [worker for worker in self.shape.workers() if worker not in self.failed]
+
+    def stages_of(self, worker: Worker) -> tuple[int, ...]:
+        return self.placement[self.shape.worker_index(worker)]
+
+    def hosts(self, stage: int) -> list[Worker]:
+        """The live workers that host `stage`."""
+        return [worker for worker in self.live if stage in self.stages_of(worker)]
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether the programs hold anything beside compute: transfers, reduces or steps."""
+        return bool(np.isin(self.columns.kind, [int(k) for k in COMPUTE_KINDS], invert=True).any())
+
+    def failure_vector(self) -> tuple[int, ...]:
+        """Dead workers of each rank."""
+        dead = [0] * self.shape.ranks
+        for worker in self.failed:
+            dead[worker.rank] += 1
+        return tuple(dead)
+
+    def with_metadata(self, **metadata: Any) -> Schedule:
+        """The same schedule with these metadata entries added or replaced."""
+        return replace(self, metadata={**self.metadata, **metadata})
+
+    def save(self, path: str | Path) -> None:
+        """Write the native file (see recycle.ir.formats.native). Replaces the file whole or not at all."""
+        from recycle.ir.formats import native
+
+        native.write(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schedule:
+        """Read a native file. Raises ScheduleError that names the file and the place."""
+        from recycle.ir.formats import native
+
+        return native.read(path)
+
+    def __eq__(self, other: object) -> bool:
+        """Same shape, programs, placement, failed workers, optimizer and ties; metadata does not count."""
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        mine = (self.shape, self.placement, self.failed, self.optimizer, self.ties)
+        theirs = (other.shape, other.placement, other.failed, other.optimizer, other.ties)
+        return mine == theirs and self.columns.same_as(other.columns)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        dead = f", failed {' '.join(map(str, sorted(self.failed)))}" if self.failed else ""
+        return f"<Schedule {self.shape}, {len(self.columns)} instructions, {self.optimizer}{dead}>"
+
+
+def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequence[int]] | None) -> Placement:
+    if placement is None:
+        return loop_placement(shape)
+    if isinstance(placement, Mapping):
+        full = list(loop_placement(shape))
+        for name, stages in placement.items():
+            try:
+                worker = shape.require(Worker.parse(name) if isinstance(name, str) else name, "placement")
+            except JobError as error:
+                raise ScheduleError(str(error)) from None
+            full[shape.worker_index(worker)] = tuple(stages)
+        placement = tuple(full)
+    if len(placement) != shape.worker_count:
+        raise ScheduleError(f"placement: lists {len(placement)} workers, the shape has {shape.worker_count}")
+    for worker, stages in zip(shape.workers(), placement, strict=True):
+        for stage in stages:
+            if not isinstance(stage, int) or not 0 <= stage < shape.stages:
+                raise ScheduleError(f"placement: worker {worker}: {stage!r} is not a stage (0 to {shape.stages - 1})")
+    return placement
+
+
+def _columns(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:
+    rows: list[tuple[int, ...]] = []
+    offsets = [0]
+    for worker in shape.workers():
+        for instruction in programs.get(worker, ()):
+            rows.append(_row(shape, worker, instruction))
+        offsets.append(len(rows))
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(Columns.FIELDS))
+    named = {name: table[:, i] for i, name in enumerate(Columns.FIELDS)}
+    return Columns.from_arrays(np.array(offsets, dtype=np.int64), **named)
+
+
+def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
+    kind = int(instruction.kind)
+    if isinstance(instruction, Compute):
+        return (kind, instruction.stage, *instruction.micro_batch, -1, -1, -1, -1)
+    if isinstance(instruction, Transfer):
+        try:
+            shape.require(instruction.peer, f"worker {worker}: {instruction}")
+        except JobError as error:
+            raise ScheduleError(str(error)) from None
+        return (kind, instruction.stage, *instruction.micro_batch, shape.worker_index(instruction.peer), -1, -1, -1)
+    if isinstance(instruction, StageWide):
+        return (kind, instruction.stage, -1, -1, -1, -1, -1, -1)
+    if isinstance(instruction, OverlappedPair):
+        forward, backward = instruction.forward, instruction.backward
+        return (kind, forward.stage, *forward.micro_batch, -1, backward.stage, *backward.micro_batch)
+    raise ScheduleError(f"worker {worker}: {instruction!r} is not an instruction")

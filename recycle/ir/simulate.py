@@ -1,0 +1,387 @@
+"""The simulator: order + profile -> Timeline.
+
+Every instruction starts as soon as what it needs is there and its worker (a transfer: its lane) is free. Compute
+rows occupy their worker in program order, sends occupy the lane of their directed pair, receives take no time.
+
+The period is the distance of two iterations in steady state when the schedule is repeated for ever: the largest mean
+of a cycle through the edges that lead from one iteration into the next (carried dependencies, each worker's program
+starting over, each lane's next transfer). It is found by repeating the iteration, reading the cycle off the critical
+path, and proven by a fixed point: with that period no start time has to move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from recycle.errors import ScheduleError
+from recycle.ir.dependencies import (
+    Dependencies,
+    Rows,
+    compute_order,
+    dependencies,
+    group_edges,
+    lane_order,
+    serial_order,
+)
+from recycle.ir.graph import Floats, earliest, topological_order
+from recycle.ir.instruction import COMPUTE_KINDS, SEND_KINDS, TRANSFER_KINDS, Kind
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.profile import Profile
+
+TOLERANCE = 1e-9
+"""Relative slack when two times count as equal."""
+
+
+@dataclass(frozen=True)
+class EventGraph:
+    """A lowered schedule as a graph ready to be timed: dependencies, program order and lane order together.
+
+    Attributes:
+        schedule: the lowered schedule.
+        dependencies: its dependency graph.
+        offsets, sources: CSR of predecessors of each node.
+        order: topological order; shorter than the number of nodes when there is a cycle.
+    """
+
+    schedule: Schedule
+    dependencies: Dependencies
+    offsets: Rows
+    sources: Rows
+    order: Rows
+
+    @property
+    def is_acyclic(self) -> bool:
+        return len(self.order) == self.dependencies.nodes
+
+
+def event_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
+    """The event graph of a lowered schedule.
+
+    Args:
+        serialised: each worker carries one transfer at a time, unbuffered, in program order (one NCCL stream).
+    """
+    graph = dependencies(schedule)
+    columns = schedule.columns
+    extra = [compute_order(columns), lane_order(columns), _arrivals(graph, columns.kind, *compute_order(columns))]
+    if serialised:
+        extra.append(serial_order(columns, graph.sends))
+    source = np.concatenate([graph.source, *(edge[0] for edge in extra)])
+    target = np.concatenate([graph.target, *(edge[1] for edge in extra)])
+    offsets, sources = group_edges(source, target, graph.nodes)
+    forward_offsets, targets = group_edges(target, source, graph.nodes)
+    order = topological_order(forward_offsets, targets, np.bincount(target, minlength=graph.nodes))
+    return EventGraph(schedule, graph, offsets, sources, order)
+
+
+def _arrivals(graph: Dependencies, kind: np.ndarray, before: Rows, after: Rows) -> tuple[Rows, Rows]:
+    """A reduce is collective: it begins when the last host arrives at it, so the join waits for what is before it."""
+    at_reduce = kind[after] == Kind.REDUCE_GRADIENTS
+    join_of_row = np.full(graph.rows, -1, dtype=np.int64)
+    reduces = np.isin(graph.target, after[at_reduce]) & (graph.source >= graph.rows)
+    join_of_row[graph.target[reduces]] = graph.source[reduces]
+    source, join = before[at_reduce], join_of_row[after[at_reduce]]
+    return source[join >= 0], join[join >= 0]
+
+
+def durations(schedule: Schedule, profile: Profile) -> Floats:
+    """Seconds of each row of a schedule; a receive takes none, its send takes the whole transfer."""
+    c, stages = schedule.columns, schedule.shape.stages
+    cost = {name: np.array(profile.per_stage(name, stages)) for name in _COST.values()}
+    overlapped = profile.overlapped_pair
+    seconds = np.zeros(len(c))
+    stage = np.clip(c.stage, 0, stages - 1)
+    for kind, name in _COST.items():
+        seconds = np.where(c.kind == kind, cost[name][stage], seconds)
+    whole = cost["backward_input"] + cost["backward_weight"]
+    seconds = np.where(c.kind == Kind.BACKWARD, whole[stage], seconds)
+    if overlapped is None:
+        pair = cost["forward"][stage] + whole[np.clip(c.stage2, 0, stages - 1)]
+    else:
+        pair = np.array(profile.per_stage("overlapped_pair", stages))[stage]
+    seconds = np.where(c.kind == Kind.OVERLAPPED_PAIR, pair, seconds)
+    if profile.speed:
+        speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
+        compute = np.isin(c.kind, [int(kind) for kind in COMPUTE_KINDS])
+        seconds = np.where(compute, seconds * speed[c.worker], seconds)
+    return np.where(np.isin(c.kind, [int(kind) for kind in SEND_KINDS]), profile.transfer(), seconds)
+
+
+_COST = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD_INPUT: "backward_input",
+    Kind.BACKWARD_WEIGHT: "backward_weight",
+    Kind.REDUCE_GRADIENTS: "reduce",
+    Kind.OPTIMIZER_STEP: "step",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When everything happens in one iteration from idle, and how often iterations can follow each other.
+
+    Attributes:
+        schedule: the lowered schedule that was timed.
+        profile: what it was timed with.
+        start, end: seconds per row of `schedule.columns`; of a send: when its transfer is under way.
+        last: for each row the node it waited for last, -1 if none.
+        period: seconds between two iterations in steady state.
+    """
+
+    schedule: Schedule
+    profile: Profile
+    start: Floats
+    end: Floats
+    last: Rows
+    period: float
+
+    @cached_property
+    def makespan(self) -> float:
+        """Last end minus first start of one iteration from idle."""
+        return float(self.end.max() - self.start.min()) if len(self.end) else 0.0
+
+    def _per_worker(self, values: list[float]) -> list[float | None]:
+        dead = self.schedule.failed
+        return [None if w in dead else v for w, v in zip(self.schedule.shape.workers(), values, strict=True)]
+
+    @cached_property
+    def _occupied(self) -> list[tuple[float, float, float]]:
+        """(busy, first start, last end) of each worker's compute rows."""
+        c = self.schedule.columns
+        computes = ~np.isin(c.kind, [int(kind) for kind in TRANSFER_KINDS])
+        result = []
+        for w in range(self.schedule.shape.worker_count):
+            rows = np.arange(c.offsets[w], c.offsets[w + 1])
+            rows = rows[computes[rows]]
+            if not len(rows):
+                result.append((0.0, 0.0, 0.0))
+                continue
+            busy = float((self.end[rows] - self.start[rows]).sum())
+            work = rows[~np.isin(c.kind[rows], (Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP))]
+            span = work if len(work) else rows
+            result.append((busy, float(self.start[span].min()), float(self.end[span].max())))
+        return result
+
+    @cached_property
+    def busy(self) -> list[float | None]:
+        """Seconds of work per worker (None for a failed one)."""
+        return self._per_worker([busy for busy, _, _ in self._occupied])
+
+    @cached_property
+    def bubble(self) -> list[float | None]:
+        """Makespan minus busy time, per worker."""
+        return self._per_worker([self.makespan - busy for busy, _, _ in self._occupied])
+
+    @cached_property
+    def inner_bubble(self) -> list[float | None]:
+        """(Last end - first start of the worker's work) minus busy time, per worker."""
+        return self._per_worker([max(0.0, last - first - busy) for busy, first, last in self._occupied])
+
+    @cached_property
+    def bubble_ratio(self) -> float:
+        """Share of the live workers' time in the makespan that is bubble."""
+        live = [b for b in self.bubble if b is not None]
+        return sum(live) / (self.makespan * len(live)) if live and self.makespan else 0.0
+
+    @cached_property
+    def peak_activations(self) -> list[float | None]:
+        """Most activations (in chunks) held at once, per worker: from the start of F to the end of W (or B)."""
+        return self._per_worker(held_activations(self.schedule, self.profile.weight_stash, None)[0])
+
+    @cached_property
+    def peak_bytes(self) -> list[float | None]:
+        """Most bytes held at once, per worker: activations and what its stages need whatever the schedule."""
+        stages = self.schedule.shape.stages
+        weights = np.array(self.profile.per_stage("activation", stages))
+        static = self.profile.per_stage("static", stages)
+        peaks = held_activations(self.schedule, self.profile.weight_stash, weights)[0]
+        hosted = [sum(static[s] for s in stages_of) for stages_of in self.schedule.placement]
+        return self._per_worker([peak + fixed for peak, fixed in zip(peaks, hosted, strict=True)])
+
+    @cached_property
+    def critical_path(self) -> list[int]:
+        """Rows of one longest chain of waits that ends last, in time order."""
+        nodes = len(self.end)
+        node = int(self.end.argmax()) if nodes else -1
+        path: list[int] = []
+        while node >= 0:
+            if node < nodes:
+                path.append(node)
+            node = int(self.last[node])
+        return path[::-1]
+
+    def show(self, width: int = 120) -> str:
+        """Print the timeline as text, a lane per worker, and return it."""
+        from recycle.ir.text_grid import text_grid
+
+        text = text_grid(self, width)
+        print(text)
+        return text
+
+
+def held_activations(
+    schedule: Schedule, weight_stash: float, weights: Floats | None
+) -> tuple[list[float], list[int]]:
+    """(most held, row that sets it) per worker, read off the order alone.
+
+    A forward adds its stage's weight (1 when `weights` is None), I gives back all but `weight_stash` of it, W the
+    rest, B the whole. An overlapped pair holds both activations at once.
+    """
+    c, shape = schedule.columns, schedule.shape
+    weight = np.ones(shape.stages) if weights is None else weights
+    mine = weight[np.clip(c.stage, 0, shape.stages - 1)]
+    freed = np.zeros(len(c))
+    freed = np.where(c.kind == Kind.BACKWARD, mine, freed)
+    freed = np.where(c.kind == Kind.BACKWARD_INPUT, mine * (1 - weight_stash), freed)
+    freed = np.where(c.kind == Kind.BACKWARD_WEIGHT, mine * weight_stash, freed)
+    freed = np.where(c.kind == Kind.OVERLAPPED_PAIR, weight[np.clip(c.stage2, 0, shape.stages - 1)], freed)
+    added = np.where(np.isin(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)), mine, 0.0)
+    total = np.cumsum(added - freed)
+    peaks, rows = [], []
+    for w in range(shape.worker_count):
+        first, end = int(c.offsets[w]), int(c.offsets[w + 1])
+        before = total[first - 1] if first else 0.0
+        held = total[first:end] + freed[first:end] - before
+        rows.append(first + int(held.argmax()) if end > first else -1)
+        peaks.append(round(float(held.max()), 9) if end > first else 0.0)
+    return peaks, rows
+
+
+def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
+    """Time a schedule.
+
+    Args:
+        schedule: lowered or compute-only; what is missing is implied, as `lower` writes it.
+        profile: seconds and bytes; one unit for each of F, I and W when left out.
+        serialised: each worker carries one transfer at a time, unbuffered, in program order.
+
+    Raises:
+        ScheduleError: the order has a cycle, so that it could never finish (`check` shows the cycle).
+    """
+    profile = profile or Profile.uniform()
+    graph = event_graph(lower(schedule), serialised)
+    if not graph.is_acyclic:
+        stuck = np.setdiff1d(np.arange(graph.dependencies.rows), graph.order)
+        worker, position = graph.schedule.position(int(stuck[0]))
+        raise ScheduleError(
+            f"the schedule deadlocks: {len(stuck)} instructions wait for each other, among them"
+            f" {graph.schedule.instruction(int(stuck[0]))} on worker {worker} at position {position};"
+            f" `recycle check` shows the cycle"
+        )
+    rows, nodes = graph.dependencies.rows, graph.dependencies.nodes
+    seconds = np.zeros(nodes)
+    seconds[:rows] = durations(graph.schedule, profile)
+    start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
+    period = _period(graph, seconds)
+    return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period)
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    """Edges from one iteration into the next: the carried dependencies, and each worker and lane starting over."""
+
+    source: Rows
+    target: Rows
+
+    @classmethod
+    def of(cls, graph: EventGraph) -> _Repeat:
+        carried = graph.dependencies
+        sources, targets = [carried.carried_source], [carried.carried_target]
+        for before, after, members in _chains(graph.schedule):
+            first = np.setdiff1d(members, after)
+            final = np.setdiff1d(members, before)
+            keys = _chain_keys(graph.schedule, first), _chain_keys(graph.schedule, final)
+            sources.append(final[np.argsort(keys[1], kind="stable")])
+            targets.append(first[np.argsort(keys[0], kind="stable")])
+        return cls(np.concatenate(sources), np.concatenate(targets))
+
+
+def _chains(schedule: Schedule) -> list[tuple[Rows, Rows, Rows]]:
+    """(before, after, member rows) of program order and of lane order."""
+    kind = schedule.columns.kind
+    transfers = np.isin(kind, [int(k) for k in TRANSFER_KINDS])
+    sends = np.isin(kind, [int(k) for k in SEND_KINDS])
+    return [
+        (*compute_order(schedule.columns), np.flatnonzero(~transfers)),
+        (*lane_order(schedule.columns), np.flatnonzero(sends)),
+    ]
+
+
+def _chain_keys(schedule: Schedule, rows: Rows) -> Rows:
+    return schedule.columns.worker[rows].astype(np.int64) << 32 | (schedule.columns.peer[rows] + 1)
+
+
+def _period(graph: EventGraph, seconds: Floats) -> float:
+    """Largest cycle mean of the repeated schedule (max-plus eigenvalue); see the module docstring."""
+    if not graph.dependencies.rows:
+        return 0.0
+    repeat = _Repeat.of(graph)
+    nodes = graph.dependencies.nodes
+    scale = max(float(seconds.sum()), 1e-300)
+
+    def iterate(release: Floats) -> tuple[Floats, Rows, Floats, Rows]:
+        """One iteration: start times, their last predecessors, the next release and the edge that decides it."""
+        start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, release)
+        ready = (start + seconds)[repeat.source]
+        following = np.zeros(nodes)
+        np.maximum.at(following, repeat.target, ready)
+        decides = np.full(nodes, -1, dtype=np.int64)
+        chosen = np.flatnonzero(ready >= following[repeat.target])
+        decides[repeat.target[chosen]] = repeat.source[chosen]
+        return start, last, following, decides
+
+    history: list[tuple[Rows, Rows]] = []
+    released = np.zeros(nodes)
+    starts: list[Floats] = []
+    best = 0.0
+    for iteration in range(2 * graph.schedule.shape.worker_count + 8):
+        start, last, following, decides = iterate(released)
+        starts.append(start)
+        history.append((last, decides))
+        if iteration:
+            found = _critical_cycle(history, starts, int((start + seconds).argmax()))
+            if found > best:
+                best = found
+            if found and _is_period(iterate, best, nodes, scale * TOLERANCE):
+                return best
+        released = following
+    raise AssertionError("the period of an acyclic schedule always converges")
+
+
+def _critical_cycle(history: list[tuple[Rows, Rows]], starts: list[Floats], node: int) -> float:
+    """Mean of the first cycle on the critical path that ends in `node` of the last iteration; 0 when there is none."""
+    iteration = len(history) - 1
+    seen: dict[int, tuple[int, float]] = {}
+    while iteration >= 0:
+        last, _ = history[iteration]
+        while last[node] >= 0:
+            node = int(last[node])
+        here = float(starts[iteration][node])
+        if node in seen:
+            later, when = seen[node]
+            return (when - here) / (later - iteration)
+        seen[node] = (iteration, here)
+        if iteration == 0:
+            return 0.0
+        _, decides = history[iteration - 1]
+        node = int(decides[node])
+        if node < 0:
+            return 0.0
+        iteration -= 1
+    return 0.0
+
+
+def _is_period(iterate: object, period: float, nodes: int, slack: float) -> bool:
+    """Whether iterations can follow each other every `period`: releases that reproduce themselves exist."""
+    assert callable(iterate)
+    released = np.zeros(nodes)
+    for _ in range(64):
+        _, _, following, _ = iterate(released)
+        moved = np.maximum(released, following - period)
+        if (moved <= released + slack).all():
+            return True
+        released = moved
+    return False

@@ -1,0 +1,299 @@
+"""Job: everything a run is made of, read from one TOML file.
+
+Each section is a typed struct whose fields carry their defaults; `Job.load` names the file and the key of whatever
+does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `explain` prints every key with its default.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from recycle.errors import JobError
+from recycle.profile import PerStage, Profile
+from recycle.shape import Shape
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[shape]`: size of the job."""
+
+    pipelines: Positive
+    ranks: Positive
+    micro_batches: Positive
+    chunks: Positive = 1
+    tensor_parallel: Positive = 1
+
+
+class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[times]`: seconds (or any one unit) of each instruction; or the file that `recycle profile` wrote."""
+
+    forward: PerStage = 1.0
+    backward_input: PerStage = 1.0
+    backward_weight: PerStage = 1.0
+    link: Seconds = 0.0
+    step: PerStage = 0.0
+    profile: str | None = None
+
+
+class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[memory]`: what a worker may hold. A number or a list per rank, in activations; or text such as "20 GiB"."""
+
+    limit: int | list[int] | str | None = None
+    weight_stash: Share = 1.0
+
+
+class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[planner]`: effort per plan, and which of the three techniques may be used."""
+
+    seconds: Annotated[float, Meta(gt=0)] = 30.0
+    steps: Positive | None = None
+    seed: int = 0
+    decoupled: bool = True
+    staggered: bool = True
+    reroute: bool = True
+
+
+class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[model]`: a GPT. `split` lists the layers of each stage; without it they must divide evenly."""
+
+    layers: Positive = 4
+    hidden: Positive = 64
+    heads: Positive = 4
+    sequence: Positive = 64
+    vocabulary: Positive = 256
+    ffn: Positive | None = None
+    split: list[Annotated[int, Meta(ge=0)]] | None = None
+    seed: int = 1234
+
+
+class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library."""
+
+    kind: Literal["text"] = "text"
+    path: str | None = None
+    micro_batch_size: Positive = 1
+    seed: int = 0
+
+
+class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[train]`: the optimizer (AdamW) and how gradients are summed."""
+
+    steps: Positive = 30
+    learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
+    warmup: Annotated[int, Meta(ge=0)] = 10
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, Meta(gt=0)] = 1e-8
+    clip: Annotated[float, Meta(gt=0)] = 1.0
+    accumulation: Literal["exact", "fast"] = "exact"
+    gradient_exponent: Annotated[int, Meta(ge=-20, le=30)] = 6
+    non_finite: Literal["skip", "fatal"] = "fatal"
+    threads: Positive = 1
+
+
+class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[membership]`: who counts as alive, in seconds."""
+
+    heartbeat: Annotated[float, Meta(gt=0)] = 0.25
+    dead_after: Annotated[float, Meta(gt=0)] = 5.0
+    hung_after: Annotated[float, Meta(gt=0)] = 60.0
+    form_timeout: Annotated[float, Meta(gt=0)] = 20.0
+    transport_timeout: Annotated[float, Meta(gt=0)] = 300.0
+    start_deadline: Annotated[float, Meta(gt=0)] = 180.0
+    rejoin_deadline: Annotated[float, Meta(gt=0)] = 120.0
+
+
+class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[cluster]`: how workers lie on nodes."""
+
+    workers_per_node: Positive = 1
+
+
+class Job(Struct, frozen=True, forbid_unknown_fields=True):
+    """One training job. Read with `Job.load`; built in code by passing the sections.
+
+    Attributes:
+        grid: the `[shape]` section as written; `shape` gives the `Shape`.
+    """
+
+    grid: ShapeSection = field(name="shape")
+    times: TimesSection = TimesSection()
+    memory: MemorySection = MemorySection()
+    planner: PlannerSection = PlannerSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    membership: MembershipSection = MembershipSection()
+    cluster: ClusterSection = ClusterSection()
+
+    @property
+    def shape(self) -> Shape:
+        grid = self.grid
+        return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
+
+    def profile(self) -> Profile:
+        """The times and bytes to plan with: `[times] profile` if given, else the numbers of `[times]`."""
+        times = self.times
+        if times.profile is not None:
+            return Profile.load(times.profile)
+        return Profile(
+            forward=times.forward,
+            backward_input=times.backward_input,
+            backward_weight=times.backward_weight,
+            latency=times.link,
+            step=times.step,
+            weight_stash=self.memory.weight_stash,
+        )
+
+    def activation_limits(self) -> list[float] | None:
+        """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.
+
+        A limit in bytes is divided by what an activation of the rank's heaviest stage weighs in the profile, after
+        the static bytes of its stages are taken off.
+        """
+        limit, ranks = self.memory.limit, self.grid.ranks
+        if limit is None:
+            return None
+        if isinstance(limit, int):
+            return [float(limit)] * ranks
+        if isinstance(limit, list):
+            return [float(entry) for entry in limit]
+        profile, shape = self.profile(), self.shape
+        activation = profile.per_stage("activation", shape.stages)
+        static = profile.per_stage("static", shape.stages)
+        free = parse_bytes(limit)
+        return [
+            float((free - sum(static[r :: shape.ranks])) // max(max(activation[r :: shape.ranks]), 1e-30))
+            for r in range(ranks)
+        ]
+
+    def layers_per_stage(self) -> list[int]:
+        """Transformer layers of each stage, first to last. Raises JobError when they neither divide nor are stated."""
+        stages, model = self.shape.stages, self.model
+        if model.split is not None:
+            if len(model.split) != stages or sum(model.split) != model.layers:
+                raise JobError(
+                    f"[model] split: {model.split} must list {stages} stages (P*V) that sum to layers = {model.layers}"
+                )
+            return list(model.split)
+        if model.layers % stages:
+            raise JobError(
+                f"[model] layers: {model.layers} layers do not divide over {stages} stages (P*V);"
+                f" change layers or state split = [...] with {stages} numbers that sum to {model.layers}"
+            )
+        return [model.layers // stages] * stages
+
+    @classmethod
+    def load(cls, path: str | Path) -> Job:
+        """Read a job file. Raises JobError that names the file, the key and the expected type."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise JobError(f"{path}: cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError as error:
+            raise JobError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+        job = cls.from_toml(text, str(path))
+        profile = job.times.profile
+        if profile is not None and not Path(profile).is_absolute():
+            beside = str(Path(path).resolve().parent / profile)
+            job = msgspec.structs.replace(job, times=msgspec.structs.replace(job.times, profile=beside))
+        return job
+
+    @classmethod
+    def from_toml(cls, text: str, name: str = "job") -> Job:
+        """Parse and validate job text; `name` begins every error message."""
+        try:
+            job = msgspec.convert(tomllib.loads(text), type=cls)
+            job.validate()
+        except tomllib.TOMLDecodeError as error:
+            raise JobError(f"{name}: not valid TOML: {error}") from None
+        except msgspec.ValidationError as error:
+            raise JobError(f"{name}: {_place(str(error))}") from None
+        except JobError as error:
+            raise JobError(f"{name}: {error}") from None
+        return job
+
+    def validate(self) -> None:
+        """Raise JobError for values that are well-typed but impossible together."""
+        shape = self.shape
+        for key in ("forward", "backward_input", "backward_weight", "step"):
+            value = getattr(self.times, key)
+            values = value if isinstance(value, list) else [value]
+            if isinstance(value, list) and len(value) != shape.stages:
+                raise JobError(f"[times] {key}: lists {len(value)} stages, the shape has {shape.stages} (P*V)")
+            if any(not 0 <= entry < float("inf") for entry in values):
+                raise JobError(f"[times] {key}: must be finite and at least 0, got {value}")
+        limit = self.memory.limit
+        if isinstance(limit, str):
+            parse_bytes(limit)
+            if self.times.profile is None:
+                raise JobError("[memory] limit: bytes need [times] profile, which says what an activation weighs")
+        elif limit is not None:
+            limits = limit if isinstance(limit, list) else [limit]
+            if isinstance(limit, list) and len(limit) != shape.ranks:
+                raise JobError(f"[memory] limit: lists {len(limit)} ranks, the shape has {shape.ranks}")
+            if min(limits) < shape.chunks:
+                raise JobError(f"[memory] limit: a worker must hold at least {shape.chunks} activation(s), got {limit}")
+        if self.model.hidden % self.model.heads:
+            raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
+
+    def to_toml(self) -> str:
+        """The job as TOML text with every key resolved; `Job.from_toml` reads it back to an equal job."""
+        lines: list[str] = []
+        for section, values in msgspec.to_builtins(self).items():
+            lines.append(f"[{section}]")
+            lines += [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
+            lines.append("")
+        return "\n".join(lines)
+
+
+def parse_bytes(text: str) -> float:
+    """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B\s*", text)
+    if match is None:
+        raise JobError(f'[memory] limit: {text!r} is not a size: write "20 GiB", say, or a number of activations')
+    return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+
+
+def explain() -> str:
+    """Every key of the job file with its default, as commented TOML."""
+    lines: list[str] = []
+    for section in msgspec.structs.fields(Job):
+        kind: Any = section.type
+        lines.append(f"[{section.encode_name}]" + " " * 3 + "# " + (kind.__doc__ or "").split(": ", 1)[-1])
+        for key in msgspec.structs.fields(kind):
+            required = key.default is msgspec.NODEFAULT
+            value = "required" if required else "none" if key.default is None else _toml_value(key.default)
+            lines.append(f"{key.encode_name:<20} = {value}" if not required else f"{key.encode_name:<20}   # required")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(entry) for entry in value) + "]"
+    return repr(value)
+
+
+def _place(message: str) -> str:
+    """msgspec's "... - at `$.shape.ranks`" as "[shape] ranks: ..."."""
+    match = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, flags=re.DOTALL)
+    if match is None:
+        return message
+    section, _, key = match[2].partition(".")
+    where = f"[{section}]" + (f" {key}" if key else "") if section else "top level"
+    return f"{where}: {match[1][0].lower()}{match[1][1:]}"

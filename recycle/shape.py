@@ -1,0 +1,116 @@
+"""The words for places: the shape of a job, a worker `k.r`, a micro-batch `k.j`.
+
+Everything else in recycle is expressed in these three. Workers and micro-batches are plain tuples that print as
+the text that files, the command line and errors use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from recycle.errors import JobError
+
+_PAIR = re.compile(r"([0-9]+)\.([0-9]+)")
+
+
+class Worker(NamedTuple):
+    """One pipeline position: a GPU, or a tensor-parallel group that fails as a unit. Prints as `pipeline.rank`."""
+
+    pipeline: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}.{self.rank}"
+
+    @classmethod
+    def parse(cls, text: str) -> Worker:
+        """The worker that `text` names. Raises JobError when the text is not `pipeline.rank`."""
+        match = _PAIR.fullmatch(text.strip())
+        if match is None:
+            raise JobError(f"{text!r} is not a worker: write pipeline.rank, for example 1.2")
+        return cls(int(match[1]), int(match[2]))
+
+
+class MicroBatch(NamedTuple):
+    """The `index`-th micro-batch whose home is `pipeline`. Prints as `pipeline.index`."""
+
+    pipeline: int
+    index: int  # type: ignore[assignment]  # the field's name; tuple.index is not missed
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Size of a hybrid-parallel job.
+
+    Args:
+        pipelines: D, data-parallel replicas of the model.
+        ranks: P, workers per pipeline.
+        micro_batches: m, micro-batches per pipeline and iteration.
+        chunks: V, stages per worker; the model has P * V stages.
+
+    Raises:
+        JobError: a size is not a whole number of at least 1.
+    """
+
+    pipelines: int
+    ranks: int
+    micro_batches: int
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise JobError(f"shape: {name} must be a whole number of at least 1, got {value!r}")
+
+    @property
+    def stages(self) -> int:
+        """S = P * V."""
+        return self.ranks * self.chunks
+
+    @property
+    def worker_count(self) -> int:
+        return self.pipelines * self.ranks
+
+    @property
+    def global_micro_batches(self) -> int:
+        """D * m: the micro-batches of one iteration, and the divisor of every gradient."""
+        return self.pipelines * self.micro_batches
+
+    def workers(self) -> Iterator[Worker]:
+        """All positions, by pipeline, then rank."""
+        return (Worker(k, r) for k in range(self.pipelines) for r in range(self.ranks))
+
+    def worker_index(self, worker: Worker) -> int:
+        """Row of `worker` in per-worker lists and columns."""
+        return worker.pipeline * self.ranks + worker.rank
+
+    def worker_at(self, index: int) -> Worker:
+        return Worker(*divmod(int(index), self.ranks))
+
+    def __contains__(self, worker: object) -> bool:
+        return (
+            isinstance(worker, tuple)
+            and len(worker) == 2
+            and 0 <= worker[0] < self.pipelines
+            and 0 <= worker[1] < self.ranks
+        )
+
+    def require(self, worker: Worker, where: str) -> Worker:
+        """`worker`, if it lies in this shape. Raises JobError that begins with `where` if not."""
+        if worker not in self:
+            raise JobError(
+                f"{where}: worker {worker} is outside the grid of {self.pipelines} pipelines"
+                f" (0 to {self.pipelines - 1}) by {self.ranks} ranks (0 to {self.ranks - 1})"
+            )
+        return worker
+
+    def __str__(self) -> str:
+        chunks = f" V={self.chunks}" if self.chunks > 1 else ""
+        return f"D={self.pipelines} P={self.ranks} m={self.micro_batches}{chunks}"
