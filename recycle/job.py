@@ -63,8 +63,13 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[model]`: a GPT. `split` lists the layers of each stage; without it they must divide evenly."""
+    """`[model]`: a GPT. `split` lists the layers of each stage; without it they must divide evenly.
 
+    `kind = "emulated"` computes nothing and takes `seconds_per_unit` for each unit of `[times]`.
+    """
+
+    kind: Literal["gpt", "emulated"] = "gpt"
+    seconds_per_unit: Seconds = 0.0
     layers: Positive = 4
     hidden: Positive = 64
     heads: Positive = 4
@@ -203,11 +208,13 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
         except UnicodeDecodeError as error:
             raise JobError(f"{path}: is not UTF-8 text (byte {error.start})") from None
         job = cls.from_toml(text, str(path))
-        profile = job.times.profile
-        if profile is not None and not Path(profile).is_absolute():
-            beside = str(Path(path).resolve().parent / profile)
-            job = msgspec.structs.replace(job, times=msgspec.structs.replace(job.times, profile=beside))
-        return job
+        folder = Path(path).resolve().parent  # paths in a job file are relative to the file
+        times, data = job.times, job.data
+        if times.profile is not None:
+            times = msgspec.structs.replace(times, profile=str(folder / times.profile))
+        if data.path is not None:
+            data = msgspec.structs.replace(data, path=str(folder / Path(data.path).expanduser()))
+        return msgspec.structs.replace(job, times=times, data=data)
 
     @classmethod
     def from_toml(cls, text: str, name: str = "job") -> Job:
@@ -270,7 +277,7 @@ def explain() -> str:
     lines: list[str] = []
     for section in msgspec.structs.fields(Job):
         kind: Any = section.type
-        lines.append(f"[{section.encode_name}]" + " " * 3 + "# " + (kind.__doc__ or "").split(": ", 1)[-1])
+        lines.append(f"[{section.encode_name}]" + " " * 3 + "# " + (kind.__doc__ or "").split("\n")[0].split(": ", 1)[-1])
         for key in msgspec.structs.fields(kind):
             required = key.default is msgspec.NODEFAULT
             value = "required" if required else "none" if key.default is None else _toml_value(key.default)

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from recycle.errors import JobError
 
-_PAIR = re.compile(r"([0-9]+)\.([0-9]+)")
+_PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
+_MOST_WORKERS, _MOST_CELLS = 2**20, 2**27
+"""Beyond these a typing error is likelier than a job; tables over stages and micro-batches would not fit."""
 
 
 class Worker(NamedTuple):
@@ -55,7 +57,7 @@ class Shape:
         chunks: V, stages per worker; the model has P * V stages.
 
     Raises:
-        JobError: a size is not a whole number of at least 1.
+        JobError: a size is not a whole number of at least 1, or the job is larger than any that exists.
     """
 
     pipelines: int
@@ -68,6 +70,10 @@ class Shape:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise JobError(f"shape: {name} must be a whole number of at least 1, got {value!r}")
+        if self.worker_count > _MOST_WORKERS or self.stages * self.global_micro_batches > _MOST_CELLS:
+            raise JobError(
+                f"shape: {self} is too large: at most {_MOST_WORKERS} workers (D*P) and {_MOST_CELLS} forwards (P*V*D*m)"
+            )
 
     @property
     def stages(self) -> int:

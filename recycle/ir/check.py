@@ -1,35 +1,21 @@
-"""The checker: rules -> findings. `check` returns what is wrong with a schedule, and never raises or asserts."""
+"""The checker: rules -> findings. `check` returns what is wrong with a schedule; the schedule never makes it raise.
+
+The rules stand in `recycle.ir.rules`, one function each, and ask `dependencies` and the event graph; none knows by
+itself what needs what. A defect is told once, by the rule nearest its cause. What a schedule leaves out altogether
+(transfers, or reduces and steps) is implied as `lower` writes it, unless it is about to run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
+from recycle.errors import JobError
+from recycle.ir.rules import RULES, Finding, Inspection, Rule
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
+from recycle.shape import Worker
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes:
-        rule: code of the rule.
-        severity: "error" (the schedule must not run) or "warning".
-        worker, position: where; None when the finding is about the whole schedule. Positions count from 0 in the
-            program as it was given.
-        instruction: text of the instruction there, or None.
-        message, hint: what is wrong, and what to do.
-    """
-
-    rule: str
-    severity: Literal["error", "warning"]
-    worker: str | None
-    position: int | None
-    instruction: str | None
-    message: str
-    hint: str
+__all__ = ["Finding", "check", "explain"]
 
 
 def check(
@@ -40,5 +26,31 @@ def check(
     byte_limit: float | None = None,
     about_to_run: bool = False,
 ) -> list[Finding]:
-    """All findings, errors first, by worker and position; an empty list means that the schedule is valid."""
-    return []
+    """All findings, errors first, by worker and position; an empty list means that the schedule is valid.
+
+    Args:
+        schedule: lowered, partly lowered or compute-only. Positions in findings are those of this schedule.
+        profile: gives `weight_stash` for the limits, and bytes for `byte_limit`; unit times and weights if left out.
+        limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
+        byte_limit: bytes that any worker may hold, static bytes of its stages included.
+        about_to_run: workers execute the schedule as it is, so that nothing is implied.
+
+    Raises:
+        JobError: `limits` has not one entry per rank, or a list of `profile` not one per stage.
+    """
+    shape, profile = schedule.shape, profile or Profile.uniform()
+    if limits is not None and len(limits) != shape.ranks:
+        raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {shape.ranks}")
+    inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run)
+    findings = [finding for rule in RULES for finding in rule.findings(inspection)]
+
+    def place(finding: Finding) -> tuple[bool, int, int]:
+        worker = -1 if finding.worker is None else shape.worker_index(Worker.parse(finding.worker))
+        return finding.severity != "error", worker, -1 if finding.position is None else finding.position
+
+    return sorted(findings, key=place)
+
+
+def explain(code: str) -> Rule | None:
+    """The rule with this code, None when there is none; its `documentation` is a paragraph for people."""
+    return next((rule for rule in RULES if rule.code == code), None)

@@ -113,6 +113,7 @@ def _insert(schedule: Schedule, transfers: list[Crossing]) -> tuple[Schedule, Ro
             latest = min(latest, place - 1 if is_send else place)  # nothing comes between a producer and its send
             places.append((place, end))
         places.reverse()
+        places.sort(key=lambda entry: entry[0])  # moves something in orders with a cycle only
         at = 0
         for row in range(int(c.offsets[w]), int(c.offsets[w + 1]) + 1):
             while at < len(places) and places[at][0] <= row:
@@ -154,3 +155,12 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
             full["kind"][end - len(extra) + i] = kind
             full["stage"][end - len(extra) + i] = stage
     return replace(schedule, columns=Columns.from_arrays(offsets, **full)), origin
+
+
+def with_barrier(schedule: Schedule) -> Schedule:
+    """The lowered schedule run with the barrier: every STEP moves to the end of its program, behind all reduces."""
+    schedule = lower(schedule)
+    c = schedule.columns
+    is_step = c.kind == Kind.OPTIMIZER_STEP
+    rows = np.lexsort((np.arange(len(c)), is_step, c.worker))
+    return replace(schedule, columns=c.take(rows, c.offsets), optimizer="barrier")

@@ -325,7 +325,10 @@ def _columns(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> 
         for instruction in programs.get(worker, ()):
             rows.append(_row(shape, worker, instruction))
         offsets.append(len(rows))
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(Columns.FIELDS))
+    try:
+        table = np.array(rows, dtype=np.int32).reshape(len(rows), len(Columns.FIELDS))
+    except OverflowError:
+        raise ScheduleError("an instruction has a stage or micro-batch number beyond 32 bits") from None
     named = {name: table[:, i] for i, name in enumerate(Columns.FIELDS)}
     return Columns.from_arrays(np.array(offsets, dtype=np.int64), **named)
 

@@ -1,0 +1,156 @@
+"""Gradient accumulation over the micro-batches of one stage, in one flat buffer.
+
+`exact` makes the sum independent of order, of who computes which micro-batch and of how hosts are reduced: every
+addend is rounded to a multiple of 2^-q and summed in fp64, where each partial sum is a multiple of 2^-q below
+2^(53-q) and therefore representable, so that no addition ever rounds. With N addends of at most 2^e each,
+q = 53 - ceil(log2 N) - e. `fast` sums in fp32 in execution order.
+
+Assumes: one addend per parameter and micro-batch, at most N = D * m * uses in all, |addend| <= 2^e. The bound is
+tested on every addend; a larger or non-finite one makes the whole buffer's norm not a number.
+Limits: entries below 2^-(q+1) vanish. With e = 6 and N = 32 that is 2^-43, far below the fp32 noise of any gradient
+that matters. Rounding is done in fp32, where scaling by a power of two and rounding to a whole number are both exact:
+as fast as the trick of adding and subtracting 1.5 * 2^(52-q) in fp64, and right for every N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+ALIGNMENT = 64
+"""Elements between possible starts in a flat tensor: 256 bytes, as an own allocation would have. Kernels may choose
+another path, and other bits, for an unaligned matrix."""
+
+CHUNK = 1 << 16
+"""Elements that `ExactSum` rounds and adds at a time on a CPU, so that its passes stay in the cache: half the time of
+whole matrices. A GPU takes a parameter at once."""
+
+
+class Layout:
+    """Where each of a list of tensors lies in one flat tensor.
+
+    Args:
+        shapes: of the tensors, in the order in which they lie.
+
+    Attributes:
+        size: elements of the flat tensor, with the gaps between its parts.
+    """
+
+    def __init__(self, shapes: Sequence[torch.Size]) -> None:
+        self.shapes = tuple(shapes)
+        self.offsets: list[int] = []
+        self.size = 0
+        for shape in self.shapes:
+            self.offsets.append(self.size)
+            self.size += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of `flat` [at least size], each in its own shape."""
+        return [
+            flat[offset : offset + shape.numel()].view(shape)
+            for offset, shape in zip(self.offsets, self.shapes, strict=True)
+        ]
+
+
+def grid_exponent(addends: int, exponent: int) -> int:
+    """q of the grid 2^-q on which `addends` numbers of at most 2^exponent each sum exactly in fp64."""
+    return 53 - math.ceil(math.log2(addends)) - exponent
+
+
+class Accumulator(Protocol):
+    """A flat sum of gradients.
+
+    Attributes:
+        buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
+        layout: where each parameter's gradient lies in it.
+    """
+
+    buffer: torch.Tensor
+    layout: Layout
+
+    def add(self, position: int, addend: torch.Tensor) -> None:
+        """Add one micro-batch's gradient of the parameter at `position` of the layout."""
+
+    def clear(self) -> None:
+        """Back to zero."""
+
+    def mean(self, divisor: int) -> torch.Tensor:
+        """The sum divided by `divisor`, as a new fp32 tensor [layout.size]."""
+
+    def mean_norm_squared(self, divisor: int) -> float:
+        """Squared Euclidean norm of the mean, in fp64; not finite when any addend was out of bounds."""
+
+
+class _FlatSum:
+    buffer: torch.Tensor
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def clear(self) -> None:
+        self.buffer.zero_()
+
+    def mean(self, divisor: int) -> torch.Tensor:
+        # One division, then one cast: two roundings whatever the number of hosts.
+        return torch.div(self.buffer[: self.layout.size], divisor).float()
+
+    def mean_norm_squared(self, divisor: int) -> float:
+        norm = float(torch.linalg.vector_norm(self.buffer, dtype=torch.float64)) / divisor
+        return norm * norm
+
+
+class ExactSum(_FlatSum):
+    """Sum on a fixed grid in fp64.
+
+    Args:
+        layout: of the parameters.
+        addends: N, the most addends of one entry over all hosts.
+        exponent: e, no addend may exceed 2^e in absolute value.
+        device: of the buffer.
+
+    The buffer is one aligned block longer than the layout: its first extra entry becomes NaN when an addend is out of
+    bounds, and a reduction carries that to every host.
+    """
+
+    def __init__(self, layout: Layout, addends: int, exponent: int, device: torch.device) -> None:
+        super().__init__(layout)
+        grid = grid_exponent(addends, exponent)
+        self._scale, self._unit = 2.0**grid, 2.0**-grid
+        self._bound = 2.0**exponent
+        self.buffer = torch.zeros(layout.size + ALIGNMENT, dtype=torch.float64, device=device)
+        largest = max((shape.numel() for shape in layout.shapes), default=0)
+        self._chunk = max(1, min(largest, CHUNK) if device.type == "cpu" else largest)
+        self._rounded = torch.empty(self._chunk, dtype=torch.float32, device=device)
+        self._targets = [view.view(-1).split(self._chunk) for view in layout.views(self.buffer)]
+        self._violation = self.buffer[layout.size]
+
+    @torch.no_grad()
+    def add(self, position: int, addend: torch.Tensor) -> None:
+        addend = addend.float().reshape(-1)
+        low, high = torch.aminmax(addend)
+        # Written so that NaN fails the test, and without reading a value back from the device.
+        inside = (low >= -self._bound) & (high <= self._bound)
+        self._violation.add_(torch.where(inside, 0.0, math.nan))
+        for target, part in zip(self._targets[position], addend.split(self._chunk), strict=True):
+            rounded = torch.mul(part, self._scale, out=self._rounded[: part.numel()]).round_()
+            target.add_(rounded, alpha=self._unit)
+
+
+class FastSum(_FlatSum):
+    """Plain fp32 sum in execution order; another order or another split over hosts gives other bits."""
+
+    def __init__(self, layout: Layout, addends: int, exponent: int, device: torch.device) -> None:
+        super().__init__(layout)
+        self.buffer = torch.zeros(layout.size, dtype=torch.float32, device=device)
+        self._views = layout.views(self.buffer)
+
+    @torch.no_grad()
+    def add(self, position: int, addend: torch.Tensor) -> None:
+        self._views[position].add_(addend)
+
+
+ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
+"""`[train] accumulation` -> class."""

@@ -1,0 +1,237 @@
+"""The split backward: input gradient (I) now, weight gradient (W) when the schedule says so.
+
+Every tensor-parallel linear layer of megatron-core gets its own `_forward_impl`, whose backward returns the input
+gradient and leaves (input, output gradient) in a `WeightGradientStore`. W computes the weight gradients of one
+micro-batch from there. Without a recording store the same backward computes them at once: that is B. Both ways the
+gradient goes to the store's sink and never to `.grad`, so I + W and B hand over the same bits.
+
+Assumes: no sequence parallelism, no fused gradient accumulation, no gradient output buffer; each is refused. Layers
+of other libraries (Transformer Engine) are not covered.
+Limits: norms, embeddings and biases that a layer does not add itself get their gradient in I, by autograd.
+Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import megatron.core
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+from recycle.errors import RunError
+from recycle.shape import MicroBatch
+
+TESTED_VERSIONS = ("0.16.1",)
+LINEAR_CLASSES = (ColumnParallelLinear, RowParallelLinear)
+_EXPECTED_SIGNATURE = "(self, input, weight, *args, **kwargs)"
+
+Sink = Callable[[torch.Tensor, torch.Tensor], None]
+"""Takes (parameter, its gradient of one micro-batch)."""
+
+
+class WeightGradientStore:
+    """What W still has to compute, per micro-batch.
+
+    Args:
+        sink: takes each weight's and bias's gradient when it is computed.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._waiting: dict[MicroBatch, deque[Callable[[], None]]] = {}
+        self._recording: deque[Callable[[], None]] | None = None
+
+    @contextmanager
+    def record(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Weight gradients of backwards inside the block wait for `flush(micro_batch)`."""
+        self._recording = self._waiting.setdefault(micro_batch, deque())
+        try:
+            yield
+        finally:
+            self._recording = None
+
+    def put(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        """Compute the gradients of `weight` and `bias`, or note them down while recording.
+
+        Args:
+            weight: [out, in].
+            bias: [out], or None.
+            inputs: of the layer, [..., in].
+            gradient: of the loss by the layer's output, [..., out].
+        """
+        # The saved input still carries the graph below it; kept undetached it would keep that graph alive until W.
+        work = partial(self._compute, weight, bias, inputs.detach(), gradient.detach())
+        if self._recording is None:
+            work()
+        else:
+            self._recording.append(work)
+
+    def flush(self, micro_batch: MicroBatch) -> None:
+        """W: compute what waits for `micro_batch`, in the order in which I came by."""
+        waiting = self._waiting.pop(micro_batch)
+        # Each entry is dropped as soon as it is done, so memory falls during W.
+        while waiting:
+            waiting.popleft()()
+
+    def waiting(self) -> set[MicroBatch]:
+        """Micro-batches between I and W."""
+        return set(self._waiting)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._recording = None
+
+    # A gradient with a graph, once summed, would keep its micro-batch's activations; this holds for the sink too.
+    @torch.no_grad()
+    def _compute(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        self._sink(weight, rows.t().matmul(inputs.reshape(-1, inputs.shape[-1])))
+        if bias is not None:
+            self._sink(bias, rows.sum(dim=0))
+
+
+class _SplitLinear(torch.autograd.Function):
+    """x W^T + b, whose backward leaves the weight gradient to a store."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        store: WeightGradientStore,
+        reduce_group: Any,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.bias, ctx.store, ctx.reduce_group = bias, store, reduce_group
+        output = torch.matmul(inputs, weight.t())
+        return output if bias is None else output + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        inputs, weight = ctx.saved_tensors
+        input_gradient = gradient.matmul(weight)
+        pending = None
+        if ctx.reduce_group is not None:
+            pending = torch.distributed.all_reduce(input_gradient, group=ctx.reduce_group, async_op=True)
+        ctx.store.put(weight, ctx.bias, inputs, gradient)
+        if pending is not None:
+            pending.wait()
+        return input_gradient, None, None, None, None
+
+
+class _SplitForward:
+    """Stands in for a layer's `_forward_impl`; the keywords are megatron-core's."""
+
+    def __init__(self, store: WeightGradientStore, layer: str) -> None:
+        self._store = store
+        self._layer = layer
+
+    def __call__(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        gradient_accumulation_fusion: bool,
+        allreduce_dgrad: bool,
+        sequence_parallel: bool,
+        grad_output_buffer: list[torch.Tensor] | None = None,
+        wgrad_deferral_limit: int | None = None,
+        tp_group: Any = None,
+    ) -> torch.Tensor:
+        refused = {
+            "sequence_parallel": sequence_parallel,
+            "gradient_accumulation_fusion": gradient_accumulation_fusion,
+            "defer_embedding_wgrad_compute": grad_output_buffer is not None,
+        }
+        _refuse(self._layer, refused)
+        group = tp_group if allreduce_dgrad else None
+        output: torch.Tensor = _SplitLinear.apply(input, weight, bias, self._store, group)  # type: ignore[no-untyped-call]
+        return output
+
+
+def split_linears(model: torch.nn.Module, store: WeightGradientStore) -> int:
+    """Give every tensor-parallel linear layer of `model`, subclasses too, the split backward.
+
+    Returns:
+        the number of layers.
+
+    Raises:
+        RunError: this megatron-core was not tested, or a layer uses what the split backward does not know.
+    """
+    require_tested_version()
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LINEAR_CLASSES)}
+    for name, layer in layers.items():
+        _refuse(
+            name,
+            {
+                "sequence_parallel": layer.sequence_parallel,
+                "gradient_accumulation_fusion": layer.gradient_accumulation_fusion,
+                "defer_embedding_wgrad_compute": layer.config.defer_embedding_wgrad_compute,
+                "expert layers": layer.is_expert,
+                "frozen weights": layer.weight is not None and not layer.weight.requires_grad,
+            },
+        )
+        layer._forward_impl = _SplitForward(store, name)
+    require_all_split(model)
+    return len(layers)
+
+
+def require_all_split(model: torch.nn.Module) -> None:
+    """Raise RunError that names a linear layer which computes its weight gradient inside I.
+
+    Such a layer trains correctly, but its W is empty and the plan's times are wrong without a sign.
+    """
+    for name, layer in model.named_modules():
+        kind = type(layer).__name__
+        if isinstance(layer, LINEAR_CLASSES) and "forward" in _overridden(type(layer)):
+            raise RunError(f"{name}: {kind} has a forward of its own, which may go round the split backward")
+        split = isinstance(vars(layer).get("_forward_impl"), _SplitForward)
+        if not split and (isinstance(layer, LINEAR_CLASSES) or _holds_matrix(layer)):
+            raise RunError(f"{name}: {kind} has no split backward; use megatron-core's local layer spec")
+
+
+def require_tested_version() -> None:
+    """Raise RunError, with the version in it, when megatron-core is not one whose private hook was tested."""
+    version = megatron.core.__version__
+    if version not in TESTED_VERSIONS:
+        raise RunError(f"megatron-core {version}: the split backward was tested with {', '.join(TESTED_VERSIONS)} only")
+    for kind in LINEAR_CLASSES:
+        hook = getattr(kind, "_forward_impl", None)
+        found = str(inspect.signature(hook)) if hook is not None else "nothing"
+        if found != _EXPECTED_SIGNATURE:
+            raise RunError(
+                f"megatron-core {version}: {kind.__name__}._forward_impl is {found}, expected {_EXPECTED_SIGNATURE}"
+            )
+
+
+def _refuse(layer: str, uses: dict[str, Any]) -> None:
+    for name, used in uses.items():
+        if used:
+            raise RunError(f"{layer}: the split backward knows no {name}; switch it off in the model's config")
+
+
+def _overridden(kind: type) -> set[str]:
+    """Names that `kind` redefines below megatron-core's own linear classes."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if base in LINEAR_CLASSES:
+            break
+        names |= set(vars(base))
+    return names
+
+
+def _holds_matrix(layer: torch.nn.Module) -> bool:
+    """Whether a layer that is no embedding holds a weight matrix: a linear layer of another library."""
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.dim() == 2 and "Embedding" not in type(layer).__name__

@@ -1,0 +1,363 @@
+"""The coordinator: the launcher's side of membership, a state machine that is asked to `tick` every few milliseconds.
+
+It alone decides what a silence means. One path serves every change: end the generation (what is undecided becomes
+void, survivors wake up), get a plan for whoever is left, propose the next generation, let all acknowledge, let all
+form their groups, let them run. A death on the way only means the next number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+from recycle.errors import RunError
+from recycle.exec.membership import GO, VOID, Facts, Record, Report, Store, decode_report, encode
+from recycle.exec.optimizer import clip_factor
+from recycle.job import Job
+from recycle.shape import Shape, Worker
+
+ATTEMPTS = 5
+"""Times that the same live set may fail to form or run before the run is given up."""
+GRACE_SECONDS = 1.0
+"""How long a broken transport may go unexplained by a death before the same live set is simply formed again."""
+
+
+class Phase(Enum):
+    """Where a generation stands."""
+
+    BETWEEN = "between generations"
+    PROPOSED = "proposed"
+    FORMING = "forming"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A checked plan for a live set: its hash, its file's text, process -> role, and its period."""
+
+    digest: str
+    text: str
+    roles: dict[Worker, Worker]
+    period: float
+
+
+class Plans(Protocol):
+    """Where plans come from; asked again every tick until one is there."""
+
+    def ready(self, failed: frozenset[Worker]) -> Ready | None:
+        """The plan without the failed workers, None while it is still being made. Raises RunError if none can be."""
+
+
+class Processes(Protocol):
+    """The workers' processes."""
+
+    def gone(self) -> dict[Worker, str]:
+        """Processes that ended since the last call, with how."""
+
+    def kill(self, worker: Worker) -> None:
+        """SIGKILL the worker's process, if it is still there."""
+
+    def running(self, worker: Worker) -> bool:
+        """Whether the worker has a process."""
+
+    def incarnation(self, worker: Worker) -> int:
+        """Number of the worker's present process, counted from 0."""
+
+
+Log = Callable[..., None]
+"""Called as log(kind, worker=..., step=..., ...) for every event."""
+
+
+@dataclass
+class _Beat:
+    text: str = ""
+    changed: float = 0.0
+    progress: tuple[str, ...] = ()
+    progressed: float = 0.0
+
+
+@dataclass
+class _Rejoin:
+    worker: Worker
+    step: int
+    deadline: float | None = None
+
+
+@dataclass
+class Coordinator:
+    """Drives the generations of one run.
+
+    Args:
+        job: the job; its `[membership]` section holds every deadline.
+        steps: iterations to train.
+        live: the processes that are started.
+        store, processes, plans: what it stands on.
+        log: takes events. committed: takes (facts, record, period) of every commit.
+        now: monotonic seconds.
+    """
+
+    job: Job
+    steps: int
+    live: set[Worker]
+    store: Store
+    processes: Processes
+    plans: Plans
+    log: Log
+    committed: Callable[[Facts, Record, float], None]
+    now: Callable[[], float]
+    phase: Phase = Phase.BETWEEN
+    record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
+    period: float = 0.0
+    _beats: dict[Worker, _Beat] = field(default_factory=dict)
+    _rejoins: list[_Rejoin] = field(default_factory=list)
+    _joined: set[Worker] = field(default_factory=set)
+    _attempts: int = 0
+    _trouble_since: float | None = None
+    _retried: int = -1
+    _lost_since: float | None = None
+
+    def expect_rejoin(self, worker: Worker, step: int) -> None:
+        """`worker` shall take part from the start of iteration `step` on; the run waits for it up to a deadline."""
+        self._rejoins.append(_Rejoin(worker, step))
+
+    @property
+    def shape(self) -> Shape:
+        return self.job.shape
+
+    @property
+    def next_step(self) -> int:
+        return self.record.committed + 1
+
+    def tick(self) -> None:
+        """Look at everything once and do what is due. Raises RunError when the run cannot go on."""
+        if self.phase is Phase.FINISHED:
+            return
+        lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
+        if self.phase is not Phase.BETWEEN or self.record.generation:
+            lost |= self._silent()
+        # A commit that is complete stands, whoever has died since.
+        if self.phase is Phase.RUNNING:
+            self._commit()
+        if lost and self.phase is not Phase.FINISHED:
+            self._lose(lost)
+        {
+            Phase.BETWEEN: self._propose,
+            Phase.PROPOSED: self._form,
+            Phase.FORMING: self._run,
+            Phase.RUNNING: self._trouble,
+            Phase.FINISHED: lambda: None,
+        }[self.phase]()
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase, self._trouble_since = phase, None
+
+    def _lose(self, lost: dict[Worker, str]) -> None:
+        """Fence the lost workers and end the generation."""
+        for worker, how in sorted(lost.items()):
+            self.processes.kill(worker)
+            self.live.discard(worker)
+            self._joined.discard(worker)
+            self.log("detected", worker=str(worker), step=self.next_step, cause=how)
+        if self._lost_since is None:
+            self._lost_since = self.now()
+        for stage in range(self.shape.stages):
+            if not any(worker.rank == stage % self.shape.ranks for worker in self.live):
+                raise RunError(
+                    f"stage {stage} has no live host left after step {self.record.committed}:"
+                    f" its parameters are lost, and the run cannot go on without a checkpoint"
+                )
+        self._attempts = 0
+        self._end()
+
+    def _end(self) -> None:
+        """End the current generation: whatever is undecided is void, and survivors wake up."""
+        g = self.record.generation
+        if g:
+            for key in (f"form/{g}", f"run/{g}", f"commit/{g}/{self.next_step}"):
+                self.store.compare_set(key, "", VOID)
+            self.store.set(f"stop/{g}", "1")
+        self._enter(Phase.BETWEEN)
+
+    def _propose(self) -> None:
+        """Between generations: admit who is awaited, then propose as soon as a plan exists."""
+        if not self._rejoiners_settled():
+            return
+        failed = frozenset(worker for worker in self.shape.workers() if worker not in self.live)
+        plan = self.plans.ready(failed)
+        if plan is None:
+            return
+        generation = self.record.generation + 1
+        self.store.set(f"plan/{plan.digest}", plan.text)
+        joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
+        self.record = Record(
+            generation,
+            [str(worker) for worker in sorted(self.live)],
+            {str(worker): str(plan.roles[worker]) for worker in sorted(self.live)},
+            plan.digest,
+            self.record.committed,
+            self.record.facts,
+            joins,
+        )
+        self.period = plan.period
+        self.store.set("register", encode(self.record))
+        self.store.set(f"proposal/{generation}", encode(self.record))
+        self.log(
+            "generation",
+            step=self.next_step,
+            generation=generation,
+            plan=plan.digest,
+            live=self.record.live,
+            roles=self.record.roles,
+        )
+        self._enter(Phase.PROPOSED)
+
+    def _source(self, joiner: Worker) -> Worker:
+        return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
+
+    def _rejoiners_settled(self) -> bool:
+        """Whether everyone who shall start with the next step is there, or was waited for long enough."""
+        for rejoin in [r for r in self._rejoins if r.step == self.next_step]:
+            if rejoin.deadline is None:
+                rejoin.deadline = self.now() + self.job.membership.rejoin_deadline
+            incarnation = self.processes.incarnation(rejoin.worker)
+            if self.store.has_all([f"ready/{rejoin.worker}/{incarnation}"]):
+                self.live.add(rejoin.worker)
+                self._joined.add(rejoin.worker)
+                self._beats.pop(rejoin.worker, None)
+            elif self.now() < rejoin.deadline and self.processes.running(rejoin.worker):
+                return False
+            else:
+                self.processes.kill(rejoin.worker)
+                self.log("fault", worker=str(rejoin.worker), step=rejoin.step, cause="did not re-join in time")
+            self._rejoins.remove(rejoin)
+        return True
+
+    def _form(self) -> None:
+        """Once all have acknowledged, all may form."""
+        g = self.record.generation
+        if self.store.has_all([f"ack/{g}/{worker}" for worker in self.record.live]):
+            self.store.compare_set(f"form/{g}", "", GO)
+            self._enter(Phase.FORMING)
+
+    def _run(self) -> None:
+        """Once all groups stand, all may run; a failure to form is nobody's fault and is tried again."""
+        g = self.record.generation
+        keys = [f"formed/{g}/{worker}" for worker in self.record.live]
+        if not self.store.has_all(keys):
+            return
+        errors = {w: e for w in self.record.live if (e := self.store.read(f"formed/{g}/{w}"))}
+        if errors:
+            worker, error = next(iter(errors.items()))
+            self._again(f"worker {worker} could not form generation {g}: {error}")
+            return
+        self.store.compare_set(f"run/{g}", "", GO)
+        self._enter(Phase.RUNNING)
+        for worker in sorted(self._joined):
+            self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
+        self._joined.clear()
+        if self._lost_since is not None:
+            self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
+            self._lost_since = None
+
+    def _again(self, reason: str) -> None:
+        self._attempts += 1
+        if self._attempts >= ATTEMPTS:
+            raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {reason}")
+        self._end()
+
+    def _trouble(self) -> None:
+        """A transport broke and nobody has died for a while: form the same live set again."""
+        g = self.record.generation
+        if self._trouble_since is None:
+            if any(self.store.has_all([f"trouble/{g}/{worker}"]) for worker in self.record.live):
+                self._trouble_since = self.now()
+        elif self.now() - self._trouble_since > GRACE_SECONDS:
+            reported = [w for w in self.record.live if self.store.has_all([f"trouble/{g}/{w}"])]
+            first = reported[0]
+            self._again(f"worker {first}: {self.store.read(f'trouble/{g}/{first}')}")
+
+    def _commit(self) -> None:
+        """Commit the next iteration once every live worker has reported it."""
+        g, n = self.record.generation, self.next_step
+        keys = {worker: f"report/{g}/{n}/{worker}" for worker in self.record.live}
+        if not self.store.has_all(list(keys.values())):
+            return
+        facts = self._decide(n, {w: decode_report(self.store.read(key) or "") for w, key in keys.items()})
+        if facts is None:
+            return
+        before = self.record
+        after = msgspec.structs.replace(before, committed=n, facts=facts)
+        if not self.store.compare_set("register", encode(before), encode(after)):
+            raise RunError("the register was changed by somebody else; another launcher uses this store")
+        self.record = after
+        self.store.compare_set(f"commit/{g}/{n}", "", encode(facts))
+        self._attempts = 0
+        self.committed(facts, after, self.period)
+        if facts.finished:
+            self._enter(Phase.FINISHED)
+        elif facts.drain:
+            self._end()
+
+    def _decide(self, step: int, reports: dict[str, Report]) -> Facts | None:
+        """The facts of a commit; None when the iteration is repeated because a gradient was not finite."""
+        facts = decide(self.job, step, reports)
+        if facts.clip_factor is None and self._retried != step:
+            self._retried = step
+            self.log("undone", step=step, cause="a gradient is not finite; the iteration is repeated once")
+            self._end()
+            return None
+        if facts.clip_factor is None and self.job.train.non_finite == "fatal":
+            raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
+        return msgspec.structs.replace(
+            facts,
+            drain=any(rejoin.step == step + 1 for rejoin in self._rejoins),
+            finished=step + 1 >= self.steps,
+        )
+
+    def _silent(self) -> dict[Worker, str]:
+        """Workers without heartbeat, or without progress while they have work."""
+        limits, now = self.job.membership, self.now()
+        lost: dict[Worker, str] = {}
+        for worker in self.live:
+            beat = self._beats.setdefault(worker, _Beat(changed=now, progressed=now))
+            if now - beat.changed < limits.heartbeat / 2 and beat.text:
+                continue
+            text = self.store.read(f"beat/{worker}") or ""
+            if text != beat.text:
+                beat.text, beat.changed = text, now
+                progress = tuple(text.split()[1:])
+                if progress != beat.progress or progress[-1] == "waiting":
+                    beat.progress, beat.progressed = progress, now
+            if now - beat.changed > limits.dead_after:
+                lost[worker] = f"no heartbeat for {limits.dead_after:g} s"
+            elif now - beat.progressed > limits.hung_after:
+                lost[worker] = f"no progress for {limits.hung_after:g} s"
+        return lost
+
+
+def decide(job: Job, step: int, reports: Mapping[str, Report]) -> Facts:
+    """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
+
+    Squared norms are added in stage order; every host of a stage reports the same bits, or something is badly wrong.
+
+    Raises:
+        RunError: two hosts of a stage hold different gradients.
+    """
+    norms: dict[int, float] = {}
+    for worker, report in sorted(reports.items()):
+        for stage, norm in report.norms.items():
+            if norms.setdefault(stage, norm) != norm and math.isfinite(norm):
+                raise RunError(f"step {step}: worker {worker} holds another gradient of stage {stage} than its peers")
+    squared = math.fsum(norms[stage] for stage in sorted(norms))
+    losses = [report.loss for _, report in sorted(reports.items()) if report.loss is not None]
+    loss = sum(losses) / job.shape.global_micro_batches
+    if not math.isfinite(squared):
+        return Facts(step, loss, math.nan, None)
+    return Facts(step, loss, math.sqrt(squared), clip_factor(job.train.clip, squared))
+

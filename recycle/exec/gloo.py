@@ -1,0 +1,200 @@
+"""Gloo transport: raw process groups on a store prefix of their own, one generation long.
+
+One group joins all live workers for point-to-point transfers, one more per stage joins its hosts for the sum. No
+global process group is made, so a generation ends by dropping objects, and megatron-core's own state is not touched.
+
+Shutting this process's sockets is what wakes whoever is blocked in gloo, here and at the other end; aborting a group
+does not. Sockets that were open before the generation (the clients of the store) are left alone, and so are
+listening sockets, whose shutdown would end the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recycle.exec.transport import Pending, TransportError, lane_places
+from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
+from recycle.shape import Worker
+
+POSTED_AHEAD = 2
+"""Receives that are posted ahead per lane: enough to overlap, few enough to bound the buffers."""
+_STATE_TAG = 1 << 20
+
+
+class GlooTransport:
+    """Transport between processes over TCP.
+
+    Args:
+        store: a torch store client that only this generation uses.
+        prefix: what the generation's keys begin with.
+        role: this worker's role in the plan.
+        members: roles of all live workers, in the same order everywhere.
+        hosts: stage -> roles of its live hosts, for the stages that this worker hosts.
+        message: shape and type of an activation that crosses a stage boundary.
+        timeout: seconds after which a wait gives up; the last resort.
+        form_timeout: seconds that forming the groups may take.
+        waiting: called with True before a wait on a peer and with False after it.
+
+    Raises:
+        TransportError: the groups did not form.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str,
+        role: Worker,
+        members: Sequence[Worker],
+        hosts: Mapping[int, Sequence[Worker]],
+        message: tuple[tuple[int, ...], torch.dtype],
+        *,
+        timeout: float,
+        form_timeout: float,
+        waiting: Callable[[bool], None] = lambda _: None,
+        address: str = "127.0.0.1",
+    ) -> None:
+        self._ranks = {member: rank for rank, member in enumerate(members)}
+        self._message, self._waiting = message, waiting
+        self._timeout = timedelta(seconds=timeout)
+        self._sums: dict[int, Any] = {}
+        try:
+            self._world = _group(store, f"{prefix}/world", self._ranks[role], len(members), form_timeout, address)
+            for stage, peers in sorted(hosts.items()):
+                if len(peers) > 1:
+                    name = f"{prefix}/stage{stage}"
+                    self._sums[stage] = _group(store, name, list(peers).index(role), len(peers), form_timeout, address)
+        except (RuntimeError, dist.DistError) as error:
+            raise TransportError(f"the groups of this generation did not form: {_first_line(error)}") from None
+        for group in (self._world, *self._sums.values()):
+            group._set_default_timeout(self._timeout)
+        self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._lanes: dict[Worker, list[Transfer]] = {}
+        self._posted: dict[Transfer, Pending] = {}
+        self._places: dict[Instruction, int] = {}
+
+    def begin(self, program: Sequence[Instruction]) -> None:
+        self._places = lane_places(program)
+        self._lanes, self._posted, self._sent = {}, {}, []
+        for instruction in program:
+            if isinstance(instruction, RecvActivation | RecvGradient):
+                self._lanes.setdefault(instruction.peer, []).append(instruction)
+        for lane in self._lanes.values():
+            lane.reverse()
+            for _ in range(POSTED_AHEAD):
+                self._post_next(lane)
+
+    def _post_next(self, lane: list[Transfer]) -> None:
+        if lane:
+            instruction = lane.pop()
+            self._posted[instruction] = self._post(instruction)
+
+    def _post(self, instruction: Transfer) -> Pending:
+        shape, dtype = self._message
+        buffer = torch.empty(shape, dtype=dtype)
+        place = self._places[instruction]
+        receiving = self._try(lambda: self._world.recv([buffer], self._ranks[instruction.peer], place))
+
+        def pending() -> torch.Tensor:
+            self._wait(receiving)
+            return buffer
+
+        return pending
+
+    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+        place = self._places[instruction]
+        tensor = tensor.contiguous()
+        sending = self._try(lambda: self._world.send([tensor], self._ranks[instruction.peer], place))
+        self._sent.append((sending, tensor))
+
+    def receive(self, instruction: Transfer) -> Pending:
+        while instruction not in self._posted:
+            self._post_next(self._lanes[instruction.peer])
+        self._post_next(self._lanes[instruction.peer])
+        return self._posted.pop(instruction)
+
+    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
+        group = self._sums.get(stage)
+        if group is None:
+            return
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        for buffer in buffers:
+            self._wait(self._try(lambda buffer=buffer: group.allreduce([buffer], options)))
+
+    def finish(self) -> None:
+        for sending, _ in self._sent:
+            self._wait(sending)
+        self._sent = []
+
+    def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
+        """Send `tensors` to a worker that joins."""
+        for place, tensor in enumerate(tensors):
+            tag = _STATE_TAG + place
+            self._wait(self._try(lambda t=tensor, tag=tag: self._world.send([t.detach()], self._ranks[peer], tag)))
+
+    def receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
+        """Fill `tensors` with what `peer` sends by `send_state`."""
+        for place, tensor in enumerate(tensors):
+            tag = _STATE_TAG + place
+            self._wait(self._try(lambda t=tensor, tag=tag: self._world.recv([t.detach()], self._ranks[peer], tag)))
+
+    def close(self) -> None:
+        self._posted, self._lanes, self._sent = {}, {}, []
+        self._world, self._sums = None, {}
+
+    def _wait(self, pending: Any) -> None:
+        self._waiting(True)
+        try:
+            self._try(pending.wait)
+        finally:
+            self._waiting(False)
+
+    def _try(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except (RuntimeError, dist.DistError) as error:
+            raise TransportError(_first_line(error)) from None
+
+
+def _group(store: Any, name: str, rank: int, size: int, timeout: float, address: str) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=timeout)
+    return gloo(dist.PrefixStore(name, store), rank, size, options)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def open_sockets() -> dict[str, int]:
+    """The sockets of this process: identity -> file descriptor."""
+    found: dict[str, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[target] = int(name)
+    return found
+
+
+def shut_sockets(keep: set[str]) -> int:
+    """Shut every connected socket of this process that is not in `keep`; returns how many."""
+    shut = 0
+    for identity, descriptor in open_sockets().items():
+        if identity in keep:
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.getpeername()
+            connection.shutdown(socket.SHUT_RDWR)
+            shut += 1
+    return shut

@@ -1,0 +1,153 @@
+"""The interpreter: a worker runs its program; instruction class -> method.
+
+What an instruction waits for is asked of `ir.dependencies.needs`, never known here. A value that the worker made
+itself is at hand; one made elsewhere was announced by a RECV, and the consumer waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from recycle.exec.stage import Stage
+from recycle.exec.transport import Pending, Transport
+from recycle.ir.dependencies import NEEDS, Value, ValueKind, needs
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    OverlappedPair,
+    RecvActivation,
+    RecvGradient,
+    ReduceGradients,
+    SendActivation,
+    SendGradient,
+)
+
+Timed = tuple[str, float, float]
+"""Text of an instruction, and when it started and ended (monotonic seconds)."""
+
+
+class Watch(Protocol):
+    """Whoever follows a worker's progress: the heartbeat, and faults that strike at a place in the program."""
+
+    def at(self, position: int, instruction: Instruction) -> None:
+        """Called before each instruction."""
+
+
+class Interpreter:
+    """Runs programs on the stages of one worker.
+
+    Args:
+        stages: the stages that this worker hosts.
+        model_stages: S, the stages of the whole model.
+        transport: how tensors reach other workers.
+        step: called by STEP with the stage; waits for the commit and steps the optimizer.
+        watch: told of every instruction.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        model_stages: int,
+        transport: Transport,
+        step: Callable[[int], None],
+        watch: Watch | None = None,
+    ) -> None:
+        self.stages, self.model_stages, self.transport = stages, model_stages, transport
+        self.step, self.watch = step, watch
+        self.timed: list[Timed] = []
+        self._values: dict[Value, torch.Tensor | Pending | None] = {}
+
+    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
+        """Start an iteration from a clean state, whatever the one before left behind."""
+        self.timed, self._values = [], {}
+        for stage in self.stages.values():
+            stage.begin_iteration(iteration)
+        self.transport.begin(program)
+
+    def run(self, program: Sequence[Instruction], iteration: int) -> list[Timed]:
+        """Run one iteration; returns when each instruction ran."""
+        self.begin(program, iteration)
+        for position, instruction in enumerate(program):
+            if self.watch is not None:
+                self.watch.at(position, instruction)
+            self.execute(instruction)
+        self.transport.finish()
+        return self.timed
+
+    def execute(self, instruction: Instruction) -> None:
+        """Run one instruction: wait for its inputs, then do it."""
+        if isinstance(instruction, OverlappedPair):
+            self.execute(instruction.forward)
+            self.execute(instruction.backward)
+            return
+        inputs = [] if isinstance(instruction, _TRANSFERS) else self._inputs(instruction)
+        started = time.monotonic()
+        _METHODS[type(instruction)](self, instruction, *inputs)
+        self.timed.append((str(instruction), started, time.monotonic()))
+
+    def _inputs(self, instruction: Instruction) -> list[torch.Tensor | None]:
+        """The values of other stages that the instruction consumes; None stands for the end of the model."""
+        others = [value for value in needs(instruction, self.model_stages) if value.stage != _stage(instruction)]
+        expected = sum(1 for _, offset in NEEDS.get(instruction.kind, ()) if offset != 0)
+        found = [self._take(value) for value in others]
+        return found + [None] * (expected - len(found))
+
+    def _take(self, value: Value) -> torch.Tensor | None:
+        made = self._values.pop(value)
+        return made() if callable(made) and not isinstance(made, torch.Tensor) else made
+
+    def _forward(self, instruction: Forward, activation: torch.Tensor | None) -> None:
+        output = self.stages[instruction.stage].forward(instruction.micro_batch, activation)
+        self._values[Value(ValueKind.ACTIVATION, instruction.stage, instruction.micro_batch)] = output
+
+    def _backward(self, instruction: Backward, gradient: torch.Tensor | None) -> None:
+        result = self.stages[instruction.stage].backward(instruction.micro_batch, gradient)
+        self._values[Value(ValueKind.INPUT_GRADIENT, instruction.stage, instruction.micro_batch)] = result
+
+    def _backward_input(self, instruction: BackwardInput, gradient: torch.Tensor | None) -> None:
+        result = self.stages[instruction.stage].backward_input(instruction.micro_batch, gradient)
+        self._values[Value(ValueKind.INPUT_GRADIENT, instruction.stage, instruction.micro_batch)] = result
+
+    def _backward_weight(self, instruction: BackwardWeight) -> None:
+        self.stages[instruction.stage].backward_weight(instruction.micro_batch)
+
+    def _send(self, instruction: SendActivation | SendGradient) -> None:
+        tensor = self._take(needs(instruction, self.model_stages)[0])
+        assert tensor is not None, f"{instruction}: the last stage sends no activation, the first no gradient"
+        self.transport.send(instruction, tensor)
+
+    def _receive(self, instruction: RecvActivation | RecvGradient) -> None:
+        self._values[needs(instruction, self.model_stages)[0]] = self.transport.receive(instruction)
+
+    def _reduce(self, instruction: ReduceGradients) -> None:
+        self.transport.reduce(instruction.stage, self.stages[instruction.stage].gradient_buffers())
+
+    def _step(self, instruction: OptimizerStep) -> None:
+        self.step(instruction.stage)
+
+
+_TRANSFERS = (SendActivation, SendGradient, RecvActivation, RecvGradient)
+_METHODS: dict[type[Instruction], Any] = {
+    Forward: Interpreter._forward,
+    Backward: Interpreter._backward,
+    BackwardInput: Interpreter._backward_input,
+    BackwardWeight: Interpreter._backward_weight,
+    SendActivation: Interpreter._send,
+    SendGradient: Interpreter._send,
+    RecvActivation: Interpreter._receive,
+    RecvGradient: Interpreter._receive,
+    ReduceGradients: Interpreter._reduce,
+    OptimizerStep: Interpreter._step,
+}
+
+
+def _stage(instruction: Any) -> int:
+    return int(getattr(instruction, "stage", -1))

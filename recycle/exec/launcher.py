@@ -1,0 +1,266 @@
+"""The launcher: one run, from starting its processes to the merged trace.
+
+It owns the store, the worker processes, the planner's children and the run directory, strikes the faults that were
+asked for, and lets the coordinator tick. Whatever happens, no process of the run outlives it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from recycle.errors import JobError, RunError
+from recycle.exec.coordinator import Coordinator, Phase
+from recycle.exec.faults import Fault, check_faults
+from recycle.exec.membership import Facts, LauncherStore, Record
+from recycle.exec.planning import Planner, PlanService, require_valid
+from recycle.exec.processes import LocalProcesses, Orders
+from recycle.exec.run_directory import RunDirectory
+from recycle.ir.schedule import Schedule
+from recycle.ir.trace import merge, write
+from recycle.job import Job
+from recycle.shape import Worker
+
+TICK_SECONDS = 0.002
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves.
+
+    Attributes:
+        metrics: a line per committed step, as in `metrics.jsonl`.
+        events: as in `events.jsonl`.
+        digests: process -> stage -> sha256 of the stage's final state (parameters and optimizer).
+        directory: the run directory, None for a run that wrote none.
+    """
+
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    digests: dict[str, dict[int, str]] = field(default_factory=dict)
+    directory: Path | None = None
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of each step; floats that compare bit for bit."""
+        return [line["loss"] for line in self.metrics]
+
+
+class Observer:
+    """Hears of a run while it goes on. The default hears nothing."""
+
+    def waiting(self, what: str) -> None:
+        """The run waits for `what`."""
+
+    def committed(self, line: dict[str, Any]) -> None:
+        """A step was committed; `line` is its metrics line."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Something happened; `event` is its line in events.jsonl."""
+
+
+def train(
+    job: Job,
+    directory: str | Path,
+    *,
+    steps: int | None = None,
+    schedule: Schedule | None = None,
+    faults: Sequence[Fault] = (),
+    planner: Planner | None = None,
+    observer: Observer | None = None,
+) -> RunResult:
+    """Train a job with one process per live worker on this machine, through the faults that are asked for or happen.
+
+    Args:
+        job: what to train.
+        directory: the run directory, fresh.
+        steps: iterations; the job's own number when left out.
+        schedule: a schedule of one's own for as long as the workers that it leaves alive are the live ones.
+        faults: to strike on purpose.
+        planner: makes the schedule of any other set of live workers; a module-level function.
+        observer: hears of commits and events.
+
+    Raises:
+        JobError, RunError: before any process starts when the request is impossible; later when the run cannot go on.
+    """
+    if steps is not None:
+        if steps < 1:
+            raise JobError(f"steps must be at least 1, got {steps}")
+        job = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, steps=steps))
+    absent = schedule.failed if schedule is not None else frozenset()
+    check_request(job, faults, absent)
+    if schedule is not None:
+        require_valid(schedule, job)
+    if schedule is None and planner is None:
+        raise RunError("nothing to run: give a schedule or a planner")
+    run_directory = RunDirectory(directory, job)
+    launcher = _Launcher(job, run_directory, schedule, list(faults), planner, observer or Observer())
+    try:
+        return launcher.run()
+    finally:
+        launcher.close()
+
+
+def check_request(job: Job, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
+    """Refuse what cannot work before any process starts. Raises JobError."""
+    if job.grid.tensor_parallel != 1:
+        raise JobError("[shape] tensor_parallel: the executor runs tensor_parallel = 1 for now")
+    if job.model.kind == "gpt":
+        from recycle.exec.data import load_corpus
+
+        job.layers_per_stage()
+        load_corpus(job)
+    check_faults(faults, job.shape, job.train.steps, absent)
+
+
+class _Launcher:
+    """The moving parts of one run."""
+
+    def __init__(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        schedule: Schedule | None,
+        faults: list[Fault],
+        planner: Planner | None,
+        observer: Observer,
+    ) -> None:
+        self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
+        self.result = RunResult(directory=directory.path)
+        self.store, self.port = LauncherStore.host()
+        self.processes = LocalProcesses(self._orders, directory.logs, job.train.threads)
+        self.plans = PlanService(job, planner, directory.plans, schedule)
+        absent = schedule.failed if schedule is not None else frozenset()
+        self.coordinator = Coordinator(
+            job,
+            job.train.steps,
+            {worker for worker in job.shape.workers() if worker not in absent},
+            self.store,
+            self.processes,
+            self.plans,
+            self._event,
+            self._committed,
+            time.monotonic,
+        )
+        self._reached: dict[int, float] = {}
+        self._struck: set[int] = set()
+        self._last_commit = 0.0
+        for fault in faults:
+            if fault.kind == "rejoin":
+                self.coordinator.expect_rejoin(fault.worker, fault.step)
+
+    def run(self) -> RunResult:
+        self._start()
+        while self.coordinator.phase is not Phase.FINISHED:
+            self._strike()
+            self._start_rejoiners()
+            self.coordinator.tick()
+            self.processes.wait(TICK_SECONDS)
+        self._finish()
+        return self.result
+
+    def _orders(self, worker: Worker, incarnation: int) -> Orders:
+        strikes = [(i, str(f)) for i, f in enumerate(self.faults) if f.kind == "kill" and f.worker == worker]
+        trace = self.directory.logs / f"{worker}.trace.jsonl"
+        return Orders(
+            self.job.to_toml(),
+            str(worker),
+            incarnation,
+            "127.0.0.1",
+            self.port,
+            strikes,
+            str(trace),
+            os.getpid(),
+            self.directory.started,
+        )
+
+    def _start(self) -> None:
+        """Start all workers; a run whose start-up fails ends with the last lines of whoever failed."""
+        live = sorted(self.coordinator.live)
+        for worker in live:
+            self.processes.start(worker)
+        self.observer.waiting(f"{len(live)} workers to start")
+        deadline = time.monotonic() + self.job.membership.start_deadline
+        while not self.store.has_all([f"ready/{worker}/0" for worker in live]):
+            for worker, how in self.processes.gone().items():
+                raise RunError(f"worker {worker} {how} during start-up; its last lines: {self.processes.tail(worker)}")
+            if time.monotonic() > deadline:
+                slow = [str(w) for w in live if not self.store.has_all([f"ready/{w}/0"])]
+                limit = self.job.membership.start_deadline
+                raise RunError(f"workers {' '.join(slow)} were not ready within {limit:g} s; see {self.directory.logs}")
+            self.processes.wait(0.02)
+        self._last_commit = time.monotonic()
+
+    def _strike(self) -> None:
+        """Send the signals of faults whose point is reached."""
+        for number, fault in enumerate(self.faults):
+            if fault.kind != "kill" or number in self._struck:
+                continue
+            if number not in self._reached and self.store.has_all([f"fault/{number}"]):
+                self._reached[number] = time.monotonic()
+            if number in self._reached and time.monotonic() >= self._reached[number] + fault.delay:
+                self._struck.add(number)
+                if self.processes.running(fault.worker):
+                    self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
+                    self.processes.kill(fault.worker)
+
+    def _start_rejoiners(self) -> None:
+        """Start awaited processes early, as soon as training goes on without them: their imports take a while."""
+        if self.coordinator.phase is not Phase.RUNNING:
+            return
+        for fault in self.faults:
+            waits = fault.kind == "rejoin" and fault.step >= self.coordinator.next_step
+            if waits and fault.worker not in self.coordinator.live and not self.processes.running(fault.worker):
+                deaths = sum(f.kind == "kill" and f.worker == fault.worker and f.step < fault.step for f in self.faults)
+                if self.processes.incarnation(fault.worker) < deaths:
+                    self.processes.start(fault.worker)
+
+    def _event(self, kind: str, **details: Any) -> None:
+        event = self.directory.event(kind, **details)
+        self.result.events.append(event)
+        self.observer.event(event)
+
+    def _committed(self, facts: Facts, record: Record, period: float) -> None:
+        now, shape = time.monotonic(), self.job.shape
+        tokens = shape.global_micro_batches * self.job.data.micro_batch_size * self.job.model.sequence
+        line = {
+            "step": facts.step,
+            "loss": facts.loss,
+            "grad_norm": None if math.isnan(facts.grad_norm) else facts.grad_norm,
+            "mode": facts.mode,
+            "tokens_per_second": round(tokens / max(now - self._last_commit, 1e-9), 1),
+            "live_workers": len(record.live),
+            "plan": record.plan,
+            "period": period,
+            "generation": record.generation,
+        }
+        self._last_commit = now
+        self.result.metrics.append(line)
+        self.directory.metric(line)
+        self.observer.committed(line)
+
+    def _finish(self) -> None:
+        """Let the workers end, take their digests, merge the trace."""
+        live = sorted(self.coordinator.live)
+        self.processes.end(patience=20.0)
+        for worker in live:
+            text = self.store.read(f"final/{worker}")
+            if text is not None:
+                self.result.digests[str(worker)] = msgspec.json.decode(text, type=dict[int, str])
+        write(merge(self.directory.path, self.job.shape), self.directory.path / "trace.json")
+
+    def close(self) -> None:
+        """End every process of the run and close its files."""
+        for worker in self.job.shape.workers():
+            self.processes.kill(worker)
+        self.processes.end(patience=5.0)
+        self.plans.close()
+        self.directory.close()
+

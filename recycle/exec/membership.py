@@ -1,0 +1,325 @@
+"""Membership: who is alive, which generation, which plan, what is committed. One register, changed by compare-and-set.
+
+The protocol, on a store that the launcher owns and no worker can take down with it:
+
+    register            the Record: generation, live set, roles, plan, last committed step, facts of that commit
+    proposal/<g>        the Record that generation g begins with
+    ack/<g>/<w>         worker w has left its old generation and is ready to form g
+    form/<g>, run/<g>   "go" once all have acknowledged, and once all groups stand; "void" if g is over before that
+    formed/<g>/<w>      "" when w's groups stand, else why not
+    report/<g>/<n>/<w>  w's reduces of iteration n are complete: its stages' squared norms, its losses
+    commit/<g>/<n>      the Facts of iteration n, or "void": written once, after the register holds them
+    stop/<g>            generation g is over
+    trouble/<g>/<w>     w's transport broke; somebody else may be the cause
+    ready/<w>/<i>       the i-th process of w has finished starting up
+    beat/<w>            w's heartbeat with its progress
+    fault/<i>           fault i of the run has reached its point
+    plan/<hash>         a plan file's text
+    final/<w>           sha256 of the final state of w's stages
+
+Every key that someone waits for is written in the end: a generation that ends turns what is still open into "void".
+What a timeout or a silence means is decided by the coordinator (coordinator.py) and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from recycle.errors import RunError
+
+GO, VOID = "go", "void"
+
+
+class Facts(Struct, frozen=True):
+    """What the commit of an iteration fixes for everyone.
+
+    Attributes:
+        step: the iteration.
+        loss: mean loss over its micro-batches.
+        grad_norm: global norm of the mean gradient, before clipping.
+        clip_factor: factor on the gradient; None when the step is skipped.
+        mode: "barrier" (staggered steps come later).
+        drain: leave the generation after this iteration; another one follows.
+        finished: this was the last iteration.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    clip_factor: float | None
+    mode: str = "barrier"
+    drain: bool = False
+    finished: bool = False
+
+
+class Record(Struct, frozen=True):
+    """The register. `roles` maps processes (by the position they started in) to positions of the plan.
+
+    Attributes:
+        joins: process that joins -> process it copies the stage's state from.
+        committed: last committed iteration, -1 before the first.
+        facts: of that commit.
+    """
+
+    generation: int
+    live: list[str]
+    roles: dict[str, str]
+    plan: str
+    committed: int = -1
+    facts: Facts | None = None
+    joins: dict[str, str] = {}
+
+
+class Report(Struct, frozen=True):
+    """A worker's part of a commit: squared gradient norm of each hosted stage, and its loss sum (last stage only)."""
+
+    norms: dict[int, float]
+    loss: float | None
+
+
+class GenerationOver(Exception):
+    """The generation ended while this worker waited for a decision; not an error."""
+
+
+class Store(Protocol):
+    """The few operations that membership needs. Texts only; every method raises RunError when the store is gone."""
+
+    def set(self, key: str, text: str) -> None: ...
+
+    def read(self, key: str) -> str | None:
+        """The text of `key`, None when it was never written."""
+
+    def compare_set(self, key: str, expected: str, text: str) -> bool:
+        """Write `text` if `key` holds `expected` ("" also means never written); whether it now holds `text`."""
+
+    def wait(self, key: str, seconds: float) -> str | None:
+        """The text of `key` as soon as it is written; None when it is not within `seconds`."""
+
+    def has_all(self, keys: list[str]) -> bool:
+        """Whether every key was written."""
+
+    def first(self, key: str) -> bool:
+        """True for the first caller with this key, False for every later one."""
+
+    def clone(self) -> Store:
+        """Another client, for another thread."""
+
+    def raw(self) -> Any:
+        """A new torch store client for a process group to form on."""
+
+
+class LauncherStore:
+    """The default store: a torch TCPStore that lives in the launcher."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    @classmethod
+    def host(cls) -> tuple[LauncherStore, int]:
+        """Start the server in this process, on a free port of the loopback interface; returns (store, port)."""
+        import torch.distributed as dist
+
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return cls(server), server.port
+
+    @classmethod
+    def connect(cls, address: str, port: int, seconds: float = 30.0) -> LauncherStore:
+        """A client of the launcher's server. Raises RunError when it does not answer."""
+        import torch.distributed as dist
+
+        try:
+            return cls(dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds)))
+        except (RuntimeError, dist.DistError) as error:
+            raise RunError(f"the launcher's store at {address}:{port} does not answer: {error}") from None
+
+    def set(self, key: str, text: str) -> None:
+        self._try(lambda: self._client.set(key, text))
+
+    def read(self, key: str) -> str | None:
+        if not self.has_all([key]):
+            return None
+        return self._text(self._try(lambda: self._client.get(key)))
+
+    def compare_set(self, key: str, expected: str, text: str) -> bool:
+        return self._text(self._try(lambda: self._client.compare_set(key, expected, text))) == text
+
+    def wait(self, key: str, seconds: float) -> str | None:
+        import torch.distributed as dist
+
+        try:
+            self._client.wait([key], timedelta(seconds=seconds))
+        except dist.DistStoreError:
+            return None
+        except (RuntimeError, dist.DistError) as error:
+            raise RunError(f"the launcher's store is gone: {error}") from None
+        return self.read(key)
+
+    def has_all(self, keys: list[str]) -> bool:
+        return bool(self._try(lambda: self._client.check(keys))) if keys else True
+
+    def first(self, key: str) -> bool:
+        return int(self._try(lambda: self._client.add(key, 1))) == 1
+
+    def clone(self) -> LauncherStore:
+        return LauncherStore(self._try(self._client.clone))
+
+    def raw(self) -> Any:
+        return self._try(self._client.clone)
+
+    @staticmethod
+    def _text(raw: bytes) -> str:
+        return raw.decode()
+
+    @staticmethod
+    def _try(action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except RuntimeError as error:
+            raise RunError(f"the launcher's store is gone: {error}") from None
+
+
+def encode(value: Struct) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def decode_record(text: str) -> Record:
+    return msgspec.json.decode(text, type=Record)
+
+
+def decode_facts(text: str) -> Facts:
+    return msgspec.json.decode(text, type=Facts)
+
+
+def decode_report(text: str) -> Report:
+    return msgspec.json.decode(text, type=Report)
+
+
+class Progress:
+    """What the heartbeat tells: how far the worker is, and whether it waits for somebody else."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.waiting = True
+
+    def set_waiting(self, waiting: bool) -> None:
+        self.waiting = waiting
+        self.count += 1
+
+    def text(self, beats: int) -> str:
+        return f"{beats} {self.count} {'waiting' if self.waiting else 'working'}"
+
+
+class Member:
+    """A worker's side of membership.
+
+    Args:
+        store: the main thread's client; heartbeat and watch get clones.
+        name: position that this process started in, `k.r`.
+        heartbeat: seconds between beats.
+        interrupt: called from the watch thread when the current generation is over; wakes the main thread.
+    """
+
+    def __init__(self, store: Store, name: str, heartbeat: float, interrupt: Callable[[], None]) -> None:
+        self.store, self.name, self.progress = store, name, Progress()
+        self._interrupt = interrupt
+        self._lock = threading.Lock()
+        self._generation = 0
+        for target, client in ((self._beat, store.clone()), (self._watch, store.clone())):
+            threading.Thread(target=self._or_exit, args=(target, client, heartbeat), daemon=True).start()
+
+    def ready(self, incarnation: int) -> None:
+        """Start-up of this position's `incarnation`-th process is done."""
+        self.store.set(f"ready/{self.name}/{incarnation}", "1")
+
+    def next_record(self) -> Record:
+        """Wait for the next generation that this worker has a part in and that is not over yet."""
+        self.progress.set_waiting(True)
+        while True:
+            text = self.store.wait(f"proposal/{self._generation + 1}", 3600.0)
+            if text is None:
+                continue
+            with self._lock:
+                self._generation += 1
+            record = decode_record(text)
+            if self.name in record.live and not self.store.has_all([f"stop/{self._generation}"]):
+                return record
+
+    def acknowledge(self) -> None:
+        self.store.set(f"ack/{self._generation}/{self.name}", "1")
+
+    def formed(self, error: str = "") -> None:
+        """The groups stand, or why they do not."""
+        self.store.set(f"formed/{self._generation}/{self.name}", error)
+
+    def permitted(self, what: str) -> bool:
+        """Wait until the generation may "form" or "run"; False when it is over instead."""
+        self.progress.set_waiting(True)
+        answer = None
+        while answer is None:
+            answer = self.store.wait(f"{what}/{self._generation}", 3600.0)
+        self.progress.set_waiting(False)
+        return answer == GO
+
+    def report(self, step: int, report: Report) -> None:
+        self.store.set(f"report/{self._generation}/{step}/{self.name}", encode(report))
+
+    def decision(self, step: int) -> Facts:
+        """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
+        self.progress.set_waiting(True)
+        text = None
+        while text is None:
+            text = self.store.wait(f"commit/{self._generation}/{step}", 3600.0)
+        self.progress.set_waiting(False)
+        if text == VOID:
+            raise GenerationOver
+        return decode_facts(text)
+
+    def trouble(self, message: str) -> None:
+        """The transport broke here."""
+        self.store.set(f"trouble/{self._generation}/{self.name}", message)
+
+    def leave_digests(self, digests: dict[int, str]) -> None:
+        """The run is over: sha256 of each hosted stage's final state."""
+        self.store.set(f"final/{self.name}", msgspec.json.encode(digests).decode())
+
+    def plan(self, digest: str) -> str:
+        """The text of a plan file."""
+        text = self.store.wait(f"plan/{digest}", 60.0)
+        if text is None:
+            raise RunError(f"worker {self.name}: plan {digest} is not in the store")
+        return text
+
+    def _beat(self, store: Store, heartbeat: float) -> None:
+        beats = 0
+        while True:
+            store.set(f"beat/{self.name}", self.progress.text(beats))
+            beats += 1
+            time.sleep(heartbeat)
+
+    def _watch(self, store: Store, _: float) -> None:
+        """Interrupt the main thread when its generation stops, and never in a later one."""
+        watched = 1
+        while True:
+            if store.wait(f"stop/{watched}", 3600.0) is None:
+                continue
+            with self._lock:
+                if self._generation == watched:
+                    self._interrupt()
+            watched += 1
+
+    def _or_exit(self, target: Callable[[Store, float], None], store: Store, heartbeat: float) -> None:
+        """Without its launcher a worker has no purpose: it ends at once instead of training on unseen."""
+        with contextlib.suppress(BaseException):
+            target(store, heartbeat)
+        print(f"worker {self.name}: the launcher's store is gone, ending", file=sys.stderr, flush=True)
+        os._exit(3)

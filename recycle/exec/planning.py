@@ -1,0 +1,212 @@
+"""Plans for whoever is alive: made ahead in a child process, at once when they are needed now.
+
+`exec` does not know how to plan. It is handed a planner, a function importable by name, and calls it in child
+processes, so that heartbeats never wait for a solver: one child works through the likely vectors, the other answers
+what is wanted this moment. Plans are kept by failure vector and used in the names of the processes that are alive,
+so that every survivor keeps its position and what is re-routed is what the dead worker was home to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recycle.errors import RunError
+from recycle.exec.coordinator import Ready
+from recycle.files import write_whole
+from recycle.ir.check import check
+from recycle.ir.formats import native
+from recycle.ir.lower import with_barrier
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import simulate
+from recycle.job import Job
+from recycle.plans import Plan, Vector, failure_vector
+from recycle.shape import Shape, Worker
+
+Planner = Callable[[Job, Vector, bool], str]
+"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it."""
+
+
+def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:
+    """Failure vectors that leave every rank a live worker, fewest dead first, up to `failures` dead."""
+    for dead in range(failures + 1):
+        for vector in itertools.product(range(shape.pipelines), repeat=shape.ranks):
+            if sum(vector) == dead:
+                yield vector
+
+
+class PlanService:
+    """Plans of one run, by failure vector.
+
+    Args:
+        job: what to plan for.
+        planner: see `Planner`; None when only `schedule` shall run.
+        directory: plan files in use are written here as `<hash>.json`.
+        schedule: a schedule of the user's own, for the set of workers that it leaves alive.
+        ahead: failures to plan for before they happen.
+    """
+
+    def __init__(
+        self, job: Job, planner: Planner | None, directory: Path, schedule: Schedule | None = None, ahead: int = 2
+    ) -> None:
+        self._job, self._directory = job, directory
+        self._own = None if schedule is None else (frozenset(schedule.failed), schedule)
+        self._plans: dict[Vector, Plan] = {}
+        self._used: dict[frozenset[Worker], Ready] = {}
+        self._errors: dict[Vector, str] = {}
+        self._answers: queue.SimpleQueue[tuple[Vector, str, str]] = queue.SimpleQueue()
+        self._asked: set[Vector] = set()
+        self._background = self._urgent = None
+        if planner is not None:
+            self._background, self._urgent = (_Child(job, planner, self._answers) for _ in range(2))
+            for vector in likely_vectors(job.shape, min(ahead, job.shape.worker_count - 1)):
+                self._background.ask(vector, quick=False)
+
+    @property
+    def planned(self) -> int:
+        """Vectors that have a plan by now."""
+        self._collect()
+        return len(self._plans)
+
+    def ready(self, failed: frozenset[Worker]) -> Ready | None:
+        """The plan without the failed workers; None while it is being made. Raises RunError if none can be made."""
+        if failed in self._used:
+            return self._used[failed]
+        if self._own is not None and self._own[0] == failed:
+            return self._use(failed, self._own[1], None)
+        self._collect()
+        vector = failure_vector(self._job.shape, failed)
+        if vector in self._plans:
+            plan = self._plans[vector].for_processes(failed)
+            return self._use(failed, plan.schedule, plan)
+        if vector in self._errors:
+            raise RunError(f"no plan for {vector} dead workers per stage: {self._errors[vector]}")
+        if self._urgent is None:
+            raise RunError(f"no plan for {vector} dead workers per stage, and no planner was given")
+        if vector not in self._asked:
+            self._asked.add(vector)
+            self._urgent.ask(vector, quick=True)
+        return None
+
+    def _collect(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                vector, text, error = self._answers.get_nowait()
+                if error:
+                    self._errors.setdefault(vector, error)
+                else:
+                    self._plans[vector] = Plan.from_text(text, f"plan for {vector}")
+                    self._errors.pop(vector, None)
+
+    def _use(self, failed: frozenset[Worker], schedule: Schedule, plan: Plan | None) -> Ready:
+        """No schedule reaches a worker unchecked, wherever it comes from."""
+        require_valid(schedule, self._job)
+        if plan is None:
+            timeline = simulate(with_barrier(schedule), self._job.profile())
+            period = timeline.period
+            text = native.dumps(schedule.with_metadata(period=period, makespan=timeline.makespan))
+        else:
+            period, text = plan.period, plan.text()
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        write_whole(self._directory / f"{digest}.json", text)
+        ready = Ready(digest, text, {worker: worker for worker in schedule.live}, period)
+        self._used[failed] = ready
+        return ready
+
+    def close(self) -> None:
+        """End the children."""
+        for child in (self._background, self._urgent):
+            if child is not None:
+                child.close()
+
+
+def require_valid(schedule: Schedule, job: Job) -> None:
+    """Raise RunError with the first error that `check` finds."""
+    if schedule.shape != job.shape:
+        raise RunError(f"the schedule is for {schedule.shape}, the job for {job.shape}")
+    profile, limits = job.profile(), job.activation_limits()
+    errors = [f for f in check(schedule, profile=profile, limits=limits) if f.severity == "error"]
+    if not errors:
+        ready = check(with_barrier(schedule), profile=profile, limits=limits, about_to_run=True)
+        errors = [f for f in ready if f.severity == "error"]
+    if errors:
+        first = errors[0]
+        place = f"worker {first.worker}, position {first.position}: " if first.worker is not None else ""
+        more = f" ({len(errors) - 1} more errors; see `recycle check`)" if len(errors) > 1 else ""
+        raise RunError(f"the schedule does not pass check: {place}{first.rule}: {first.message}{more}")
+
+
+class _Child:
+    """A planner in a process of its own: one request per line in, one answer per line out."""
+
+    def __init__(self, job: Job, planner: Planner, answers: queue.SimpleQueue[tuple[Vector, str, str]]) -> None:
+        name = f"{planner.__module__}:{planner.__qualname__}"
+        self._answers, self._pending = answers, list[Vector]()
+        self._process: Any = subprocess.Popen(
+            [sys.executable, "-m", "recycle.exec.planning", name, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self._process.stdin.write(json.dumps({"job": job.to_toml()}) + "\n")
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def ask(self, vector: Vector, quick: bool) -> None:
+        self._pending.append(vector)
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"vector": vector, "quick": quick}) + "\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            vector = tuple(answer["vector"])
+            self._pending.remove(vector)
+            self._answers.put((vector, answer["text"], answer["error"]))
+        for vector in self._pending:
+            self._answers.put((vector, "", "the planner's process ended"))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _serve(name: str, parent: str) -> None:
+    """The child: read requests from standard input, answer on standard output; a solver's chatter goes elsewhere."""
+    from recycle.exec.processes import die_with_parent
+
+    die_with_parent(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(5)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module, _, function = name.partition(":")
+    planner = getattr(importlib.import_module(module), function)
+    job = Job.from_toml(json.loads(sys.stdin.readline())["job"])
+    for line in sys.stdin:
+        request = json.loads(line)
+        text, error = "", ""
+        try:
+            text = planner(job, tuple(request["vector"]), request["quick"])
+        except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
+            error = f"{type(failure).__name__}: {failure}"
+        answers.write(json.dumps({"vector": request["vector"], "text": text, "error": error}) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

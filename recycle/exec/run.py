@@ -1,0 +1,118 @@
+"""Run a schedule of one's own on the job's real stages: in this process, or with one process per worker."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from recycle.exec.coordinator import decide
+from recycle.exec.interpreter import Interpreter
+from recycle.exec.launcher import RunResult, check_request, train
+from recycle.exec.local import Exchange, LocalTransport
+from recycle.exec.membership import Facts, Report
+from recycle.exec.planning import require_valid
+from recycle.exec.stages import build_stages
+from recycle.ir.instruction import Instruction
+from recycle.ir.lower import with_barrier
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import event_graph
+from recycle.job import Job
+from recycle.shape import Worker
+
+
+def run(
+    schedule: Schedule,
+    job: Job,
+    *,
+    steps: int | None = None,
+    transport: Literal["local", "gloo"] = "local",
+    directory: str | Path | None = None,
+) -> RunResult:
+    """Train `job` on `schedule`, from step 0.
+
+    Args:
+        schedule: lowered or compute-only; it must pass `check` for the job.
+        job: the model, the data and the optimizer.
+        steps: iterations; the job's own number when left out.
+        transport: "local" runs all workers in this process, one instruction at a time; "gloo" starts a process per
+            worker and leaves a run directory.
+        directory: of the run, for "gloo"; a temporary one when left out.
+
+    Returns:
+        Metrics, digests of the final state, and for "gloo" the run directory.
+
+    Raises:
+        RunError, JobError: the schedule does not pass `check` or does not fit the job.
+    """
+    if transport == "gloo":
+        return train(job, directory or tempfile.mkdtemp(prefix="recycle-"), steps=steps, schedule=schedule)
+    require_valid(schedule, job)
+    check_request(job, (), schedule.failed)
+    return _LocalRun(with_barrier(schedule), job).run(steps or job.train.steps)
+
+
+class _LocalRun:
+    """All workers of a schedule in one process."""
+
+    def __init__(self, schedule: Schedule, job: Job) -> None:
+        self.schedule, self.job = schedule, job
+        self.exchange = Exchange()
+        self.stages = {worker: build_stages(job, schedule.stages_of(worker)) for worker in schedule.live}
+        self.programs: dict[Worker, Sequence[Instruction]] = {w: schedule.program(w) for w in schedule.live}
+        graph = event_graph(schedule)
+        self.order = [schedule.position(row) for row in graph.order.tolist() if row < graph.dependencies.rows]
+        self.facts: Facts | None = None
+        self.interpreters = {
+            worker: Interpreter(
+                self.stages[worker],
+                job.shape.stages,
+                LocalTransport(worker, self.exchange),
+                lambda stage, worker=worker: self._step(worker, stage),
+            )
+            for worker in schedule.live
+        }
+
+    def run(self, steps: int) -> RunResult:
+        result = RunResult()
+        for iteration in range(steps):
+            self._iterate(iteration)
+            assert self.facts is not None, "a checked schedule steps in every iteration"
+            result.metrics.append(
+                {
+                    "step": iteration,
+                    "loss": self.facts.loss,
+                    "grad_norm": self.facts.grad_norm,
+                    "mode": self.facts.mode,
+                    "live_workers": len(self.schedule.live),
+                }
+            )
+        for worker, stages in self.stages.items():
+            result.digests[str(worker)] = {index: stage.state_digest() for index, stage in stages.items()}
+        return result
+
+    def _iterate(self, iteration: int) -> None:
+        self._iteration = iteration
+        self.facts = None
+        self.exchange.reduced.clear()
+        for worker, interpreter in self.interpreters.items():
+            interpreter.begin(self.programs[worker], iteration)
+        self.exchange.sums.clear()
+        for worker in self.schedule.live:
+            for index, stage in self.stages[worker].items():
+                self.exchange.sums.setdefault(index, []).append(stage.gradient_buffers())
+        for worker, position in self.order:
+            self.interpreters[worker].execute(self.programs[worker][position])
+
+    def _step(self, worker: Worker, stage: int) -> None:
+        """The first STEP decides for all: the barrier has put it behind every reduce."""
+        if self.facts is None:
+            reports = {}
+            for host, stages in self.stages.items():
+                losses = [loss for hosted in stages.values() if (loss := hosted.loss_sum()) is not None]
+                norms = {index: hosted.gradient_norm_squared() for index, hosted in stages.items()}
+                reports[str(host)] = Report(norms, sum(losses) if losses else None)
+            self.facts = decide(self.job, self._iteration, reports)
+        if self.facts.clip_factor is not None:
+            self.stages[worker][stage].step(self._iteration, self.facts.clip_factor)

@@ -1,0 +1,289 @@
+"""A stage as the interpreter sees it, and the real one: a part of a megatron-core GPT.
+
+`Stage` is the protocol below the interpreter: the numerics of F, I, W, B, of the gradient sum and of the optimizer
+step, and nothing of order, transfer or membership. `MegatronStage` computes them; `EmulatedStage` (emulated.py) only
+takes their time.
+
+One micro-batch's gradient depends on weights, data, kernel, thread count and kind of hardware, never on who computes
+it or when. With `exact` accumulation the sum does not depend on order either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.accumulate import ACCUMULATORS, ExactSum, Layout
+from recycle.exec.data import Corpus
+from recycle.exec.optimizer import Optimizer, decays
+from recycle.job import Job
+from recycle.shape import MicroBatch
+
+if TYPE_CHECKING:
+    from recycle.exec.backward import WeightGradientStore
+
+LOSS_EXPONENT = 16
+"""A micro-batch's loss may be at most 2^16; its grid is then finer than fp32 for every loss above 2^-8."""
+
+
+class Stage(Protocol):
+    """What one hosted stage can do.
+
+    Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
+    `backward_weight`, in any order between micro-batches. After all of them: a reduction that sums
+    `gradient_buffers` in place over the stage's hosts, `gradient_norm_squared`, `step`.
+
+    Attributes:
+        index: the stage s.
+    """
+
+    index: int
+
+    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
+
+    def begin_iteration(self, step: int) -> None:
+        """Take up iteration `step`, from a clean state also when the last one was interrupted anywhere."""
+
+    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        """F. Takes the input (None on stage 0), which must keep its content until the backward.
+
+        Returns the output to send, detached; None on the last stage, whose loss is kept.
+        """
+
+    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """I. Takes the gradient by the output (None on the last stage); leaves the weight gradients to W.
+
+        Returns the gradient by the input; None on stage 0.
+        """
+
+    def backward_weight(self, micro_batch: MicroBatch) -> None:
+        """W of a micro-batch whose I is done."""
+
+    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """B: I and W in one go, to the same bits."""
+
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        """The live flat sums of gradients: fp64 when `exact`, fp32 when `fast`."""
+
+    def loss_sum(self) -> float | None:
+        """Exact sum of the losses of the micro-batches that ran here this iteration; None but on the last stage."""
+
+    def gradient_norm_squared(self) -> float:
+        """After the reduction: squared norm of the stage's mean gradient, the same bits on all hosts.
+
+        Not finite when any gradient was not finite or beyond the bound of `exact`.
+        """
+
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """After the reduction: one AdamW update with the learning rate of `iteration`."""
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """All that a re-joining peer must copy: the live tensors, in fixed order, complete before the first step."""
+
+    def state_digest(self) -> str:
+        """sha256 over `state_tensors`."""
+
+    def held_micro_batches(self) -> int:
+        """Micro-batches that hold memory: from the start of F to the end of W (or B)."""
+
+
+class MegatronStage:
+    """A GPTModel part with split backward, own gradient sum and own optimizer.
+
+    Args:
+        job: sizes, seeds, accumulation, optimizer.
+        index: the stage.
+        device: where it computes.
+        corpus: gives the micro-batches.
+        part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
+
+    Attributes:
+        parameters: the live parameters by their name in the whole model.
+    """
+
+    def __init__(self, job: Job, index: int, device: torch.device, corpus: Corpus, part: Any) -> None:
+        from recycle.exec.backward import WeightGradientStore, split_linears
+        from recycle.exec.gpt import global_names
+
+        self.index = index
+        self._device = device
+        self._corpus = corpus
+        self._micro_batches = job.shape.micro_batches
+        self._divisor = job.shape.global_micro_batches
+        self._is_first = index == 0
+        self._is_last = index == job.shape.stages - 1
+        self._message_shape = (job.model.sequence, job.data.micro_batch_size, job.model.hidden)
+        self._model = part.to(device)
+        self._positions_of_tokens = torch.arange(job.model.sequence, device=device).expand(
+            job.data.micro_batch_size, job.model.sequence
+        )
+
+        named = global_names(part, first_layer=sum(job.layers_per_stage()[:index]))
+        self.parameters = dict(sorted(named.items(), key=lambda item: not decays(item[1])))
+        parameters = list(self.parameters.values())
+        self._optimizer = Optimizer(parameters, job.train)
+        self._sum = ACCUMULATORS[job.train.accumulation](
+            self._optimizer.layout, self._divisor, job.train.gradient_exponent, device
+        )
+        self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
+
+        self._place: dict[torch.Tensor, int] = {parameter: place for place, parameter in enumerate(parameters)}
+        self._store: WeightGradientStore = WeightGradientStore(self._accumulate)
+        split_linears(part, self._store)
+        for parameter in parameters:
+            # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
+            parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
+        self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._iteration = 0
+
+    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+        return self._message_shape, torch.float32
+
+    def begin_iteration(self, step: int) -> None:
+        self._iteration = step
+        self._activations.clear()
+        self._store.clear()
+        self._sum.clear()
+        self._losses.clear()
+        for parameter in self._place:
+            # An exception inside a backward may have left one behind.
+            parameter.grad = None
+
+    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch in self._activations:
+            raise self._misuse("F", micro_batch, "its activations are already held")
+        if (activation is None) != self._is_first:
+            raise self._misuse("F", micro_batch, "stage 0 takes no input, every other stage takes one")
+        tokens = labels = None
+        if self._is_first or self._is_last:
+            tokens, labels = (part.to(self._device) for part in self._batch(micro_batch))
+        entry = None
+        if activation is not None:
+            entry = activation.detach().requires_grad_()
+            self._model.set_input_tensor(entry)
+        output: torch.Tensor = self._model(
+            input_ids=tokens,
+            position_ids=self._positions_of_tokens,
+            attention_mask=None,
+            labels=labels if self._is_last else None,
+        )
+        if activation is not None:
+            # The model would keep the last micro-batch's input alive.
+            self._model.set_input_tensor(None)
+        if self._is_last:
+            output = output.mean()
+            self._losses.add(0, output.detach().reshape(1))
+        self._activations[micro_batch] = (entry, output)
+        return None if self._is_last else output.detach()
+
+    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch in self._store.waiting():
+            raise self._misuse("I", micro_batch, "its I is done already")
+        with self._store.record(micro_batch):
+            return self._run_backward("I", micro_batch, gradient)
+
+    def backward_weight(self, micro_batch: MicroBatch) -> None:
+        if micro_batch not in self._store.waiting():
+            raise self._misuse("W", micro_batch, "its I has not run")
+        self._store.flush(micro_batch)
+
+    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        return self._run_backward("B", micro_batch, gradient)
+
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        return [self._sum.buffer]
+
+    def loss_sum(self) -> float | None:
+        return float(self._losses.buffer.sum()) if self._is_last else None
+
+    def gradient_norm_squared(self) -> float:
+        return self._sum.mean_norm_squared(self._divisor)
+
+    def mean_gradients(self) -> dict[str, torch.Tensor]:
+        """Mean gradient of each parameter by global name, fp32; after the reduction."""
+        views = self._sum.layout.views(self._sum.mean(self._divisor))
+        return dict(zip(self.parameters, views, strict=True))
+
+    def step(self, iteration: int, clip_factor: float) -> None:
+        self._optimizer.step(self._sum.mean(self._divisor), iteration, clip_factor)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        return self._optimizer.state_tensors()
+
+    def state_digest(self) -> str:
+        return digest(self.state_tensors())
+
+    def held_micro_batches(self) -> int:
+        return len(self._activations.keys() | self._store.waiting())
+
+    def _batch(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._corpus.batch(self._iteration, micro_batch.pipeline * self._micro_batches + micro_batch.index)
+
+    def _run_backward(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch not in self._activations:
+            raise self._misuse(kind, micro_batch, "its F has not run")
+        if (gradient is None) != self._is_last:
+            raise self._misuse(kind, micro_batch, "the last stage takes no gradient, every other stage takes one")
+        entry, output = self._activations.pop(micro_batch)
+        torch.autograd.backward(output, gradient)
+        return None if entry is None else entry.grad
+
+    def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._sum.add(self._place[parameter], gradient)
+
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        # The hook fires for a weight of the store too, with nothing in it.
+        if gradient is not None:
+            self._accumulate(parameter, gradient)
+
+    def _misuse(self, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
+        where = f"stage {self.index}, iteration {self._iteration}"
+        return RunError(f"{where}: {kind} of micro-batch {micro_batch}: {why}")
+
+
+def default_device(local_rank: int = 0) -> torch.device:
+    """The only place that chooses a device: the GPU of this local rank, else the CPU."""
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def build_stage(job: Job, index: int, device: torch.device, corpus: Corpus) -> MegatronStage:
+    """Stage `index` of the job's model, ready for its first iteration.
+
+    Sets this process up for it: megatron-core's process groups, the thread count (another count may give other bits)
+    and, with `exact` accumulation, deterministic kernels. On a GPU those want `CUBLAS_WORKSPACE_CONFIG=:4096:8` in
+    the environment of the process.
+
+    Raises:
+        RunError: tensor parallelism is asked for, or this megatron-core is not a tested one.
+    """
+    if job.grid.tensor_parallel != 1:
+        raise RunError(f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but stages compute on one device each")
+    torch.set_num_threads(job.train.threads)
+    if job.train.accumulation == "exact":
+        torch.use_deterministic_algorithms(True)
+        # Filling every fresh tensor helps to find bugs and costs time; it changes no result.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        # megatron-core tells of every optional package that is missing, in every process.
+        warnings.simplefilter("ignore")
+        # It also takes seconds to import; emulated stages and the protocol do without.
+        from recycle.exec.backward import require_tested_version
+        from recycle.exec.gpt import build_part, ensure_parallel_state
+
+        require_tested_version()
+        ensure_parallel_state(device)
+        return MegatronStage(job, index, device, corpus, build_part(job, index))
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    """sha256 over the bytes of `tensors` in order, as hexadecimal text."""
+    result = hashlib.sha256()
+    for tensor in tensors:
+        result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()

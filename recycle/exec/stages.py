@@ -1,0 +1,21 @@
+"""Which stages a worker process builds: the job's kind of stage, one per hosted index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from recycle.exec.stage import Stage
+from recycle.job import Job
+
+
+def build_stages(job: Job, indices: Iterable[int]) -> dict[int, Stage]:
+    """Stage index -> a freshly initialised stage of the job's kind. Every process gets the same initial bits."""
+    if job.model.kind == "emulated":
+        from recycle.exec.emulated import EmulatedStage
+
+        return {index: EmulatedStage(job, index, scale=job.model.seconds_per_unit) for index in indices}
+    from recycle.exec.data import load_corpus
+    from recycle.exec.stage import build_stage, default_device
+
+    corpus, device = load_corpus(job), default_device()
+    return {index: build_stage(job, index, device, corpus) for index in indices}

@@ -1,0 +1,58 @@
+"""What the interpreter stands on to move tensors: the Transport protocol, and the lanes both transports share.
+
+A lane is a directed pair of workers. Sends and receives of a lane pair up in program order, so each transfer is
+named by (lane, place in it); a schedule that passed `check` has the same order at both ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from recycle.errors import RecycleError
+from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
+from recycle.shape import Worker
+
+Pending = Callable[[], torch.Tensor]
+"""A posted receive: calling it waits for the tensor and returns it."""
+
+
+class TransportError(RecycleError):
+    """A transfer or a reduction broke off: a peer is gone, the generation is over, or a timeout expired."""
+
+
+class Transport(Protocol):
+    """Moves activations, gradients and gradient sums between the workers of one generation."""
+
+    def begin(self, program: Sequence[Instruction]) -> None:
+        """A new iteration of `program` starts; receives may be posted from now on."""
+
+    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+        """Start sending; returns at once. The tensor must not be written until `finish`."""
+
+    def receive(self, instruction: Transfer) -> Pending:
+        """The receive that `instruction` names, posted at the latest now."""
+
+    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
+        """Sum `buffers` in place over all hosts of `stage`. Returns when the sum is there."""
+
+    def finish(self) -> None:
+        """Wait until everything sent in this iteration has left."""
+
+    def close(self) -> None:
+        """End the generation here; peers that wait for this worker wake up with TransportError."""
+
+
+def lane_places(program: Sequence[Instruction]) -> dict[Instruction, int]:
+    """Transfer -> its place in its lane, counted from 0 separately for each peer and direction."""
+    counts: Counter[tuple[bool, Worker]] = Counter()
+    places: dict[Instruction, int] = {}
+    for instruction in program:
+        if isinstance(instruction, Transfer):
+            lane = (isinstance(instruction, RecvActivation | RecvGradient), instruction.peer)
+            places[instruction] = counts[lane]
+            counts[lane] += 1
+    return places

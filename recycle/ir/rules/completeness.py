@@ -1,0 +1,183 @@
+"""Completeness: each micro-batch exactly once per stage, all its halves on the worker that ran its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from recycle.ir.dependencies import Rows
+from recycle.ir.instruction import STAGE_KINDS, Kind
+from recycle.ir.rules.rule import Defect, Flags, Inspection, firsts, is_kind, listed, rule
+
+
+@rule("stage-range", "a stage that the shape does not have")
+def stage_range(inspection: Inspection) -> Iterator[Defect]:
+    """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot be
+    placed anywhere. Change the stage, or the shape that the schedule was built with. Reported once per worker."""
+    stages, pieces = inspection.schedule.shape.stages, inspection.pieces
+    hint = f"stages count from 0 to {stages - 1}: change the stage or the shape"
+    outside = (pieces.stage < 0) | (pieces.stage >= stages)
+    for row, more in _per_worker(inspection, pieces.row[outside]):
+        yield Defect(f"the shape has {stages} stage(s), none with this number{more}", hint, row)
+    for tie in inspection.schedule.ties:
+        strange = [stage for stage in tie if not 0 <= stage < stages]
+        if strange:
+            yield Defect(f"the tie {list(tie)} names stage {strange[0]}, the shape has {stages} stage(s)", hint)
+
+
+@rule("micro-batch-range", "a micro-batch that the shape does not have")
+def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
+    """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Any other
+    is data that nobody loads. Change the micro-batch, or the shape that the schedule was built with. Reported once
+    per worker."""
+    shape, pieces = inspection.schedule.shape, inspection.pieces
+    in_stage = (pieces.stage >= 0) & (pieces.stage < shape.stages)
+    last = f"{shape.pipelines - 1}.{shape.micro_batches - 1}"
+    for row, more in _per_worker(inspection, pieces.row[in_stage & ~pieces.valid]):
+        yield Defect(
+            f"the shape ({shape}) has no such micro-batch{more}",
+            f"micro-batches run from 0.0 to {last}: rename it, or enlarge the shape",
+            row,
+        )
+
+
+def _per_worker(inspection: Inspection, rows: Rows) -> Iterator[tuple[int, str]]:
+    """The first of the rows of each worker, and a note on the others."""
+    rows = np.unique(rows)
+    _, first, count = firsts(inspection.schedule.columns.worker[rows].astype(np.int64))
+    for place, entries in zip(first.tolist(), count.tolist(), strict=True):
+        more = f" (and {entries - 1} more on this worker)" if entries > 1 else ""
+        yield int(rows[place]), more
+
+
+@rule("duplicate", "a forward or backward is there twice")
+def duplicate(inspection: Inspection) -> Iterator[Defect]:
+    """Each micro-batch is used exactly once per iteration and stage. A second F, B, I or W of the same micro-batch
+    and stage would count its gradient twice, on whichever worker it stands. Remove one of the two."""
+    pieces, at = inspection.pieces, inspection.computes
+    keys = inspection.cell[at] * 4 + pieces.kind[at]
+    by_row = np.argsort(pieces.row[at], kind="stable")
+    at, keys = at[by_row], keys[by_row]
+    _, first, count = firsts(keys)
+    original = {int(keys[f]): int(pieces.row[at[f]]) for f in first[count > 1].tolist()}
+    repeats = np.setdiff1d(np.flatnonzero(np.isin(keys, list(original))), first)
+    for place in repeats.tolist():
+        yield Defect(
+            f"the same work is there already: {inspection.at(original[int(keys[place])])}",
+            "each micro-batch counts once per stage: remove one of the two",
+            int(pieces.row[at[place]]),
+        )
+
+
+@rule("mixed-backward", "a whole backward beside one of its halves")
+def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
+    """A backward is written either as one B or as I and W. B together with I or W of the same micro-batch and stage
+    computes the same gradient twice. Keep B, or keep I and W."""
+    whole, halves = inspection.counts[Kind.BACKWARD], _halves(inspection)
+    for cell in np.flatnonzero((whole > 0) & (halves > 0)).tolist():
+        row = int(_rows(inspection, cell, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)[0])
+        b = int(_rows(inspection, cell, Kind.BACKWARD)[0])
+        yield Defect(
+            f"{inspection.at(b)} does this work too: B is I and W in one go",
+            "keep either the B, or the I and the W",
+            row,
+        )
+
+
+def _halves(inspection: Inspection) -> Rows:
+    return inspection.counts[Kind.BACKWARD_INPUT] + inspection.counts[Kind.BACKWARD_WEIGHT]
+
+
+def _rows(inspection: Inspection, cell: int, *kinds: Kind) -> Rows:
+    pieces, at = inspection.pieces, inspection.computes
+    return np.sort(pieces.row[at[(inspection.cell[at] == cell) & is_kind(pieces.kind[at], kinds)]])
+
+
+@rule("missing", "a forward or backward that is not there")
+def missing(inspection: Inspection) -> Iterator[Defect]:
+    """Every stage must run F and B, or F, I and W, of every micro-batch of all pipelines, those of a failed worker
+    too: a peer takes them. Micro-batches that a whole stage or the whole schedule leaves out are reported together.
+    Add the instruction that is missing, or correct the shape."""
+    shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
+    yield from _absent(inspection, ((f + b + i + w) == 0).reshape(shape.stages, shape.global_micro_batches))
+    split = (b == 0) & ((i > 0) | (w > 0))
+    holes = (
+        ("F", "forward", (f == 0) & (b + i + w > 0)),
+        ("B", "backward (B, or I and W)", (f > 0) & (b + i + w == 0)),
+        ("W", "weight gradient", split & (w == 0)),
+        ("I", "input gradient", split & (i == 0)),
+    )
+    for token, name, hole in holes:
+        yield from _incomplete(inspection, token, name, hole)
+
+
+def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
+    """Micro-batches that no stage runs, then those that single stages leave out."""
+    hint = "add its forward and backward, on its home worker or on a peer; or correct the shape"
+    nowhere = absent.all(axis=0)
+    if nowhere.any():
+        names = [inspection.micro_batch(number) for number in np.flatnonzero(nowhere).tolist()]
+        yield Defect(f"no stage runs micro-batch {listed(names)}", hint)
+    orphaned = ~inspection.hosted[~inspection.dead].any(axis=0)
+    for stage in np.flatnonzero((absent & ~nowhere).any(axis=1) & ~orphaned).tolist():
+        names = [inspection.micro_batch(number) for number in np.flatnonzero(absent[stage] & ~nowhere).tolist()]
+        yield Defect(f"stage {stage} does not run micro-batch {listed(names)}", hint)
+
+
+def _incomplete(inspection: Inspection, token: str, name: str, hole: Flags) -> Iterator[Defect]:
+    """One defect per worker and stage, at the first instruction whose other part is missing."""
+    pieces, shape = inspection.pieces, inspection.schedule.shape
+    at = inspection.computes[hole[inspection.cell[inspection.computes]]]
+    at = at[np.argsort(pieces.row[at], kind="stable")]
+    host, first, _ = firsts(pieces.worker[at] * shape.stages + pieces.stage[at])
+    for key, place in zip(host.tolist(), first.tolist(), strict=True):
+        worker, stage = divmod(key, shape.stages)
+        mine = at[(pieces.worker[at] == worker) & (pieces.stage[at] == stage)]
+        names = [inspection.micro_batch(number) for number in np.unique(pieces.micro_batch[mine]).tolist()]
+        yield Defect(
+            f"the {name} of stage {stage} is missing for micro-batch {listed(names)}",
+            f"add {stage}{token}{names[0]} to worker {shape.worker_at(worker)}",
+            int(pieces.row[at[place]]),
+        )
+
+
+@rule("apart", "a backward is not on the worker that ran its forward")
+def apart(inspection: Inspection) -> Iterator[Defect]:
+    """B, I and W need the activation that their F left on its worker, and W what its I left there; activations are
+    never sent to another worker of the same stage. So all halves of a micro-batch run where its F ran: move them
+    together."""
+    for found in inspection.apart:
+        assert found.value is not None
+        row, cell = inspection.given(found.row), inspection.cell_of(found.value.stage, found.value.micro_batch)
+        if row is None or not inspection.complete[cell] or inspection.misplaced[cell]:
+            continue
+        kinds = (Kind.FORWARD, Kind.BACKWARD_INPUT)
+        made_by = [r for r in _rows(inspection, cell, *kinds).tolist() if not _same_worker(inspection, r, row)]
+        yield Defect(
+            f"it needs what {inspection.at(made_by[0])} left there" if made_by else "it is not where its forward ran",
+            "move it to that worker, or move the forward and all halves of the backward together",
+            row,
+        )
+
+
+def _same_worker(inspection: Inspection, row: int, other: int) -> bool:
+    worker = inspection.schedule.columns.worker
+    return bool(worker[row] == worker[other])
+
+
+@rule("not-lowered", "a schedule about to run without its transfers, reduces or steps")
+def not_lowered(inspection: Inspection) -> Iterator[Defect]:
+    """In a file for people or for exchange, transfers, reduces and steps may be left out: they are then implied. What
+    workers execute must hold them. Call `lower` first. Without REDUCE_GRAD and STEP, gradients are neither summed,
+    scaled nor applied."""
+    if not inspection.about_to_run:
+        return
+    lowered, origin = inspection.lowered.columns.kind, inspection.origin
+    added = lowered[origin < 0]
+    transfers = int((~is_kind(added, STAGE_KINDS)).sum())
+    left_out = [f"{transfers} transfer(s)"] if transfers else []
+    if is_kind(added, STAGE_KINDS).any():
+        left_out.append("every REDUCE_GRAD and STEP")
+    if left_out:
+        yield Defect(f"the schedule leaves out {' and '.join(left_out)}", "call lower(schedule) before running it")

@@ -1,0 +1,251 @@
+"""Order: what an instruction needs comes before it, and no instructions wait for each other in a circle.
+
+Needs that the instruction's own worker meets too late are found edge by edge. Circles over several workers are found
+in the event graph, after those edges (and the optimizer's, which have rules of their own) are taken out of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from recycle.ir.dependencies import Cause, Rows, compute_order, group_edges
+from recycle.ir.graph import topological_order
+from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS
+from recycle.ir.rules.optimizer import reduce_conflicts
+from recycle.ir.rules.rule import Defect, Flags, Inspection, is_kind, rule
+from recycle.ir.rules.transfers import fifo
+from recycle.ir.simulate import EventGraph, event_graph
+
+CYCLES = 5
+"""Independent cycles that are reported at most."""
+_STARTS = 8
+"""Instructions of a cycle from which a shorter one is looked for."""
+
+
+@rule("order", "an instruction before what it needs on its own worker")
+def order(inspection: Inspection) -> Iterator[Defect]:
+    """A worker runs its program from front to back. What an instruction needs from its own worker must stand before
+    it: a B or I behind its F (and behind the next stage's B, where that is on the same worker), a W behind its I, a
+    SEND behind its producer, a RECV before its consumer, a STEP behind its REDUCE_GRAD."""
+    source, target = _local_disorder(inspection)
+    misplaced = inspection.rows_in(inspection.misplaced)
+    told: set[int] = set()
+    for need, row in zip(inspection.origin[source].tolist(), inspection.origin[target].tolist(), strict=True):
+        if row in told or misplaced[row]:
+            continue
+        told.add(row)
+        yield Defect(
+            f"it needs {inspection.at(need)}, which comes later",
+            f"move {inspection.schedule.instruction(need)} before it",
+            row,
+        )
+
+
+def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
+    """Edges between rows of one worker that point backwards in its program, by row."""
+    graph, c = inspection.graph, inspection.lowered.columns
+    rows = (graph.source < graph.rows) & (graph.target < graph.rows) & (graph.cause != Cause.TRANSFER)
+    source, target = graph.source[rows], graph.target[rows]
+    wrong = (source > target) & (c.worker[source] == c.worker[target])
+    wrong &= (inspection.origin[source] >= 0) & (inspection.origin[target] >= 0)
+    source, target = source[wrong], target[wrong]
+    by_row = np.lexsort((source, target))
+    return source[by_row], target[by_row]
+
+
+@rule("deadlock", "instructions that wait for each other in a circle")
+def deadlock(inspection: Inspection) -> Iterator[Defect]:
+    """Each instruction waits for what it needs, for the one before it on its worker, and a transfer for the one
+    before it between the same two workers. Where this leads back to where it began, nobody moves: the run hangs. The
+    message follows the circle once around, each instruction with what it waits for. Change the order on any one of
+    the workers on it."""
+    events = inspection.events
+    if events.is_acyclic:
+        return
+    source, target = _edges(events)
+    keep = ~_explained(inspection, source, target)
+    broken = inspection.rows_in(inspection.broken)
+    for cycle in cycles(source[keep], target[keep], events.dependencies.nodes):
+        if any(broken[given] for given in map(inspection.given, cycle) if given is not None):
+            continue  # a consequence of what is wrong with that instruction itself
+        row, text = _describe(inspection, events, cycle)
+        yield Defect(
+            f"a circle of waits: {text}",
+            "change the order on one of these workers so that what the others wait for comes first",
+            row,
+        )
+
+
+@rule("serialised-transport", "deadlocks where a worker carries one transfer at a time", "warning")
+def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
+    """The order is fine as long as transfers run beside each other, but on a transport that carries one transfer of a
+    worker at a time, unbuffered and in program order (one NCCL stream), some of them wait for each other in a circle.
+    Write transfers in one global order, as `lower` does: strip them and lower again."""
+    if not inspection.has_transfers or not inspection.events.is_acyclic or any(fifo.find(inspection)):
+        return
+    events = event_graph(inspection.lowered, serialised=True)
+    if events.is_acyclic:
+        return
+    for cycle in cycles(*_edges(events), events.dependencies.nodes)[:1]:
+        row, text = _describe(inspection, events, cycle)
+        yield Defect(
+            f"with one transfer at a time this deadlocks, in a circle of waits: {text}",
+            "write sends and receives in one global order (take them out, then lower), or use a transport with lanes",
+            row,
+        )
+
+
+def _edges(events: EventGraph) -> tuple[Rows, Rows]:
+    return events.sources, np.repeat(np.arange(len(events.offsets) - 1), np.diff(events.offsets))
+
+
+def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
+    """Edges that other rules report: local disorder, early reduces and steps, reduce orders."""
+    graph, kind, nodes = inspection.graph, inspection.lowered.columns.kind, inspection.graph.nodes
+    late_source, late_target = _local_disorder(inspection)
+    explained = np.isin(source * nodes + target, late_source * nodes + late_target)
+    lowered_of = np.full(len(inspection.schedule.columns) + 1, -1, dtype=np.int64)
+    lowered_of[inspection.origin] = np.arange(len(inspection.origin))
+    conflicting = [int(lowered_of[row]) for pair in reduce_conflicts(inspection) for row in pair]
+    explained |= np.isin(target, conflicting) & (source >= graph.rows)
+    # A join that waits for its own waiter, or for a row behind it on its worker: early or duplicate updates.
+    worker = np.append(inspection.lowered.columns.worker, [-1]).astype(np.int64)
+    wide = np.append(is_kind(kind, STAGE_KINDS), [False])
+    at = np.minimum(source, graph.rows), np.minimum(target, graph.rows)
+    out = (source >= graph.rows) & (target < graph.rows) & wide[at[1]]
+    first = np.full((nodes - graph.rows) * inspection.schedule.shape.worker_count, nodes, dtype=np.int64)
+    workers = inspection.schedule.shape.worker_count
+    np.minimum.at(first, (source[out] - graph.rows) * workers + worker[target[out]], target[out])
+    into = np.flatnonzero((target >= graph.rows) & (source < graph.rows))
+    late = source[into] >= first[(target[into] - graph.rows) * workers + worker[source[into]]]
+    explained[into[late]] = True
+    return explained
+
+
+def cycles(source: Rows, target: Rows, nodes: int) -> list[list[int]]:
+    """Up to `CYCLES` cycles without a common node, each short, as nodes that wait for the next one around."""
+    found: list[list[int]] = []
+    while len(found) < CYCLES:
+        alive = _on_or_between_cycles(source, target, nodes)
+        keep = alive[source] & alive[target]
+        source, target = source[keep], target[keep]
+        if not len(source):
+            break
+        offsets, before = group_edges(source, target, nodes)
+        cycle = _shortest(_walk(offsets, before, int(target.min())), offsets, before)
+        found.append(cycle)
+        gone = np.isin(source, cycle) | np.isin(target, cycle)
+        source, target = source[~gone], target[~gone]
+    return found
+
+
+def _on_or_between_cycles(source: Rows, target: Rows, nodes: int) -> Flags:
+    """Nodes that neither run out of predecessors nor of successors."""
+    alive = np.ones(nodes, dtype=np.bool_)
+    for a, b in ((source, target), (target, source)):
+        offsets, following = group_edges(b, a, nodes)
+        alive[topological_order(offsets, following, np.bincount(b, minlength=nodes))] = False
+    return alive
+
+
+def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
+    """A cycle reached from `node` by going to the first predecessor again and again."""
+    place: dict[int, int] = {}
+    path: list[int] = []
+    while node not in place:
+        place[node] = len(path)
+        path.append(node)
+        node = int(before[offsets[node]])
+    return path[place[node] :]
+
+
+def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
+    """A shortest cycle through one of the first nodes of `cycle`, by breadth-first search."""
+    best = cycle
+    for start in cycle[:_STARTS]:
+        came_from: dict[int, int] = {}
+        queue = deque([start])
+        while queue and start not in came_from:
+            node = queue.popleft()
+            for previous in before[offsets[node] : offsets[node + 1]].tolist():
+                if previous not in came_from:
+                    came_from[previous] = node
+                    queue.append(previous)
+        path = [start]
+        while came_from[path[-1]] != start:
+            path.append(came_from[path[-1]])
+        if len(path) < len(best):
+            best = [start, *reversed(path[1:])]
+    return best
+
+
+def _describe(inspection: Inspection, events: EventGraph, cycle: list[int]) -> tuple[int | None, str]:
+    """(given row where the circle is entered, the circle as text). Rows that lowering added are passed over, and
+    steps along one worker's program are drawn together."""
+    steps = _program_steps(events)
+    shown = [node for node in cycle if inspection.given(node) is not None]
+    if not shown:
+        return None, f"{len(cycle)} events that lowering added"
+    turn = shown.index(min(shown))
+    shown = shown[turn:] + shown[:turn]
+    waits: list[tuple[int, int, bool]] = []
+    for node, needed in zip(shown, shown[1:] + shown[:1], strict=True):
+        follows = (needed, node) in steps
+        if waits and follows and waits[-1][2]:
+            waits[-1] = (waits[-1][0], needed, True)
+        else:
+            waits.append((node, needed, follows))
+    if len(waits) > 1 and waits[0][2] and waits[-1][2]:
+        last = waits.pop()
+        waits[0] = (last[0], waits[0][1], True)
+    parts = []
+    for node, needed, follows in waits:
+        first, second = inspection.given(node), inspection.given(needed)
+        assert first is not None
+        assert second is not None
+        parts.append(f"{inspection.at(first)} {'comes after' if follows else 'waits for'} {_name(inspection, second)}")
+    return inspection.given(waits[0][0]), "; ".join(parts)
+
+
+def _name(inspection: Inspection, row: int) -> str:
+    return str(inspection.schedule.instruction(row))
+
+
+def _program_steps(events: EventGraph) -> set[tuple[int, int]]:
+    columns = events.schedule.columns
+    before, after = compute_order(columns)
+    steps = set(zip(before.tolist(), after.tolist(), strict=True))
+    data = events.dependencies.source, events.dependencies.target
+    return steps - set(zip(data[0].tolist(), data[1].tolist(), strict=True))
+
+
+@rule("late-send", "a send behind other work than its producer", "warning")
+def late_send(inspection: Inspection) -> Iterator[Defect]:
+    """A SEND takes its place right after the instruction that makes its value. With other work between them the
+    receiver waits longer for nothing, as sends never hold up computing. Reported once per worker."""
+    if not inspection.has_transfers:
+        return
+    graph, c = inspection.graph, inspection.lowered.columns
+    sends = (graph.target < graph.rows) & (graph.source < graph.target)
+    sends[sends] = is_kind(c.kind[graph.target[sends]], inspection.sends)
+    producer, send = graph.source[sends], graph.target[sends]
+    own = c.worker[producer] == c.worker[send]
+    producer, send = producer[own], send[own]
+    worked = np.cumsum(~is_kind(c.kind, TRANSFER_KINDS))
+    late = worked[send] > worked[producer]
+    producer, send = producer[late], send[late]
+    by_row = np.argsort(send)
+    _, first = np.unique(c.worker[send[by_row]], return_index=True)
+    for place in first.tolist():
+        row, made = inspection.given(int(send[by_row[place]])), inspection.given(int(producer[by_row[place]]))
+        if row is not None and made is not None:
+            count = int((c.worker[send] == c.worker[send[by_row[place]]]).sum())
+            more = f" (and {count - 1} more sends of this worker)" if count > 1 else ""
+            yield Defect(
+                f"other work stands between it and its producer, {inspection.at(made)}{more}",
+                "move the send right behind its producer",
+                row,
+            )

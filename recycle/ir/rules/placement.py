@@ -1,0 +1,72 @@
+"""Placement: work stands on live workers that host its stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS
+from recycle.ir.rules.rule import Defect, Inspection, firsts, is_kind, listed, rule
+
+
+@rule("no-host", "a stage without a live host")
+def no_host(inspection: Inspection) -> Iterator[Defect]:
+    """A stage whose every host has failed, or that the placement gives to nobody, has no live copy of its parameters:
+    no schedule can run it. Give it to another worker that can copy them, or go back to a checkpoint."""
+    shape, hosted = inspection.schedule.shape, inspection.hosted
+    for stage in np.flatnonzero(~hosted[~inspection.dead].any(axis=0)).tolist():
+        dead = [str(shape.worker_at(w)) for w in np.flatnonzero(hosted[:, stage]).tolist()]
+        why = f"its hosts {listed(dead)} have all failed" if dead else "the placement gives it to no worker"
+        hint = "place it on a live worker, or restart from a checkpoint"
+        yield Defect(f"stage {stage} has no live host: {why}", hint)
+
+
+@rule("failed-worker", "work on, or a transfer with, a failed worker")
+def failed_worker(inspection: Inspection) -> Iterator[Defect]:
+    """A failed worker runs nothing, sends nothing and receives nothing. Its micro-batches go to peers of its stage,
+    with their transfers. Reported once per failed worker that has a program, and once per live worker and failed
+    peer otherwise."""
+    schedule, c = inspection.schedule, inspection.schedule.columns
+    sizes = np.diff(c.offsets)
+    for w in np.flatnonzero(inspection.dead & (sizes > 0)).tolist():
+        yield Defect(
+            f"worker {schedule.shape.worker_at(w)} has failed, yet it has a program of {int(sizes[w])} instruction(s)",
+            "give its micro-batches to peers of its stage, or take it off the list of failed workers",
+            int(c.offsets[w]),
+        )
+    silent = inspection.dead & (sizes == 0)
+    rows = np.flatnonzero(is_kind(c.kind, TRANSFER_KINDS))
+    rows = rows[silent[c.peer[rows]] & ~inspection.dead[c.worker[rows]]]
+    lanes = c.worker[rows].astype(np.int64) * schedule.shape.worker_count + c.peer[rows]
+    _, first, count = firsts(lanes)
+    for place, entries in zip(first.tolist(), count.tolist(), strict=True):
+        row = int(rows[place])
+        more = f" (and {entries - 1} more transfers with it)" if entries > 1 else ""
+        yield Defect(
+            f"worker {schedule.shape.worker_at(c.peer[row])} has failed and takes no part in any transfer{more}",
+            "exchange the value with the peer that took over the micro-batch",
+            row,
+        )
+
+
+@rule("not-hosted", "a stage run by a worker that does not host it")
+def not_hosted(inspection: Inspection) -> Iterator[Defect]:
+    """A worker can compute, reduce and step only the stages whose parameters it holds: those the placement gives it.
+    Work moves between workers of *different pipelines* that host the same stage, never along a pipeline. Reported
+    once per worker and stage, at the first instruction."""
+    shape, pieces = inspection.schedule.shape, inspection.pieces
+    at = np.flatnonzero(is_kind(pieces.kind, COMPUTE_KINDS | STAGE_KINDS) & pieces.valid)
+    at = at[~inspection.hosted[pieces.worker[at], pieces.stage[at]] & ~inspection.dead[pieces.worker[at]]]
+    at = at[np.argsort(pieces.row[at], kind="stable")]
+    keys, first, count = firsts(pieces.worker[at] * shape.stages + pieces.stage[at])
+    for key, place, entries in zip(keys.tolist(), first.tolist(), count.tolist(), strict=True):
+        w, stage = divmod(key, shape.stages)
+        worker = shape.worker_at(w)
+        hosts = [str(host) for host in inspection.schedule.hosts(stage)]
+        more = f", {entries} times in all" if entries > 1 else ""
+        yield Defect(
+            f"worker {worker} hosts stage {listed(inspection.schedule.stages_of(worker)) or 'none'}, not {stage}{more}",
+            f"move it to a host of stage {stage} ({listed(hosts) or 'none is alive'}), or change the placement",
+            int(pieces.row[at[place]]),
+        )

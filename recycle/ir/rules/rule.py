@@ -1,0 +1,285 @@
+"""What a rule is: a code, a severity, a paragraph, and a function from an `Inspection` to the defects it finds.
+
+An `Inspection` holds one schedule together with everything that rules ask about it, each worked out at most once. What
+a schedule leaves out (transfers; reduces and steps) is implied as `lower` writes it, while rows and positions in
+defects are those of the program as it was given.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.ir.dependencies import CARRIERS, Dependencies, Missing, Rows, Why, Work, work
+from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind
+from recycle.ir.lower import lower_with_origin
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import EventGraph, event_graph
+from recycle.profile import Profile
+from recycle.shape import MicroBatch, Worker
+
+Severity = Literal["error", "warning"]
+Flags = npt.NDArray[np.bool_]
+SHOWN = 6
+"""Names that a message lists before it says how many more there are."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        rule: code of the rule.
+        severity: "error" (the schedule must not run) or "warning".
+        worker, position: where; None when the finding is about the whole schedule. Positions count from 0 in the
+            program as it was given.
+        instruction: text of the instruction there, or None.
+        message, hint: what is wrong, and what to do.
+    """
+
+    rule: str
+    severity: Severity
+    worker: str | None
+    position: int | None
+    instruction: str | None
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What a rule's function yields: a message, a hint, and the row (or only the worker) that it is about."""
+
+    message: str
+    hint: str
+    row: int | None = None
+    worker: Worker | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table of rules.
+
+    Attributes:
+        code: what findings carry and `recycle check --explain` takes.
+        title: the rule in a few words.
+        severity: of every finding of this rule.
+        find: yields the defects; its docstring is the rule's documentation.
+    """
+
+    code: str
+    title: str
+    severity: Severity
+    find: Callable[[Inspection], Iterable[Defect]]
+
+    @property
+    def documentation(self) -> str:
+        return inspect.cleandoc(self.find.__doc__ or "")
+
+    def findings(self, inspection: Inspection) -> Iterator[Finding]:
+        schedule = inspection.schedule
+        for defect in self.find(inspection):
+            worker, position, instruction = defect.worker, None, None
+            if defect.row is not None:
+                worker, position = schedule.position(defect.row)
+                instruction = str(schedule.instruction(defect.row))
+            name = None if worker is None else str(worker)
+            yield Finding(self.code, self.severity, name, position, instruction, defect.message, defect.hint)
+
+
+def rule(code: str, title: str, severity: Severity = "error") -> Callable[[Callable[..., Iterable[Defect]]], Rule]:
+    """Make a rule of a function."""
+
+    def make(find: Callable[[Inspection], Iterable[Defect]]) -> Rule:
+        return Rule(code, title, severity, find)
+
+    return make
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """One schedule under inspection, with what to hold it against.
+
+    Attributes:
+        schedule: as given.
+        profile: bytes, and the share of an activation that is kept between I and W.
+        limits: activations that the workers of each rank may hold, or None.
+        byte_limit: bytes that any worker may hold, or None.
+        about_to_run: nothing is implied, because the workers execute the program as it is.
+    """
+
+    schedule: Schedule
+    profile: Profile
+    limits: Sequence[float] | None
+    byte_limit: float | None
+    about_to_run: bool
+
+    @cached_property
+    def _lowered(self) -> tuple[Schedule, Rows]:
+        return lower_with_origin(self.schedule)
+
+    @property
+    def lowered(self) -> Schedule:
+        return self._lowered[0]
+
+    @property
+    def origin(self) -> Rows:
+        """Row of the given schedule that each lowered row came from, -1 where lowering added it."""
+        return self._lowered[1]
+
+    @cached_property
+    def events(self) -> EventGraph:
+        """The event graph of the lowered schedule."""
+        return event_graph(self.lowered)
+
+    @property
+    def graph(self) -> Dependencies:
+        return self.events.dependencies
+
+    @cached_property
+    def pieces(self) -> Work:
+        """The given rows with overlapped pairs taken apart."""
+        return work(self.schedule)
+
+    @cached_property
+    def has_transfers(self) -> bool:
+        return bool(is_kind(self.schedule.columns.kind, TRANSFER_KINDS).any())
+
+    @cached_property
+    def has_optimizer(self) -> bool:
+        return bool(is_kind(self.schedule.columns.kind, STAGE_KINDS).any())
+
+    @cached_property
+    def dead(self) -> Flags:
+        """Worker index -> failed."""
+        shape = self.schedule.shape
+        dead = np.zeros(shape.worker_count, dtype=np.bool_)
+        dead[[shape.worker_index(worker) for worker in self.schedule.failed]] = True
+        return dead
+
+    @cached_property
+    def hosted(self) -> Flags:
+        """(worker index, stage) -> the placement puts the stage there."""
+        shape = self.schedule.shape
+        hosted = np.zeros((shape.worker_count, shape.stages), dtype=np.bool_)
+        for w, stages in enumerate(self.schedule.placement):
+            hosted[w, [s for s in stages if 0 <= s < shape.stages]] = True
+        return hosted
+
+    @cached_property
+    def computes(self) -> Rows:
+        """Pieces of the given schedule that compute something inside the shape."""
+        return np.flatnonzero(is_kind(self.pieces.kind, COMPUTE_KINDS) & self.pieces.valid)
+
+    @cached_property
+    def cell(self) -> Rows:
+        """Stage and micro-batch of each piece as one number; only valid pieces have a meaningful one."""
+        return self.pieces.stage * self.schedule.shape.global_micro_batches + self.pieces.micro_batch
+
+    @cached_property
+    def cells(self) -> int:
+        """How many (stage, micro-batch) there are."""
+        return self.schedule.shape.stages * self.schedule.shape.global_micro_batches
+
+    @cached_property
+    def counts(self) -> dict[Kind, Rows]:
+        """For F, B, I and W: how often each cell has it."""
+        kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+        return {
+            kind: np.bincount(self.cell[self.computes[self.pieces.kind[self.computes] == kind]], minlength=self.cells)
+            for kind in kinds
+        }
+
+    @cached_property
+    def complete(self) -> Flags:
+        """Cells with one F and either one B or one I and one W."""
+        f, b, i, w = self.counts.values()
+        return (f == 1) & (((b == 1) & (i == 0) & (w == 0)) | ((b == 0) & (i == 1) & (w == 1)))
+
+    @cached_property
+    def misplaced(self) -> Flags:
+        """Cells with a piece on a worker that is dead or does not host the stage."""
+        pieces, at = self.pieces, self.computes
+        wrong = self.dead[pieces.worker[at]] | ~self.hosted[pieces.worker[at], pieces.stage[at]]
+        misplaced = np.zeros(self.cells, dtype=np.bool_)
+        misplaced[self.cell[at[wrong]]] = True
+        return misplaced
+
+    @cached_property
+    def apart(self) -> list[Missing]:
+        """Backwards that are not on the worker that holds what they need, once per cell; lowered rows."""
+        kind = self.lowered.columns.kind
+        halves = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.OVERLAPPED_PAIR)
+        found: dict[int, Missing] = {}
+        for missing in self.graph.missing:
+            if missing.why == Why.NOT_LOCAL and missing.value is not None and kind[missing.row] in halves:
+                found.setdefault(self.cell_of(missing.value.stage, missing.value.micro_batch), missing)
+        return list(found.values())
+
+    @cached_property
+    def broken(self) -> Flags:
+        """Cells with a defect of their own; what else goes wrong around them is a consequence."""
+        broken = ~self.complete | self.misplaced
+        for missing in self.apart:
+            if missing.value is not None:
+                broken[self.cell_of(missing.value.stage, missing.value.micro_batch)] = True
+        return broken
+
+    def rows_in(self, cells: Flags) -> Flags:
+        """The given rows that compute one of these cells."""
+        rows = np.zeros(len(self.schedule.columns), dtype=np.bool_)
+        rows[self.pieces.row[self.computes[cells[self.cell[self.computes]]]]] = True
+        return rows
+
+    def cell_of(self, stage: int, micro_batch: MicroBatch) -> int:
+        shape = self.schedule.shape
+        return stage * shape.global_micro_batches + micro_batch.pipeline * shape.micro_batches + micro_batch.index
+
+    def is_broken(self, stage: int, micro_batch: MicroBatch) -> bool:
+        return 0 <= stage < self.schedule.shape.stages and bool(self.broken[self.cell_of(stage, micro_batch)])
+
+    def micro_batch(self, number: int) -> MicroBatch:
+        """The micro-batch with this global number."""
+        return MicroBatch(*divmod(int(number), self.schedule.shape.micro_batches))
+
+    def given(self, row: int) -> int | None:
+        """Given row of a lowered row or node; None for what lowering added and for joins."""
+        return int(self.origin[row]) if row < len(self.origin) and self.origin[row] >= 0 else None
+
+    def at(self, row: int) -> str:
+        """`2F1.5 on worker 1.2 (position 7)` for a given row."""
+        worker, position = self.schedule.position(row)
+        return f"{self.schedule.instruction(row)} on worker {worker} (position {position})"
+
+    @property
+    def sends(self) -> tuple[Kind, ...]:
+        return tuple(send for send, _ in CARRIERS.values())
+
+    @property
+    def receives(self) -> tuple[Kind, ...]:
+        return tuple(receive for _, receive in CARRIERS.values())
+
+
+def is_kind(column: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Flags:
+    wanted = [int(kind) for kind in kinds]
+    found: Flags = np.isin(column, wanted)
+    return found
+
+
+def listed(names: Iterable[object]) -> str:
+    """`a, b, c and 4 more`."""
+    every = [str(name) for name in names]
+    rest = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    return ", ".join(every[:SHOWN]) + rest
+
+
+def firsts(keys: Rows) -> tuple[Rows, Rows, Rows]:
+    """(distinct keys, place of the first entry of each, how many entries it has)."""
+    distinct, first, count = np.unique(keys, return_index=True, return_counts=True)
+    return distinct, first.astype(np.int64), count.astype(np.int64)

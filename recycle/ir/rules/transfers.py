@@ -1,0 +1,298 @@
+"""Transfers: each value that crosses to another worker is sent once and received once, in the same order at both ends.
+
+The rules share one table of what is wrong with which value, so that one defect (a transfer whose peer was changed,
+say) is told once, by its nearest cause, and not again by each of its ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from recycle.ir.dependencies import CARRIERS, NEEDS, Rows, Value, Why
+from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Kind
+from recycle.ir.rules.rule import Defect, Inspection, is_kind, rule
+from recycle.shape import MicroBatch, Worker
+
+_VALUE_OF = {kind: value for value, pair in CARRIERS.items() for kind in pair}
+_OFFSET = {kind: (0 if kind == CARRIERS[value][0] else NEEDS[kind][0][1]) for kind, value in _VALUE_OF.items()}
+"""Stage that makes the value a transfer carries, relative to the instruction's own."""
+
+
+class Trouble(NamedTuple):
+    """One defect of one value, under the code of the rule that reports it."""
+
+    code: str
+    defect: Defect
+
+
+def _told(inspection: Inspection, code: str) -> Iterator[Defect]:
+    return (trouble.defect for trouble in _troubles(inspection) if trouble.code == code)
+
+
+@rule("wrong-peer", "the two ends of a transfer name different workers")
+def wrong_peer(inspection: Inspection) -> Iterator[Defect]:
+    """A SEND names the worker that receives, the RECV the worker that sends. Where the value is sent to one worker
+    and awaited by another (or from another), both ends wait for ever. A transfer from a worker to itself is wrong
+    too: a value that stays on its worker needs none."""
+    return _told(inspection, "wrong-peer")
+
+
+@rule("duplicate-transfer", "a value sent or received twice")
+def duplicate_transfer(inspection: Inspection) -> Iterator[Defect]:
+    """Transfers are matched by their order between two workers, so a second SEND or RECV of the same value shifts
+    every later one onto wrong data. Remove it."""
+    return _told(inspection, "duplicate-transfer")
+
+
+@rule("not-made-here", "a send of a value that its worker does not make")
+def not_made_here(inspection: Inspection) -> Iterator[Defect]:
+    """A worker can send only what one of its own instructions makes: SEND_F the activation of an F, SEND_B the
+    gradient of an I or B, of the same stage and micro-batch. Move the SEND to the worker that runs the producer."""
+    return _told(inspection, "not-made-here")
+
+
+@rule("unreceived", "a send that nobody receives")
+def unreceived(inspection: Inspection) -> Iterator[Defect]:
+    """A SEND without a RECV at the other end fills a buffer that is never emptied, or blocks, and shifts later
+    transfers between the two workers onto wrong data. Add the RECV, or remove the SEND."""
+    return _told(inspection, "unreceived")
+
+
+@rule("unsent", "a receive that nobody sends to")
+def unsent(inspection: Inspection) -> Iterator[Defect]:
+    """A RECV without a SEND at the other end waits for ever. Add the SEND, or remove the RECV."""
+    return _told(inspection, "unsent")
+
+
+@rule("no-transfer", "a value that is needed on another worker and never sent")
+def no_transfer(inspection: Inspection) -> Iterator[Defect]:
+    """In a schedule with transfers every value that crosses to another worker needs its SEND and RECV. Add the pair,
+    or take all transfers out and `lower` the schedule again."""
+    return _told(inspection, "no-transfer")
+
+
+@rule("unused-transfer", "a value received where nothing needs it", "warning")
+def unused_transfer(inspection: Inspection) -> Iterator[Defect]:
+    """The transfer is in order at both ends, but no instruction of the receiving worker needs the value. It costs
+    time on its lane and a buffer. Remove both ends."""
+    return _told(inspection, "unused-transfer")
+
+
+@rule("fifo", "receives in another order than the sends")
+def fifo(inspection: Inspection) -> Iterator[Defect]:
+    """Transfers between two workers are matched by order alone: the n-th SEND goes into the n-th RECV. With the two
+    ends in different orders a worker computes on the wrong micro-batch, and nothing raises. Reported once per
+    directed pair of workers, at the first RECV that gets another value."""
+    if not inspection.has_transfers:
+        return
+    c, workers = inspection.schedule.columns, inspection.schedule.shape.worker_count
+    sends = inspection.graph.sends
+    receive = np.flatnonzero(sends >= 0)
+    given = inspection.origin
+    receive, send = given[receive], given[sends[receive]]
+    known = (receive >= 0) & (send >= 0)
+    receive, send = receive[known], send[known]
+    lane = c.peer[receive].astype(np.int64) * workers + c.worker[receive]
+    by_receive, by_send = np.lexsort((receive, lane)), np.lexsort((send, lane))
+    differ = np.flatnonzero(send[by_receive] != send[by_send])
+    _, first, count = np.unique(lane[by_receive][differ], return_index=True, return_counts=True)
+    for place, wrong in zip(differ[first].tolist(), count.tolist(), strict=True):
+        row, arrives = int(receive[by_receive[place]]), int(send[by_send[place]])
+        yield Defect(
+            f"what arrives here is {inspection.at(arrives)}, matched by order ({wrong} receives of this pair of workers"
+            f" get another value)",
+            "receive in the order in which the peer sends",
+            row,
+        )
+
+
+@lru_cache(maxsize=1)
+def _troubles(inspection: Inspection) -> tuple[Trouble, ...]:
+    return tuple(_Tracker(inspection).troubles()) if inspection.has_transfers else ()
+
+
+class _Tracker:
+    """Goes from the nearest cause to the farthest and tells each value once."""
+
+    def __init__(self, inspection: Inspection) -> None:
+        self.inspection, self.schedule, self.shape = inspection, inspection.schedule, inspection.schedule.shape
+        self.columns = self.schedule.columns
+        self.told: set[Value] = set()
+
+    def value(self, row: int) -> Value:
+        """What the transfer in a given row carries."""
+        c, kind = self.columns, Kind(int(self.columns.kind[row]))
+        micro_batch = MicroBatch(int(c.pipeline[row]), int(c.index[row]))
+        return Value(_VALUE_OF[kind], int(c.stage[row]) + _OFFSET[kind], micro_batch)
+
+    def settled(self, value: Value) -> bool:
+        """Whether the value's trouble is told already, or follows from its producer or consumer being broken."""
+        if value in self.told:
+            return True
+        _, receive = CARRIERS[value.kind]
+        consumer = value.stage - NEEDS[receive][0][1]
+        broken = self.inspection.is_broken
+        return broken(value.stage, value.micro_batch) or broken(consumer, value.micro_batch)
+
+    def troubles(self) -> Iterator[Trouble]:
+        """All of them, nearest causes first."""
+        inspection, c, dead = self.inspection, self.columns, self.inspection.dead
+        shape = self.shape
+        inside = (c.stage >= 0) & (c.stage < shape.stages) & (c.pipeline >= 0) & (c.pipeline < shape.pipelines)
+        inside &= (c.index >= 0) & (c.index < shape.micro_batches)
+        rows = np.flatnonzero(is_kind(c.kind, TRANSFER_KINDS) & inside)
+        gone = dead[c.worker[rows]] | dead[c.peer[rows]]
+        self.told.update(self.value(row) for row in rows[gone].tolist())
+        rows = rows[~gone]
+        yield from self._to_itself(rows[c.peer[rows] == c.worker[rows]])
+        yield from self._twice(rows)
+        misplaced = self._misplaced_sends()
+        yield from self._not_made(misplaced)
+        received = np.zeros(len(c), dtype=np.bool_)
+        sends_of = inspection.graph.sends
+        matched = np.flatnonzero(sends_of >= 0)
+        receives = inspection.origin[matched]
+        received[receives] = received[inspection.origin[sends_of[matched]]] = True
+        loose = rows[~received[rows]]
+        yield from self._loose(loose)
+        yield from self._untransferred()
+        yield from self._unused(np.sort(receives))
+
+    def _tell(self, code: str, row: int, message: str, hint: str) -> Iterator[Trouble]:
+        value = self.value(row)
+        if not self.settled(value):
+            self.told.add(value)
+            yield Trouble(code, Defect(message, hint, row))
+
+    def _to_itself(self, rows: Rows) -> Iterator[Trouble]:
+        for row in rows.tolist():
+            yield from self._tell(
+                "wrong-peer", row, "a transfer from a worker to itself",
+                "remove both ends if the consumer is on this worker, else name the other worker",
+            )  # fmt: skip
+
+    def _twice(self, rows: Rows) -> Iterator[Trouble]:
+        c, shape = self.columns, self.shape
+        cell = c.stage[rows].astype(np.int64) * shape.pipelines + c.pipeline[rows]
+        cell = cell * shape.micro_batches + c.index[rows]
+        ends = (c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows]) * len(KIND_CLASSES) + c.kind[rows]
+        keys = np.unique(ends, return_inverse=True)[1].astype(np.int64)
+        _, first, back = np.unique(keys * self.inspection.cells + cell, return_index=True, return_inverse=True)
+        for place in np.setdiff1d(np.arange(len(rows)), first).tolist():
+            row, original = int(rows[place]), int(rows[first[back[place]]])
+            verb = "sent" if self.columns.kind[row] in self.inspection.sends else "received"
+            yield from self._tell(
+                "duplicate-transfer", row, f"the value is {verb} already: {self.inspection.at(original)}",
+                "remove one of the two",
+            )  # fmt: skip
+
+    def _misplaced_sends(self) -> list[int]:
+        kind, given = self.inspection.lowered.columns.kind, self.inspection.given
+        lost = (m.row for m in self.inspection.graph.missing if m.why == Why.NOT_LOCAL)
+        rows = (given(row) for row in lost if kind[row] in self.inspection.sends)
+        return [row for row in rows if row is not None]
+
+    def _not_made(self, rows: list[int]) -> Iterator[Trouble]:
+        for row in rows:
+            value = self.value(row)
+            makers = self._workers_with(value.stage, value.micro_batch, value)
+            where = f"worker {makers[0]} makes this value" if makers else "nobody makes this value"
+            yield from self._tell(
+                "not-made-here", row, f"{where}, not worker {self.schedule.position(row)[0]}",
+                "move the send to the worker that runs its producer",
+            )  # fmt: skip
+
+    def _workers_with(self, stage: int, micro_batch: MicroBatch, value: Value) -> list[Worker]:
+        """Workers that run `stage` of the micro-batch (its forward's side for activations, else its backward's)."""
+        inspection = self.inspection
+        if not 0 <= stage < self.shape.stages:
+            return []
+        pieces, at = inspection.pieces, inspection.computes
+        forward = value.kind == _VALUE_OF[Kind.SEND_ACTIVATION]
+        kinds = (Kind.FORWARD,) if forward else (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+        here = (inspection.cell[at] == inspection.cell_of(stage, micro_batch)) & is_kind(pieces.kind[at], kinds)
+        return [self.shape.worker_at(w) for w in pieces.worker[at[here]].tolist()]
+
+    def _loose(self, rows: Rows) -> Iterator[Trouble]:
+        """Ends without a partner: two of one value belong together, one alone lacks the other."""
+        c, inspection = self.columns, self.inspection
+        is_send = is_kind(c.kind[rows], inspection.sends)
+        sends = {self.value(row): row for row in rows[is_send][::-1].tolist()}
+        receives = {self.value(row): row for row in rows[~is_send][::-1].tolist()}
+        for value in sends.keys() & receives.keys():
+            yield from self._mismatch(value, sends[value], receives[value])
+        for row in rows[is_send].tolist():
+            worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
+            value = self.value(row)
+            receive = KIND_CLASSES[CARRIERS[value.kind][1]]
+            stage = value.stage - NEEDS[CARRIERS[value.kind][1]][0][1]
+            exists = 0 <= stage < self.shape.stages
+            yield from self._tell(
+                "unreceived", row, f"worker {peer} never receives it",
+                f"add {stage}{receive.token}{value.micro_batch}@{worker} to worker {peer} before its consumer"
+                if exists else "no stage needs this value: remove the send",
+            )  # fmt: skip
+        for row in rows[~is_send].tolist():
+            worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
+            value = self.value(row)
+            send = KIND_CLASSES[CARRIERS[value.kind][0]]
+            exists = 0 <= value.stage < self.shape.stages
+            yield from self._tell(
+                "unsent", row, f"worker {peer} never sends it",
+                f"add {value.stage}{send.token}{value.micro_batch}@{worker} to worker {peer} behind its producer"
+                if exists else "no stage makes this value: remove the receive",
+            )  # fmt: skip
+
+    def _mismatch(self, value: Value, send: int, receive: int) -> Iterator[Trouble]:
+        """The end that disagrees with where the value is made and needed is the wrong one."""
+        at, schedule = self.inspection.at, self.schedule
+        consumer = value.stage - NEEDS[CARRIERS[value.kind][1]][0][1]
+        sender, receiver = schedule.position(send)[0], schedule.position(receive)[0]
+        makers = self._workers_with(value.stage, value.micro_batch, value)
+        users = self._workers_with(consumer, value.micro_batch, value)
+        send_fits = sender in makers and self.shape.worker_at(self.columns.peer[send]) in users
+        row, other = (receive, send) if send_fits or receiver not in users else (send, receive)
+        right = (sender if row == receive else receiver) if receiver in users else None
+        hint = f"name worker {right} in it" if right else f"move it to worker {(users or [receiver])[0]}"
+        yield from self._tell("wrong-peer", row, f"the other end is {at(other)}, and the two do not match", hint)
+
+    def _untransferred(self) -> Iterator[Trouble]:
+        for found in self.inspection.graph.missing:
+            row = self.inspection.given(found.row)
+            if found.why != Why.NOT_RECEIVED or found.value is None or row is None or self.settled(found.value):
+                continue
+            self.told.add(found.value)
+            makers = self._workers_with(found.value.stage, found.value.micro_batch, found.value)
+            send, receive = (KIND_CLASSES[kind].token for kind in CARRIERS[found.value.kind])
+            where = f" on worker {makers[0]}" if makers else ""
+            yield Trouble(
+                "no-transfer",
+                Defect(
+                    f"it needs what stage {found.value.stage} makes of micro-batch {found.value.micro_batch}{where},"
+                    f" and no transfer brings it here",
+                    f"add a {send} there and a {receive} here",
+                    row,
+                ),
+            )
+
+    def _unused(self, rows: Rows) -> Iterator[Trouble]:
+        inspection, c, shape = self.inspection, self.columns, self.shape
+        at, pieces = inspection.computes, inspection.pieces
+        for value, (_, receive) in CARRIERS.items():
+            consumers = [kind for kind, needed in NEEDS.items() if (value, NEEDS[receive][0][1]) in needed]
+            users = at[is_kind(pieces.kind[at], consumers)]
+            needed = inspection.cell[users] * shape.worker_count + pieces.worker[users]
+            mine = rows[c.kind[rows] == receive]
+            cell = (c.stage[mine].astype(np.int64) * shape.pipelines + c.pipeline[mine]) * shape.micro_batches
+            brought = (cell + c.index[mine]) * shape.worker_count + c.worker[mine]
+            for row in mine[~np.isin(brought, needed)].tolist():
+                yield from self._tell(
+                    "unused-transfer", row, f"nothing on worker {self.schedule.position(row)[0]} needs this value",
+                    "remove the receive and its send",
+                )  # fmt: skip
+
+

@@ -1,0 +1,408 @@
+"""Trace: what really ran, and when. The executed counterpart of a Timeline, over all steps of a run.
+
+While a run is live every worker process appends one line per iteration to its own `logs/k.r.trace.jsonl`
+(`append_iteration`), and processes are killed at any byte, so a reader skips what is not a whole line. `merge` builds
+the trace of a run directory; `write` and `read` keep it as Chrome trace JSON, which Perfetto opens too.
+
+Lanes are processes, named by the position they started in; `role` is the position in the plan that a process played,
+and the workers inside instructions (`@1.0`) are roles as well. Times are seconds since the start of the run on one
+machine's `time.monotonic()`: traces of several machines are not aligned here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from recycle.errors import JobError, RecycleError, ScheduleError
+from recycle.files import write_whole
+from recycle.ir.graph import Floats
+from recycle.ir.instruction import RECV_KINDS, SEND_KINDS, Instruction, parse_instruction
+from recycle.ir.schedule import Columns, Ints, Schedule, loop_placement
+from recycle.shape import Shape, Worker
+
+FORMAT, VERSION = "recycle-trace", 1
+FILE_NAME = "trace.json"
+LOG_SUFFIX = ".trace.jsonl"
+TRACKS = ("compute", "send", "recv")
+"""The lanes of one process in the Chrome trace."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The instructions that the processes of a run executed, with their times.
+
+    Attributes:
+        shape: size of the job.
+        columns: the instructions, a row each, grouped by process in the order of execution, over all steps.
+        role: worker index in the plan that the process played, per row.
+        generation, step: membership and iteration that the row belongs to. A repeated iteration has several
+            generations; the last one is what counted.
+        start, end: seconds since the start of the run, float64.
+        events: the lines of `events.jsonl` (fault, detected, generation, recovered, rejoined, ...), in order.
+    """
+
+    shape: Shape
+    columns: Columns
+    role: Ints
+    generation: Ints
+    step: Ints
+    start: Floats
+    end: Floats
+    events: tuple[Mapping[str, Any], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def process(self) -> Ints:
+        """Worker index of the process, by the position it started in, per row."""
+        return self.columns.worker
+
+    @cached_property
+    def processes(self) -> list[Worker]:
+        """The processes that executed anything, by pipeline, then rank."""
+        return [self.shape.worker_at(int(index)) for index in np.flatnonzero(np.diff(self.columns.offsets))]
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """The steps of which anything was executed, ascending."""
+        return [int(step) for step in np.unique(self.step)]
+
+    @cached_property
+    def rerouted(self) -> npt.NDArray[np.bool_]:
+        """Whether each row works on a micro-batch whose home is another pipeline than its role's."""
+        return away_from(self.columns, self.role // self.shape.ranks)
+
+    @cached_property
+    def _executed(self) -> Schedule:
+        return Schedule(self.shape, self.columns, loop_placement(self.shape))
+
+    def instruction(self, row: int) -> Instruction:
+        """The instruction of row `row`."""
+        return self._executed.instruction(row)
+
+    def generations_of(self, step: int) -> list[int]:
+        """The generations that executed anything of `step`, ascending; the last is the one that counted."""
+        return [int(generation) for generation in np.unique(self.generation[self.step == step])]
+
+    def window(self, first: int, last: int, generation: int | None = None) -> Trace:
+        """The rows of the steps `first` to `last` inclusive, of one generation only if it is given."""
+        keep = (self.step >= first) & (self.step <= last)
+        if generation is not None:
+            keep &= self.generation == generation
+        rows = np.flatnonzero(keep)
+        counts = np.bincount(self.process[rows], minlength=self.shape.worker_count)
+        return Trace(
+            self.shape,
+            self.columns.take(rows, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
+            self.role[rows],
+            self.generation[rows],
+            self.step[rows],
+            self.start[rows],
+            self.end[rows],
+            self.events,
+        )
+
+
+def away_from(columns: Columns, pipeline: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each row works on a micro-batch (of a pair: either) whose home is not the `pipeline` of that row."""
+    homes = (columns.pipeline, columns.pipeline2)
+    return np.asarray(sum(((home >= 0) & (home != pipeline) for home in homes), np.zeros(len(columns), np.bool_)))
+
+
+class _Iteration(msgspec.Struct, frozen=True):
+    """One line of a process's trace log."""
+
+    step: int
+    generation: int
+    role: str
+    instructions: list[tuple[str, float, float]]
+
+
+def log_path(run_dir: str | Path, worker: Worker) -> Path:
+    """Where the process that started as `worker` keeps its trace."""
+    return Path(run_dir) / "logs" / f"{worker}{LOG_SUFFIX}"
+
+
+def append_iteration(
+    path: str | Path,
+    step: int,
+    generation: int,
+    role: Worker | str,
+    instructions: Iterable[tuple[Instruction | str, float, float]],
+) -> None:
+    """Add one executed iteration to a process's trace log, as one line.
+
+    Args:
+        path: the log, see `log_path`; made with its folder when missing.
+        role: the position in the plan that the process played.
+        instructions: (instruction or its text, start, end) in the order of execution, seconds since the run's start.
+
+    Raises:
+        RecycleError: the file cannot be written.
+    """
+    rows = [[str(what), round(float(start), 9), round(float(end), 9)] for what, start, end in instructions]
+    line = {"step": step, "generation": generation, "role": str(role), "instructions": rows}
+    _append_line(Path(path), msgspec.json.encode(line))
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as stream:
+            # A process killed in the middle of a line leaves no newline; its successor must not continue that line.
+            if stream.seek(0, os.SEEK_END) and stream.seek(-1, os.SEEK_END) >= 0 and stream.read(1) != b"\n":
+                line = b"\n" + line
+            stream.write(line + b"\n")
+    except OSError as error:
+        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def merge(run_dir: str | Path, shape: Shape) -> Trace:
+    """The trace of a run directory, from `logs/*.trace.jsonl` and `events.jsonl`.
+
+    Works on a live run. Lines that are not whole JSON are skipped: their process was killed, or is writing.
+
+    Raises:
+        RecycleError: a whole line does not say what it must; the message names file and line.
+    """
+    run_dir = Path(run_dir)
+    builder = _Builder(shape)
+    for path in sorted((run_dir / "logs").glob(f"*{LOG_SUFFIX}")):
+        try:
+            process = shape.require(Worker.parse(path.name.removesuffix(LOG_SUFFIX)), str(path))
+        except JobError as error:
+            raise RecycleError(str(error)) from None
+        for number, line in read_lines(path):
+            try:
+                iteration = msgspec.convert(line, _Iteration, strict=False)
+                role = shape.require(Worker.parse(iteration.role), "role")
+                for text, start, end in iteration.instructions:
+                    builder.add(process, role, iteration.generation, iteration.step, text, start, end)
+            except (msgspec.ValidationError, JobError, ScheduleError) as error:
+                raise RecycleError(f"{path}: line {number}: {error}") from None
+    return builder.build(event for _, event in read_lines(run_dir / "events.jsonl"))
+
+
+def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
+    """(line number from 1, object) of the whole lines of a `.jsonl` file; none when there is no such file.
+
+    A line that is not a JSON object is skipped: it was cut short when its process was killed.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
+    lines = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        try:
+            lines.append((number, msgspec.json.decode(line, type=dict[str, Any])))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return lines
+
+
+class _Builder:
+    """Collects rows in any order of processes and turns them into the columns of a Trace."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.codes: dict[str, int] = {}
+        self.vocabulary: list[Instruction] = []
+        self.rows: list[tuple[int, int, int, int, int]] = []
+        self.times: list[tuple[float, float]] = []
+
+    def add(
+        self, process: Worker, role: Worker, generation: int, step: int, text: str, start: float, end: float
+    ) -> None:
+        """Add one executed instruction. Raises ScheduleError when `text` is none."""
+        code = self.codes.get(text)
+        if code is None:
+            code = self.codes[text] = len(self.vocabulary)
+            self.vocabulary.append(parse_instruction(text, self.shape.pipelines == 1))
+        index = self.shape.worker_index
+        self.rows.append((index(process), index(role), generation, step, code))
+        self.times.append((start, end))
+
+    def build(self, events: Iterable[Mapping[str, Any]]) -> Trace:
+        # Each text is parsed once; the rows then are copies of the rows of one program that holds every text once.
+        parsed = Schedule.build(self.shape, {Worker(0, 0): self.vocabulary}).columns
+        rows = np.array(self.rows, dtype=np.int64).reshape(-1, 5)
+        times = np.array(self.times, dtype=np.float64).reshape(-1, 2)
+        order = np.argsort(rows[:, 0], kind="stable")
+        rows, times = rows[order], times[order]
+        counts = np.bincount(rows[:, 0], minlength=self.shape.worker_count)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        role, generation, step = (rows[:, i].astype(np.int32) for i in (1, 2, 3))
+        start, end = times[:, 0].copy(), times[:, 1].copy()
+        return Trace(self.shape, parsed.take(rows[:, 4], offsets), role, generation, step, start, end, tuple(events))
+
+
+def write(trace: Trace, path: str | Path) -> None:
+    """Write Chrome trace JSON: `pid` is the worker's index + 1, `tid` its compute, send or recv track.
+
+    Time stamps are whole nanoseconds, written in microseconds. Transfers of one worker that overlap get tracks of their
+    own, since viewers drop slices of one track that overlap without nesting.
+    """
+    lines = [json.dumps(event, separators=(",", ":")) for event in _chrome_events(trace)]
+    shape = {name: getattr(trace.shape, name) for name in trace.shape.__slots__}
+    other = {"format": FORMAT, "version": VERSION, "shape": shape, "clock": "seconds since run start"}
+    body = ",\n".join(lines)
+    write_whole(path, f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n{body}\n]}}\n')
+
+
+def _nanoseconds(seconds: Floats) -> npt.NDArray[np.int64]:
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+def _microseconds(nanoseconds: int) -> int | float:
+    return nanoseconds / 1000 if nanoseconds % 1000 else nanoseconds // 1000
+
+
+def _chrome_events(trace: Trace) -> Iterable[dict[str, Any]]:
+    kind = trace.columns.kind
+    track = np.where(np.isin(kind, list(SEND_KINDS)), 1, np.where(np.isin(kind, list(RECV_KINDS)), 2, 0))
+    start, end = _nanoseconds(trace.start), _nanoseconds(trace.end)
+    for w in np.flatnonzero(np.diff(trace.columns.offsets)).tolist():
+        pid, worker = w + 1, trace.shape.worker_at(w)  # viewers take pid 0 for the idle process
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"worker {worker}"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": w}}
+        rows = np.arange(trace.columns.offsets[w], trace.columns.offsets[w + 1])
+        tid = np.zeros(len(rows), dtype=np.int64)
+        for lane, name in enumerate(TRACKS):
+            mine = np.flatnonzero(track[rows] == lane)
+            tid[mine] = 100 * lane + 1 + _separate(start[rows[mine]].tolist(), end[rows[mine]].tolist())
+            for thread in np.unique(tid[mine]).tolist():
+                place = thread - 100 * lane
+                title = {"name": name if place == 1 else f"{name} {place}"}
+                sort = {"sort_index": thread}
+                yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": title}
+                yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": sort}
+        for place, row in enumerate(rows.tolist()):
+            home = int(trace.columns.pipeline[row])
+            arguments = {
+                "instruction": str(trace.instruction(row)),
+                "worker": str(worker),
+                "role": str(trace.shape.worker_at(trace.role[row])),
+                "step": int(trace.step[row]),
+                "generation": int(trace.generation[row]),
+            }
+            if home >= 0:
+                arguments |= {"home": home, "rerouted": bool(trace.rerouted[row])}
+            yield {
+                "ph": "X",
+                "name": arguments["instruction"],
+                "cat": TRACKS[track[row]],
+                "pid": pid,
+                "tid": int(tid[place]),
+                "ts": _microseconds(int(start[row])),
+                "dur": _microseconds(int(end[row] - start[row])),
+                "args": arguments,
+            }
+    for event in trace.events:
+        seconds = event.get("time")
+        moment = round(seconds * 1e9) if isinstance(seconds, int | float) else 0
+        yield {
+            "ph": "i",
+            "s": "g",
+            "name": str(event.get("kind", "event")),
+            "cat": "event",
+            "pid": 1,
+            "tid": 0,
+            "ts": _microseconds(moment),
+            "args": dict(event),
+        }
+
+
+def _separate(start: Sequence[int], end: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The lowest track for each slice such that no two slices of a track overlap."""
+    places = np.zeros(len(start), dtype=np.int64)
+    running: list[tuple[int, int]] = []
+    free: list[int] = []
+    for slice_ in sorted(range(len(start)), key=lambda i: (start[i], end[i], i)):
+        while running and running[0][0] <= start[slice_]:
+            heapq.heappush(free, heapq.heappop(running)[1])
+        places[slice_] = heapq.heappop(free) if free else len(running)
+        heapq.heappush(running, (end[slice_], int(places[slice_])))
+    return places
+
+
+class _Arguments(msgspec.Struct, frozen=True):
+    instruction: str
+    worker: str
+    role: str
+    step: int
+    generation: int
+
+
+class _Other(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    shape: dict[str, int]
+
+
+class _ChromeFile(msgspec.Struct, frozen=True):
+    traceEvents: list[dict[str, Any]]
+    otherData: _Other
+
+
+def read(path: str | Path) -> Trace:
+    """Read what `write` wrote; instructions, steps, generations, workers and events exactly, times to the nanosecond.
+
+    Raises:
+        RecycleError: the file cannot be read, is not a trace of recycle, or an event of it is not whole.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        file = msgspec.json.decode(content, type=_ChromeFile)
+    except msgspec.ValidationError as error:
+        raise RecycleError(f"{path}: is not a trace that recycle wrote: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecycleError(f"{path}: not valid JSON, perhaps truncated: {error}") from None
+    if (file.otherData.format, file.otherData.version) != (FORMAT, VERSION):
+        raise RecycleError(f'{path}: otherData must say "format": "{FORMAT}", "version": {VERSION}')
+    events = []
+    try:
+        shape = Shape(**file.otherData.shape)
+        builder = _Builder(shape)
+    except (TypeError, JobError) as error:
+        raise RecycleError(f"{path}: otherData.shape: {error}") from None
+    for place, event in enumerate(file.traceEvents):
+        if event.get("ph") == "i":
+            events.append(event.get("args", {}))
+        if event.get("ph") != "X":
+            continue
+        try:
+            arguments = msgspec.convert(event.get("args"), _Arguments)
+            process = shape.require(Worker.parse(arguments.worker), "worker")
+            role = shape.require(Worker.parse(arguments.role), "role")
+            first = round(event["ts"] * 1000)
+            last = first + round(event["dur"] * 1000)
+            builder.add(
+                process, role, arguments.generation, arguments.step, arguments.instruction, first / 1e9, last / 1e9
+            )
+        except (msgspec.ValidationError, JobError, ScheduleError, KeyError, TypeError) as error:
+            raise RecycleError(f"{path}: traceEvents[{place}]: {error}") from None
+    return builder.build(events)
+
+
+def load(run_dir: str | Path, shape: Shape) -> Trace:
+    """The trace of a run: its `trace.json`, or while the run is live what its logs hold so far."""
+    merged = Path(run_dir) / FILE_NAME
+    return read(merged) if merged.exists() else merge(run_dir, shape)

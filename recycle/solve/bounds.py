@@ -1,0 +1,188 @@
+"""Lower bounds on makespan and period: true for any assignment and any order, so that a plan can print its gap.
+
+Each bound looks at one stage and asks what its worst-off live host must at least go through. Micro-batches may be
+dealt to the hosts in any way; since every bound grows with a host's number of micro-batches, the best deal is found
+host by host (`fewest`). With one chunk per worker (V = 1) all bounds apply; with more, load and memory in their
+averaged form. Times, caps, speeds and links are those of the problem; a backward that stays whole counts as I with
+no W. Sources: load and round trip after ReCycle's section 4 figures, memory is Little's law on activation slots.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from math import ceil, floor, inf
+
+from recycle.solve.problem import Problem
+
+_SLACK = 1e-9
+
+
+def lower_bound(problem: Problem) -> float:
+    """The best proven lower bound on the problem's period (with the barrier: its makespan)."""
+    return period_bound(problem) if problem.staggered else makespan_bound(problem)
+
+
+def period_bound(problem: Problem) -> float:
+    """Largest of load, round trip and memory over the stages: the steady state of a staggered schedule.
+
+    Each of them bounds E_s - S_w, last end of the stage minus first start of one of its hosts, and the host cannot
+    start the next iteration before the stage has stepped.
+    """
+    stages = range(problem.shape.stages)
+    return max(max(load(problem, s), round_trip(problem, s), memory(problem, s)) for s in stages)
+
+
+def makespan_bound(problem: Problem) -> float:
+    """Lower bound on one iteration from idle, which is the period under the barrier.
+
+    Stage s starts only when the first micro-batch has come through the stages before it, and after its last backward
+    the gradient still travels back through them. Whole times make whole makespans, so the result is rounded up then.
+    """
+    bound = 0.0
+    for s in range(problem.shape.stages):
+        fill = arrival(problem, s)
+        step = problem.finish[s]
+        bound = max(bound, fill + max(load(problem, s), round_trip(problem, s), memory(problem, s)))
+        if problem.shape.chunks == 1:
+            bound = max(bound, fill + last_backward(problem, s) + departure(problem, s))
+        bound = max(bound, fill + _once(problem, s) + step)
+    return float(ceil(bound - 1e-6)) if problem.is_integral else bound
+
+
+def load(problem: Problem, stage: int) -> float:
+    """Work of the most loaded host: its F, I and W, then reduce and step.
+
+    With several chunks the workers of a rank share the work of its stages, on average at best.
+    """
+    if problem.shape.chunks > 1:
+        stages = range(stage % problem.shape.ranks, problem.shape.stages, problem.shape.ranks)
+        work = sum(_work(problem, s) for s in stages) * problem.micro_batches
+        finish = min(problem.finish[s] for s in stages)
+        return work / sum(1 / problem.speed[w] for w in problem.hosts[stage]) + finish
+    work = _work(problem, stage)
+    return fewest(problem, stage, lambda worker, count: count * work * problem.speed[worker]) + problem.finish[stage]
+
+
+def round_trip(problem: Problem, stage: int) -> float:
+    """Load plus the idle time before the first backward.
+
+    A host's first I needs one micro-batch to go to the last stage and back; until then it can run forwards only, no
+    more than memory admits, as nothing is freed before the first I.
+    """
+    if problem.shape.chunks > 1:
+        return 0.0
+
+    def window(worker: int, count: int) -> float:
+        return count * _work(problem, stage) * problem.speed[worker] + _idle(problem, stage, worker, count)
+
+    return fewest(problem, stage, window) + problem.finish[stage]
+
+
+def memory(problem: Problem, stage: int) -> float:
+    """Little's law: slot-seconds that the micro-batches of the most loaded host need, over its slots.
+
+    Each micro-batch holds one slot from the start of its F to the end of its I, at least the trip to the last stage
+    and back, then the stashed share until the end of its W.
+    """
+    if problem.shape.chunks > 1:
+        return 0.0
+
+    def window(worker: int, count: int) -> float:
+        if problem.cap[worker] == inf:
+            return 0.0
+        speed = problem.speed[worker]
+        held = _trip(problem, stage, worker)
+        held += (problem.backward[stage] + problem.stash * problem.weight[stage]) * speed
+        return count * held / problem.cap[worker]
+
+    return fewest(problem, stage, window) + problem.finish[stage]
+
+
+def last_backward(problem: Problem, stage: int) -> float:
+    """From a host's first start to the end of its last backward: all its F and I lie before that, and the idle time.
+
+    With the backward whole nothing follows the last one, so that memory bounds it too.
+    """
+
+    def window(worker: int, count: int) -> float:
+        both = (problem.forward[stage] + problem.backward[stage]) * problem.speed[worker]
+        return count * both + _idle(problem, stage, worker, count)
+
+    bound = fewest(problem, stage, window)
+    return bound if problem.split else max(bound, memory(problem, stage) - problem.finish[stage])
+
+
+def arrival(problem: Problem, stage: int) -> float:
+    """Before this no micro-batch can be at `stage`: one forward through each stage before it, on the fastest hosts."""
+    return sum(problem.forward[s] * _fastest(problem, s) + _hop(problem) for s in range(stage))
+
+
+def departure(problem: Problem, stage: int) -> float:
+    """After the last backward of `stage`: the backwards before it, the W and the step of stage 0.
+
+    Any stage on the way may be the last to finish; each of them waits for the gradient to come that far.
+    """
+    longest = problem.finish[stage]
+    travelled = 0.0
+    for s in range(stage - 1, -1, -1):
+        fastest = _fastest(problem, s)
+        travelled += _hop(problem) + problem.backward[s] * fastest
+        longest = max(longest, travelled + problem.weight[s] * fastest + problem.finish[s])
+    return longest
+
+
+def fewest(problem: Problem, stage: int, window: Callable[[int, int], float]) -> float:
+    """Smallest possible maximum of `window(host, micro-batches)` when all are dealt out over the stage's live hosts.
+
+    Args:
+        window: must not fall as the number of micro-batches grows; then dealing each to the host that would be
+            lowest with it is optimal.
+    """
+    hosts, total = problem.hosts[stage], problem.micro_batches
+    if len({(problem.speed[w], problem.cap[w]) for w in hosts}) == 1:
+        return window(hosts[0], -(-total // len(hosts)))
+    heap = [(window(w, 1), w, 1) for w in hosts]
+    heapq.heapify(heap)
+    highest = 0.0
+    for _ in range(total):
+        value, w, count = heapq.heappop(heap)
+        highest = max(highest, value)
+        heapq.heappush(heap, (window(w, count + 1), w, count + 1))
+    return highest
+
+
+def _work(problem: Problem, stage: int) -> float:
+    return problem.forward[stage] + problem.backward[stage] + problem.weight[stage]
+
+
+def _fastest(problem: Problem, stage: int) -> float:
+    return min(problem.speed[w] for w in problem.hosts[stage])
+
+
+def _hop(problem: Problem) -> float:
+    """Time between neighbouring stages; none where one worker may host both."""
+    return problem.link if problem.shape.ranks > 1 else 0.0
+
+
+def _trip(problem: Problem, stage: int, worker: int) -> float:
+    """R_s: from the start of a micro-batch's F on `worker` until its I can start there."""
+    trip = problem.forward[stage] * problem.speed[worker]
+    for s in range(stage + 1, problem.shape.stages):
+        trip += (problem.forward[s] + problem.backward[s]) * _fastest(problem, s) + 2 * _hop(problem)
+    return trip
+
+
+def _idle(problem: Problem, stage: int, worker: int, count: int) -> float:
+    """Idle time of a host before its first backward."""
+    if not count:
+        return 0.0
+    forwards = min(count, floor(min(problem.cap[worker], count) + _SLACK))
+    return max(0.0, _trip(problem, stage, worker) - forwards * problem.forward[stage] * problem.speed[worker])
+
+
+def _once(problem: Problem, stage: int) -> float:
+    """One micro-batch from its F at `stage` to the end of its W there, on the fastest hosts."""
+    worker = min(problem.hosts[stage], key=lambda w: problem.speed[w])
+    back = (problem.backward[stage] + problem.weight[stage]) * problem.speed[worker]
+    return _trip(problem, stage, worker) + back

@@ -1,0 +1,222 @@
+"""The planner: job and dead workers -> Plan, checked, with a proven lower bound and the gap to it.
+
+A set of dead workers is brought to its failure vector, whose plan serves every set with that vector. The plan comes
+from the list scheduler (at once), the search over policies and over single operations (as long as the bound is not
+met and the budget lasts) and, on small instances, the exact model. Every plan is checked before anybody sees it, and
+its figures are the simulator's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import msgspec
+
+from recycle.errors import PlanError
+from recycle.ir.simulate import simulate
+from recycle.job import Job
+from recycle.plans import (
+    Plan,
+    PlanLibrary,
+    Vector,
+    cache_directory,
+    cache_path,
+    cached_plan,
+    dead_roles,
+    errors,
+    failure_vector,
+)
+from recycle.shape import Worker
+from recycle.solve.anneal import evaluate
+from recycle.solve.bounds import lower_bound
+from recycle.solve.improve import Deadline, Found, Progress, first, improve, vary
+from recycle.solve.problem import Problem
+
+QUICK_SECONDS = 0.5
+TRAINING_SECONDS = 1.2
+"""Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
+SEARCH_STEPS = 1 << 40
+
+
+def plan(
+    job: Job,
+    failed: Iterable[Worker] = (),
+    *,
+    seconds: float | None = None,
+    steps: int | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The plan for `job` without the workers in `failed`, written in their names.
+
+    Args:
+        seconds: wall limit; the job's when left out. Without any dead or slow worker left to re-arrange it stops
+            as soon as the bound is met.
+        steps: search steps instead of a wall limit; then the result depends on the seed and the steps only.
+        progress: told what is going on.
+
+    Raises:
+        PlanError: no plan exists (a stage has no live worker, a cap is too small).
+    """
+    failed = frozenset(failed)
+    vector = failure_vector(job.shape, failed)
+    if job.profile().speed:
+        return _plan(job, failed, seconds, steps, False, progress)  # peers are not alike: no renaming
+    return plan_vector(job, vector, seconds=seconds, steps=steps, progress=progress).for_processes(failed)
+
+
+def plan_vector(
+    job: Job,
+    vector: Sequence[int],
+    quick: bool = False,
+    *,
+    seconds: float | None = None,
+    steps: int | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The plan of a failure vector, in role names.
+
+    Args:
+        quick: the list scheduler only: for a vector that training needs now.
+    """
+    return _plan(job, dead_roles(job.shape, vector), seconds, steps, quick, progress)
+
+
+def _plan(
+    job: Job, dead: frozenset[Worker], seconds: float | None, steps: int | None, quick: bool, progress: Progress | None
+) -> Plan:
+    begun = time.perf_counter()
+    profile = job.profile()
+    problem = Problem.of(job, dead, profile)
+    bound = lower_bound(problem)
+    section = job.planner
+    if seconds is None and steps is None:
+        steps = section.steps
+        seconds = None if steps is not None else section.seconds
+    deadline = Deadline(QUICK_SECONDS if quick else seconds)
+    if progress:
+        progress("constructing", float("inf"))
+    found, policy = first(problem, bound, deadline, 4 if quick else 1 << 30)
+    if progress:
+        progress("searching", found.period)
+    if not quick:
+        found = _search(problem, found, policy, bound, steps, section.seed, deadline, progress)
+    schedule = problem.schedule(found.order).with_metadata(planner="recycle")
+    wrong = errors(schedule, job)
+    if wrong:
+        raise PlanError(f"the planner made an invalid schedule, which is a bug: {wrong[0]}")
+    timeline = simulate(schedule, profile)
+    limits = job.activation_limits()
+    return Plan(
+        schedule=schedule,
+        makespan=timeline.makespan,
+        period=timeline.period,
+        lower_bound=bound,
+        seconds=round(time.perf_counter() - begun, 3),
+        profile=profile.digest(),
+        limits=None if limits is None else tuple(limits),
+        planner={**msgspec.to_builtins(section), "quick": quick, "search_steps": found.steps},
+    )
+
+
+def _search(
+    problem: Problem, start: Found, policy: object, bound: float, steps: int | None, seed: int, deadline: Deadline,
+    progress: Progress | None,
+) -> Found:
+    from recycle.solve.construct import Policy
+
+    assert isinstance(policy, Policy)
+    policies = 200 if steps is None else min(200, max(1, steps // 10))
+    found = start
+    if problem.size > 2_000:
+        third = Deadline(None if steps is not None else deadline.left / 3)
+        found = vary(problem, start, policy, bound, steps=policies, seed=seed, deadline=third)
+    return improve(
+        problem, found, bound, steps=steps or SEARCH_STEPS, seed=seed, deadline=deadline, progress=progress
+    )
+
+
+def vectors(job: Job, failures: int) -> Iterator[Vector]:
+    """All failure vectors with up to `failures` dead that leave each stage a live host, likeliest first.
+
+    Fewer failures are likelier. Among equally many, spread ones: more sets of workers have that vector.
+    """
+    shape = job.shape
+    for total in range(failures + 1):
+        found: set[Vector] = set()
+        for ranks in combinations_with_replacement(range(shape.ranks), total):
+            vector = tuple(ranks.count(rank) for rank in range(shape.ranks))
+            if max(vector) < shape.pipelines:
+                found.add(vector)
+        yield from sorted(found, key=lambda vector: (max(vector), vector[::-1]))
+
+
+def plan_library(
+    job: Job,
+    failures: int,
+    directory: str | Path,
+    progress: Callable[[Vector, Plan | None], None] | None = None,
+    *,
+    cache: str | Path | None = None,
+) -> list[Plan]:
+    """Plans of all vectors with up to `failures` dead, in `directory`; those that are there and valid are kept.
+
+    Args:
+        progress: told each vector before it is planned (with None) and after.
+        cache: directory of plans that outlive runs, read before planning and written after.
+
+    Raises:
+        PlanError: the directory cannot be written.
+    """
+    library = PlanLibrary(Path(directory), job)
+    plans = []
+    for vector in vectors(job, failures):
+        if progress:
+            progress(vector, None)
+        made = library.get(vector)
+        if made is None:
+            made = _through_cache(job, vector, cache)
+            library.add(made)
+        plans.append(made)
+        if progress:
+            progress(vector, made)
+    return plans
+
+
+def _through_cache(job: Job, vector: Vector, cache: str | Path | None) -> Plan:
+    if cache is None:
+        return plan_vector(job, vector)
+    path = cache_path(cache, job, vector)
+    kept = cached_plan(path, job, vector)
+    if kept is None:
+        kept = plan_vector(job, vector)
+        _keep(kept, path)
+    return kept
+
+
+def _keep(made: Plan, path: Path) -> None:
+    """Write to the cache; one that cannot be written is no reason to fail."""
+    import contextlib
+
+    with contextlib.suppress(OSError, PlanError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.save(path)
+
+
+def plan_for_training(job: Job, vector: Sequence[int], quick: bool = False) -> str:
+    """The plan file's text for a vector that a run needs: from the cache, else planned within about a second.
+
+    Top-level and with plain arguments, so that a launcher can run it in a child process.
+    """
+    vector = tuple(vector)
+    path = cache_path(cache_directory(os.environ), job, vector)
+    kept = cached_plan(path, job, vector)
+    if kept is None:
+        kept = plan_vector(job, vector, quick, seconds=min(TRAINING_SECONDS, job.planner.seconds))
+        if not quick:
+            _keep(kept, path)
+    return kept.text()

@@ -1,0 +1,176 @@
+"""Problem: what the planner solves, as plain numbers: times, caps and hosts of one job with some workers dead.
+
+An operation is one F, I or W (with the backward pass whole: one F or B) of one stage and one micro-batch, numbered
+`(kind * stages + stage) * micro_batches + micro_batch`. An `Order` is a sequence of operations per worker; it is all
+that the searches handle, and it becomes a `Schedule` at the end. Limits: a transfer is a delay here, without its
+lane's queue; `simulate` has the last word on every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from recycle.errors import PlanError
+from recycle.ir.instruction import Kind
+from recycle.ir.schedule import Columns, Optimizer, Schedule, loop_placement
+from recycle.job import Job
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+
+Order = list[list[int]]
+"""Operations of each worker, in program order, by worker index; empty for a dead worker."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One planning problem.
+
+    Attributes:
+        shape: size of the job.
+        dead: dead workers.
+        forward, backward, weight, finish: times per stage of F, of I (or of the whole B), of W (0 with the backward
+            whole), and of reduce and optimizer step together.
+        link: time of one transfer.
+        speed: factor on the compute times of each worker, by worker index.
+        cap: activations (in chunks) that each worker may hold, by worker index; infinite when there is no limit.
+        stash: share of an activation still held between I and W.
+        split: the backward pass is cut into I and W.
+        staggered: each stage steps on its own time; else all together.
+    """
+
+    shape: Shape
+    dead: frozenset[Worker]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    weight: tuple[float, ...]
+    finish: tuple[float, ...]
+    link: float
+    speed: tuple[float, ...]
+    cap: tuple[float, ...]
+    stash: float
+    split: bool
+    staggered: bool
+
+    @classmethod
+    def of(cls, job: Job, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
+        """The problem of `job` without the workers in `dead`.
+
+        Raises:
+            PlanError: a stage has no live worker, re-routing is off although workers are dead, or a cap is too small.
+        """
+        shape, planner, stages = job.shape, job.planner, job.shape.stages
+        profile = profile or job.profile()
+        dead = frozenset(dead)
+        for rank in range(shape.ranks):
+            if all(Worker(k, rank) in dead for k in range(shape.pipelines)):
+                raise PlanError(
+                    f"no live worker is left for stage {rank}: all {shape.pipelines} of its workers are dead;"
+                    f" the run has to restart from a checkpoint once one is back"
+                )
+        if dead and not planner.reroute:
+            raise PlanError(
+                f"worker {min(dead)} is dead and [planner] reroute = false: nobody may run its micro-batches;"
+                f" set reroute = true"
+            )
+        limits = job.activation_limits() or [float("inf")] * shape.ranks
+        for rank, limit in enumerate(limits):
+            if limit < shape.chunks:
+                raise PlanError(
+                    f"[memory] limit: rank {rank} may hold {limit:g} activations, and needs at least {shape.chunks};"
+                    f" raise the limit"
+                )
+        whole = np.array(profile.per_stage("backward_input", stages))
+        weight = np.array(profile.per_stage("backward_weight", stages))
+        if not planner.decoupled:
+            whole, weight = whole + weight, np.zeros(stages)
+        reduce, step = profile.per_stage("reduce", stages), profile.per_stage("step", stages)
+        return cls(
+            shape=shape,
+            dead=dead,
+            forward=tuple(profile.per_stage("forward", stages)),
+            backward=tuple(whole.tolist()),
+            weight=tuple(weight.tolist()),
+            finish=tuple(a + b for a, b in zip(reduce, step, strict=True)),
+            link=profile.transfer(),
+            speed=tuple(profile.speed_of(worker) for worker in shape.workers()),
+            cap=tuple(limits[worker.rank] for worker in shape.workers()),
+            stash=profile.weight_stash if planner.decoupled else 1.0,
+            split=planner.decoupled,
+            staggered=planner.staggered,
+        )
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return "staggered" if self.staggered else "barrier"
+
+    @property
+    def kinds(self) -> int:
+        return 3 if self.split else 2
+
+    @property
+    def micro_batches(self) -> int:
+        return self.shape.global_micro_batches
+
+    @property
+    def size(self) -> int:
+        """Number of operations."""
+        return self.kinds * self.shape.stages * self.micro_batches
+
+    @cached_property
+    def hosts(self) -> list[list[int]]:
+        """Live workers of each stage, by worker index."""
+        ranks = self.shape.ranks
+        return [
+            [k * ranks + s % ranks for k in range(self.shape.pipelines) if Worker(k, s % ranks) not in self.dead]
+            for s in range(self.shape.stages)
+        ]
+
+    @cached_property
+    def is_integral(self) -> bool:
+        """Whether every time is a whole number, so that every makespan is one."""
+        times = (*self.forward, *self.backward, *self.weight, *self.finish, self.link)
+        scaled = [time * speed for time in times for speed in set(self.speed)]
+        return all(value == round(value) for value in (*times, *scaled))
+
+    @cached_property
+    def unit(self) -> float:
+        """A typical operation's time: the scale of small differences."""
+        times = [t for t in (*self.forward, *self.backward, *self.weight) if t > 0]
+        return sum(times) / len(times) if times else 1.0
+
+    def duration(self, kind: int, stage: int, worker: int) -> float:
+        """Time of F (0), I or B (1), W (2) of `stage` on `worker`."""
+        return (self.forward, self.backward, self.weight)[kind][stage] * self.speed[worker]
+
+    def schedule(self, order: Order) -> Schedule:
+        """The compute-only schedule that `order` writes."""
+        stages, m = self.shape.stages, self.shape.micro_batches
+        operations = np.array([op for program in order for op in program], dtype=np.int64)
+        offsets = np.concatenate([[0], np.cumsum([len(program) for program in order])]).astype(np.int64)
+        place, micro_batch = np.divmod(operations, self.micro_batches)
+        kind, stage = np.divmod(place, stages)
+        names = [Kind.FORWARD, Kind.BACKWARD_INPUT if self.split else Kind.BACKWARD, Kind.BACKWARD_WEIGHT]
+        columns = Columns.from_arrays(
+            offsets,
+            kind=np.array([int(name) for name in names])[kind],
+            stage=stage,
+            pipeline=micro_batch // m,
+            index=micro_batch % m,
+        )
+        return Schedule(self.shape, columns, loop_placement(self.shape), self.dead, self.optimizer)
+
+    def order(self, schedule: Schedule) -> Order:
+        """The order that a compute-only schedule of this problem holds."""
+        c = schedule.columns
+        kind_of = {Kind.FORWARD: 0, Kind.BACKWARD: 1, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 2}
+        kind = np.array([kind_of.get(Kind(k), -1) for k in range(max(Kind) + 1)])[c.kind]
+        operation = (kind * self.shape.stages + c.stage) * self.micro_batches
+        operation = operation + c.pipeline * self.shape.micro_batches + c.index
+        return [
+            operation[first:end][kind[first:end] >= 0].tolist()
+            for first, end in zip(c.offsets[:-1].tolist(), c.offsets[1:].tolist(), strict=True)
+        ]

@@ -1,0 +1,124 @@
+"""Drives stages in one process, without transport or interpreter: what the tests of the numerics compare with.
+
+A program is a list of (kind, micro-batch) per stage object; `execute` runs whatever is ready, round robin, and hands
+messages over directly. The reduction sums the hosts' buffers in rank order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import torch
+
+from recycle.exec.data import Corpus, load_corpus
+from recycle.exec.stage import MegatronStage, Stage, build_stage
+from recycle.job import DataSection, Job, ModelSection, ShapeSection, TrainSection
+from recycle.shape import MicroBatch
+
+CPU = torch.device("cpu")
+Program = list[tuple[str, MicroBatch]]
+
+
+def small_job(pipelines: int = 1, ranks: int = 2, micro_batches: int = 4, **sections: dict) -> Job:
+    """L = 4, H = 64, S = 32; `model=`, `data=` and `train=` give further keys of these sections."""
+    model = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32} | sections.get("model", {})
+    return Job(
+        grid=ShapeSection(pipelines, ranks, micro_batches),
+        model=ModelSection(**model),
+        data=DataSection(**sections.get("data", {})),
+        train=TrainSection(**sections.get("train", {})),
+    )
+
+
+@cache
+def corpus_of(job_text: str) -> Corpus:
+    return load_corpus(Job.from_toml(job_text))
+
+
+def build_pipeline(job: Job) -> list[MegatronStage]:
+    """One pipeline's stages, first to last."""
+    corpus = corpus_of(job.to_toml())
+    return [build_stage(job, index, CPU, corpus) for index in range(job.shape.stages)]
+
+
+def micro_batches(pipeline: int, count: int) -> list[MicroBatch]:
+    return [MicroBatch(pipeline, index) for index in range(count)]
+
+
+def one_f_one_b(stage: int, stages: int, batches: Sequence[MicroBatch]) -> Program:
+    """1F1B of one stage: as many forwards ahead as stages follow."""
+    warmup = min(stages - stage - 1, len(batches))
+    program: Program = [("F", batch) for batch in batches[:warmup]]
+    for place, batch in enumerate(batches[warmup:]):
+        program += [("F", batch), ("B", batches[place])]
+    return program + [("B", batch) for batch in batches[len(batches) - warmup :]]
+
+
+def split(program: Program, weight_order: Sequence[MicroBatch]) -> Program:
+    """The same with every B as I, and all W at the end in `weight_order`."""
+    return [("I" if kind == "B" else kind, batch) for kind, batch in program] + [("W", batch) for batch in weight_order]
+
+
+def execute(work: Iterable[tuple[Stage, Program]]) -> None:
+    """Run all programs; each stage object's own order is kept. Fails when none can go on."""
+    queues = [(stage, list(program)) for stage, program in work]
+    activations: dict[tuple[int, MicroBatch], torch.Tensor | None] = {}
+    gradients: dict[tuple[int, MicroBatch], torch.Tensor | None] = {}
+    while any(program for _, program in queues):
+        progress = False
+        for stage, program in queues:
+            if not program:
+                continue
+            kind, batch = program[0]
+            if kind == "F":
+                key = (stage.index - 1, batch)
+                if stage.index > 0 and key not in activations:
+                    continue
+                activations[stage.index, batch] = stage.forward(batch, activations.get(key))
+            elif kind == "W":
+                stage.backward_weight(batch)
+            else:
+                key = (stage.index + 1, batch)
+                last = activations[stage.index, batch] is None
+                if not last and key not in gradients:
+                    continue
+                run = stage.backward if kind == "B" else stage.backward_input
+                gradients[stage.index, batch] = run(batch, gradients.get(key))
+            program.pop(0)
+            progress = True
+        assert progress, f"stuck: {[(stage.index, program[:1]) for stage, program in queues]}"
+
+
+def reduce_gradients(hosts: Sequence[Stage]) -> None:
+    """Sum the buffers of one stage's hosts in the order given, and give every host the sum."""
+    for buffers in zip(*(host.gradient_buffers() for host in hosts), strict=True):
+        total = buffers[0].clone()
+        for buffer in buffers[1:]:
+            total += buffer
+        for buffer in buffers:
+            buffer.copy_(total)
+
+
+def run_pipelines(pipelines: Sequence[Sequence[Stage]], step: int, count: int) -> float:
+    """One healthy 1F1B iteration of all pipelines with their own micro-batches; returns the sum of the losses."""
+    for stages in pipelines:
+        for stage in stages:
+            stage.begin_iteration(step)
+    for home, stages in enumerate(pipelines):
+        batches = micro_batches(home, count)
+        execute((stage, one_f_one_b(stage.index, len(stages), batches)) for stage in stages)
+    for hosts in zip(*pipelines, strict=True):
+        reduce_gradients(hosts)
+    return sum(stages[-1].loss_sum() for stages in pipelines)
+
+
+def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor]:
+    """Mean gradients of a whole pipeline by global parameter name."""
+    return {name: gradient for stage in stages for name, gradient in stage.mean_gradients().items()}
+
+
+def differing(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:
+    """Names whose tensors are not equal bit for bit; the names themselves must agree."""
+    assert left.keys() == right.keys()
+    return [name for name in left if not torch.equal(left[name], right[name])]

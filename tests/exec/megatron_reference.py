@@ -1,0 +1,244 @@
+"""megatron-core's own pipeline schedule, DDP and 1F1B as the reference for ours, on CPU and gloo.
+
+`MegatronReference` spawns D * P processes once; each builds its GPTModel part the way Megatron jobs do, takes the
+weights that our initialisation gives to the same global names, and runs `get_forward_backward_func` on the
+micro-batches of our corpus. Megatron's schedules make tensors on "cuda" unconditionally, so each process runs under
+`shims`, which belong to tests and benchmarks only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from recycle.exec.data import load_corpus
+from recycle.job import Job
+
+DEADLINE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration gave.
+
+    Attributes:
+        gradients: mean gradient by global parameter name, fp32, of data-parallel rank 0.
+        replicas_equal: whether every data-parallel rank has the same bits.
+        losses: micro-batch loss by global micro-batch id.
+        seconds: of `forward_backward_func` with gradient reduction, of the slowest process.
+    """
+
+    gradients: dict[str, torch.Tensor]
+    replicas_equal: bool
+    losses: dict[int, float]
+    seconds: float
+
+
+class MegatronReference:
+    """Megatron's processes for a job, spawned once; use as a context manager.
+
+    Args:
+        job: D, P and m from its shape (V = 1), model, data and threads.
+        processes: how many to spawn, for `use` of jobs with more workers; as many as the job has when left out.
+    """
+
+    def __init__(self, job: Job, processes: int | None = None) -> None:
+        self._store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        spawn = multiprocessing.get_context("spawn")
+        self._processes, self._pipes = [], []
+        for rank in range(processes if processes is not None else job.shape.worker_count):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        self._used = 0
+        self.use(job)
+
+    def use(self, job: Job) -> None:
+        """Go over to another job of at most as many workers: new process groups, new model."""
+        self._members = self._pipes[: job.shape.worker_count]
+        assert len(self._members) == job.shape.worker_count, "too few processes were spawned"
+        self._used += 1
+        for pipe in self._members:
+            pipe.send((self._used, job.to_toml()))
+        for pipe in self._members:
+            _receive(pipe)
+
+    def iteration(self, step: int) -> Iteration:
+        """One iteration's gradients and losses; no optimizer step is taken."""
+        for pipe in self._members:
+            pipe.send(step)
+        answers = [_receive(pipe) for pipe in self._members]
+        gradients: dict[str, torch.Tensor] = {}
+        losses: dict[int, float] = {}
+        equal = True
+        for replica, named, part_losses, _ in answers:
+            losses |= part_losses
+            for name, values in named.items():
+                if replica == 0:
+                    gradients[name] = torch.from_numpy(values)
+        for replica, named, _, _ in answers:
+            if replica:
+                equal &= all(np.array_equal(values, gradients[name].numpy()) for name, values in named.items())
+        return Iteration(gradients, equal, losses, max(answer[3] for answer in answers))
+
+    def __enter__(self) -> MegatronReference:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def _receive(pipe: Any) -> Any:
+    assert pipe.poll(DEADLINE_SECONDS), "a reference process gives no answer"
+    answer = pipe.recv()
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return answer
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Rewrites `device="cuda"` in every torch call."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = torch.device("cpu")
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def shims() -> Iterator[None]:
+    """Let Megatron's schedules and DDP run without a GPU. For test processes only."""
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
+    with _CudaMeansCpu():
+        yield
+
+
+def _serve(rank: int, port: int, pipe: Any) -> None:
+    faulthandler.dump_traceback_later(10 * DEADLINE_SECONDS, exit=True)
+    worker = None
+    try:
+        with shims():
+            while (order := pipe.recv()) is not None:
+                if isinstance(order, tuple):
+                    use, job_text = order
+                    worker = _Worker(Job.from_toml(job_text), rank, port, use)
+                    pipe.send(())
+                else:
+                    assert worker is not None
+                    pipe.send(worker.iteration(order))
+    except EOFError:
+        return
+    except BaseException as error:
+        pipe.send(f"rank {rank}: {type(error).__name__}: {error}")
+        raise
+
+
+class _Worker:
+    """One process of a Megatron job."""
+
+    def __init__(self, job: Job, rank: int, port: int, use: int) -> None:
+        torch.set_num_threads(job.train.threads)
+        from megatron.core import parallel_state
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+            finalize_model_grads,
+        )
+        from megatron.core.models.gpt.gpt_model import GPTModel
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+        from recycle.exec.gpt import global_names, initialise, layer_spec, transformer_config
+
+        if torch.distributed.is_initialized():
+            parallel_state.destroy_model_parallel()
+            torch.distributed.destroy_process_group()
+        store = torch.distributed.PrefixStore(
+            f"use{use}", torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
+        )
+        torch.distributed.init_process_group(
+            "gloo", store=store, rank=rank, world_size=job.shape.worker_count,
+            timeout=timedelta(seconds=DEADLINE_SECONDS),
+        )  # fmt: skip
+        parallel_state.initialize_model_parallel(pipeline_model_parallel_size=job.shape.ranks)
+        config = transformer_config(
+            job.model,
+            pipeline_model_parallel_size=job.shape.ranks,
+            finalize_model_grads_func=finalize_model_grads,
+            batch_p2p_comm=False,
+        )
+        pipeline_rank = parallel_state.get_pipeline_model_parallel_rank()
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=layer_spec(),
+            vocab_size=job.model.vocabulary,
+            max_sequence_length=job.model.sequence,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=False,
+            position_embedding_type="learned_absolute",
+        )
+        first_layer = get_transformer_layer_offset(config, pp_rank=pipeline_rank)
+        initialise(model, job.model, first_layer)
+        self._named = global_names(model, first_layer)
+        self._model = DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+            model,
+        )
+        self._replica = parallel_state.get_data_parallel_rank()
+        self._forward_backward = get_forward_backward_func()
+        self._job = job
+        self._corpus = load_corpus(job)
+        self._positions = torch.arange(job.model.sequence).expand(job.data.micro_batch_size, -1)
+
+    def iteration(self, step: int) -> tuple[int, dict[str, np.ndarray], dict[int, float], float]:
+        count = self._job.shape.micro_batches
+        ids = [self._replica * count + index for index in range(count)]
+        self._model.zero_grad_buffer()
+        torch.distributed.barrier()
+        start = time.perf_counter()
+        kept = self._forward_backward(
+            forward_step_func=self._forward_step,
+            data_iterator=iter([(number, *self._corpus.batch(step, number)) for number in ids]),
+            model=[self._model],
+            num_microbatches=count,
+            seq_length=self._job.model.sequence,
+            micro_batch_size=self._job.data.micro_batch_size,
+            forward_only=False,
+        )
+        seconds = time.perf_counter() - start
+        gradients = {name: parameter.main_grad.numpy().copy() for name, parameter in self._named.items()}
+        return self._replica, gradients, {entry["id"]: float(entry["loss"]) for entry in kept}, seconds
+
+    def _forward_step(self, batches: Iterator[Any], model: torch.nn.Module) -> Any:
+        number, tokens, labels = next(batches)
+        output = model(input_ids=tokens, position_ids=self._positions, attention_mask=None, labels=labels)
+
+        def loss(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+            mean = losses.mean()
+            return mean, {"id": number, "loss": mean.detach().clone()}
+
+        return output, loss

@@ -1,0 +1,168 @@
+"""What ran is kept exactly: from the lines of killed workers, through Chrome JSON, back to columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recycle import RecycleError, Shape, Worker, simulate
+from recycle.ir import trace as traces
+from recycle.ir.families import one_f_one_b
+
+SHAPE = Shape(pipelines=2, ranks=2, micro_batches=2)
+
+
+def run_directory(path: Path, steps: int = 3, seconds: float = 0.00123456789) -> Path:
+    """A run of `steps` healthy iterations whose processes 0.1 and 1.1 swap roles in the last step."""
+    timeline = simulate(one_f_one_b(SHAPE))
+    schedule = timeline.schedule
+    for step in range(steps):
+        for w, worker in enumerate(SHAPE.workers()):
+            rows = range(int(schedule.columns.offsets[w]), int(schedule.columns.offsets[w + 1]))
+            ran = [
+                (
+                    schedule.instruction(row),
+                    seconds * (timeline.start[row] + step * timeline.period),
+                    seconds * (timeline.end[row] + step * timeline.period),
+                )
+                for row in rows
+            ]
+            swapped = step == steps - 1 and worker.rank == 1
+            process = Worker(1 - worker.pipeline, 1) if swapped else worker
+            traces.append_iteration(traces.log_path(path, process), step, int(swapped), worker, ran)
+    events = [{"time": 0.5, "kind": "fault", "worker": "1.1", "step": 1}, {"time": 0.75, "kind": "generation"}]
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def test_merge_builds_the_columns_of_the_whole_run(tmp_path: Path) -> None:
+    trace = traces.merge(run_directory(tmp_path), SHAPE)
+    lowered = simulate(one_f_one_b(SHAPE)).schedule
+    assert len(trace) == 3 * len(lowered.columns)
+    assert trace.steps == [0, 1, 2]
+    assert trace.processes == list(SHAPE.workers())
+    assert [str(trace.instruction(row)) for row in range(4)] == [str(i) for i in lowered.program(Worker(0, 0))[:4]]
+    assert trace.start.dtype == np.float64
+    assert trace.end.max() == pytest.approx(0.00123456789 * 27, abs=1e-9)
+    assert [event["kind"] for event in trace.events] == ["fault", "generation"]
+
+
+def test_a_process_that_plays_another_role_is_not_rerouted(tmp_path: Path) -> None:
+    trace = traces.merge(run_directory(tmp_path), SHAPE).window(2, 2)
+    mine = trace.process == SHAPE.worker_index(Worker(0, 1))
+    assert {str(SHAPE.worker_at(role)) for role in trace.role[mine]} == {"1.1"}
+    assert set(trace.columns.pipeline[mine]) == {1, -1}
+    assert not trace.rerouted.any()
+
+
+def test_work_of_another_home_is_rerouted(tmp_path: Path) -> None:
+    path = traces.log_path(tmp_path, Worker(0, 1))
+    traces.append_iteration(path, 4, 2, "0.1", [("1F0.1", 0.0, 1.0), ("1F1.0", 1.0, 2.0), ("1STEP", 2.0, 2.0)])
+    assert traces.merge(tmp_path, SHAPE).rerouted.tolist() == [False, True, False]
+
+
+def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
+    path = traces.log_path(tmp_path, Worker(1, 0))
+    for step, generation in ((0, 0), (1, 0), (1, 1), (2, 1)):
+        traces.append_iteration(path, step, generation, "1.0", [("0F1.0", float(step), step + 1.0)])
+    trace = traces.merge(tmp_path, SHAPE)
+    assert trace.generations_of(1) == [0, 1]
+    assert trace.window(1, 1).generation.tolist() == [0, 1]
+    window = trace.window(1, 2, generation=1)
+    assert window.step.tolist() == [1, 2]
+    assert window.columns.offsets.tolist() == [0, 0, 0, 2, 2]
+
+
+def test_a_line_cut_short_by_a_kill_is_skipped_and_its_successor_is_kept(tmp_path: Path) -> None:
+    path = traces.log_path(tmp_path, Worker(0, 0))
+    traces.append_iteration(path, 0, 0, "0.0", [("0F0.0", 0.0, 1.0)])
+    traces.append_iteration(path, 1, 0, "0.0", [("0F0.1", 1.0, 2.0)])
+    for cut in (1, 10, 60):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-cut])
+        assert traces.merge(tmp_path, SHAPE).steps == ([0, 1] if cut == 1 else [0])
+        traces.append_iteration(path, 5, 1, "0.0", [("0F0.0", 2.0, 3.0)])
+        assert traces.merge(tmp_path, SHAPE).steps == ([0, 1, 5] if cut == 1 else [0, 5])
+        path.write_bytes(whole)
+
+
+def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> None:
+    trace = traces.merge(run_directory(tmp_path), SHAPE)
+    traces.write(trace, tmp_path / "trace.json")
+    again = traces.read(tmp_path / "trace.json")
+    assert again.shape == trace.shape
+    assert again.columns.same_as(trace.columns)
+    for name in ("role", "generation", "step"):
+        assert getattr(again, name).tolist() == getattr(trace, name).tolist()
+    assert np.abs(again.start - trace.start).max() <= 0.5e-9 + 1e-15
+    assert np.abs(again.end - trace.end).max() <= 0.5e-9 + 1e-15
+    assert again.events == trace.events
+
+
+def test_load_prefers_the_merged_file_and_reads_a_live_run(tmp_path: Path) -> None:
+    run_directory(tmp_path)
+    assert len(traces.load(tmp_path, SHAPE)) == len(traces.merge(tmp_path, SHAPE))
+    traces.write(traces.merge(tmp_path, SHAPE).window(0, 0), tmp_path / "trace.json")
+    assert traces.load(tmp_path, SHAPE).steps == [0]
+
+
+def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
+    trace = traces.merge(tmp_path, SHAPE)
+    assert (len(trace), trace.steps, trace.processes, trace.events) == (0, [], [], ())
+    traces.write(trace, tmp_path / "trace.json")
+    assert len(traces.read(tmp_path / "trace.json")) == 0
+
+
+def test_the_chrome_trace_has_one_process_per_worker_and_tracks_without_partial_overlap(tmp_path: Path) -> None:
+    path = traces.log_path(tmp_path, Worker(0, 0))
+    sends = [("0SEND_F0.0@0.1", 0.0, 2.0), ("0SEND_F0.1@0.1", 1.0, 3.0), ("0SEND_F1.0@1.1", 2.0, 4.0)]
+    traces.append_iteration(path, 0, 0, "0.0", [*sends[:2], ("0F0.0", 0.0, 1.0), sends[2]])
+    traces.write(traces.merge(tmp_path, SHAPE), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in slices} == {1}
+    assert [event["tid"] for event in slices] == [101, 102, 1, 101]
+    assert [event["cat"] for event in slices] == ["send", "send", "compute", "send"]
+    assert slices[3]["args"] == {
+        "instruction": "0SEND_F1.0@1.1", "worker": "0.0", "role": "0.0", "step": 0, "generation": 0, "home": 1,
+        "rerouted": True,
+    }  # fmt: skip
+    assert all(isinstance(event["ts"], int) and isinstance(event["dur"], int) for event in slices)
+    threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert threads == {"compute", "send", "send 2"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"step": 0, "generation": 0, "role": "0.0", "instructions": [["0Q0.0", 0, 1]]}, r"line 1: '0Q0.0' is not an"),
+        ({"step": 0, "generation": 0, "role": "9.0", "instructions": []}, r"line 1: role: worker 9.0 is outside"),
+        ({"step": 0, "generation": 0, "role": "0.0"}, r"line 1: .*instructions"),
+    ],
+)
+def test_a_whole_line_that_is_wrong_is_named(tmp_path: Path, line: dict[str, object], message: str) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "0.0.trace.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(RecycleError, match=rf"0\.0\.trace\.jsonl: {message}"):
+        traces.merge(tmp_path, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not valid JSON"),
+        ('{"traceEvents": [', "not valid JSON"),
+        ('{"traceEvents": []}', "is not a trace that recycle wrote"),
+        ('{"traceEvents": [], "otherData": {"format": "x", "version": 1, "shape": {}}}', "format"),
+        ('{"traceEvents": [], "otherData": {"format": "recycle-trace", "version": 1, "shape": {}}}', "otherData.shape"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "trace.json").write_text(text)
+    with pytest.raises(RecycleError, match=rf"trace\.json: .*{message}"):
+        traces.read(tmp_path / "trace.json")
+    with pytest.raises(RecycleError, match="cannot be read"):
+        traces.read(tmp_path / "absent.json")

@@ -1,0 +1,132 @@
+"""A run directory as the launcher writes it, made by simulating: 1.1 dies in step 3 and is back in step 6."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
+from recycle.ir import trace as traces
+from recycle.ir.families import one_f_one_b
+
+SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
+WITHOUT_1_1 = {
+    "0.0": "0F0.0 0F0.1 0B0.0 0B0.1",
+    "0.1": "1F0.0 1F1.0 1B0.0 1F0.1 1I1.0 1B0.1 1W1.0",
+    "1.0": "0F1.0 0F1.1 0I1.0 0W1.0 0B1.1",
+    "2.0": "0F2.0 0F2.1 0B2.0 0B2.1",
+    "2.1": "1F2.0 1F1.1 1B2.0 1F2.1 1I1.1 1B2.1 1W1.1",
+}
+JOB = """
+[shape]
+pipelines = 3
+ranks = 2
+micro_batches = 2
+[times]
+link = 0.1
+step = 0.5
+"""
+PROFILE = Profile.uniform(link=0.1, step=0.5)
+SECONDS = 0.0173
+"""Seconds of one unit of the profile in the synthetic run."""
+
+
+@pytest.fixture(scope="session")
+def healthy() -> Schedule:
+    return one_f_one_b(SHAPE)
+
+
+@pytest.fixture(scope="session")
+def broken() -> Schedule:
+    """Without 1.1: 0.1 takes micro-batch 1.0 and 2.1 takes 1.1, both with decoupled backwards."""
+    figures = {"period": 11.0, "lower_bound": 10.0, "gap": 0.1}
+    return Schedule.from_text(SHAPE, WITHOUT_1_1, failed=["1.1"], metadata=figures)
+
+
+@pytest.fixture(scope="session")
+def broken_timeline(broken: Schedule) -> Timeline:
+    return simulate(broken)
+
+
+@pytest.fixture(scope="session")
+def make_run(healthy: Schedule, broken: Schedule) -> Callable[..., Path]:
+    """Writes a run directory: (path, live=False) -> path. Step 3 is tried twice, in generations 0 and 1."""
+
+    def write(path: Path, live: bool = False) -> Path:
+        for folder in ("plans", "logs"):
+            (path / folder).mkdir(parents=True)
+        (path / "job.toml").write_text(JOB)
+        plans = {"aaaa0000": healthy, "bbbb1111": broken}
+        for digest, plan in plans.items():
+            lower(plan).save(path / "plans" / f"{digest}.json")
+        names = [str(worker) for worker in SHAPE.workers()]
+        alive = [name for name in names if name != "1.1"]
+        attempts = [(step, 0, "aaaa0000") for step in range(4)]
+        attempts += [(step, 1, "bbbb1111") for step in range(3, 6)] + [(step, 2, "aaaa0000") for step in range(6, 9)]
+        now, metrics, events = 2.0, [], []
+        for step, generation, digest in attempts:
+            if step == 0 or (step, generation) in ((3, 1), (6, 2)):
+                live_names = alive if generation == 1 else names
+                roles = {name: name for name in live_names}
+                event = {"time": now, "kind": "generation", "step": step, "generation": generation, "plan": digest}
+                events.append({**event, "live": live_names, "roles": roles})
+            broken_off = (step, generation) == (3, 0)
+            timeline = simulate(lower(plans[digest]), PROFILE)
+            _execute(path, timeline, step, generation, now, until=4.0 if broken_off else math.inf)
+            now += SECONDS * timeline.makespan + 0.01
+            if broken_off:
+                events.append({"time": now, "kind": "fault", "worker": "1.1", "step": 3})
+                events.append({"time": now + 0.3, "kind": "detected", "worker": "1.1", "step": 3})
+                now += 0.5
+                continue
+            metrics.append(
+                {
+                    "step": step,
+                    "loss": 5.5 * math.exp(-step / 20),
+                    "grad_norm": 1.0,
+                    "mode": "staggered",
+                    "tokens_per_second": 1000.0,
+                    "live_workers": 5 if generation == 1 else 6,
+                    "plan": digest,
+                    "period": SECONDS * timeline.period,
+                    "generation": generation,
+                }
+            )
+        events.append({"time": now, "kind": "rejoined", "worker": "1.1", "step": 6})
+        for name, lines in (("metrics", metrics), ("events", events)):
+            (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if not live:
+            traces.write(traces.merge(path, SHAPE), path / "trace.json")
+        return path
+
+    return write
+
+
+def _execute(path: Path, timeline: Timeline, step: int, generation: int, begin: float, until: float) -> None:
+    """Append what each live process ran of one iteration, up to the time `until` of the timeline."""
+    schedule = timeline.schedule
+    for w, worker in enumerate(SHAPE.workers()):
+        if worker in schedule.failed or (until < math.inf and worker == Worker(1, 1)):
+            continue
+        rows = range(int(schedule.columns.offsets[w]), int(schedule.columns.offsets[w + 1]))
+        ran = [
+            (schedule.instruction(row), begin + SECONDS * timeline.start[row], begin + SECONDS * timeline.end[row])
+            for row in rows
+            if timeline.end[row] <= until
+        ]
+        traces.append_iteration(traces.log_path(path, worker), step, generation, worker, ran)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, make_run: Callable[..., Path]) -> Path:
+    return make_run(tmp_path / "run")
+
+
+@pytest.fixture
+def schedule_file(tmp_path: Path, broken: Schedule) -> Path:
+    broken.save(tmp_path / "broken.json")
+    return tmp_path / "broken.json"

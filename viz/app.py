@@ -1,0 +1,112 @@
+"""The Dash application: a page per run directory and one for all schedule files, served on loopback only.
+
+Everything the browser loads comes from this process: plotly.js from the installed plotly, styles from `assets/`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dash import Dash, dcc, html
+
+from recycle.errors import RecycleError
+from viz.pages.run_page import RunPage
+from viz.pages.schedule_page import SchedulePage
+from viz.run import Run
+from viz.sources import ScheduleFile
+
+HOST, DEFAULT_PORT = "127.0.0.1", 8050
+
+
+def build_app(sources: Sequence[Run | ScheduleFile]) -> Dash:
+    """The application that shows `sources`; more than one page are tabs."""
+    runs = [source for source in sources if isinstance(source, Run)]
+    files = [source for source in sources if isinstance(source, ScheduleFile)]
+    pages: list[RunPage | SchedulePage] = [RunPage(run, f"run{place}") for place, run in enumerate(runs)]
+    if files:
+        pages.append(SchedulePage(files))
+    app = Dash(
+        "viz",
+        title=f"{pages[0].title} · recycle" if pages else "recycle",
+        update_title="",
+        assets_folder=_assets(),
+        suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
+    )
+    # A callable layout: a page that is opened again shows a live run as it is then.
+    app.layout = lambda: _layout(pages)
+    for page in pages:
+        page.register(app)
+    return app
+
+
+def _assets() -> str:
+    from importlib.resources import files
+
+    return str(files("viz") / "assets")
+
+
+def _layout(pages: Sequence[RunPage | SchedulePage]) -> html.Div:
+    content: Any
+    if not pages:
+        content = html.Div(html.P("Nothing to show. Give a run directory or a schedule file."), className="empty")
+    elif len(pages) == 1:
+        content = _fresh(pages[0])
+    else:
+        tabs = [dcc.Tab(_fresh(page), label=page.title, value=page.prefix) for page in pages]
+        content = dcc.Tabs(tabs, value=pages[0].prefix, id="pages")
+    title = pages[0].title if len(pages) == 1 else "recycle"
+    heading = [html.Span("recycle", className="mark"), html.H1(title)] if len(pages) == 1 else [html.H1("recycle")]
+    return html.Div([html.Header(heading, className="top"), html.Main(content)])
+
+
+def _fresh(page: RunPage | SchedulePage) -> html.Div:
+    if isinstance(page, RunPage):
+        page.refresh()
+    return page.layout()
+
+
+def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] = print) -> None:
+    """Serve on loopback until Ctrl-C.
+
+    Args:
+        port: 0 takes any free one.
+        on_ready: is called with the address once the page can be opened.
+
+    Raises:
+        RecycleError: the port is in use or may not be used.
+    """
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    listener = _listen(port)
+    server = make_server(HOST, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno())
+    try:
+        on_ready(f"http://{HOST}:{listener.getsockname()[1]}")
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
+        listener.close()
+
+
+def _listen(port: int) -> socket.socket:
+    """A listening socket; werkzeug's own would print several lines and exit when the port is taken."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen(64)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise RecycleError(
+                f"port {port} is in use: give another with --port, or --port 0 for any free one"
+            ) from None
+        reason = error.strerror if isinstance(error, OSError) else "must be 0 to 65535"
+        raise RecycleError(f"port {port} cannot be used ({reason})") from None
+    return listener

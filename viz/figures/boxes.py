@@ -1,0 +1,167 @@
+"""Where things are drawn: operations of a LaneTable -> boxes, for all renderers alike.
+
+A whole backward is two boxes, green then orange, in proportion to its halves; an overlapped pair is a forward above a
+backward; a transfer is a thin strip below its lane's work. Coordinates are time along, lanes down: lane i fills
+i - 0.5 to i + 0.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from recycle.ir.instruction import KIND_CLASSES, Kind, OverlappedPair
+from viz.figures.palette import BACKWARD_INPUT, BACKWARD_WEIGHT, COMMUNICATION, FORWARD, OPTIMIZER, Paint
+from viz.lanes import NO_PIPELINE, Flag, LaneTable
+
+WORK_TOP, WORK_BOTTOM, STRIP_TOP, STRIP_BOTTOM = -0.40, 0.34, 0.36, 0.46
+_MIDDLE = (WORK_TOP + WORK_BOTTOM) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One rectangle.
+
+    Attributes:
+        operation: its place in the LaneTable.
+        lane: lane that it lies in; `top` and `bottom` are relative to the lane's middle.
+        start, end: time.
+        label: text inside; empty on all boxes of an operation but the first.
+    """
+
+    operation: int
+    lane: int
+    start: float
+    end: float
+    top: float
+    bottom: float
+    paint: Paint
+    label: str
+    rerouted: bool
+
+
+_Part = tuple[Paint, float, float, float, float]
+"""Paint, begin and end as shares of the operation's time, top, bottom."""
+
+
+def _whole(paint: Paint) -> Callable[[float], tuple[_Part, ...]]:
+    return lambda weight_share: ((paint, 0.0, 1.0, WORK_TOP, WORK_BOTTOM),)
+
+
+def _strip(weight_share: float) -> tuple[_Part, ...]:
+    return ((COMMUNICATION, 0.0, 1.0, STRIP_TOP, STRIP_BOTTOM),)
+
+
+def _backward(weight_share: float, top: float = WORK_TOP) -> tuple[_Part, ...]:
+    turn = 1.0 - weight_share
+    parts = ((BACKWARD_INPUT, 0.0, turn, top, WORK_BOTTOM), (BACKWARD_WEIGHT, turn, 1.0, top, WORK_BOTTOM))
+    return tuple(part for part in parts if part[2] > part[1])
+
+
+def _pair(weight_share: float) -> tuple[_Part, ...]:
+    return ((FORWARD, 0.0, 1.0, WORK_TOP, _MIDDLE), *_backward(weight_share, _MIDDLE))
+
+
+_PARTS: dict[Kind, Callable[[float], tuple[_Part, ...]]] = {
+    Kind.FORWARD: _whole(FORWARD),
+    Kind.BACKWARD: _backward,
+    Kind.BACKWARD_INPUT: _whole(BACKWARD_INPUT),
+    Kind.BACKWARD_WEIGHT: _whole(BACKWARD_WEIGHT),
+    Kind.OVERLAPPED_PAIR: _pair,
+    Kind.SEND_ACTIVATION: _strip,
+    Kind.RECV_ACTIVATION: _strip,
+    Kind.SEND_GRADIENT: _strip,
+    Kind.RECV_GRADIENT: _strip,
+    Kind.REDUCE_GRADIENTS: _whole(OPTIMIZER),
+    Kind.OPTIMIZER_STEP: _whole(OPTIMIZER),
+}
+
+
+def boxes(table: LaneTable) -> Iterator[Box]:
+    """The boxes of all operations, lane by lane, in order of start."""
+    kinds = [Kind(kind) for kind in table.kind]
+    parts = {kind: _PARTS[kind](table.weight_share) for kind in set(kinds)}
+    rerouted = table.has(Flag.REROUTED).tolist()
+    start, end = table.start.tolist(), table.end.tolist()
+    for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
+        begin, length = start[operation], end[operation] - start[operation]
+        text = label(table, operation)
+        for paint, first, last, top, bottom in parts[kind]:
+            from_, to = begin + first * length, begin + last * length
+            yield Box(operation, lane, from_, to, top, bottom, paint, text, rerouted[operation])
+            text = ""
+
+
+def label(table: LaneTable, operation: int) -> str:
+    """Letter and micro-batch: `F4`, with its home when it is re-routed: `F1.4`. R reduces, S steps; transfers none."""
+    kind = Kind(table.kind[operation])
+    if kind in _LETTERS:
+        return _LETTERS[kind]
+    index = int(table.micro_batch[operation])
+    away = bool(table.flags[operation] & Flag.REROUTED)
+    mine = f"{table.pipeline[operation]}.{index}" if away else str(index)
+    return f"{'F' if kind == Kind.OVERLAPPED_PAIR else KIND_CLASSES[kind].token}{mine}"
+
+
+_LETTERS = {
+    Kind.SEND_ACTIVATION: "",
+    Kind.RECV_ACTIVATION: "",
+    Kind.SEND_GRADIENT: "",
+    Kind.RECV_GRADIENT: "",
+    Kind.REDUCE_GRADIENTS: "R",
+    Kind.OPTIMIZER_STEP: "S",
+}
+_NAMES = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward (input and weight)",
+    Kind.BACKWARD_INPUT: "backward for the input",
+    Kind.BACKWARD_WEIGHT: "backward for the weights",
+    Kind.OVERLAPPED_PAIR: "forward and backward, overlapped",
+    Kind.SEND_ACTIVATION: "activation sent",
+    Kind.RECV_ACTIVATION: "activation awaited",
+    Kind.SEND_GRADIENT: "gradient sent",
+    Kind.RECV_GRADIENT: "gradient awaited",
+    Kind.REDUCE_GRADIENTS: "reduction of the stage's gradients",
+    Kind.OPTIMIZER_STEP: "optimizer step",
+}
+
+
+def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
+    """What a person wants to know of an operation, a line each: instruction, kind, worker, times, home, marks."""
+    instruction = table.instruction(operation)
+    start, end = float(table.start[operation]), float(table.end[operation])
+    scale, unit = time_unit(table)
+    begin, until, long = (f"{value * scale:.6g}{unit and ' ' + unit}" for value in (start, end, end - start))
+    lines = [
+        str(instruction),
+        _NAMES[Kind(table.kind[operation])],
+        f"worker {table.labels[lane]}, stage {table.stage[operation]}",
+        f"start {begin}, end {until}, takes {long}",
+    ]
+    home = table.pipeline[operation]
+    if home != NO_PIPELINE:
+        away = bool(table.flags[operation] & Flag.REROUTED)
+        lines.append(f"home pipeline {home}" + (", re-routed to this peer" if away else ""))
+    if isinstance(instruction, OverlappedPair):
+        lines.append(f"backward's home pipeline {instruction.backward.micro_batch.pipeline}")
+    if table.flags[operation] & Flag.CRITICAL:
+        lines.append("on the critical path")
+    if table.flags[operation] & Flag.VIOLATION:
+        lines.append("breaks a rule")
+    return lines
+
+
+def group_edges(table: LaneTable) -> list[int]:
+    """Lanes before which a new pipeline begins, or a new rank in lanes ordered by stage; none if each has one lane."""
+    steps = list(zip(table.workers, table.workers[1:], strict=False))
+    by_pipeline = [i for i, (above, below) in enumerate(steps, 1) if above.pipeline != below.pipeline]
+    by_rank = [i for i, (above, below) in enumerate(steps, 1) if above.rank != below.rank]
+    fewest = min(by_pipeline, by_rank, key=len)
+    return fewest if len(fewest) < len(steps) else []
+
+
+def time_unit(table: LaneTable) -> tuple[float, str]:
+    """(factor, unit) for showing the table's times: seconds or milliseconds, or plain numbers for a plan."""
+    if table.unit != "s":
+        return 1.0, ""
+    return (1.0, "s") if table.span >= 2.0 else (1000.0, "ms")

@@ -1,0 +1,96 @@
+"""Loss and live workers over the steps of a run, with what happened to workers marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from viz.figures.palette import FAILURE, FONT, FORWARD, GRID, INK, PAPER, RECOVERY
+
+_MARKS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
+"""Colour and dash of the events that get a line; the others are in the table of events."""
+
+
+def curves_figure(
+    metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], worker_count: int
+) -> go.Figure:
+    """Two stacked plots over the steps: the loss, and how many workers are alive."""
+    steps = [line["step"] for line in metrics]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=steps,
+        y=[line.get("loss") for line in metrics],
+        mode="lines+markers" if len(steps) <= 60 else "lines",
+        line={"color": FORWARD.fill, "width": 2},
+        marker={"size": 5},
+        name="loss",
+        hovertemplate="step %{x}: loss %{y:.6g}<extra></extra>",
+    )
+    figure.add_scatter(
+        x=steps,
+        y=[line.get("live_workers") for line in metrics],
+        mode="lines",
+        line={"color": INK, "width": 2, "shape": "hvh"},
+        name="live workers",
+        yaxis="y2",
+        hovertemplate="step %{x}: %{y} live workers<extra></extra>",
+    )
+    axis = {"gridcolor": GRID, "zeroline": False}
+    figure.update_layout(
+        height=330,
+        margin={"l": 8, "r": 16, "t": 30, "b": 44},
+        showlegend=False,
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
+        font={"family": FONT, "size": 12, "color": INK},
+        xaxis={**axis, "title": {"text": "step", "standoff": 6}, "anchor": "y2", "tickformat": "d"},
+        yaxis={**axis, "title": {"text": "loss"}, "domain": [0.36, 1.0], "automargin": True},
+        yaxis2={
+            **axis,
+            "title": {"text": "live workers"},
+            "domain": [0.0, 0.26],
+            "range": [0, worker_count + 0.6],
+            "dtick": max(1, -(-worker_count // 3)),
+            "automargin": True,
+        },
+        **_event_marks(events),
+    )
+    return figure
+
+
+def _event_marks(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A line and a text at the step of each failure and each return, as layout entries."""
+    shapes, annotations = [], []
+    taken: dict[float, int] = {}
+    for event in events:
+        style, step = _MARKS.get(str(event.get("kind"))), event.get("step")
+        if style is None or not isinstance(step, int | float):
+            continue
+        colour, dash = style
+        line = {"color": colour, "width": 1.5, "dash": dash}
+        shapes.append({"type": "line", "x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "line": line})
+        row = taken[step] = taken.get(step, -1) + 1
+        annotations.append(
+            {
+                "x": step,
+                "y": 1,
+                "yref": "paper",
+                "yanchor": "bottom",
+                "yshift": -16 * row,
+                "xanchor": "center",
+                "text": event_text(event),
+                "showarrow": False,
+                "bgcolor": PAPER,
+                "font": {"size": 11, "color": INK},
+            }
+        )
+    return {"shapes": shapes, "annotations": annotations}
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """`1.1 failed`, `1.1 back`; for other kinds the worker and the kind."""
+    words = {"fault": "failed", "rejoined": "back"}
+    kind = str(event.get("kind"))
+    return " ".join(str(part) for part in (event.get("worker"), words.get(kind, kind)) if part)

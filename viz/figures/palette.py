@@ -1,0 +1,46 @@
+"""Colours of the viewer: Okabe and Ito's set, which stays apart for colour-blind eyes, and inks to be read on it.
+
+Every ink has at least 4.5 : 1 contrast on its fill (a test holds that), and no meaning rests on colour alone: labels
+carry the kind's letter, re-routed work is hatched and bordered, a failed lane is hatched and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INK = "#111111"
+MUTED = "#595959"
+GRID = "#E3E6EA"
+RULE = "#C3C8CF"
+PAPER = "#FFFFFF"
+BAND = "#F6F7F9"
+FAILURE = "#D55E00"
+FAILURE_BAND = "#FBE3D3"
+RECOVERY = "#00694C"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Paint:
+    """One entry of the legend.
+
+    Attributes:
+        key: short name, also the class in SVG and CSS.
+        name: what the legend says.
+        fill, ink: colours of the box and of the text on it.
+        hatch: colour of the stripes that mark re-routed work; it leaves the ink's contrast at least as it was.
+    """
+
+    key: str
+    name: str
+    fill: str
+    ink: str
+    hatch: str
+
+
+FORWARD = Paint("forward", "Forward", "#0072B2", "#FFFFFF", "#00568A")
+BACKWARD_INPUT = Paint("input", "Backward, input", "#009E73", INK, "#5CC7A8")
+BACKWARD_WEIGHT = Paint("weight", "Backward, weight", "#E69F00", INK, "#F6CE7A")
+OPTIMIZER = Paint("optimizer", "Reduce and step", "#8C8C8C", INK, "#BFBFBF")
+COMMUNICATION = Paint("communication", "Transfer", "#56B4E9", INK, "#A5D8F5")
+PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, COMMUNICATION)

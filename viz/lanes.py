@@ -1,0 +1,286 @@
+"""LaneTable: what every picture of a timeline is drawn from, planned or executed, as columns.
+
+One lane per worker, the operations of a lane sorted by start. A table holds everything that all renderers need (the
+Plotly figure, the SVG, the binary buffer for a canvas), so that they cannot disagree. Times of a planned table are
+those of its timeline; times of an executed one count from its first start, the origin being kept beside them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntFlag
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.ir.graph import Floats
+from recycle.ir.instruction import TRANSFER_KINDS, Instruction
+from recycle.ir.schedule import Columns, Schedule
+from recycle.ir.simulate import Timeline, durations
+from recycle.ir.trace import Trace, away_from
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+
+NO_MICRO_BATCH = np.uint32(0xFFFFFFFF)
+NO_PIPELINE = np.uint16(0xFFFF)
+MAGIC = b"RLN1"
+Grouping = Literal["pipeline", "stage"]
+
+
+class Flag(IntFlag):
+    """Bits of the `flags` column."""
+
+    REROUTED = 1
+    CRITICAL = 2
+    VIOLATION = 4
+    ON_FAILED_WORKER = 8
+
+
+@dataclass(frozen=True, eq=False)
+class LaneTable:
+    """Operations by lane (CSR), sorted by start.
+
+    Attributes:
+        shape: size of the job.
+        workers: worker of each lane: of a plan the role, of a trace the process.
+        labels: text of each lane.
+        failed: whether each lane's worker is dead.
+        offsets: operations of lane i are `offsets[i]` to `offsets[i + 1]`.
+        start, end: time from the origin, float64.
+        kind: `Kind`, uint8.
+        micro_batch: index in its home pipeline, uint32; NO_MICRO_BATCH for reduce and step.
+        stage: stage that runs it, uint16.
+        pipeline: home of the micro-batch, uint16; NO_PIPELINE for reduce and step.
+        flags: `Flag` bits, uint8.
+        instruction_id: row in the schedule or trace that the table was made from, uint32.
+        instruction_of: instruction id -> the instruction.
+        origin: what time 0 is, in seconds since the start of the run; 0 for a plan.
+        unit: "s" when times are seconds for certain, "" when they are what the profile says.
+        weight_share: share of a whole backward that its weight half takes, for drawing both halves.
+    """
+
+    shape: Shape
+    workers: tuple[Worker, ...]
+    labels: tuple[str, ...]
+    failed: npt.NDArray[np.bool_]
+    offsets: npt.NDArray[np.int64]
+    start: Floats
+    end: Floats
+    kind: npt.NDArray[np.uint8]
+    micro_batch: npt.NDArray[np.uint32]
+    stage: npt.NDArray[np.uint16]
+    pipeline: npt.NDArray[np.uint16]
+    flags: npt.NDArray[np.uint8]
+    instruction_id: npt.NDArray[np.uint32]
+    instruction_of: Callable[[int], Instruction]
+    origin: float = 0.0
+    unit: Literal["s", ""] = ""
+    weight_share: float = 0.5
+
+    COLUMNS = ("start", "end", "kind", "micro_batch", "stage", "pipeline", "flags", "instruction_id")
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def lanes(self) -> int:
+        return len(self.workers)
+
+    @property
+    def lane(self) -> npt.NDArray[np.int64]:
+        """Lane of each operation."""
+        return np.repeat(np.arange(self.lanes), np.diff(self.offsets))
+
+    @property
+    def span(self) -> float:
+        """Last end; time 0 is the first start."""
+        return float(self.end.max()) if len(self) else 0.0
+
+    def instruction(self, operation: int) -> Instruction:
+        return self.instruction_of(int(self.instruction_id[operation]))
+
+    def has(self, flag: Flag) -> npt.NDArray[np.bool_]:
+        """Whether each operation carries `flag`."""
+        return np.asarray(self.flags & np.uint8(flag), dtype=np.bool_)
+
+    def ordered(self, grouping: Grouping) -> LaneTable:
+        """The same lanes by pipeline, then rank; or by rank, then pipeline, which puts peers side by side."""
+        if grouping == "pipeline":
+            return self._take_lanes(sorted(range(self.lanes), key=lambda lane: self.workers[lane]))
+        return self._take_lanes(sorted(range(self.lanes), key=lambda lane: self.workers[lane][::-1]))
+
+    def _take_lanes(self, lanes: Sequence[int]) -> LaneTable:
+        pieces = [np.arange(self.offsets[lane], self.offsets[lane + 1]) for lane in lanes]
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
+        offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in self.COLUMNS}
+        return replace(
+            self,
+            workers=tuple(self.workers[i] for i in lanes),
+            labels=tuple(self.labels[i] for i in lanes),
+            failed=self.failed[list(lanes)],
+            offsets=offsets,
+            **columns,
+        )
+
+    @classmethod
+    def from_timeline(
+        cls, timeline: Timeline, *, players: Mapping[Worker, Worker] | None = None, violations: Iterable[int] = ()
+    ) -> LaneTable:
+        """The lanes of a planned iteration.
+
+        Args:
+            players: role -> process that plays it, where that is not the process of the same name.
+            violations: rows of `timeline.schedule` that break a rule.
+        """
+        schedule = timeline.schedule
+        return cls._from_schedule(
+            schedule, timeline.start, timeline.end, timeline.profile, players, timeline.critical_path, violations
+        )
+
+    @classmethod
+    def from_order(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
+        """The lanes of a schedule that cannot be timed: each worker's program back to back, nobody waiting."""
+        columns = schedule.columns
+        seconds = np.where(_transfers(columns), 0.0, durations(schedule, profile))
+        total = np.concatenate([[0.0], np.cumsum(seconds)])
+        start = total[:-1] - total[columns.offsets[columns.worker]]
+        return cls._from_schedule(schedule, start, start + seconds, profile, None, (), violations)
+
+    @classmethod
+    def _from_schedule(
+        cls,
+        schedule: Schedule,
+        start: Floats,
+        end: Floats,
+        profile: Profile,
+        players: Mapping[Worker, Worker] | None,
+        critical: Iterable[int],
+        violations: Iterable[int],
+    ) -> LaneTable:
+        shape, columns = schedule.shape, schedule.columns
+        failed = np.array([worker in schedule.failed for worker in shape.workers()], dtype=np.bool_)
+        away = away_from(columns, columns.worker // shape.ranks)
+        flags = away * Flag.REROUTED | failed[columns.worker] * Flag.ON_FAILED_WORKER
+        flags[list(critical)] |= Flag.CRITICAL
+        flags[list(violations)] |= Flag.VIOLATION
+        halves = [sum(profile.per_stage(name, shape.stages)) for name in ("backward_input", "backward_weight")]
+        labels = []
+        for worker in shape.workers():
+            player = (players or {}).get(worker, worker)
+            labels.append(str(worker) if player == worker else f"{worker} (by {player})")
+        return cls._build(
+            shape,
+            columns,
+            start,
+            end,
+            flags,
+            labels=tuple(labels),
+            failed=failed,
+            instruction_of=schedule.instruction,
+            weight_share=halves[1] / sum(halves) if sum(halves) else 0.5,
+        )
+
+    @classmethod
+    def from_trace(cls, trace: Trace, *, failed: Iterable[Worker] = (), weight_share: float = 0.5) -> LaneTable:
+        """The lanes of executed iterations: all rows of `trace` (see `Trace.window`), a lane per process.
+
+        Args:
+            failed: processes that are dead in these iterations, or die in them.
+        """
+        shape, columns = trace.shape, trace.columns
+        dead = frozenset(failed)
+        is_dead = np.array([worker in dead for worker in shape.workers()], dtype=np.bool_)
+        flags = trace.rerouted * Flag.REROUTED | is_dead[columns.worker] * Flag.ON_FAILED_WORKER
+        origin = float(trace.start.min()) if len(trace) else 0.0
+        labels = []
+        for w, worker in enumerate(shape.workers()):
+            roles = np.unique(trace.role[columns.offsets[w] : columns.offsets[w + 1]])
+            others = [str(shape.worker_at(role)) for role in roles if role != w]
+            labels.append(f"{worker} as {', '.join(others)}" if others else str(worker))
+        return cls._build(
+            shape,
+            columns,
+            trace.start - origin,
+            trace.end - origin,
+            flags,
+            labels=tuple(labels),
+            failed=is_dead,
+            instruction_of=trace.instruction,
+            origin=origin,
+            unit="s",
+            weight_share=weight_share,
+        )
+
+    @classmethod
+    def _build(
+        cls, shape: Shape, columns: Columns, start: Floats, end: Floats, flags: npt.NDArray[Any], **rest: Any
+    ) -> LaneTable:
+        # Receives, and sends over a link that costs nothing, take no time: there is nothing of them to draw.
+        shown = np.flatnonzero(~_transfers(columns) | (end > start))
+        rows = shown[np.lexsort((shown, end[shown], start[shown], columns.worker[shown]))]
+        counts = np.bincount(columns.worker[rows], minlength=shape.worker_count)
+        has_home = columns.pipeline[rows] >= 0
+        return cls(
+            shape=shape,
+            workers=tuple(shape.workers()),
+            offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            start=start[rows],
+            end=end[rows],
+            kind=columns.kind[rows],
+            micro_batch=np.where(has_home, columns.index[rows], NO_MICRO_BATCH).astype(np.uint32),
+            stage=columns.stage[rows].astype(np.uint16),
+            pipeline=np.where(has_home, columns.pipeline[rows], NO_PIPELINE).astype(np.uint16),
+            flags=flags[rows].astype(np.uint8),
+            instruction_id=rows.astype(np.uint32),
+            **rest,
+        )
+
+
+def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
+    return np.isin(columns.kind, [int(kind) for kind in TRANSFER_KINDS])
+
+
+_HEADER = struct.Struct("<4sII4xd")
+_WIRE = {
+    "start": "<f4",
+    "end": "<f4",
+    "micro_batch": "<u4",
+    "instruction_id": "<u4",
+    "stage": "<u2",
+    "pipeline": "<u2",
+    "kind": "u1",
+    "flags": "u1",
+}
+
+
+def encode(table: LaneTable) -> bytes:
+    """The table as `lanes.bin`, little endian: magic `RLN1`, u32 lanes, u32 operations, 4 unused bytes, f64 origin;
+    u32 offsets (lanes + 1); then the columns of `_WIRE` whole, in that order, widest first so that each is aligned.
+
+    Times are float32 from the origin: with seconds since the run's start, a day would leave steps of 8 ms.
+    """
+    parts = [_HEADER.pack(MAGIC, table.lanes, len(table), table.origin), table.offsets.astype("<u4").tobytes()]
+    parts += [getattr(table, name).astype(dtype).tobytes() for name, dtype in _WIRE.items()]
+    return b"".join(parts)
+
+
+def decode(content: bytes) -> dict[str, Any]:
+    """What `encode` wrote: `origin`, `offsets` and each column. Raises ValueError when it is cut short or foreign."""
+    if len(content) < _HEADER.size or content[:4] != MAGIC:
+        raise ValueError("not a lanes.bin: it does not begin with RLN1")
+    _, lanes, operations, origin = _HEADER.unpack_from(content)
+    wire = {"offsets": "<u4", **_WIRE}
+    lengths = {name: lanes + 1 if name == "offsets" else operations for name in wire}
+    size = _HEADER.size + sum(np.dtype(dtype).itemsize * lengths[name] for name, dtype in wire.items())
+    if len(content) != size:
+        raise ValueError(f"lanes.bin holds {len(content)} bytes, its header says {size}")
+    read: dict[str, Any] = {"origin": origin}
+    place = _HEADER.size
+    for name, dtype in wire.items():
+        read[name] = np.frombuffer(content, dtype, lengths[name], place)
+        place += read[name].nbytes
+    return read

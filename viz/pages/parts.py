@@ -1,0 +1,96 @@
+"""The parts that pages are made of: cards, tables, the legend, a timeline with its caption, and empty states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from dash import dcc, html
+
+from viz.figures.palette import PAINTS
+from viz.figures.timeline import CONFIG, note, timeline_figure
+from viz.lanes import Flag, Grouping, LaneTable
+
+Cell = str | float | int | None
+
+
+def graph(figure: go.Figure, **properties: Any) -> dcc.Graph:
+    """A figure, with the one configuration that no graph may lack (see `CONFIG`)."""
+    config: Any = CONFIG
+    return dcc.Graph(figure=figure, config=config, **properties)
+
+
+def card(title: str, *children: Any, caption: str = "") -> html.Section:
+    """A titled block of the page."""
+    head = [html.H2(title), *([html.P(caption, className="caption")] if caption else [])]
+    return html.Section([html.Header(head), *children], className="card")
+
+
+def empty(text: str, hint: str = "") -> html.Div:
+    """What stands where there is nothing to draw: why, and what would put something there."""
+    return html.Div([html.P(text), *([html.P(hint, className="hint")] if hint else [])], className="empty")
+
+
+def problems(lines: Sequence[str]) -> Any:
+    """What could not be read or breaks a rule, above everything else that could be drawn."""
+    if not lines:
+        return []
+    shown = [html.Li(line) for line in lines[:12]]
+    if len(lines) > 12:
+        shown.append(html.Li(f"and {len(lines) - 12} more"))
+    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    return html.Section([html.H2(count), html.Ul(shown)], className="problems", role="alert")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], class_name: str = "facts") -> html.Div:
+    """A table whose first column names the rows; None is a dash."""
+    body = [html.Tr([html.Th(show(row[0]), scope="row"), *(html.Td(show(cell)) for cell in row[1:])]) for row in rows]
+    return html.Div(
+        html.Table([html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head])), html.Tbody(body)]),
+        className=class_name,
+    )
+
+
+def show(cell: Cell) -> str:
+    """A number with at most 5 significant digits, text as it is, a dash for None."""
+    if cell is None:
+        return "–"
+    return f"{cell:.5g}" if isinstance(cell, float) else str(cell)
+
+
+def legend() -> html.Ul:
+    """What colours, stripes and bands mean."""
+    entries = [html.Li([html.Span(className=f"swatch {paint.key}"), paint.name]) for paint in PAINTS]
+    entries.append(html.Li([html.Span(className="swatch rerouted"), "Re-routed, with its home: F1.0"]))
+    entries.append(html.Li([html.Span(className="swatch failed"), "Failed worker"]))
+    return html.Ul(entries, className="legend")
+
+
+def timeline(
+    title: str, lanes: LaneTable, identifier: Any, *, grouping: Grouping = "pipeline", span: float | None = None
+) -> html.Div:
+    """A timeline with its heading and what a screen reader is told of it."""
+    lanes = lanes.ordered(grouping)
+    spoken: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(lanes)}"}
+    left_out = note(lanes)
+    return html.Div(
+        [
+            html.H3(title),
+            html.Div(graph(timeline_figure(lanes, span=span), id=identifier, className="timeline"), **spoken),
+            *([html.P(left_out, className="hint")] if left_out else []),
+        ],
+        className="lanes",
+    )
+
+
+def summary(lanes: LaneTable) -> str:
+    """The timeline in a sentence."""
+    dead = [label for label, failed in zip(lanes.labels, lanes.failed, strict=True) if failed]
+    away = int(lanes.has(Flag.REROUTED).sum())
+    text = f"{len(lanes)} operations on {lanes.lanes} workers"
+    if dead:
+        text += f"; failed: {', '.join(dead)}"
+    if away:
+        text += f"; {away} operations re-routed to peers"
+    return text + "."

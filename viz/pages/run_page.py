@@ -1,0 +1,296 @@
+"""The page of a run: losses and live workers, what each plan promised and gave, and planned against executed steps.
+
+`RunPage` holds the run, reads it again while it is live, and answers the page's callbacks; each of them is a plain
+method, so tests call it without a browser.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from dash import ALL, Dash, Input, Output, ctx, dcc, html, no_update
+
+from recycle.errors import RecycleError
+from viz.figures.curves import curves_figure, event_text
+from viz.lanes import Flag, Grouping, LaneTable
+from viz.pages import parts
+from viz.run import Run, load_run
+
+REFRESH_SECONDS = 4.0
+GROUPINGS = [{"label": "by pipeline", "value": "pipeline"}, {"label": "by stage", "value": "stage"}]
+EVENTS_SHOWN = 60
+
+
+class RunPage:
+    """The page of one run directory; `prefix` keeps its component names apart from other pages'."""
+
+    def __init__(self, run: Run, prefix: str = "run") -> None:
+        self.run = run
+        self.prefix = prefix
+        self._read_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    @property
+    def title(self) -> str:
+        return self.run.name
+
+    def name(self, part: str) -> str:
+        return f"{self.prefix}-{part}"
+
+    def refresh(self) -> None:
+        """Read a live run again, at most once per REFRESH_SECONDS whatever number of browsers ask."""
+        with self._lock:
+            if self.run.live and time.monotonic() - self._read_at >= REFRESH_SECONDS:
+                self._read_at = time.monotonic()
+                try:
+                    self.run = load_run(self.run.path)
+                except RecycleError as error:
+                    self.run.problems[:] = [str(error)]
+
+    def first_step(self) -> int | None:
+        """The step shown at first: during the failure when there was one."""
+        moments = self.run.moments
+        during = next((moment for moment in moments if moment.title.startswith("during")), None)
+        return during.step if during else moments[0].step if moments else None
+
+    def layout(self) -> html.Div:
+        run = self.run
+        return html.Div(
+            [
+                html.Div(self.overview(), id=self.name("overview")),
+                parts.card(
+                    "Timelines",
+                    html.Div(
+                        [
+                            html.Div(self.moments(), id=self.name("moments"), className="moments"),
+                            html.Div(
+                                [
+                                    html.Label("Step", htmlFor=self.name("step")),
+                                    dcc.Slider(id=self.name("step"), **self.slider(), step=1, included=False),
+                                ],
+                                className="step",
+                            ),
+                            html.Div(
+                                [
+                                    html.Div(
+                                        [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)],
+                                        id=self.name("attempts"),
+                                    ),
+                                    html.Div(
+                                        [
+                                            html.Span("Lanes"),
+                                            dcc.RadioItems(
+                                                id=self.name("grouping"),
+                                                options=GROUPINGS,
+                                                value="pipeline",
+                                                inline=True,
+                                            ),
+                                        ]
+                                    ),
+                                ],
+                                className="choices",
+                            ),
+                        ],
+                        className="controls" if run.steps else "controls hidden",
+                        id=self.name("controls"),
+                    ),
+                    html.Div(id=self.name("timelines")),
+                    parts.legend(),
+                ),
+                dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
+            ]
+        )
+
+    def slider(self) -> dict[str, Any]:
+        """Range, marks and first value of the step slider; marks where a phase begins."""
+        steps = self.run.steps or [0]
+        marks = {steps[0]: str(steps[0]), steps[-1]: str(steps[-1])}
+        marks |= {phase.first: str(phase.first) for phase in self.run.phases}
+        first = self.first_step()
+        tooltip = {"placement": "bottom", "always_visible": False}
+        value = first if first is not None else steps[0]
+        return {"min": steps[0], "max": steps[-1], "marks": marks, "value": value, "tooltip": tooltip}
+
+    def moments(self) -> list[Any]:
+        """A button for each step worth a look."""
+        return [
+            html.Button(
+                f"{moment.title}: step {moment.step}",
+                id={"type": self.name("moment"), "step": moment.step},
+                n_clicks=0,
+            )
+            for moment in self.run.moments
+        ]
+
+    def overview(self) -> list[Any]:
+        """Everything above the timelines."""
+        run = self.run
+        rows = self.phase_rows()
+        curves: Any = parts.empty(
+            "No step is committed yet.", f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
+        )
+        if run.metrics:
+            workers = run.shape.worker_count if run.shape else max(_count(line) for line in run.metrics)
+            curves = parts.graph(curves_figure(run.metrics, run.events, workers))
+        plans: Any = parts.table(PHASE_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
+        events: Any = parts.empty("Nothing happened to any worker.")
+        if run.events:
+            shown = [
+                (_seconds(event), event_text(event), event.get("step"), _details(event))
+                for event in run.events[-EVENTS_SHOWN:]
+            ]
+            events = parts.table(("time", "event", "step", "details"), shown, "facts events")
+        return [
+            parts.problems(run.problems),
+            html.P(self.facts(), className="chips"),
+            parts.card("Loss and live workers", curves),
+            parts.card("Plans in use", plans, caption=PLANS_CAPTION),
+            html.Details([html.Summary(f"Events ({len(run.events)})"), events], className="card"),
+        ]
+
+    def facts(self) -> list[html.Span]:
+        """The run in a line of chips."""
+        run = self.run
+        words = [str(run.shape)] if run.shape else []
+        if run.metrics:
+            last = run.metrics[-1]
+            words.append(f"{len(run.metrics)} steps committed")
+            if isinstance(last.get("loss"), int | float):
+                words.append(f"last loss {last['loss']:.5g}")
+            if last.get("live_workers") is not None:
+                of = f" of {run.shape.worker_count}" if run.shape else ""
+                words.append(f"{last['live_workers']}{of} workers alive")
+        words.append("running, or ended early" if run.live else "finished")
+        return [html.Span(word) for word in words]
+
+    def phase_rows(self) -> list[list[parts.Cell]]:
+        """A row per stretch of steps with one plan, see PHASE_HEAD."""
+        rows: list[list[parts.Cell]] = []
+        for phase in self.run.phases:
+            figures = self.run.figures(phase.plan)
+            measured = self.run.measured(phase.first, phase.last)
+            rows.append(
+                [
+                    phase.steps,
+                    phase.alive,
+                    phase.plan[:12] if phase.plan else None,
+                    figures.optimizer if figures else None,
+                    figures.period if figures else None,
+                    figures.lower_bound if figures else None,
+                    f"{figures.gap:.1%}" if figures and figures.gap is not None else None,
+                    f"{measured:.3f} s" if measured is not None else None,
+                ]
+            )
+        return rows
+
+    def timelines(self, step: int | None, attempt: int | None, grouping: Grouping) -> tuple[Any, Any, Any, str]:
+        """The planned and the executed lanes of a step; then options, value and class of the choice of attempt."""
+        run = self.run
+        if not run.steps:
+            return parts.empty("No iteration ran yet.", "Timelines appear with the first one."), [], None, "hidden"
+        step = run.steps[0] if step is None else step
+        tried = run.generations_of(step)
+        chosen = attempt if attempt in tried else tried[-1] if tried else None
+        options = [
+            {"label": f"generation {g}" + ("" if g == tried[-1] else " (broken off)"), "value": g} for g in tried
+        ]
+        planned, executed = run.planned_lanes(step, chosen), run.executed_lanes(step, chosen)
+        shown: list[Any] = []
+        if planned is None:
+            digest = run.plan_of(step, chosen)
+            why = (
+                f"The plan {digest} of step {step} cannot be read." if digest else f"No plan is known for step {step}."
+            )
+            shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
+        else:
+            title = f"Planned, step {step}{_reroutes(planned)}"
+            shown.append(parts.timeline(title, planned, self.name("planned"), grouping=grouping))
+        if executed is None:
+            hint = "An iteration is traced when all of it ran." if run.live else ""
+            shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
+        else:
+            title = f"Executed, step {step}{_reroutes(executed)}"
+            shown.append(parts.timeline(title, executed, self.name("executed"), grouping=grouping))
+        return shown, options, chosen, "" if len(tried) > 1 else "hidden"
+
+    def register(self, app: Dash) -> None:
+        """Add the page's callbacks."""
+
+        @app.callback(
+            Output(self.name("timelines"), "children"),
+            Output(self.name("attempt"), "options"),
+            Output(self.name("attempt"), "value"),
+            Output(self.name("attempts"), "className"),
+            Input(self.name("step"), "value"),
+            Input(self.name("attempt"), "value"),
+            Input(self.name("grouping"), "value"),
+        )
+        def show_timelines(step: int | None, attempt: int | None, grouping: Grouping) -> Any:
+            return self.timelines(step, attempt, grouping)
+
+        @app.callback(
+            Output(self.name("step"), "value"),
+            Input({"type": self.name("moment"), "step": ALL}, "n_clicks"),
+            prevent_initial_call=True,
+        )
+        def go_to_moment(clicks: list[int]) -> Any:
+            triggered = ctx.triggered_id
+            # Buttons that were just drawn report a first click count of 0.
+            return triggered["step"] if triggered is not None and any(clicks) else no_update
+
+        @app.callback(
+            Output(self.name("overview"), "children"),
+            Output(self.name("moments"), "children"),
+            Output(self.name("controls"), "className"),
+            Output(self.name("step"), "min"),
+            Output(self.name("step"), "max"),
+            Output(self.name("step"), "marks"),
+            Output(self.name("tick"), "disabled"),
+            Input(self.name("tick"), "n_intervals"),
+            prevent_initial_call=True,
+        )
+        def read_again(_: int) -> Any:
+            self.refresh()
+            slider = self.slider()
+            controls = "controls" if self.run.steps else "controls hidden"
+            limits = (slider["min"], slider["max"], slider["marks"])
+            return self.overview(), self.moments(), controls, *limits, not self.run.live
+
+
+PHASE_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
+PLANS_CAPTION = (
+    "Period: distance of two iterations in steady state, in units of the profile; the bound is proven for that failure."
+    " Measured: median seconds from first start to last end of an iteration."
+)
+
+
+def _reroutes(lanes: LaneTable) -> str:
+    """What the heading adds when workers are dead."""
+    dead = [str(worker) for worker, failed in zip(lanes.workers, lanes.failed, strict=True) if failed]
+    homes = {int(home) for home in lanes.pipeline[lanes.has(Flag.REROUTED)]}
+    text = f": {', '.join(dead)} failed" if dead else ""
+    if homes:
+        text += f"{',' if text else ':'} micro-batches of pipeline {', '.join(map(str, sorted(homes)))} re-routed"
+    return text
+
+
+def _count(line: dict[str, Any]) -> int:
+    alive = line.get("live_workers")
+    return alive if isinstance(alive, int) else 0
+
+
+def _seconds(event: dict[str, Any]) -> str | None:
+    moment = event.get("time")
+    return f"{moment:.2f} s" if isinstance(moment, int | float) else None
+
+
+def _details(event: dict[str, Any]) -> str:
+    rest = {key: value for key, value in event.items() if key not in ("time", "kind", "worker", "step")}
+    if isinstance(rest.get("roles"), dict):
+        swapped = {process: role for process, role in rest["roles"].items() if process != role}
+        rest["roles"] = ", ".join(f"{process} plays {role}" for process, role in swapped.items()) or "as started"
+    if isinstance(rest.get("live"), list):
+        rest["live"] = f"{len(rest['live'])} workers"
+    return "; ".join(f"{key} {value}" for key, value in rest.items())

@@ -1,0 +1,140 @@
+"""The page of one or more schedule files: their timelines on one time axis, and their figures side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html
+
+from recycle.ir.simulate import Timeline
+from viz.lanes import Grouping
+from viz.pages import parts
+from viz.pages.run_page import GROUPINGS
+from viz.sources import ScheduleFile
+
+FINDINGS_SHOWN = 30
+
+
+class SchedulePage:
+    """The page of schedule files; `prefix` keeps its component names apart from other pages'."""
+
+    def __init__(self, files: Sequence[ScheduleFile], prefix: str = "schedules") -> None:
+        self.files = files
+        self.prefix = prefix
+
+    @property
+    def title(self) -> str:
+        return self.files[0].name if len(self.files) == 1 else "Schedules"
+
+    def layout(self) -> html.Div:
+        problems = [f"{file.name}: {file.problem}; shown in program order" for file in self.files if file.problem]
+        return html.Div(
+            [
+                parts.problems(problems),
+                parts.card(
+                    "Timelines",
+                    html.Div(
+                        html.Div(
+                            [
+                                html.Span("Lanes"),
+                                dcc.RadioItems(
+                                    id=f"{self.prefix}-grouping", options=GROUPINGS, value="pipeline", inline=True
+                                ),
+                            ],
+                            className="choices",
+                        ),
+                        className="controls",
+                    ),
+                    html.Div(id=f"{self.prefix}-timelines"),
+                    parts.legend(),
+                ),
+                parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION),
+                *(self.per_worker(file) for file in self.files),
+                *(self.findings(file) for file in self.files if file.findings),
+            ]
+        )
+
+    def timelines(self, grouping: Grouping) -> list[Any]:
+        """The lanes of each file, all with the time axis of the longest."""
+        span = max((file.lanes.span for file in self.files), default=0.0)
+        shown: list[Any] = []
+        for place, file in enumerate(self.files):
+            if not len(file.lanes):
+                shown.append(parts.empty(f"{file.name} holds no instruction.", "Its programs are empty."))
+                continue
+            dead = ", ".join(map(str, sorted(file.schedule.failed)))
+            title = f"{file.name}: {file.schedule.shape}" + (f", {dead} failed" if dead else "")
+            identifier = {"type": f"{self.prefix}-lanes", "file": place}
+            shown.append(parts.timeline(title, file.lanes, identifier, grouping=grouping, span=span or None))
+        return shown
+
+    def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
+        """Head and rows of the table of figures, a column per file."""
+        rows: list[list[parts.Cell]] = []
+        for name, measure in _MEASURES.items():
+            cells = [measure(file.timeline) if file.timeline else None for file in self.files]
+            rows.append([name, *cells])
+        for key in ("lower_bound", "gap"):
+            stated = [file.schedule.metadata.get(key) for file in self.files]
+            if any(isinstance(value, int | float) for value in stated):
+                rows.append([key.replace("_", " "), *(v if isinstance(v, int | float) else None for v in stated)])
+        rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
+        rows.append(["checker", *(_verdict(file) for file in self.files)])
+        return ["", *(file.name for file in self.files)], rows
+
+    def per_worker(self, file: ScheduleFile) -> Any:
+        """Busy time, bubbles and peaks of every worker of a file, folded away."""
+        timeline = file.timeline
+        if timeline is None:
+            return []
+        columns = (timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations)
+        rows: list[list[parts.Cell]] = [
+            [str(worker), *values] for worker, *values in zip(file.schedule.shape.workers(), *columns, strict=True)
+        ]
+        head = ("worker", "busy", "bubble", "inner bubble", "peak activations")
+        return html.Details([html.Summary(f"Workers of {file.name}"), parts.table(head, rows)], className="card")
+
+    def findings(self, file: ScheduleFile) -> html.Section:
+        """What the checker says of a file."""
+        rows: list[list[parts.Cell]] = [
+            [f.rule, f.severity, f.worker, f.position, f.instruction, f.message] for f in file.findings[:FINDINGS_SHOWN]
+        ]
+        more = len(file.findings) - FINDINGS_SHOWN
+        head = ("rule", "severity", "worker", "position", "instruction", "message")
+        caption = f"The first {FINDINGS_SHOWN}; {more} more from `recycle check`." if more > 0 else ""
+        return parts.card(f"Findings in {file.name}", parts.table(head, rows, "facts findings"), caption=caption)
+
+    def register(self, app: Dash) -> None:
+        """Add the page's callback."""
+
+        @app.callback(Output(f"{self.prefix}-timelines", "children"), Input(f"{self.prefix}-grouping", "value"))
+        def show_timelines(grouping: Grouping) -> Any:
+            return self.timelines(grouping)
+
+
+def _most(values: Sequence[float | None]) -> float:
+    return max((value for value in values if value is not None), default=0.0)
+
+
+_MEASURES: dict[str, Callable[[Timeline], float]] = {
+    "makespan": lambda timeline: timeline.makespan,
+    "period": lambda timeline: timeline.period,
+    "bubble ratio": lambda timeline: timeline.bubble_ratio,
+    "largest bubble": lambda timeline: _most(timeline.bubble),
+    "largest inner bubble": lambda timeline: _most(timeline.inner_bubble),
+    "peak activations": lambda timeline: _most(timeline.peak_activations),
+}
+FIGURES_CAPTION = (
+    "Makespan: one iteration from idle. Period: distance of two iterations in steady state, which throughput follows."
+    " Every forward and each half of a backward takes 1 unless a profile says otherwise."
+)
+
+
+def _verdict(file: ScheduleFile) -> str:
+    errors = sum(finding.severity == "error" for finding in file.findings)
+    warnings = len(file.findings) - errors
+    if not errors and not warnings:
+        return "valid"
+    counts = [(errors, "error"), (warnings, "warning")]
+    return ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)

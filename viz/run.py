@@ -1,0 +1,340 @@
+"""A run directory as the viewer needs it: metrics, events, plans, trace, and the phases between changes of membership.
+
+Reads what can be read. Whatever is missing or broken becomes a line in `problems`, and the rest is shown; only a
+folder that is no run directory at all is an error. A live run has no `trace.json` yet, its logs are merged instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from recycle.errors import RecycleError
+from recycle.ir import trace as traces
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import simulate
+from recycle.ir.trace import Trace, read_lines
+from recycle.job import Job
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+from viz.lanes import LaneTable
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive steps that ran in one generation with one plan."""
+
+    first: int
+    last: int
+    plan: str | None
+    generation: int | None
+    failed: tuple[Worker, ...]
+
+    @property
+    def steps(self) -> str:
+        return f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+
+    @property
+    def alive(self) -> str:
+        return f"without {', '.join(map(str, self.failed))}" if self.failed else "all workers"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A step worth looking at, and why."""
+
+    title: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a plan promises: seconds (or units of the profile) per iteration, and how far that is from the bound."""
+
+    period: float
+    makespan: float
+    lower_bound: float | None
+    gap: float | None
+    optimizer: str
+
+
+@dataclass(eq=False)
+class Run:
+    """One run directory, read once. Build with `load_run`.
+
+    Attributes:
+        metrics: the committed steps, ascending, one entry per step.
+        events: what happened, in order.
+        problems: what could not be read, a line each.
+        live: whether the run has not merged its trace yet.
+    """
+
+    path: Path
+    shape: Shape | None
+    profile: Profile
+    metrics: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    trace: Trace | None
+    problems: list[str]
+    live: bool
+    _plans: dict[str, Schedule | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def plan(self, digest: str | None) -> Schedule | None:
+        """The plan of that content hash; None when there is none, and a problem when it cannot be read."""
+        if digest is None:
+            return None
+        if digest not in self._plans:
+            self._plans[digest] = None
+            try:
+                self._plans[digest] = Schedule.load(self.path / "plans" / f"{digest}.json")
+            except RecycleError as error:
+                self.problems.append(str(error))
+        return self._plans[digest]
+
+    @cached_property
+    def generations(self) -> dict[int, dict[str, Any]]:
+        """generation -> its event."""
+        return {
+            event["generation"]: event
+            for event in self.events
+            if event.get("kind") == "generation" and isinstance(event.get("generation"), int)
+        }
+
+    @cached_property
+    def _metrics_of(self) -> dict[int, dict[str, Any]]:
+        return {line["step"]: line for line in self.metrics}
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """All steps of which anything is known, ascending."""
+        return sorted({*self._metrics_of, *(self.trace.steps if self.trace else ())})
+
+    def generations_of(self, step: int) -> list[int]:
+        """The generations in which `step` was tried, ascending; the last is the one that counted."""
+        tried = self.trace.generations_of(step) if self.trace else []
+        counted = self._metrics_of.get(step, {}).get("generation")
+        return sorted({*tried, *([counted] if isinstance(counted, int) else [])})
+
+    def _chosen(self, step: int, generation: int | None) -> int | None:
+        """`generation`, or the last one of `step` when it is None."""
+        tried = self.generations_of(step)
+        return tried[-1] if generation is None and tried else generation
+
+    def plan_of(self, step: int, generation: int | None = None) -> str | None:
+        """Content hash of the plan that `step` ran by in `generation` (the last one when left out)."""
+        generation = self._chosen(step, generation)
+        event = self.generations.get(generation) if generation is not None else None
+        line = self._metrics_of.get(step, {})
+        # The line of a step tells of its last generation only; an attempt before that is known by its event.
+        if line.get("plan") is not None and (event is None or line.get("generation") in (None, generation)):
+            return str(line["plan"])
+        return str(event["plan"]) if event and event.get("plan") is not None else None
+
+    def failed_in(self, step: int, generation: int | None = None) -> tuple[Worker, ...]:
+        """The processes that are dead in that attempt of `step`, or died in it."""
+        if self.shape is None:
+            return ()
+        generation = self._chosen(step, generation)
+        later = [other for other in self.generations_of(step) if generation is not None and other > generation]
+        dead: set[Worker] = set()
+        known = False
+        for number in (generation, *later[:1]):
+            live = self.generations.get(number, {}).get("live") if number is not None else None
+            if isinstance(live, list):
+                known = True
+                dead |= {worker for worker in self.shape.workers() if str(worker) not in live}
+        if not known:
+            plan = self.plan(self.plan_of(step, generation))
+            dead = set(plan.failed) if plan else set()
+        return tuple(sorted(dead))
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """The run as stretches of steps between changes of plan or generation."""
+
+        def key(step: int) -> tuple[int, str]:
+            tried = self.generations_of(step)
+            return (tried[-1] if tried else -1, self.plan_of(step) or "")
+
+        phases = []
+        for (generation, plan), steps in groupby(self.steps, key=key):
+            members = list(steps)
+            failed = self.failed_in(members[0])
+            phases.append(Phase(members[0], members[-1], plan or None, generation if generation >= 0 else None, failed))
+        return phases
+
+    @cached_property
+    def moments(self) -> list[Moment]:
+        """Before, during and after the first failure; or one step of a run without failures.
+
+        The second step of a phase is taken where there is one: the first runs with the optimizer's barrier.
+        """
+        phases = self.phases
+        broken = next((i for i, phase in enumerate(phases) if phase.failed), None)
+        if broken is None:
+            return [Moment("a step of the run", _settled(phases[0]))] if phases else []
+        moments = [Moment("before the failure", phases[broken - 1].last)] if broken else []
+        moments.append(Moment("during the failure", _settled(phases[broken])))
+        after = next((phase for phase in phases[broken + 1 :] if not phase.failed), None)
+        if after is not None:
+            moments.append(Moment("after the return", _settled(after)))
+        return moments
+
+    def figures(self, digest: str | None) -> Figures | None:
+        """Period, bound and gap of a plan: as its planner wrote them, else simulated; None when it cannot be timed."""
+        plan = self.plan(digest)
+        if plan is None:
+            return None
+        try:
+            timeline = simulate(lower(plan), self.profile)
+        except RecycleError as error:
+            self._complain(f"plan {digest}: {error}")
+            return None
+        stated = {name: _number(plan.metadata.get(name)) for name in ("period", "lower_bound", "gap")}
+        period = stated["period"] if stated["period"] is not None else timeline.period
+        return Figures(period, timeline.makespan, stated["lower_bound"], stated["gap"], plan.optimizer)
+
+    def measured(self, first: int, last: int) -> float | None:
+        """Median seconds from the first start to the last end of the steps `first` to `last`, as executed."""
+        if self.trace is None:
+            return None
+        spans = []
+        for step in range(first, last + 1):
+            tried = self.trace.generations_of(step)
+            if tried:
+                window = self.trace.window(step, step, tried[-1])
+                spans.append(float(window.end.max() - window.start.min()))
+        return median(spans) if spans else None
+
+    def planned_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
+        """The lanes of the plan that `step` ran by; of one that deadlocks, in program order; None without a plan."""
+        plan = self.plan(self.plan_of(step, generation))
+        if plan is None:
+            return None
+        chosen = self._chosen(step, generation)
+        event = self.generations.get(chosen, {}) if chosen is not None else {}
+        try:
+            return LaneTable.from_timeline(simulate(lower(plan), self.profile), players=_players(event))
+        except RecycleError:
+            return LaneTable.from_order(plan, self.profile)
+
+    def executed_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
+        """The lanes of what ran of `step`, in its last generation when none is given; None when nothing was traced."""
+        if self.trace is None:
+            return None
+        tried = self.trace.generations_of(step)
+        if not tried or (generation is not None and generation not in tried):
+            return None
+        chosen = tried[-1] if generation is None else generation
+        window = self.trace.window(step, step, chosen)
+        stages = window.shape.stages
+        halves = [sum(self.profile.per_stage(name, stages)) for name in ("backward_input", "backward_weight")]
+        share = halves[1] / sum(halves) if sum(halves) else 0.5
+        return LaneTable.from_trace(window, failed=self.failed_in(step, chosen), weight_share=share)
+
+    def _complain(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def _settled(phase: Phase) -> int:
+    return min(phase.first + 1, phase.last)
+
+
+def _number(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
+    return float(value) if usable else None
+
+
+def _players(event: Mapping[str, Any]) -> dict[Worker, Worker]:
+    """role -> process, from the event of a generation; {} where it does not say so readably."""
+    roles = event.get("roles")
+    try:
+        return {Worker.parse(role): Worker.parse(process) for process, role in roles.items()} if roles else {}
+    except (RecycleError, AttributeError, TypeError):
+        return {}
+
+
+def is_run_directory(path: Path) -> bool:
+    return path.is_dir() and any((path / name).exists() for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        RecycleError: the folder does not exist or holds nothing of a run.
+    """
+    path = Path(path)
+    if not is_run_directory(path):
+        what = "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
+        raise RecycleError(f"{path}: {what if path.is_dir() else 'no such run directory'}")
+    problems: list[str] = []
+    shape, profile = _job(path, problems)
+    metrics = _metrics(path, problems)
+    events = _lines(path / "events.jsonl", problems)
+    trace = None
+    if shape is not None:
+        try:
+            trace = traces.load(path, shape)
+        except RecycleError as error:
+            problems.append(str(error))
+            if (path / traces.FILE_NAME).exists():  # the logs it was merged from may still be whole
+                try:
+                    trace = traces.merge(path, shape)
+                except RecycleError as another:
+                    problems.append(str(another))
+    if trace is not None and not len(trace):
+        trace = None
+    return Run(path, shape, profile, metrics, events, trace, problems, live=not (path / traces.FILE_NAME).exists())
+
+
+def _job(path: Path, problems: list[str]) -> tuple[Shape | None, Profile]:
+    """Shape and profile of the job; the shape of any plan when the job file cannot tell."""
+    try:
+        job = Job.load(path / "job.toml")
+        shape: Shape | None = job.shape
+        try:
+            return shape, job.profile()
+        except RecycleError as error:
+            problems.append(f"{error}; plans are drawn with every instruction taking 1")
+            return shape, Profile.uniform()
+    except RecycleError as error:
+        problems.append(str(error))
+    for file in sorted((path / "plans").glob("*.json")):
+        try:
+            return Schedule.load(file).shape, Profile.uniform()
+        except RecycleError:
+            continue
+    return None, Profile.uniform()
+
+
+def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        return [line for _, line in read_lines(path)]
+    except RecycleError as error:
+        problems.append(str(error))
+        return []
+
+
+def _metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """The lines that say their step; a step that was written twice counts as last written."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in _lines(path / "metrics.jsonl", problems):
+        if isinstance(line.get("step"), int):
+            by_step[line["step"]] = line
+        else:
+            problems.append(f"{path / 'metrics.jsonl'}: a line without a step is left out")
+    return [by_step[step] for step in sorted(by_step)]

@@ -1,0 +1,66 @@
+"""What a person asks to see: a run directory or a schedule file, recognised by what lies at the path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recycle.errors import RecycleError
+from recycle.ir import trace as traces
+from recycle.ir.check import Finding, check
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import Timeline, simulate
+from recycle.profile import Profile
+from viz.lanes import LaneTable
+from viz.run import Run, load_run
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleFile:
+    """A schedule with its timeline, as far as it has one.
+
+    Attributes:
+        timeline: None when the order deadlocks; `lanes` then shows each program back to back.
+        findings: what the checker says of it.
+        problem: why there is no timeline, "" when there is one.
+    """
+
+    path: Path
+    schedule: Schedule
+    timeline: Timeline | None
+    lanes: LaneTable
+    findings: tuple[Finding, ...]
+    problem: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def load_schedule(path: str | Path, profile: Profile | None = None) -> ScheduleFile:
+    """Read a schedule file and time it, in units of `profile` (1 for each of F, I and W when left out).
+
+    Raises:
+        RecycleError: the file cannot be read or is no schedule.
+    """
+    path = Path(path)
+    schedule = Schedule.load(path)
+    profile = profile or Profile.uniform()
+    findings = tuple(check(schedule, profile=profile))
+    try:
+        timeline = simulate(schedule, profile)
+    except RecycleError as error:
+        return ScheduleFile(path, schedule, None, LaneTable.from_order(schedule, profile), findings, str(error))
+    return ScheduleFile(path, schedule, timeline, LaneTable.from_timeline(timeline), findings, "")
+
+
+def load_source(path: str | Path) -> Run | ScheduleFile:
+    """The run directory or schedule file at `path`. Raises RecycleError that says why it is neither."""
+    path = Path(path)
+    if path.is_dir():
+        return load_run(path)
+    if not path.exists():
+        raise RecycleError(f"{path}: no such file or run directory")
+    if path.name == traces.FILE_NAME:
+        raise RecycleError(f"{path}: is the trace of a run: view its folder, recycle view {path.parent}")
+    return load_schedule(path)
