@@ -1,7 +1,7 @@
 """Job: everything a run is made of, read from one TOML file.
 
 Each section is a typed struct whose fields carry their defaults; `Job.load` names the file and the key of whatever
-does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `explain` prints every key with its default.
+does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `explain_job` prints every key with its value.
 """
 
 from __future__ import annotations
@@ -272,16 +272,18 @@ def parse_bytes(text: str) -> float:
     return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
 
 
-def explain() -> str:
-    """Every key of the job file with its default, as commented TOML."""
+def explain_job(job: Job) -> str:
+    """Every key with the value that the job gives it, as TOML; keys left at their default say so."""
     lines: list[str] = []
     for section in msgspec.structs.fields(Job):
         kind: Any = section.type
-        lines.append(f"[{section.encode_name}]" + " " * 3 + "# " + (kind.__doc__ or "").split("\n")[0].split(": ", 1)[-1])
+        values = getattr(job, section.name)
+        about = (kind.__doc__ or "").splitlines()[0].split(": ", 1)[-1]
+        lines.append(f"[{section.encode_name}]  # {about}")
         for key in msgspec.structs.fields(kind):
-            required = key.default is msgspec.NODEFAULT
-            value = "required" if required else "none" if key.default is None else _toml_value(key.default)
-            lines.append(f"{key.encode_name:<20} = {value}" if not required else f"{key.encode_name:<20}   # required")
+            value = getattr(values, key.name)
+            text = f"# {key.encode_name}" if value is None else f"{key.encode_name} = {_toml_value(value)}"
+            lines.append(f"{text:<36}  # default" if value == key.default else text)
         lines.append("")
     return "\n".join(lines)
 

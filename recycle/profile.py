@@ -7,7 +7,8 @@ an activation weighs 1) is the special case that papers draw; it takes the same 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ class Profile:
     static: PerStage = 0.0
     speed: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raises JobError for a quantity that is negative or not finite."""
+        for name in ("forward", "backward_input", "backward_weight", "reduce", "step", "latency", "message",
+                     "activation", "static", "overlapped_pair"):  # fmt: skip
+            value = getattr(self, name)
+            for entry in value if isinstance(value, list) else [0.0 if value is None else value]:
+                if not 0 <= entry < math.inf:
+                    raise JobError(f"profile: {name} must be finite and at least 0, got {entry}")
+        if not 0 <= self.weight_stash <= 1:
+            raise JobError(f"profile: weight_stash must lie between 0 and 1, got {self.weight_stash}")
+        for name, value in (("bandwidth", self.bandwidth), *((f"speed of {w}", f) for w, f in self.speed.items())):
+            if value is not None and not 0 < value < math.inf:
+                raise JobError(f"profile: {name} must be finite and above 0, got {value}")
+
     @classmethod
     def uniform(
         cls, forward: float = 1.0, backward_input: float = 1.0, backward_weight: float = 1.0, link: float = 0.0,
@@ -91,8 +106,12 @@ class Profile:
     def load(cls, path: str | Path) -> Profile:
         """Read what `save` wrote. Raises JobError that names the file and the field."""
         try:
-            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+            content = Path(path).read_bytes()
+            unknown = set(msgspec.json.decode(content, type=dict[str, msgspec.Raw])) - {f.name for f in fields(cls)}
+            if unknown:
+                raise JobError(f"{sorted(unknown)[0]!r} is not a field of a profile")
+            return msgspec.json.decode(content, type=cls)
         except OSError as error:
             raise JobError(f"{path}: cannot be read ({error.strerror})") from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, JobError, RecursionError) as error:
             raise JobError(f"{path}: {error}") from None

@@ -91,6 +91,12 @@ class Run:
     def name(self) -> str:
         return self.path.resolve().name
 
+    @property
+    def workers(self) -> int:
+        """Workers of a whole job; the most that were alive when its shape is not known."""
+        alive = [line["live_workers"] for line in self.metrics if isinstance(line.get("live_workers"), int)]
+        return self.shape.worker_count if self.shape else max(alive, default=0)
+
     def plan(self, digest: str | None) -> Schedule | None:
         """The plan of that content hash; None when there is none, and a problem when it cannot be read."""
         if digest is None:

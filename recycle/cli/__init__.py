@@ -1,13 +1,14 @@
 """The `recycle` command: parse, call, print. One file per command; no logic here.
 
-Exit codes: 0 done, 1 errors found by `check`, 2 bad input (one line on standard error, never a traceback), 130 Ctrl-C.
+Exit codes: 0 done; 1 errors found by `check`, or a run that could not go on; 2 bad input; 130 Ctrl-C. An error is one
+line on standard error, never a traceback.
 """
 
 from __future__ import annotations
 
 import sys
 
-from recycle.errors import RecycleError
+from recycle.errors import RecycleError, RunError
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -18,6 +19,6 @@ def main(arguments: list[str] | None = None) -> None:
         app(arguments, prog_name="recycle")
     except RecycleError as error:
         print(f"recycle: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(1 if isinstance(error, RunError) else 2) from None
     except BrokenPipeError:
         raise SystemExit(1) from None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from recycle.cli import check, convert, plan, schedule, simulate, train, view
@@ -15,5 +18,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"recycle {metadata.version('recycle-pipeline')}")
+        raise typer.Exit
+
+
 for module in (schedule, check, simulate, convert, plan, train, view):
     module.register(app)

@@ -1,9 +1,120 @@
-"""`recycle check`."""
+"""`recycle check`: the rules, and what they find in a file."""
 
 from __future__ import annotations
 
+import json
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+from recycle.errors import JobError, ScheduleError
+
+if TYPE_CHECKING:
+    from recycle.ir.check import Finding
+    from recycle.ir.schedule import Schedule
+    from recycle.job import Job
+
+SHOWN = 30
+"""Findings printed for people; `--json` prints them all."""
+AROUND = 4
+"""Instructions drawn before and after the one that a finding points at."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    app.command()(check)
+
+
+def check(
+    file: Annotated[Path | None, typer.Argument(help="Schedule file.", show_default=False)] = None,
+    job: Annotated[Path | None, typer.Option(help="Job file: its memory limits count too.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors for the exit status.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    explain: Annotated[str | None, typer.Option(metavar="CODE", help="Explain a rule, and check nothing.")] = None,
+) -> None:
+    """Check a schedule against every rule.
+
+    Exit status: 0 valid, 1 errors found, 2 unreadable or bad arguments.
+
+    Example: **recycle check plan.json --job job.toml --strict**
+    """
+    from recycle.ir import formats
+    from recycle.ir.check import check as findings_of
+    from recycle.job import Job, parse_bytes
+
+    if explain is not None:
+        _explain(explain, as_json)
+        return
+    if file is None:
+        raise ScheduleError("check: name a schedule file, or a rule with --explain CODE")
+    schedule = formats.read(file)
+    if job is None:
+        findings = findings_of(schedule)
+    else:
+        loaded = Job.load(job)
+        _same_shape(schedule, loaded, file, job)
+        limit = loaded.memory.limit
+        findings = findings_of(
+            schedule,
+            profile=loaded.profile(),
+            limits=None if isinstance(limit, str) else loaded.activation_limits(),
+            byte_limit=parse_bytes(limit) if isinstance(limit, str) else None,
+        )
+    errors = sum(finding.severity == "error" for finding in findings)
+    if as_json:
+        print(json.dumps({"file": str(file), "valid": not errors, "findings": [asdict(f) for f in findings]}))
+    else:
+        _print(file, schedule, findings, errors)
+    if errors or (strict and findings):
+        raise typer.Exit(1)
+
+
+def _same_shape(schedule: Schedule, job: Job, file: Path, job_file: Path) -> None:
+    if schedule.shape != job.shape:
+        raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")
+
+
+def _explain(code: str, as_json: bool) -> None:
+    from recycle.ir.check import explain
+    from recycle.ir.rules import RULES
+
+    rule = explain(code)
+    if rule is None:
+        raise ScheduleError(f"{code!r} is not a rule: known are {', '.join(rule.code for rule in RULES)}")
+    if as_json:
+        told = {"rule": rule.code, "severity": rule.severity, "title": rule.title, "documentation": rule.documentation}
+        print(json.dumps(told))
+    else:
+        print(f"{rule.code} ({rule.severity}): {rule.title}\n\n{rule.documentation}")
+
+
+def _print(file: Path, schedule: Schedule, findings: list[Finding], errors: int) -> None:
+    for finding in findings[:SHOWN]:
+        where = f" on worker {finding.worker}" if finding.worker else ""
+        where += f", position {finding.position}: {finding.instruction}" if finding.position is not None else ""
+        print(f"{finding.severity} {finding.rule}{where}")
+        for line in (finding.message, f"-> {finding.hint}"):
+            print(textwrap.fill(line, 116, initial_indent="    ", subsequent_indent="    ", break_long_words=False))
+        if finding.worker and finding.position is not None:
+            print(f"    {_excerpt(schedule, finding.worker, finding.position)}")
+    if len(findings) > SHOWN:
+        print(f"... and {len(findings) - SHOWN} more findings (--json prints them all)")
+    warnings = len(findings) - errors
+    if findings:
+        print(f"{file}: {errors} error(s), {warnings} warning(s); recycle check --explain CODE explains a rule")
+    else:
+        print(f"{file}: valid, {len(schedule.columns)} instructions")
+
+
+def _excerpt(schedule: Schedule, worker: str, position: int) -> str:
+    """The program around a position, with the instruction there between > and <."""
+    from recycle.shape import Worker
+
+    program = schedule.program(Worker.parse(worker))
+    begin, end = max(0, position - AROUND), min(len(program), position + AROUND + 1)
+    cells = [f">{program[i]}<" if i == position else str(program[i]) for i in range(begin, end)]
+    before, after = "... " if begin else "", " ..." if end < len(program) else ""
+    return f"{worker} | {before}{' '.join(cells)}{after}"

@@ -1,9 +1,121 @@
-"""`recycle train`."""
+"""`recycle train`: train a job with one process per worker, straight through failures."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from recycle.errors import JobError
+
+if TYPE_CHECKING:
+    from recycle.ir.schedule import Schedule
+    from recycle.shape import Shape
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    app.command()(train)
+
+
+def train(
+    job: Annotated[Path, typer.Argument(help="Job file (TOML).", show_default=False)],
+    schedule: Annotated[
+        str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.", show_default=False)
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False)] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help="Strike on purpose: kill:1.1@10, kill:1.1@10.backward, rejoin:1.1@20.", show_default=False),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run directory, fresh; else runs/<job>-<time>.", show_default=False)
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print every key of the job and stop.")] = False,
+) -> None:
+    """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
+
+    Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
+    """
+    from recycle.exec.faults import check_faults, parse_fault
+    from recycle.job import Job, explain_job
+
+    described = Job.load(job)
+    if explain:
+        print(explain_job(described))
+        return
+    faults = [parse_fault(text) for text in fault or []]
+    own = _schedule(schedule, described.shape) if schedule is not None else None
+    absent = own.failed if own is not None else frozenset()
+    check_faults(faults, described.shape, steps or described.train.steps, absent)
+
+    from recycle.exec import launcher
+    from recycle.solve.planner import plan_for_training
+
+    directory = run or Path("runs") / f"{job.resolve().parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    lines = ProgressLines(steps or described.train.steps, described.shape)
+    try:
+        launcher.train(
+            described,
+            directory,
+            steps=steps,
+            schedule=own,
+            faults=faults,
+            planner=plan_for_training,
+            observer=lines,
+        )
+    except KeyboardInterrupt:
+        print(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
+        raise typer.Exit(130) from None
+    print(f"done: {lines.last + 1} steps; run directory {directory}; see it with: recycle view {directory}")
+
+
+def _schedule(name: str, shape: Shape) -> Schedule:
+    from recycle.ir import formats
+    from recycle.ir.families import FAMILIES
+
+    if name in FAMILIES:
+        return FAMILIES[name](shape)
+    if not Path(name).exists():
+        raise JobError(f"--schedule {name}: is neither a file nor a family; families are {', '.join(FAMILIES)}")
+    return formats.read(name)
+
+
+class ProgressLines:
+    """An observer that prints a line per step, and one per failure, recovery and re-join."""
+
+    def __init__(self, steps: int, shape: Shape) -> None:
+        self._steps, self._shape = steps, shape
+        self.last = -1
+
+    def waiting(self, what: str) -> None:
+        """Say what the run waits for."""
+        print(f"waiting for {what}", flush=True)
+
+    def committed(self, line: dict[str, Any]) -> None:
+        """One line per committed step."""
+        self.last = line["step"]
+        width = len(str(self._steps))
+        print(
+            f"step {line['step'] + 1:>{width}}/{self._steps}  loss {line['loss']:.6f}"
+            f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
+            f"  plan {line['plan'][:8]}  period {line['period']:g}",
+            flush=True,
+        )
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One line for what a person wants to know at once."""
+        say = _EVENTS.get(event["kind"])
+        if say is not None:
+            print(f"  {event['time']:8.3f} s  {say(event)}", flush=True)
+
+
+_EVENTS = {
+    "fault": lambda e: f"fault: {e.get('fault') or e.get('cause')} (worker {e['worker']}, step {e['step']})",
+    "detected": lambda e: f"worker {e['worker']} is dead: {e['cause']}; step {e['step']} starts again without it",
+    "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
+    "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
+    "undone": lambda e: f"step {e['step']} is repeated: {e['cause']}",
+}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recycle.exec.launcher import Observer, RunResult, train
-    from recycle.exec.run import run
+    from recycle.exec.standalone import run
 
 __all__ = ["Observer", "RunResult", "run", "train"]
 
+_HOMES = {"Observer": "launcher", "RunResult": "launcher", "train": "launcher", "run": "standalone"}
+
 
 def __getattr__(name: str) -> Any:
-    """`run` and `train` load torch; importing `recycle.exec` alone does not."""
-    from recycle.exec import launcher
-    from recycle.exec.run import run
-
-    found = {"run": run, "train": launcher.train, "Observer": launcher.Observer, "RunResult": launcher.RunResult}
-    if name not in found:
+    """The public names load torch; importing `recycle.exec` alone does not."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found[name]
+    return getattr(import_module(f"recycle.exec.{_HOMES[name]}"), name)

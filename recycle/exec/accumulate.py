@@ -25,8 +25,8 @@ ALIGNMENT = 64
 another path, and other bits, for an unaligned matrix."""
 
 CHUNK = 1 << 16
-"""Elements that `ExactSum` rounds and adds at a time on a CPU, so that its passes stay in the cache: half the time of
-whole matrices. A GPU takes a parameter at once."""
+"""Elements that a CPU works on at a time, so that several passes over them stay in its cache: half the time of whole
+matrices. A GPU takes all at once."""
 
 
 class Layout:
@@ -77,8 +77,8 @@ class Accumulator(Protocol):
     def clear(self) -> None:
         """Back to zero."""
 
-    def mean(self, divisor: int) -> torch.Tensor:
-        """The sum divided by `divisor`, as a new fp32 tensor [layout.size]."""
+    def mean(self, divisor: int, out: torch.Tensor) -> torch.Tensor:
+        """The sum divided by `divisor`, written into `out`, fp32 [layout.size]."""
 
     def mean_norm_squared(self, divisor: int) -> float:
         """Squared Euclidean norm of the mean, in fp64; not finite when any addend was out of bounds."""
@@ -93,12 +93,15 @@ class _FlatSum:
     def clear(self) -> None:
         self.buffer.zero_()
 
-    def mean(self, divisor: int) -> torch.Tensor:
-        # One division, then one cast: two roundings whatever the number of hosts.
-        return torch.div(self.buffer[: self.layout.size], divisor).float()
+    def mean(self, divisor: int, out: torch.Tensor) -> torch.Tensor:
+        for target, part in zip(_chunks(out), _chunks(self.buffer[: self.layout.size]), strict=True):
+            # One division, then one cast: two roundings whatever the number of hosts.
+            target.copy_(torch.div(part, divisor))
+        return out
 
     def mean_norm_squared(self, divisor: int) -> float:
-        norm = float(torch.linalg.vector_norm(self.buffer, dtype=torch.float64)) / divisor
+        norms = [torch.linalg.vector_norm(part.double()) for part in _chunks(self.buffer)]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms))) / divisor
         return norm * norm
 
 
@@ -121,22 +124,26 @@ class ExactSum(_FlatSum):
         self._scale, self._unit = 2.0**grid, 2.0**-grid
         self._bound = 2.0**exponent
         self.buffer = torch.zeros(layout.size + ALIGNMENT, dtype=torch.float64, device=device)
-        largest = max((shape.numel() for shape in layout.shapes), default=0)
-        self._chunk = max(1, min(largest, CHUNK) if device.type == "cpu" else largest)
-        self._rounded = torch.empty(self._chunk, dtype=torch.float32, device=device)
-        self._targets = [view.view(-1).split(self._chunk) for view in layout.views(self.buffer)]
+        self._targets = [_chunks(view.view(-1)) for view in layout.views(self.buffer)]
         self._violation = self.buffer[layout.size]
 
     @torch.no_grad()
     def add(self, position: int, addend: torch.Tensor) -> None:
         addend = addend.float().reshape(-1)
+        self._test(addend)
+        for target, part in zip(self._targets[position], _chunks(addend), strict=True):
+            target.add_(torch.mul(part, self._scale).round_(), alpha=self._unit)
+
+    def _test(self, addend: torch.Tensor) -> None:
         low, high = torch.aminmax(addend)
-        # Written so that NaN fails the test, and without reading a value back from the device.
-        inside = (low >= -self._bound) & (high <= self._bound)
-        self._violation.add_(torch.where(inside, 0.0, math.nan))
-        for target, part in zip(self._targets[position], addend.split(self._chunk), strict=True):
-            rounded = torch.mul(part, self._scale, out=self._rounded[: part.numel()]).round_()
-            target.add_(rounded, alpha=self._unit)
+        # Both are written so that NaN fails the test.
+        if addend.is_cpu:
+            if not (low.item() >= -self._bound and high.item() <= self._bound):
+                self._violation.fill_(math.nan)
+        else:
+            # Reading a value back would make the device wait.
+            inside = (low >= -self._bound) & (high <= self._bound)
+            self._violation.add_(torch.where(inside, 0.0, math.nan))
 
 
 class FastSum(_FlatSum):
@@ -154,3 +161,9 @@ class FastSum(_FlatSum):
 
 ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """`[train] accumulation` -> class."""
+
+
+def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if flat.numel() <= CHUNK or not flat.is_cpu:
+        return (flat,)
+    return torch.split(flat, CHUNK)

@@ -88,7 +88,8 @@ def train(
         observer: hears of commits and events.
 
     Raises:
-        JobError, RunError: before any process starts when the request is impossible; later when the run cannot go on.
+        JobError, ScheduleError: the request is impossible; no process was started.
+        RunError: the run cannot go on.
     """
     if steps is not None:
         if steps < 1:
@@ -99,7 +100,7 @@ def train(
     if schedule is not None:
         require_valid(schedule, job)
     if schedule is None and planner is None:
-        raise RunError("nothing to run: give a schedule or a planner")
+        raise JobError("nothing to run: give a schedule or a planner")
     run_directory = RunDirectory(directory, job)
     launcher = _Launcher(job, run_directory, schedule, list(faults), planner, observer or Observer())
     try:
@@ -135,8 +136,11 @@ class _Launcher:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
         self.store, self.port = LauncherStore.host()
-        self.processes = LocalProcesses(self._orders, directory.logs, job.train.threads)
-        self.plans = PlanService(job, planner, directory.plans, schedule)
+        self.processes = LocalProcesses(job.model.kind, self._orders, directory.logs, job.train.threads)
+        barrier = msgspec.structs.replace(job.planner, staggered=False)  # what runs, until steps can be undone
+        self.plans = PlanService(
+            msgspec.structs.replace(job, planner=barrier), planner, directory.plans, schedule
+        )
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
             job,
@@ -232,6 +236,7 @@ class _Launcher:
         tokens = shape.global_micro_batches * self.job.data.micro_batch_size * self.job.model.sequence
         line = {
             "step": facts.step,
+            "time": round(self.directory.now(), 6),
             "loss": facts.loss,
             "grad_norm": None if math.isnan(facts.grad_norm) else facts.grad_norm,
             "mode": facts.mode,

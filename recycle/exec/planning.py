@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recycle.errors import RunError
+from recycle.errors import RunError, ScheduleError
 from recycle.exec.coordinator import Ready
 from recycle.files import write_whole
 from recycle.ir.check import check
@@ -113,12 +113,8 @@ class PlanService:
     def _use(self, failed: frozenset[Worker], schedule: Schedule, plan: Plan | None) -> Ready:
         """No schedule reaches a worker unchecked, wherever it comes from."""
         require_valid(schedule, self._job)
-        if plan is None:
-            timeline = simulate(with_barrier(schedule), self._job.profile())
-            period = timeline.period
-            text = native.dumps(schedule.with_metadata(period=period, makespan=timeline.makespan))
-        else:
-            period, text = plan.period, plan.text()
+        period = simulate(with_barrier(schedule), self._job.profile()).period
+        text = native.dumps(schedule) if plan is None else plan.text()
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         write_whole(self._directory / f"{digest}.json", text)
         ready = Ready(digest, text, {worker: worker for worker in schedule.live}, period)
@@ -133,9 +129,9 @@ class PlanService:
 
 
 def require_valid(schedule: Schedule, job: Job) -> None:
-    """Raise RunError with the first error that `check` finds."""
+    """Raise ScheduleError with the first error that `check` finds."""
     if schedule.shape != job.shape:
-        raise RunError(f"the schedule is for {schedule.shape}, the job for {job.shape}")
+        raise ScheduleError(f"the schedule is for {schedule.shape}, the job for {job.shape}")
     profile, limits = job.profile(), job.activation_limits()
     errors = [f for f in check(schedule, profile=profile, limits=limits) if f.severity == "error"]
     if not errors:
@@ -145,7 +141,7 @@ def require_valid(schedule: Schedule, job: Job) -> None:
         first = errors[0]
         place = f"worker {first.worker}, position {first.position}: " if first.worker is not None else ""
         more = f" ({len(errors) - 1} more errors; see `recycle check`)" if len(errors) > 1 else ""
-        raise RunError(f"the schedule does not pass check: {place}{first.rule}: {first.message}{more}")
+        raise ScheduleError(f"the schedule does not pass check: {place}{first.rule}: {first.message}{more}")
 
 
 class _Child:

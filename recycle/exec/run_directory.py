@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from recycle.errors import RunError
+from recycle.errors import JobError
 from recycle.job import Job
 
 
@@ -22,7 +22,7 @@ class RunDirectory:
         job: written to `job.toml`.
 
     Raises:
-        RunError: the directory holds a run already, or cannot be written.
+        JobError: the directory holds a run already, or cannot be written.
 
     Attributes:
         started: monotonic seconds from which all times of the run count.
@@ -31,7 +31,7 @@ class RunDirectory:
     def __init__(self, path: str | Path, job: Job) -> None:
         self.path = Path(path)
         if (self.path / "metrics.jsonl").exists():
-            raise RunError(f"{self.path}: holds a run already; choose another --run directory or remove it")
+            raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
         self.started = time.monotonic()
         try:
             for folder in (self.path, self.plans, self.logs):
@@ -40,7 +40,7 @@ class RunDirectory:
             self._metrics: IO[str] = (self.path / "metrics.jsonl").open("a", buffering=1)
             self._events: IO[str] = (self.path / "events.jsonl").open("a", buffering=1)
         except OSError as error:
-            raise RunError(f"{self.path}: cannot be written ({error.strerror})") from None
+            raise JobError(f"{self.path}: cannot be written ({error.strerror})") from None
 
     @property
     def plans(self) -> Path:

@@ -130,6 +130,8 @@ class MegatronStage:
         self._sum = ACCUMULATORS[job.train.accumulation](
             self._optimizer.layout, self._divisor, job.train.gradient_exponent, device
         )
+        # Kept, since a fresh tensor of this size costs more in page faults than the division that fills it.
+        self._mean = torch.zeros_like(self._optimizer.parameters)
         self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._place: dict[torch.Tensor, int] = {parameter: place for place, parameter in enumerate(parameters)}
@@ -206,11 +208,11 @@ class MegatronStage:
 
     def mean_gradients(self) -> dict[str, torch.Tensor]:
         """Mean gradient of each parameter by global name, fp32; after the reduction."""
-        views = self._sum.layout.views(self._sum.mean(self._divisor))
+        views = self._sum.layout.views(self._sum.mean(self._divisor, torch.empty_like(self._mean)))
         return dict(zip(self.parameters, views, strict=True))
 
     def step(self, iteration: int, clip_factor: float) -> None:
-        self._optimizer.step(self._sum.mean(self._divisor), iteration, clip_factor)
+        self._optimizer.step(self._sum.mean(self._divisor, self._mean), iteration, clip_factor)
 
     def state_tensors(self) -> list[torch.Tensor]:
         return self._optimizer.state_tensors()

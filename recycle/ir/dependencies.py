@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.instruction import Compute, Instruction, Kind, OverlappedPair, Transfer
-from recycle.ir.schedule import Columns, Schedule
+from recycle.ir.schedule import Columns, Ints, Schedule
 from recycle.shape import MicroBatch
 
 Rows = npt.NDArray[np.int64]
@@ -408,9 +408,23 @@ def serial_order(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
 
     A transfer is named by its send. Consecutive transfers of a worker, sent or received, wait for each other.
     """
+    worker, transfer = _transfers_in_order(columns, sends)
+    same = worker[1:] == worker[:-1]
+    return transfer[:-1][same], transfer[1:][same]
+
+
+def serial_ends(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
+    """(first, last) transfer of each worker that has any, in the order of `serial_order`."""
+    worker, transfer = _transfers_in_order(columns, sends)
+    begins = np.flatnonzero(np.diff(worker, prepend=-1))
+    ends = np.flatnonzero(np.diff(worker, append=-1))
+    return transfer[begins], transfer[ends]
+
+
+def _transfers_in_order(columns: Columns, sends: Rows) -> tuple[Ints, Rows]:
+    """(worker, send) of each transfer end, by worker and place; receives without a send are passed over."""
     kinds = [int(kind) for pair in CARRIERS.values() for kind in pair]
     rows = np.flatnonzero(np.isin(columns.kind, kinds))
     is_receive = np.isin(columns.kind[rows], [int(receive) for _, receive in CARRIERS.values()])
     transfer = np.where(is_receive, sends[rows], rows)
-    same = (columns.worker[rows[1:]] == columns.worker[rows[:-1]]) & (transfer[1:] >= 0) & (transfer[:-1] >= 0)
-    return transfer[:-1][same], transfer[1:][same]
+    return columns.worker[rows[transfer >= 0]], transfer[transfer >= 0]

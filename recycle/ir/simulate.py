@@ -5,8 +5,8 @@ rows occupy their worker in program order, sends occupy the lane of their direct
 
 The period is the distance of two iterations in steady state when the schedule is repeated for ever: the largest mean
 of a cycle through the edges that lead from one iteration into the next (carried dependencies, each worker's program
-starting over, each lane's next transfer). It is found by repeating the iteration, reading the cycle off the critical
-path, and proven by a fixed point: with that period no start time has to move.
+starting over, each lane's next transfer). It is found by repeating the iteration and reading longer and longer cycles
+off the critical path, and proven by a fixed point: with that period no start time has to move.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from recycle.ir.dependencies import (
     dependencies,
     group_edges,
     lane_order,
+    serial_ends,
     serial_order,
 )
 from recycle.ir.graph import Floats, earliest, topological_order
@@ -45,6 +46,7 @@ class EventGraph:
         dependencies: its dependency graph.
         offsets, sources: CSR of predecessors of each node.
         order: topological order; shorter than the number of nodes when there is a cycle.
+        serialised: each worker carries one transfer at a time.
     """
 
     schedule: Schedule
@@ -52,6 +54,7 @@ class EventGraph:
     offsets: Rows
     sources: Rows
     order: Rows
+    serialised: bool
 
     @property
     def is_acyclic(self) -> bool:
@@ -74,7 +77,7 @@ def event_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
     offsets, sources = group_edges(source, target, graph.nodes)
     forward_offsets, targets = group_edges(target, source, graph.nodes)
     order = topological_order(forward_offsets, targets, np.bincount(target, minlength=graph.nodes))
-    return EventGraph(schedule, graph, offsets, sources, order)
+    return EventGraph(schedule, graph, offsets, sources, order, serialised)
 
 
 def _arrivals(graph: Dependencies, kind: np.ndarray, before: Rows, after: Rows) -> tuple[Rows, Rows]:
@@ -275,7 +278,7 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
     seconds = np.zeros(nodes)
     seconds[:rows] = durations(graph.schedule, profile)
     start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
-    period = _period(graph, seconds)
+    period = _period(graph, seconds) if rows else 0.0
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period)
 
 
@@ -296,6 +299,10 @@ class _Repeat:
             keys = _chain_keys(graph.schedule, first), _chain_keys(graph.schedule, final)
             sources.append(final[np.argsort(keys[1], kind="stable")])
             targets.append(first[np.argsort(keys[0], kind="stable")])
+        if graph.serialised:
+            firsts, finals = serial_ends(graph.schedule.columns, carried.sends)
+            sources.append(finals)
+            targets.append(firsts)
         return cls(np.concatenate(sources), np.concatenate(targets))
 
 
@@ -315,73 +322,51 @@ def _chain_keys(schedule: Schedule, rows: Rows) -> Rows:
 
 
 def _period(graph: EventGraph, seconds: Floats) -> float:
-    """Largest cycle mean of the repeated schedule (max-plus eigenvalue); see the module docstring."""
-    if not graph.dependencies.rows:
-        return 0.0
+    """Largest mean of a cycle through the repeated schedule (max-plus eigenvalue).
+
+    From a lower bound on, iterations are released one period after another. Either the releases settle, and the bound
+    is the period; or, since then some edges are in a cycle that takes longer, the releases of one node keep growing,
+    and by how much tells that cycle's mean, which is the next bound. Ends because there are finitely many means.
+    """
     repeat = _Repeat.of(graph)
-    nodes = graph.dependencies.nodes
-    scale = max(float(seconds.sum()), 1e-300)
-
-    def iterate(release: Floats) -> tuple[Floats, Rows, Floats, Rows]:
-        """One iteration: start times, their last predecessors, the next release and the edge that decides it."""
-        start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, release)
-        ready = (start + seconds)[repeat.source]
-        following = np.zeros(nodes)
-        np.maximum.at(following, repeat.target, ready)
-        decides = np.full(nodes, -1, dtype=np.int64)
-        chosen = np.flatnonzero(ready >= following[repeat.target])
-        decides[repeat.target[chosen]] = repeat.source[chosen]
-        return start, last, following, decides
-
-    history: list[tuple[Rows, Rows]] = []
+    nodes, best = graph.dependencies.nodes, 0.0
     released = np.zeros(nodes)
-    starts: list[Floats] = []
-    best = 0.0
-    for iteration in range(2 * graph.schedule.shape.worker_count + 8):
-        start, last, following, decides = iterate(released)
-        starts.append(start)
-        history.append((last, decides))
-        if iteration:
-            found = _critical_cycle(history, starts, int((start + seconds).argmax()))
-            if found > best:
-                best = found
-            if found and _is_period(iterate, best, nodes, scale * TOLERANCE):
-                return best
-        released = following
-    raise AssertionError("the period of an acyclic schedule always converges")
+    start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, released)
+    slack = float((start + seconds).max(initial=0.0)) * TOLERANCE
+    if not slack:
+        return 0.0
+    history: list[tuple[Rows, Rows, Floats]] = []
+    while True:
+        following = np.zeros(nodes)
+        ready = (start + seconds)[repeat.source] - best
+        np.maximum.at(following, repeat.target, ready)
+        moved = following > released + slack
+        if not moved.any():
+            return best
+        decides = np.full(nodes, -1, dtype=np.int64)
+        chosen = np.flatnonzero(moved[repeat.target] & (ready >= following[repeat.target]))
+        decides[repeat.target[chosen]] = repeat.source[chosen]
+        released = np.where(moved, following, released)
+        history.append((last, decides, released))
+        longer = _growth(history, int(np.where(moved, following, -1.0).argmax()))
+        if longer > 0:
+            best += longer
+            history.clear()
+            released = np.zeros(nodes)
+        start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, released)
 
 
-def _critical_cycle(history: list[tuple[Rows, Rows]], starts: list[Floats], node: int) -> float:
-    """Mean of the first cycle on the critical path that ends in `node` of the last iteration; 0 when there is none."""
-    iteration = len(history) - 1
-    seen: dict[int, tuple[int, float]] = {}
-    while iteration >= 0:
-        last, _ = history[iteration]
-        while last[node] >= 0:
-            node = int(last[node])
-        here = float(starts[iteration][node])
+def _growth(history: list[tuple[Rows, Rows, Floats]], node: int) -> float:
+    """By how much per iteration a release on the critical path to `node` grows; 0 when the path meets no node twice."""
+    seen: dict[int, int] = {}
+    for iteration in range(len(history) - 1, -1, -1):
+        last, decides, released = history[iteration]
         if node in seen:
-            later, when = seen[node]
-            return (when - here) / (later - iteration)
-        seen[node] = (iteration, here)
-        if iteration == 0:
-            return 0.0
-        _, decides = history[iteration - 1]
+            return float(history[seen[node]][2][node] - released[node]) / (seen[node] - iteration)
+        seen[node] = iteration
         node = int(decides[node])
         if node < 0:
             return 0.0
-        iteration -= 1
+        while last[node] >= 0:
+            node = int(last[node])
     return 0.0
-
-
-def _is_period(iterate: object, period: float, nodes: int, slack: float) -> bool:
-    """Whether iterations can follow each other every `period`: releases that reproduce themselves exist."""
-    assert callable(iterate)
-    released = np.zeros(nodes)
-    for _ in range(64):
-        _, _, following, _ = iterate(released)
-        moved = np.maximum(released, following - period)
-        if (moved <= released + slack).all():
-            return True
-        released = moved
-    return False

@@ -1,27 +1,26 @@
-"""Timing an order, and moving single operations in it: simulated annealing over programs.
+"""Moving single operations: simulated annealing on the question "is there an order with this period?".
 
-The state is one sequence of operations per worker. Memory depends on a worker's own sequence alone, so a move is
-tested locally; time is two linear passes: earliest starts, then every operation as late as the ends of the stages
-allow ("right-shift", Smith and Baker's backward pass). With E_s the last end of stage s over its hosts plus its
-reduce and step, and S_w the right-shifted first start of worker w,
+The state is one sequence of operations per worker, and a due time D_r for each rank (the E_s of the timing model).
+For a target period T a worker of rank r may work from D_r - T on and should be done, step included, by D_r; the cost
+is the sum of what the workers are late. It is zero exactly when the order reaches T with these due times, every
+worker improves it on its own, and one forward pass computes it, from the first operation that moved. With the
+barrier all due times are T and stay.
 
-    period = max over w of (E_s(w) - S_w)    staggered optimizer         period = max over s of E_s    barrier.
-
-Moves: one operation to another place of its program; two micro-batches of a stage change places, on one worker or,
-for re-routed ones, between hosts. The loop is plain Python over arrays; long runs take the same source compiled by
-numba, and its random numbers are its own, so that both give the same result for the same seed.
+Moves: one operation to another place of its program (memory depends on that program alone, so it is tested first);
+two micro-batches of a stage change places, on one worker or, for re-routed ones, between hosts; a due time shifts.
+The loop is plain Python over arrays; long runs take the same source compiled by numba, and its random numbers are its
+own, so that both give the same result for the same seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from math import exp
 from typing import Any
 
 import numpy as np
 
+from recycle.solve.compiled import as_arrays, compiled
 from recycle.solve.problem import Order, Problem
 
 COMPILE_FROM = 1_500_000
@@ -30,72 +29,66 @@ COMPILE_FROM = 1_500_000
 
 @dataclass(frozen=True)
 class Annealed:
-    """What one round found.
+    """What one round came to.
 
     Attributes:
-        order: the best order met, the start included.
-        period: its period by right-shift (never below the true one), infinite when the order has a cycle.
-        makespan: end of its last stage when started from idle.
-        current: the order the round ended in, from which another may go on.
+        order: the order it ended in.
+        due: the due time of each rank that goes with it.
+        met: whether the order reaches the target.
+        steps: moves tried.
     """
 
     order: Order
-    period: float
-    makespan: float
-    current: Order
-
-
-def evaluate(problem: Problem, order: Order) -> tuple[float, float]:
-    """(period, makespan) of an order; infinite when it can never finish."""
-    result = anneal(problem, order, steps=0)
-    return result.period, result.makespan
+    due: list[float]
+    met: bool
+    steps: int
 
 
 def anneal(
     problem: Problem,
     order: Order,
+    due: list[float],
+    target: float,
     *,
     steps: int,
     seed: int = 0,
     hot: float = 1.0,
     cold: float = 0.1,
-    target: float = 0.0,
-    pull: float = 0.3,
 ) -> Annealed:
-    """One round of simulated annealing.
+    """One round of simulated annealing; ends at once when the target is met.
 
     Args:
-        steps: moves to try; 0 only times the order.
+        order: where to start; must be able to finish.
+        due: due time of each rank; only their differences matter.
+        target: the period to reach.
+        steps: moves to try.
         hot, cold: first and last temperature, in the problem's typical operation time.
-        target: stop as soon as the period is at most this (a proven bound).
-        pull: weight of the workers' mean window beside the period, which guides the search across plateaus.
     """
-    stages, n = problem.shape.stages, problem.micro_batches
+    shape = problem.shape
     sequence = [operation for program in order for operation in program]
     offsets = np.concatenate([[0], np.cumsum([len(program) for program in order])]).tolist()
     host = [-1] * problem.size
     for worker, program in enumerate(order):
         for operation in program:
             host[operation] = worker
-    times = [*problem.forward, *problem.backward, *problem.weight]
-    rerouted = _rerouted(problem)
-    best = list(sequence)
-    figures = [0.0, 0.0, 0.0]
+    finish = [max(problem.finish[rank :: shape.ranks]) for rank in range(shape.ranks)]
+    quantum = 1.0 if problem.is_integral else problem.unit / 4
     arguments: list[Any] = [
-        stages, n, problem.shape.ranks, sequence, offsets, host, times, list(problem.finish), problem.link,
-        list(problem.speed), list(problem.cap), problem.stash, int(problem.split), int(problem.staggered), rerouted,
-        best, figures, steps, seed % 2147483647, hot * problem.unit, cold * problem.unit, target, pull,
+        shape.stages, problem.micro_batches, shape.ranks, sequence, offsets, host,
+        [*problem.forward, *problem.backward, *problem.weight], finish, problem.link,
+        list(problem.speed), list(problem.cap), problem.stash, int(problem.split), int(problem.staggered),
+        _rerouted(problem), [float(time) for time in due], float(target), quantum, steps, seed % 2147483647,
+        hot * problem.unit, cold * problem.unit, [0, 0],
     ]
-    if problem.size * max(steps, 1) >= COMPILE_FROM:
-        kinds = {list: lambda v: np.array(v, dtype=np.float64 if v and isinstance(v[0], float) else np.int64)}
-        arguments = [kinds[type(a)](a) if isinstance(a, list) else a for a in arguments]
-        _compiled(_anneal)(*arguments)
-        sequence, best, figures = (arguments[i].tolist() for i in (3, 15, 16))
-        host = arguments[5].tolist()
+    if problem.size * steps >= COMPILE_FROM:
+        arguments = as_arrays(arguments)
+        compiled(_anneal)(*arguments)
+        sequence, due, outcome = (arguments[i].tolist() for i in (3, 15, 22))
     else:
         _anneal(*arguments)
-    split = [(offsets[w], offsets[w + 1]) for w in range(len(order))]
-    return Annealed([best[a:b] for a, b in split], figures[0], figures[1], [sequence[a:b] for a, b in split])
+        due, outcome = arguments[15], arguments[22]
+    programs = [sequence[offsets[w] : offsets[w + 1]] for w in range(len(order))]
+    return Annealed(programs, due, bool(outcome[0]), outcome[1])
 
 
 def _rerouted(problem: Problem) -> list[int]:
@@ -108,8 +101,8 @@ def _rerouted(problem: Problem) -> list[int]:
 
 def _anneal(
     stages: Any, n: Any, ranks: Any, sequence: Any, offsets: Any, host: Any, times: Any, finish: Any, link: Any,
-    speed: Any, cap: Any, stash: Any, split: Any, staggered: Any, rerouted: Any,
-    best: Any, figures: Any, steps: Any, seed: Any, hot: Any, cold: Any, target: Any, pull: Any,
+    speed: Any, cap: Any, stash: Any, split: Any, staggered: Any, rerouted: Any, due: Any, target: Any, quantum: Any,
+    steps: Any, seed: Any, hot: Any, cold: Any, outcome: Any,
 ) -> None:
     workers = len(offsets) - 1
     size = len(sequence)
@@ -119,45 +112,44 @@ def _anneal(
     place = [0] * total
     for i in range(size):
         place[sequence[i]] = i
+    begin = [0.0] * total
     end = [0.0] * total
-    late = [0.0] * total
+    new_begin = [0.0] * total
+    new_end = [0.0] * total
     done = [-2] * total
-    topological = [0] * size
+    touched = [0] * size
     stack = [0] * (size + workers + 1)
     at = [0] * workers
+    cut = [0] * workers
     free = [0.0] * workers
-    last = [0.0] * stages
     state = seed + 1
-    current = 0.0
-    best_cost = 0.0
-    live = 0
-    for w in range(workers):
-        if offsets[w + 1] > offsets[w]:
-            live += 1
+    current = 1e300
     cooling = (cold / hot) ** (1.0 / steps) if steps > 0 else 1.0
     heat = hot
     for step in range(-1, steps):
-        # --- propose a move: (i -> j) of one operation, or micro-batches a and b of a stage change places
+        # --- propose: 1 an operation moves from i to j, 2 micro-batches a and b of a stage change places, 4 a due time
         moved = 0
         i = 0
         j = 0
         a = 0
         b = 0
+        shift = 0.0
+        since = -1e300
         if step >= 0:
             heat *= cooling
             state = (state * 1103515245 + 12345) & 0x7FFFFFFF
-            roll = (state >> 8) % 100
+            roll = (state >> 8) % 1000
             state = (state * 1103515245 + 12345) & 0x7FFFFFFF
             i = (state >> 8) % size
             x = sequence[i]
             w = host[x]
-            if roll < 85:
+            if roll < 860:
                 state = (state * 1103515245 + 12345) & 0x7FFFFFFF
                 reach = 1 + (state >> 8) % 6
-                if roll < 10:
+                if roll < 100:
                     reach = reach * 4
                 state = (state * 1103515245 + 12345) & 0x7FFFFFFF
-                j = i + reach if (state >> 8) % 2 else i - reach
+                j = i + reach if (state >> 16) % 2 else i - reach
                 if j < offsets[w]:
                     j = offsets[w]
                 if j >= offsets[w + 1]:
@@ -169,6 +161,7 @@ def _anneal(
                     j = place[x + plane] - 1
                 if j == i:
                     continue
+                since = begin[sequence[min(i, j)]]
                 k = i
                 while k < j:
                     sequence[k] = sequence[k + 1]
@@ -181,22 +174,20 @@ def _anneal(
                 sequence[j] = x
                 place[x] = j
                 moved = 1
-                held = 0.0
-                full = False
-                for k in range(offsets[w], offsets[w + 1]):
-                    kind = sequence[k] // plane
-                    if kind == 0:
-                        held += 1.0
-                        if held > cap[w] + 1e-9:
-                            full = True
-                            break
-                    elif kind == 1:
-                        held -= 1.0 - stash if split else 1.0
-                    else:
-                        held -= stash
-                if full:
-                    moved = 3
-            else:
+                if (kind == 0 and j < i) or (kind > 0 and j > i):
+                    held = 0.0
+                    for k in range(offsets[w], offsets[w + 1]):
+                        kind = sequence[k] // plane
+                        if kind == 0:
+                            held += 1.0
+                            if held > cap[w] + 1e-9:
+                                moved = 3
+                                break
+                        elif kind == 1:
+                            held -= 1.0 - stash if split else 1.0
+                        else:
+                            held -= stash
+            elif roll < 985 or not staggered:
                 a = x % plane
                 stage = a // n
                 state = (state * 1103515245 + 12345) & 0x7FFFFFFF
@@ -205,9 +196,14 @@ def _anneal(
                     continue
                 if host[a] != host[b] and (rerouted[a] == 0 or rerouted[b] == 0):
                     continue
+                since = 1e300
                 for kind in range(kinds):
                     p = a + kind * plane
                     q = b + kind * plane
+                    if begin[p] < since:
+                        since = begin[p]
+                    if begin[q] < since:
+                        since = begin[q]
                     k = place[p]
                     place[p] = place[q]
                     place[q] = k
@@ -217,20 +213,36 @@ def _anneal(
                     host[p] = host[q]
                     host[q] = k
                 moved = 2
+            else:
+                a = (state >> 8) % ranks
+                shift = quantum if (state >> 20) % 2 else -quantum
+                due[a] += shift
+                moved = 4
         cost = 1e300
-        period = 1e300
-        makespan = 1e300
+        count = 0
         if moved != 3:
-            # --- earliest ends
+            # --- earliest times of everything that began at `since` or later
             head = 0
+            expected = 0
             for w in range(workers):
-                at[w] = offsets[w]
-                free[w] = 0.0
+                low = offsets[w]
+                high = offsets[w + 1]
+                if since > -1e299:
+                    while low < high:
+                        middle = (low + high) // 2
+                        if begin[sequence[middle]] < since and (sequence[middle] >= 0):
+                            low = middle + 1
+                        else:
+                            high = middle
+                cut[w] = low
+                at[w] = low
+                expected += offsets[w + 1] - low
+                if low > offsets[w]:
+                    free[w] = end[sequence[low - 1]]
+                else:
+                    free[w] = due[w % ranks] - target if staggered else 0.0
                 stack[head] = w
                 head += 1
-            for s in range(stages):
-                last[s] = 0.0
-            count = 0
             while head > 0:
                 head -= 1
                 w = stack[head]
@@ -251,20 +263,25 @@ def _anneal(
                             before = x + n
                         if s > 0:
                             after = x - n
-                    begin = free[w]
+                    ready = free[w]
                     if before >= 0:
-                        if done[before] != step:
+                        v = host[before]
+                        if done[before] == step:
+                            arrived = new_end[before]
+                        elif place[before] < cut[v]:
+                            arrived = end[before]
+                        else:
                             break
-                        ready = end[before] + (link if host[before] != w else 0.0)
-                        if ready > begin:
-                            begin = ready
-                    begin += times[kind * stages + s] * speed[w]
-                    end[x] = begin
-                    free[w] = begin
-                    if begin > last[s]:
-                        last[s] = begin
+                        if v != w:
+                            arrived += link
+                        if arrived > ready:
+                            ready = arrived
+                    new_begin[x] = ready
+                    ready += times[kind * stages + s] * speed[w]
+                    new_end[x] = ready
+                    free[w] = ready
                     done[x] = step
-                    topological[count] = x
+                    touched[count] = x
                     count += 1
                     k += 1
                     at[w] = k
@@ -273,66 +290,30 @@ def _anneal(
                         if v != w and at[v] == place[after]:
                             stack[head] = v
                             head += 1
-            if count == size:
-                makespan = 0.0
-                for s in range(stages):
-                    if last[s] + finish[s] > makespan:
-                        makespan = last[s] + finish[s]
-                # --- right-shift against the ends of the stages
-                windows = 0.0
-                if staggered:
-                    for t in range(size - 1, -1, -1):
-                        x = topological[t]
-                        w = host[x]
-                        kind = x // plane
-                        s = x // n - kind * stages
-                        until = last[s]
-                        k = place[x] + 1
-                        if k < offsets[w + 1] and late[sequence[k]] < until:
-                            until = late[sequence[k]]
-                        after = -1
-                        if kind == 0 and s < stages - 1:
-                            after = x + n
-                        elif kind == 1 and s > 0:
-                            after = x - n
-                        if after >= 0:
-                            ready = late[after] - (link if host[after] != w else 0.0)
-                            if ready < until:
-                                until = ready
-                        late[x] = until - times[kind * stages + s] * speed[w]
-                    period = 0.0
-                    for w in range(workers):
-                        if offsets[w + 1] > offsets[w]:
-                            window = 0.0
-                            s = w % ranks
-                            while s < stages:
-                                if last[s] + finish[s] > window:
-                                    window = last[s] + finish[s]
-                                s += ranks
-                            window -= late[sequence[offsets[w]]]
-                            windows += window
-                            if window > period:
-                                period = window
-                else:
-                    period = makespan
-                    for w in range(workers):
-                        windows += free[w]
-                cost = period + pull * windows / live
+            if count == expected:
+                cost = 0.0
+                for w in range(workers):
+                    if offsets[w + 1] > offsets[w]:
+                        late = free[w] + finish[w % ranks] - (due[w % ranks] if staggered else target)
+                        if late > 1e-9:
+                            cost += late
         # --- accept or take back
-        accept = cost <= current or step < 0
+        accept = cost <= current
         if not accept and cost < 1e299:
             state = (state * 1103515245 + 12345) & 0x7FFFFFFF
             accept = exp((current - cost) / heat) * 2147483647.0 > state
         if accept:
             current = cost
-            if step < 0 or period < figures[0] - 1e-9 or (period <= figures[0] + 1e-9 and cost < best_cost):
-                figures[0] = period
-                figures[1] = makespan
-                best_cost = cost
-                for k in range(size):
-                    best[k] = sequence[k]
-                if period <= target + 1e-9:
-                    return
+            for k in range(count):
+                x = touched[k]
+                begin[x] = new_begin[x]
+                end[x] = new_end[x]
+            if cost <= 1e-9:
+                outcome[0] = 1
+                outcome[1] = step + 1
+                return
+        elif moved == 4:
+            due[a] -= shift
         elif moved == 2:
             for kind in range(kinds):
                 p = a + kind * plane
@@ -358,11 +339,4 @@ def _anneal(
                 k -= 1
             sequence[i] = x
             place[x] = i
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    import numba
-
-    compiled: Callable[..., Any] = numba.njit(cache=True)(function)
-    return compiled
+    outcome[1] = steps

@@ -20,7 +20,7 @@ _MIDDLE = (WORK_TOP + WORK_BOTTOM) / 2
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One rectangle.
+    """One rectangle. A transfer's is never `rerouted`: it is too thin for stripes and a border.
 
     Attributes:
         operation: its place in the LaneTable.
@@ -88,7 +88,8 @@ def boxes(table: LaneTable) -> Iterator[Box]:
         text = label(table, operation)
         for paint, first, last, top, bottom in parts[kind]:
             from_, to = begin + first * length, begin + last * length
-            yield Box(operation, lane, from_, to, top, bottom, paint, text, rerouted[operation])
+            away = rerouted[operation] and paint is not COMMUNICATION
+            yield Box(operation, lane, from_, to, top, bottom, paint, text, away)
             text = ""
 
 
@@ -130,7 +131,7 @@ def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
     """What a person wants to know of an operation, a line each: instruction, kind, worker, times, home, marks."""
     instruction = table.instruction(operation)
     start, end = float(table.start[operation]), float(table.end[operation])
-    scale, unit = time_unit(table)
+    scale, unit = time_unit(table, table.span)
     begin, until, long = (f"{value * scale:.6g}{unit and ' ' + unit}" for value in (start, end, end - start))
     lines = [
         str(instruction),
@@ -160,8 +161,8 @@ def group_edges(table: LaneTable) -> list[int]:
     return fewest if len(fewest) < len(steps) else []
 
 
-def time_unit(table: LaneTable) -> tuple[float, str]:
-    """(factor, unit) for showing the table's times: seconds or milliseconds, or plain numbers for a plan."""
+def time_unit(table: LaneTable, span: float) -> tuple[float, str]:
+    """(factor, unit) for times on an axis of length `span`: seconds or milliseconds, or plain numbers for a plan."""
     if table.unit != "s":
         return 1.0, ""
-    return (1.0, "s") if table.span >= 2.0 else (1000.0, "ms")
+    return (1.0, "s") if span >= 2.0 else (1000.0, "ms")

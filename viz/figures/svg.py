@@ -80,8 +80,8 @@ def _text(x: float, y: float, text: str, rest: str) -> str:
 
 def _panel(panel: Panel, left: float, top: float, width: float) -> list[str]:
     table = panel.table
-    scale, unit = time_unit(table)
     span = panel.span or table.span or 1.0
+    scale, unit = time_unit(table, span)
     pixels = width / span
     lanes_top, lanes_bottom = top + TITLE, top + TITLE + LANE * table.lanes
     parts = [

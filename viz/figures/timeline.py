@@ -35,8 +35,9 @@ def timeline_figure(table: LaneTable, *, span: float | None = None) -> go.Figure
     Args:
         span: length of the time axis when it is to be longer than the table's own, to compare two figures.
     """
-    scale, unit = time_unit(table)
-    length = (span or table.span or 1.0) * scale
+    length = span or table.span or 1.0
+    scale, unit = time_unit(table, length)
+    length *= scale
     figure = go.Figure()
     figure.update_layout(_layout(table, length, unit))
     _mark_failed(figure, table, length)

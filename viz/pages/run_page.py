@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, ctx, dcc, html, no_update
@@ -132,26 +133,21 @@ class RunPage:
             "No step is committed yet.", f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         )
         if run.metrics:
-            workers = run.shape.worker_count if run.shape else max(_count(line) for line in run.metrics)
-            curves = parts.graph(curves_figure(run.metrics, run.events, workers))
+            curves = parts.graph(curves_figure(run.metrics, run.events, run.workers))
         plans: Any = parts.table(PHASE_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         events: Any = parts.empty("Nothing happened to any worker.")
         if run.events:
-            shown = [
-                (_seconds(event), event_text(event), event.get("step"), _details(event))
-                for event in run.events[-EVENTS_SHOWN:]
-            ]
-            events = parts.table(("time", "event", "step", "details"), shown, "facts events")
+            events = parts.table(*events_table(run.events), class_name="facts events")
         return [
             parts.problems(run.problems),
-            html.P(self.facts(), className="chips"),
+            html.P([html.Span(word) for word in self.facts()], className="chips"),
             parts.card("Loss and live workers", curves),
             parts.card("Plans in use", plans, caption=PLANS_CAPTION),
             html.Details([html.Summary(f"Events ({len(run.events)})"), events], className="card"),
         ]
 
-    def facts(self) -> list[html.Span]:
-        """The run in a line of chips."""
+    def facts(self) -> list[str]:
+        """The run in a few words."""
         run = self.run
         words = [str(run.shape)] if run.shape else []
         if run.metrics:
@@ -163,7 +159,7 @@ class RunPage:
                 of = f" of {run.shape.worker_count}" if run.shape else ""
                 words.append(f"{last['live_workers']}{of} workers alive")
         words.append("running, or ended early" if run.live else "finished")
-        return [html.Span(word) for word in words]
+        return words
 
     def phase_rows(self) -> list[list[parts.Cell]]:
         """A row per stretch of steps with one plan, see PHASE_HEAD."""
@@ -276,9 +272,10 @@ def _reroutes(lanes: LaneTable) -> str:
     return text
 
 
-def _count(line: dict[str, Any]) -> int:
-    alive = line.get("live_workers")
-    return alive if isinstance(alive, int) else 0
+def events_table(events: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[parts.Cell]]]:
+    """Head and rows of the last EVENTS_SHOWN events."""
+    rows = [[_seconds(e), event_text(e), e.get("step"), _details(e)] for e in events[-EVENTS_SHOWN:]]
+    return ("time", "event", "step", "details"), rows
 
 
 def _seconds(event: dict[str, Any]) -> str | None:

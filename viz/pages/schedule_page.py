@@ -14,6 +14,7 @@ from viz.pages.run_page import GROUPINGS
 from viz.sources import ScheduleFile
 
 FINDINGS_SHOWN = 30
+FINDINGS_HEAD = ("rule", "severity", "worker", "position", "instruction", "message")
 
 
 class SchedulePage:
@@ -36,12 +37,14 @@ class SchedulePage:
                     "Timelines",
                     html.Div(
                         html.Div(
-                            [
-                                html.Span("Lanes"),
-                                dcc.RadioItems(
-                                    id=f"{self.prefix}-grouping", options=GROUPINGS, value="pipeline", inline=True
-                                ),
-                            ],
+                            html.Div(
+                                [
+                                    html.Span("Lanes"),
+                                    dcc.RadioItems(
+                                        id=f"{self.prefix}-grouping", options=GROUPINGS, value="pipeline", inline=True
+                                    ),
+                                ]
+                            ),
                             className="choices",
                         ),
                         className="controls",
@@ -97,13 +100,16 @@ class SchedulePage:
 
     def findings(self, file: ScheduleFile) -> html.Section:
         """What the checker says of a file."""
-        rows: list[list[parts.Cell]] = [
-            [f.rule, f.severity, f.worker, f.position, f.instruction, f.message] for f in file.findings[:FINDINGS_SHOWN]
-        ]
         more = len(file.findings) - FINDINGS_SHOWN
-        head = ("rule", "severity", "worker", "position", "instruction", "message")
         caption = f"The first {FINDINGS_SHOWN}; {more} more from `recycle check`." if more > 0 else ""
-        return parts.card(f"Findings in {file.name}", parts.table(head, rows, "facts findings"), caption=caption)
+        return parts.card(
+            f"Findings in {file.name}", parts.table(FINDINGS_HEAD, self.finding_rows(file)), caption=caption
+        )
+
+    def finding_rows(self, file: ScheduleFile) -> list[list[parts.Cell]]:
+        """A row per finding, see FINDINGS_HEAD, at most FINDINGS_SHOWN."""
+        shown = file.findings[:FINDINGS_SHOWN]
+        return [[f.rule, f.severity, f.worker, f.position, f.instruction, f.message] for f in shown]
 
     def register(self, app: Dash) -> None:
         """Add the page's callback."""

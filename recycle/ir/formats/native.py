@@ -35,7 +35,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def dumps(schedule: Schedule) -> str:
-    """The file's text."""
+    """The file's text. Raises ScheduleError when the metadata holds what JSON cannot."""
     shape = schedule.shape
     usual = schedule.placement == loop_placement(shape)
     head: dict[str, Any] = {
@@ -50,7 +50,10 @@ def dumps(schedule: Schedule) -> str:
         "ties": [list(group) for group in schedule.ties],
         "metadata": dict(schedule.metadata),
     }
-    lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    try:
+        lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}," for key, value in head.items()]
+    except (TypeError, ValueError) as error:
+        raise ScheduleError(f"metadata: only finite JSON values can be written ({error})") from None
     programs = ",\n".join(f"    {json.dumps(w)}: {json.dumps(text)}" for w, text in schedule.text().items())
     return "{\n" + "\n".join(lines) + '\n  "programs": {\n' + programs + "\n  }\n}\n"
 
@@ -85,10 +88,15 @@ def loads(text: str | bytes, name: str = "schedule") -> Schedule:
         )
     except msgspec.ValidationError as error:
         raise ScheduleError(f"{name}: {error}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ScheduleError(f"{name}: not valid JSON, perhaps truncated: {error}") from None
     except (ScheduleError, JobError) as error:
         raise ScheduleError(f"{name}: {error}") from None
+
+
+def recognises(content: bytes) -> bool:
+    """Whether a file that begins so is a native schedule file."""
+    return f'"{FORMAT}"'.encode() in content[:4096]
 
 
 def read(path: str | Path) -> Schedule:

@@ -200,7 +200,8 @@ class Inspection:
     def complete(self) -> Flags:
         """Cells with one F and either one B or one I and one W."""
         f, b, i, w = self.counts.values()
-        return (f == 1) & (((b == 1) & (i == 0) & (w == 0)) | ((b == 0) & (i == 1) & (w == 1)))
+        complete: Flags = (f == 1) & (((b == 1) & (i == 0) & (w == 0)) | ((b == 0) & (i == 1) & (w == 1)))
+        return complete
 
     @cached_property
     def misplaced(self) -> Flags:
@@ -267,8 +268,7 @@ class Inspection:
 
 
 def is_kind(column: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Flags:
-    wanted = [int(kind) for kind in kinds]
-    found: Flags = np.isin(column, wanted)
+    found: Flags = np.isin(column, [int(kind) for kind in kinds])
     return found
 
 

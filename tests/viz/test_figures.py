@@ -1,0 +1,173 @@
+"""The Plotly figures hold the timeline's figures, avoid plotly's traps, and can be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recycle import Schedule, Shape, Timeline, simulate
+from recycle.ir.families import one_f_one_b
+from viz.figures import palette
+from viz.figures.boxes import boxes, label
+from viz.figures.curves import curves_figure
+from viz.figures.timeline import BAR_LIMIT, CONFIG, TEXT_LIMIT, note, timeline_figure
+from viz.lanes import LaneTable
+
+
+def traces_of(figure: Any, paint: str, rerouted: bool) -> list[Any]:
+    wanted = {"paint": paint, "rerouted": rerouted}
+    return [trace for trace in figure.data if trace.meta == wanted]
+
+
+def test_bars_lie_where_the_timeline_says(broken_timeline: Timeline) -> None:
+    (forward,) = traces_of(timeline_figure(LaneTable.from_timeline(broken_timeline)), "forward", False)
+    bars = sorted(zip([round(y) for y in forward.y], forward.base, forward.x, forward.text, strict=True))
+    assert bars[:4] == [(0, 0.0, 1.0, "F0"), (0, 1.0, 1.0, "F1"), (1, 1.0, 1.0, "F0"), (1, 5.0, 1.0, "F1")]
+    assert sum(forward.x) == 10.0
+
+
+def test_every_bar_has_its_own_width(broken_timeline: Timeline) -> None:
+    for trace in timeline_figure(LaneTable.from_timeline(broken_timeline)).data:
+        assert len(trace.width) == len(trace.y) > 0
+        assert all(0 < width <= 0.9 for width in trace.width)
+
+
+def test_rerouted_work_is_hatched_bordered_and_names_its_home(broken_timeline: Timeline) -> None:
+    figure = timeline_figure(LaneTable.from_timeline(broken_timeline))
+    (forward,) = traces_of(figure, "forward", True)
+    assert sorted(forward.text) == ["F1.0", "F1.1"]
+    assert forward.marker.pattern.shape == "/"
+    assert forward.marker.line.color == palette.INK
+    assert forward.marker.line.width > 1
+    assert "re-routed" in forward.hovertext[0]
+    (own,) = traces_of(figure, "forward", False)
+    assert own.marker.pattern.shape == ""
+
+
+def test_a_failed_lane_is_a_band_that_says_failed(broken_timeline: Timeline) -> None:
+    figure = timeline_figure(LaneTable.from_timeline(broken_timeline))
+    (band,) = [trace for trace in figure.data if trace.name == "failed"]
+    assert list(band.y) == [3]
+    assert band.x[0] >= 11.0
+    assert [(note.text, note.y) for note in figure.layout.annotations] == [("failed", 3)]
+    by_stage = timeline_figure(LaneTable.from_timeline(broken_timeline).ordered("stage"))
+    assert [note.y for note in by_stage.layout.annotations] == [4]
+    healthy = timeline_figure(LaneTable.from_timeline(simulate(one_f_one_b(Shape(2, 2, 2)))))
+    assert not healthy.layout.annotations
+
+
+def test_a_whole_backward_shows_both_halves_in_proportion(healthy: Schedule) -> None:
+    from recycle import Profile
+
+    table = LaneTable.from_timeline(simulate(healthy, Profile(backward_input=1.0, backward_weight=0.5)))
+    assert table.weight_share == pytest.approx(1 / 3)
+    figure = timeline_figure(table)
+    (first,), (second,) = traces_of(figure, "input", False), traces_of(figure, "weight", False)
+    assert set(np.round(first.x, 9)) == {1.0}
+    assert set(np.round(second.x, 9)) == {0.5}
+    assert set(second.text) == {""}
+
+
+def test_an_overlapped_pair_is_a_forward_above_a_backward() -> None:
+    shape = Shape(pipelines=1, ranks=1, micro_batches=2)
+    table = LaneTable.from_timeline(simulate(Schedule.from_text(shape, {"0.0": "0F0.0 (0F0.1;0B0.0) 0B0.1"})))
+    pair = [box for box in boxes(table) if box.operation == 1]
+    assert [box.paint.key for box in pair] == ["forward", "input", "weight"]
+    assert pair[0].bottom == pair[1].top
+    assert label(table, 1) == "F1"
+
+
+def test_hover_tells_instruction_worker_times_and_home(broken_timeline: Timeline) -> None:
+    (forward,) = traces_of(timeline_figure(LaneTable.from_timeline(broken_timeline)), "forward", True)
+    assert forward.hovertext[0].split("<br>") == [
+        "<b>1F1.0</b>",
+        "forward",
+        "worker 0.1, stage 1",
+        "start 2, end 3, takes 1",
+        "home pipeline 1, re-routed to this peer",
+        *(["on the critical path"] if "critical" in forward.hovertext[0] else []),
+    ]
+
+
+def test_text_is_left_out_when_there_is_too_much_of_it() -> None:
+    table = LaneTable.from_timeline(simulate(one_f_one_b(Shape(pipelines=8, ranks=4, micro_batches=20))))
+    assert TEXT_LIMIT < len(table) <= BAR_LIMIT
+    figure = timeline_figure(table)
+    assert {trace.textposition for trace in figure.data} == {"none"}
+    assert all(trace.text is None for trace in figure.data)
+
+
+def test_a_large_timeline_is_one_path_per_colour() -> None:
+    table = LaneTable.from_timeline(simulate(one_f_one_b(Shape(pipelines=8, ranks=8, micro_batches=32))))
+    assert len(table) > BAR_LIMIT
+    figure = timeline_figure(table)
+    paths = [shape for shape in figure.layout.shapes if shape.type == "path"]
+    assert {shape.fillcolor for shape in paths} == {
+        palette.FORWARD.fill, palette.BACKWARD_INPUT.fill, palette.BACKWARD_WEIGHT.fill
+    }  # fmt: skip
+    assert sum(shape.path.count("M") for shape in paths) == 3 * 8 * 8 * 32
+    assert len(figure.data) == 1
+    assert "without labels" in note(table)
+
+
+def test_executed_times_are_shown_in_milliseconds() -> None:
+    from dataclasses import replace
+
+    planned = LaneTable.from_timeline(simulate(one_f_one_b(Shape(1, 2, 2))))
+    executed = replace(planned, unit="s", start=planned.start / 10, end=planned.end / 10)
+    assert timeline_figure(executed).layout.xaxis.title.text == "time (ms)"
+    assert timeline_figure(executed).layout.xaxis.range[1] == pytest.approx(900 * 1.004)
+    assert timeline_figure(executed, span=3.0).layout.xaxis.title.text == "time (s)"
+    assert timeline_figure(planned).layout.xaxis.title.text == "time (units of the profile)"
+
+
+def test_no_graph_offers_to_upload_itself() -> None:
+    assert CONFIG["showSendToCloud"] is False
+    assert CONFIG["displaylogo"] is False
+
+
+def test_curves_mark_failures_and_returns_at_their_step() -> None:
+    metrics = [{"step": step, "loss": 5.0 - step, "live_workers": 5 if step == 1 else 6} for step in range(3)]
+    events = [
+        {"kind": "fault", "worker": "1.1", "step": 1, "time": 1.0},
+        {"kind": "checkpoint", "step": 1},
+        {"kind": "rejoined", "worker": "1.1", "step": 2},
+        {"kind": "fault", "worker": "0.1"},
+    ]
+    figure = curves_figure(metrics, events, 6)
+    assert list(figure.data[0].y) == [5.0, 4.0, 3.0]
+    assert list(figure.data[1].y) == [6, 5, 6]
+    assert [(note.text, note.x) for note in figure.layout.annotations] == [("1.1 failed", 1), ("1.1 back", 2)]
+    assert [shape.x0 for shape in figure.layout.shapes] == [1, 2]
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("paint", palette.PAINTS, ids=lambda paint: paint.key)
+def test_labels_can_be_read_on_their_colour_and_on_its_stripes(paint: palette.Paint) -> None:
+    assert contrast(paint.ink, paint.fill) >= 4.5
+    assert contrast(paint.ink, paint.hatch) >= contrast(paint.ink, paint.fill)
+
+
+@pytest.mark.parametrize(
+    ("ink", "ground"),
+    [
+        (palette.INK, palette.FAILURE),
+        (palette.INK, palette.BAND),
+        (palette.MUTED, palette.PAPER),
+        (palette.MUTED, palette.BAND),
+    ],
+)
+def test_text_beside_the_bars_can_be_read(ink: str, ground: str) -> None:
+    assert contrast(ink, ground) >= 4.5

@@ -1,0 +1,138 @@
+"""A LaneTable holds what ran or is planned, lane by lane, and survives the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
+from recycle.ir import trace as traces
+from recycle.ir.instruction import Kind
+from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable, decode, encode
+
+
+def texts(table: LaneTable, operations: np.ndarray) -> list[str]:
+    return [str(table.instruction(int(operation))) for operation in operations]
+
+
+def test_a_timeline_becomes_lanes_sorted_by_start(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    assert table.labels == ("0.0", "0.1", "1.0", "1.1", "2.0", "2.1")
+    assert table.failed.tolist() == [False, False, False, True, False, False]
+    assert np.diff(table.offsets).tolist() == [6, 9, 7, 0, 6, 9]
+    for lane in range(table.lanes):
+        starts = table.start[table.offsets[lane] : table.offsets[lane + 1]]
+        assert (np.diff(starts) >= 0).all()
+    assert table.span == 11.0
+    assert table.lane.tolist() == [0] * 6 + [1] * 9 + [2] * 7 + [4] * 6 + [5] * 9
+
+
+def test_rerouted_operations_carry_their_flag_and_home(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    away = np.flatnonzero(table.has(Flag.REROUTED))
+    assert texts(table, away) == ["1F1.0", "1I1.0", "1W1.0", "1F1.1", "1I1.1", "1W1.1"]
+    assert set(table.pipeline[away]) == {1}
+    assert table.micro_batch[away].tolist() == [0, 0, 0, 1, 1, 1]
+    steps = table.kind == Kind.OPTIMIZER_STEP
+    assert set(table.pipeline[steps]) == {NO_PIPELINE}
+    assert set(table.micro_batch[steps]) == {NO_MICRO_BATCH}
+
+
+def test_the_critical_path_and_violations_are_flagged(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline, violations=[0])
+    critical = np.flatnonzero(table.has(Flag.CRITICAL))
+    assert table.end[critical].max() == table.span
+    assert texts(table, np.flatnonzero(table.has(Flag.VIOLATION))) == ["0F0.0"]
+
+
+def test_transfers_that_take_time_are_there_and_others_are_not(healthy: Schedule) -> None:
+    free = LaneTable.from_timeline(simulate(healthy))
+    paid = LaneTable.from_timeline(simulate(healthy, Profile.uniform(link=0.25)))
+    sends = (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT)
+    assert not np.isin(free.kind, sends).any()
+    assert np.isin(paid.kind, sends).sum() == 12
+    assert set((paid.end - paid.start)[np.isin(paid.kind, sends)].round(9)) == {0.25}
+
+
+def test_work_on_a_failed_worker_is_flagged(healthy: Schedule) -> None:
+    wrong = Schedule.build(healthy.shape, {w: healthy.program(w) for w in healthy.live}, failed=["2.1"])
+    table = LaneTable.from_order(wrong, Profile.uniform())
+    marked = table.has(Flag.ON_FAILED_WORKER)
+    assert set(table.lane[marked]) == {5}
+    assert marked.sum() == 4
+
+
+def test_an_order_that_deadlocks_is_laid_back_to_back() -> None:
+    shape = Shape(pipelines=1, ranks=2, micro_batches=1)
+    stuck = Schedule.from_text(shape, {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
+    table = LaneTable.from_order(stuck, Profile.uniform())
+    assert table.start.tolist() == [0.0, 2.0, 0.0, 1.0]
+    assert table.end.tolist() == [2.0, 3.0, 1.0, 3.0]
+
+
+def test_lanes_by_stage_put_peers_side_by_side(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    by_stage = table.ordered("stage")
+    assert by_stage.labels == ("0.0", "1.0", "2.0", "0.1", "1.1", "2.1")
+    assert by_stage.failed.tolist() == [False] * 4 + [True, False]
+    away = np.flatnonzero(by_stage.has(Flag.REROUTED))
+    assert set(by_stage.lane[away]) == {3, 5}
+    again = by_stage.ordered("pipeline")
+    for name in (*LaneTable.COLUMNS, "offsets"):
+        assert np.array_equal(getattr(again, name), getattr(table, name))
+
+
+def test_a_plan_says_which_process_plays_a_role(broken_timeline: Timeline) -> None:
+    players = {Worker(2, 1): Worker(1, 1), Worker(0, 0): Worker(0, 0)}
+    table = LaneTable.from_timeline(broken_timeline, players=players)
+    assert table.labels == ("0.0", "0.1", "1.0", "1.1", "2.0", "2.1 (by 1.1)")
+
+
+def test_an_executed_step_starts_at_zero_and_keeps_its_origin(run_dir: Path, broken: Schedule) -> None:
+    trace = traces.read(run_dir / "trace.json")
+    window = trace.window(4, 4)
+    table = LaneTable.from_trace(window, failed=[Worker(1, 1)])
+    assert table.start.min() == 0.0
+    assert table.origin == pytest.approx(float(window.start.min()))
+    assert table.origin > 2.0
+    assert table.unit == "s"
+    assert table.span == pytest.approx(0.0173 * simulate(lower(broken), Profile.uniform(link=0.1, step=0.5)).makespan)
+    assert table.failed.tolist() == [False, False, False, True, False, False]
+    compute = table.has(Flag.REROUTED) & (table.kind <= Kind.OVERLAPPED_PAIR)
+    assert texts(table, np.flatnonzero(compute)) == ["1F1.0", "1I1.0", "1W1.0", "1F1.1", "1I1.1", "1W1.1"]
+
+
+def test_a_process_in_another_role_says_so(tmp_path: Path) -> None:
+    shape = Shape(pipelines=2, ranks=1, micro_batches=1)
+    traces.append_iteration(traces.log_path(tmp_path, Worker(1, 0)), 0, 1, "0.0", [("0F0.0", 1.0, 2.0)])
+    table = LaneTable.from_trace(traces.merge(tmp_path, shape))
+    assert table.labels == ("0.0", "1.0 as 0.0")
+    assert not table.has(Flag.REROUTED).any()
+
+
+def test_the_binary_form_keeps_every_column(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    content = encode(table)
+    read = decode(content)
+    assert len(content) == 24 + 4 * 7 + 22 * len(table)
+    for name in LaneTable.COLUMNS:
+        assert read[name].tolist() == getattr(table, name).tolist()
+    assert read["offsets"].tolist() == table.offsets.tolist()
+    assert read["origin"] == 0.0
+
+
+def test_the_binary_form_keeps_microseconds_late_in_a_long_run(tmp_path: Path) -> None:
+    shape = Shape(pipelines=1, ranks=1, micro_batches=1)
+    rows = [("0F0.0", 864_000.0, 864_000.000_010), ("0B0.0", 864_000.000_010, 864_000.000_030)]
+    traces.append_iteration(traces.log_path(tmp_path, Worker(0, 0)), 7, 0, "0.0", rows)
+    read = decode(encode(LaneTable.from_trace(traces.merge(tmp_path, shape))))
+    assert read["origin"] == 864_000.0
+    assert read["end"] == pytest.approx([10e-6, 30e-6], abs=1e-9)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 20, -1])
+def test_a_binary_form_cut_short_is_refused(broken_timeline: Timeline, cut: int) -> None:
+    with pytest.raises(ValueError, match=r"lanes\.bin"):
+        decode(encode(LaneTable.from_timeline(broken_timeline))[:cut])
