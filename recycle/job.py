@@ -52,7 +52,10 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[planner]`: effort per plan, and which of the three techniques may be used."""
+    """`[planner]`: effort per plan, and which of the three techniques may be used.
+
+    `ahead` failures are planned for while training runs; a set of dead workers beyond that is planned when it happens.
+    """
 
     seconds: Annotated[float, Meta(gt=0)] = 30.0
     steps: Positive | None = None
@@ -60,6 +63,7 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     decoupled: bool = True
     staggered: bool = True
     reroute: bool = True
+    ahead: Annotated[int, Meta(ge=0)] = 2
 
 
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recycle.errors import JobError
+from recycle.exec.observer import Observer
 
 if TYPE_CHECKING:
     from recycle.ir.schedule import Schedule
@@ -25,7 +26,9 @@ def train(
     schedule: Annotated[
         str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.", show_default=False)
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False)
+    ] = None,
     fault: Annotated[
         list[str] | None,
         typer.Option(help="Strike on purpose: kill:1.1@10, kill:1.1@10.backward, rejoin:1.1@20.", show_default=False),
@@ -83,7 +86,7 @@ def _schedule(name: str, shape: Shape) -> Schedule:
     return formats.read(name)
 
 
-class ProgressLines:
+class ProgressLines(Observer):
     """An observer that prints a line per step, and one per failure, recovery and re-join."""
 
     def __init__(self, steps: int, shape: Shape) -> None:
@@ -97,9 +100,9 @@ class ProgressLines:
     def committed(self, line: dict[str, Any]) -> None:
         """One line per committed step."""
         self.last = line["step"]
-        width = len(str(self._steps))
+        width = len(str(self._steps - 1))
         print(
-            f"step {line['step'] + 1:>{width}}/{self._steps}  loss {line['loss']:.6f}"
+            f"step {line['step']:>{width}}/{self._steps - 1}  loss {line['loss']:.6f}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
             f"  plan {line['plan'][:8]}  period {line['period']:g}",
             flush=True,

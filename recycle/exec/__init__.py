@@ -6,12 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recycle.exec.launcher import Observer, RunResult, train
+    from recycle.exec.launcher import RunResult, train
+    from recycle.exec.observer import Observer
     from recycle.exec.standalone import run
 
 __all__ = ["Observer", "RunResult", "run", "train"]
 
-_HOMES = {"Observer": "launcher", "RunResult": "launcher", "train": "launcher", "run": "standalone"}
+_HOMES = {"Observer": "observer", "RunResult": "launcher", "train": "launcher", "run": "standalone"}
 
 
 def __getattr__(name: str) -> Any:

@@ -136,7 +136,7 @@ class Coordinator:
 
     def tick(self) -> None:
         """Look at everything once and do what is due. Raises RunError when the run cannot go on."""
-        if self.phase is Phase.FINISHED:
+        if self._finished():
             return
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not Phase.BETWEEN or self.record.generation:
@@ -144,15 +144,19 @@ class Coordinator:
         # A commit that is complete stands, whoever has died since.
         if self.phase is Phase.RUNNING:
             self._commit()
-        if lost and self.phase is not Phase.FINISHED:
+        if lost and not self._finished():
             self._lose(lost)
-        {
+        due: dict[Phase, Callable[[], None]] = {
             Phase.BETWEEN: self._propose,
             Phase.PROPOSED: self._form,
             Phase.FORMING: self._run,
             Phase.RUNNING: self._trouble,
-            Phase.FINISHED: lambda: None,
-        }[self.phase]()
+        }
+        if self.phase in due:
+            due[self.phase]()
+
+    def _finished(self) -> bool:
+        return self.phase is Phase.FINISHED
 
     def _enter(self, phase: Phase) -> None:
         self.phase, self._trouble_since = phase, None
@@ -253,8 +257,8 @@ class Coordinator:
             return
         errors = {w: e for w in self.record.live if (e := self.store.read(f"formed/{g}/{w}"))}
         if errors:
-            worker, error = next(iter(errors.items()))
-            self._again(f"worker {worker} could not form generation {g}: {error}")
+            name, error = next(iter(errors.items()))
+            self._again(f"worker {name} could not form generation {g}: {error}")
             return
         self.store.compare_set(f"run/{g}", "", GO)
         self._enter(Phase.RUNNING)
@@ -360,4 +364,3 @@ def decide(job: Job, step: int, reports: Mapping[str, Report]) -> Facts:
     if not math.isfinite(squared):
         return Facts(step, loss, math.nan, None)
     return Facts(step, loss, math.sqrt(squared), clip_factor(job.train.clip, squared))
-

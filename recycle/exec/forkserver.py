@@ -2,7 +2,7 @@
 
 Importing megatron-core costs seconds of CPU per process; forked, a worker is up in a fraction of one, at the start of
 a run and when it re-joins. Requests come as JSON lines on standard input, answers go as JSON lines to standard
-output: `{"worker": "1.1", "pid": 7}` when a worker is forked, `{"pid": 7, "status": -9}` when it has ended.
+output: `{"id": 3, "pid": 7}` when a worker is forked, `{"pid": 7, "status": -9}` when it has ended.
 
 It must have a single thread when it forks (torch starts its threads on first use, not on import); that is checked.
 It dies with the launcher, and each worker with it.
@@ -44,14 +44,14 @@ def main(kind: str, launcher: str) -> None:
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(f"forkserver: {threads} threads after the imports; forking would not be safe")
-    requests, pending = sys.stdin.buffer.raw, b""  # type: ignore[attr-defined]
+    requests, pending = 0, b""
     while True:
         readable, _, _ = select.select([requests, wake], [], [])
         if wake in readable:
             os.read(wake, 4096)
             _reap(answers)
         if requests in readable:
-            chunk = requests.read(1 << 20)
+            chunk = os.read(requests, 1 << 20)
             if not chunk:
                 return
             *lines, pending = (pending + chunk).split(b"\n")
@@ -78,7 +78,7 @@ def _fork(request: dict[str, Any], answers: BinaryIO) -> None:
     parent = os.getpid()
     pid = os.fork()
     if pid:
-        _answer(answers, worker=request["worker"], pid=pid)
+        _answer(answers, id=request["id"], pid=pid)
         return
     code = 1
     try:

@@ -15,10 +15,12 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.exec.transport import Pending, TransportError, lane_places
 from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
@@ -71,7 +73,7 @@ class GlooTransport:
                 if len(peers) > 1:
                     name = f"{prefix}/stage{stage}"
                     self._sums[stage] = _group(store, name, list(peers).index(role), len(peers), form_timeout, address)
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             raise TransportError(f"the groups of this generation did not form: {_first_line(error)}") from None
         for group in (self._world, *self._sums.values()):
             group._set_default_timeout(self._timeout)
@@ -100,7 +102,7 @@ class GlooTransport:
         shape, dtype = self._message
         buffer = torch.empty(shape, dtype=dtype)
         place = self._places[instruction]
-        receiving = self._try(lambda: self._world.recv([buffer], self._ranks[instruction.peer], place))
+        receiving = self._try(partial(self._world.recv, [buffer], self._ranks[instruction.peer], place))
 
         def pending() -> torch.Tensor:
             self._wait(receiving)
@@ -111,7 +113,7 @@ class GlooTransport:
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
         place = self._places[instruction]
         tensor = tensor.contiguous()
-        sending = self._try(lambda: self._world.send([tensor], self._ranks[instruction.peer], place))
+        sending = self._try(partial(self._world.send, [tensor], self._ranks[instruction.peer], place))
         self._sent.append((sending, tensor))
 
     def receive(self, instruction: Transfer) -> Pending:
@@ -124,10 +126,10 @@ class GlooTransport:
         group = self._sums.get(stage)
         if group is None:
             return
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
         for buffer in buffers:
-            self._wait(self._try(lambda buffer=buffer: group.allreduce([buffer], options)))
+            self._wait(self._try(partial(group.allreduce, [buffer], options)))
 
     def finish(self) -> None:
         for sending, _ in self._sent:
@@ -138,13 +140,13 @@ class GlooTransport:
         """Send `tensors` to a worker that joins."""
         for place, tensor in enumerate(tensors):
             tag = _STATE_TAG + place
-            self._wait(self._try(lambda t=tensor, tag=tag: self._world.send([t.detach()], self._ranks[peer], tag)))
+            self._wait(self._try(partial(self._world.send, [tensor.detach()], self._ranks[peer], tag)))
 
     def receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
         """Fill `tensors` with what `peer` sends by `send_state`."""
         for place, tensor in enumerate(tensors):
             tag = _STATE_TAG + place
-            self._wait(self._try(lambda t=tensor, tag=tag: self._world.recv([t.detach()], self._ranks[peer], tag)))
+            self._wait(self._try(partial(self._world.recv, [tensor.detach()], self._ranks[peer], tag)))
 
     def close(self) -> None:
         self._posted, self._lanes, self._sent = {}, {}, []
@@ -160,7 +162,7 @@ class GlooTransport:
     def _try(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             raise TransportError(_first_line(error)) from None
 
 
@@ -169,7 +171,7 @@ def _group(store: Any, name: str, rank: int, size: int, timeout: float, address:
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=timeout)
-    return gloo(dist.PrefixStore(name, store), rank, size, options)
+    return gloo(PrefixStore(name, store), rank, size, options)
 
 
 def _first_line(error: BaseException) -> str:

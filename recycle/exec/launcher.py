@@ -20,8 +20,9 @@ from recycle.errors import JobError, RunError
 from recycle.exec.coordinator import Coordinator, Phase
 from recycle.exec.faults import Fault, check_faults
 from recycle.exec.membership import Facts, LauncherStore, Record
+from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService, require_valid
-from recycle.exec.processes import LocalProcesses, Orders
+from recycle.exec.processes import ForkServer, LocalProcesses, Orders
 from recycle.exec.run_directory import RunDirectory
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
@@ -53,19 +54,6 @@ class RunResult:
         return [line["loss"] for line in self.metrics]
 
 
-class Observer:
-    """Hears of a run while it goes on. The default hears nothing."""
-
-    def waiting(self, what: str) -> None:
-        """The run waits for `what`."""
-
-    def committed(self, line: dict[str, Any]) -> None:
-        """A step was committed; `line` is its metrics line."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Something happened; `event` is its line in events.jsonl."""
-
-
 def train(
     job: Job,
     directory: str | Path,
@@ -75,6 +63,7 @@ def train(
     faults: Sequence[Fault] = (),
     planner: Planner | None = None,
     observer: Observer | None = None,
+    server: ForkServer | None = None,
 ) -> RunResult:
     """Train a job with one process per live worker on this machine, through the faults that are asked for or happen.
 
@@ -86,6 +75,7 @@ def train(
         faults: to strike on purpose.
         planner: makes the schedule of any other set of live workers; a module-level function.
         observer: hears of commits and events.
+        server: forks the workers; one of its own when left out. Several runs may share one, to import once.
 
     Raises:
         JobError, ScheduleError: the request is impossible; no process was started.
@@ -102,11 +92,14 @@ def train(
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
     run_directory = RunDirectory(directory, job)
-    launcher = _Launcher(job, run_directory, schedule, list(faults), planner, observer or Observer())
+    own = server or ForkServer(job.model.kind, job.train.threads, run_directory.logs / "forkserver.log")
+    launcher = _Launcher(job, run_directory, schedule, list(faults), planner, observer or Observer(), own)
     try:
         return launcher.run()
     finally:
         launcher.close()
+        if server is None:
+            own.close()
 
 
 def check_request(job: Job, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
@@ -132,15 +125,14 @@ class _Launcher:
         faults: list[Fault],
         planner: Planner | None,
         observer: Observer,
+        server: ForkServer,
     ) -> None:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
         self.store, self.port = LauncherStore.host()
-        self.processes = LocalProcesses(job.model.kind, self._orders, directory.logs, job.train.threads)
+        self.processes = LocalProcesses(server, self._orders, directory.logs)
         barrier = msgspec.structs.replace(job.planner, staggered=False)  # what runs, until steps can be undone
-        self.plans = PlanService(
-            msgspec.structs.replace(job, planner=barrier), planner, directory.plans, schedule
-        )
+        self.plans = PlanService(msgspec.structs.replace(job, planner=barrier), planner, directory.plans, schedule)
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
             job,
@@ -263,9 +255,6 @@ class _Launcher:
 
     def close(self) -> None:
         """End every process of the run and close its files."""
-        for worker in self.job.shape.workers():
-            self.processes.kill(worker)
-        self.processes.end(patience=5.0)
+        self.processes.end(patience=0.0)
         self.plans.close()
         self.directory.close()
-

@@ -127,19 +127,19 @@ class LauncherStore:
     @classmethod
     def host(cls) -> tuple[LauncherStore, int]:
         """Start the server in this process, on a free port of the loopback interface; returns (store, port)."""
-        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return cls(server), server.port
 
     @classmethod
     def connect(cls, address: str, port: int, seconds: float = 30.0) -> LauncherStore:
         """A client of the launcher's server. Raises RunError when it does not answer."""
-        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         try:
-            return cls(dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds)))
-        except (RuntimeError, dist.DistError) as error:
+            return cls(TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds)))
+        except RuntimeError as error:
             raise RunError(f"the launcher's store at {address}:{port} does not answer: {error}") from None
 
     def set(self, key: str, text: str) -> None:
@@ -160,7 +160,7 @@ class LauncherStore:
             self._client.wait([key], timedelta(seconds=seconds))
         except dist.DistStoreError:
             return None
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             raise RunError(f"the launcher's store is gone: {error}") from None
         return self.read(key)
 

@@ -36,7 +36,10 @@ def learning_rate(train: TrainSection, iteration: int) -> float:
 
 
 def clip_factor(clip: float, norm_squared: float) -> float:
-    """Factor on all gradients that brings a global norm above `clip` down to it: min(1, clip / (norm + 1e-6))."""
+    """Factor on all gradients that brings a global norm above `clip` down to it: min(1, clip / (norm + 1e-6)).
+
+    Whether the norm is finite is for the caller to test first.
+    """
     return min(1.0, clip / (math.sqrt(norm_squared) + 1e-6))
 
 

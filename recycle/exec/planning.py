@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from recycle.errors import RunError, ScheduleError
 from recycle.exec.coordinator import Ready
@@ -55,12 +54,9 @@ class PlanService:
         planner: see `Planner`; None when only `schedule` shall run.
         directory: plan files in use are written here as `<hash>.json`.
         schedule: a schedule of the user's own, for the set of workers that it leaves alive.
-        ahead: failures to plan for before they happen.
     """
 
-    def __init__(
-        self, job: Job, planner: Planner | None, directory: Path, schedule: Schedule | None = None, ahead: int = 2
-    ) -> None:
+    def __init__(self, job: Job, planner: Planner | None, directory: Path, schedule: Schedule | None = None) -> None:
         self._job, self._directory = job, directory
         self._own = None if schedule is None else (frozenset(schedule.failed), schedule)
         self._plans: dict[Vector, Plan] = {}
@@ -71,7 +67,7 @@ class PlanService:
         self._background = self._urgent = None
         if planner is not None:
             self._background, self._urgent = (_Child(job, planner, self._answers) for _ in range(2))
-            for vector in likely_vectors(job.shape, min(ahead, job.shape.worker_count - 1)):
+            for vector in likely_vectors(job.shape, job.planner.ahead):
                 self._background.ask(vector, quick=False)
 
     @property
@@ -150,7 +146,7 @@ class _Child:
     def __init__(self, job: Job, planner: Planner, answers: queue.SimpleQueue[tuple[Vector, str, str]]) -> None:
         name = f"{planner.__module__}:{planner.__qualname__}"
         self._answers, self._pending = answers, list[Vector]()
-        self._process: Any = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "recycle.exec.planning", name, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -158,17 +154,20 @@ class _Child:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        self._process.stdin.write(json.dumps({"job": job.to_toml()}) + "\n")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._lines = self._process.stdin, self._process.stdout
+        self._requests.write(json.dumps({"job": job.to_toml()}) + "\n")
         threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, vector: Vector, quick: bool) -> None:
         self._pending.append(vector)
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"vector": vector, "quick": quick}) + "\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps({"vector": vector, "quick": quick}) + "\n")
+            self._requests.flush()
 
     def _read(self) -> None:
-        for line in self._process.stdout:
+        for line in self._lines:
             answer = json.loads(line)
             vector = tuple(answer["vector"])
             self._pending.remove(vector)

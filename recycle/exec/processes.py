@@ -54,24 +54,20 @@ def die_with_parent(parent: int) -> None:
         sys.exit("the launcher is gone")
 
 
-class LocalProcesses:
-    """Worker processes, one per position, each with its log file, forked off one server process.
+class ForkServer:
+    """A handle on a process of `recycle.exec.forkserver`; it may serve several runs, one after the other.
 
     Args:
         kind: the job's kind of model, which says what the server imports.
-        orders: what to tell the n-th process of a worker.
-        logs: folder for `k.r.log`.
-        threads: OMP threads of each process.
+        threads: OMP threads of every process that it forks.
+        log: file for what the server itself prints; None for nowhere.
     """
 
-    def __init__(self, kind: str, orders: Callable[[Worker, int], Orders], logs: Path, threads: int) -> None:
-        self._orders, self._logs = orders, logs
-        self._pids: dict[Worker, int] = {}
-        self._descriptors: dict[Worker, int] = {}
-        self._incarnations: dict[Worker, int] = {}
-        self._asked: set[Worker] = set()
-        self._statuses: dict[int, int] = {}
-        self._poll = select.poll()
+    def __init__(self, kind: str, threads: int = 1, log: Path | None = None) -> None:
+        self.kind, self.threads, self._log = kind, threads, log
+        self.pids: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}
+        self._asked = 0
         self._pending = b""
         environment = {
             **os.environ,
@@ -79,32 +75,75 @@ class LocalProcesses:
             "MKL_NUM_THREADS": str(threads),
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "ignore",  # megatron-core's about optional packages, once per import
         }
-        self._server_log = logs / "forkserver.log"
-        with self._server_log.open("ab") as log:
+        with (log or Path(os.devnull)).open("ab") as output:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "recycle.exec.forkserver", kind, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=output,
                 env=environment,
                 start_new_session=True,
             )
+        assert self._server.stdin is not None
         assert self._server.stdout is not None
-        os.set_blocking(self._server.stdout.fileno(), False)
-        self._poll.register(self._server.stdout, select.POLLIN)
+        self._requests, self.answers = self._server.stdin, self._server.stdout
+        os.set_blocking(self.answers.fileno(), False)
+
+    def fork(self, orders: str, log: Path) -> int:
+        """Ask for a worker process whose output goes to `log`; returns the number of the request."""
+        self._asked += 1
+        with contextlib.suppress(BrokenPipeError):  # the server's end is seen by `hear`
+            self._requests.write(msgspec.json.encode({"id": self._asked, "log": str(log), "orders": orders}) + b"\n")
+            self._requests.flush()
+        return self._asked
+
+    def hear(self) -> None:
+        """Take what the server says: `pids` of requests, exit `statuses` of pids. Raises RunError when it has ended."""
+        *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
+        for line in lines:
+            said = msgspec.json.decode(line)
+            if "id" in said:
+                self.pids[said["id"]] = said["pid"]
+            else:
+                self.statuses[said["pid"]] = said["status"]
+        if self._server.poll() is not None:
+            tail = _tail(self._log) if self._log is not None else ""
+            raise RunError(f"the fork server {_how(self._server.returncode)}; its last lines: {tail}")
+
+    def close(self) -> None:
+        """End the server; its workers die with it."""
+        self._server.kill()
+        self._server.wait()
+        for pipe in (self._requests, self.answers):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+class LocalProcesses:
+    """Worker processes of one run, one per position, each with its log file.
+
+    Args:
+        server: forks them.
+        orders: what to tell the n-th process of a worker.
+        logs: folder for `k.r.log`.
+    """
+
+    def __init__(self, server: ForkServer, orders: Callable[[Worker, int], Orders], logs: Path) -> None:
+        self._server, self._orders, self._logs = server, orders, logs
+        self._requests: dict[Worker, int] = {}
+        self._descriptors: dict[Worker, int] = {}
+        self._incarnations: dict[Worker, int] = {}
+        self._poll = select.poll()
+        self._poll.register(server.answers, select.POLLIN)
 
     def start(self, worker: Worker) -> None:
-        """Ask for the worker's process; its output goes to its log."""
+        """Ask for the worker's process."""
         incarnation = self._incarnations.get(worker, -1) + 1
         self._incarnations[worker] = incarnation
-        self._asked.add(worker)
         orders = msgspec.json.encode(self._orders(worker, incarnation)).decode()
-        request = {"worker": str(worker), "log": str(self.log(worker)), "orders": orders}
-        assert self._server.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is seen by `gone`
-            self._server.stdin.write(msgspec.json.encode(request) + b"\n")
-            self._server.stdin.flush()
+        self._requests[worker] = self._server.fork(orders, self.log(worker))
 
     def log(self, worker: Worker) -> Path:
         """The worker's log file."""
@@ -115,41 +154,30 @@ class LocalProcesses:
         self._poll.poll(seconds * 1000)
 
     def _hear(self) -> None:
-        """Take what the server says: who was forked, who has ended how."""
-        assert self._server.stdout is not None
-        chunk = self._server.stdout.read() or b""
-        *lines, self._pending = (self._pending + chunk).split(b"\n")
-        for line in lines:
-            said = msgspec.json.decode(line)
-            if "worker" in said:
-                worker = Worker.parse(said["worker"])
-                self._asked.discard(worker)
-                self._pids[worker] = said["pid"]
+        self._server.hear()
+        for worker, request in self._requests.items():
+            if request in self._server.pids and worker not in self._descriptors:
                 with contextlib.suppress(ProcessLookupError):
-                    self._descriptors[worker] = os.pidfd_open(said["pid"])
-                    self._poll.register(self._descriptors[worker], select.POLLIN)
-            else:
-                self._statuses[said["pid"]] = said["status"]
+                    self._descriptors[worker] = os.pidfd_open(self._server.pids[request])
+
+    def _status(self, worker: Worker) -> int | None:
+        pid = self._server.pids.get(self._requests[worker])
+        return None if pid is None else self._server.statuses.get(pid)
 
     def gone(self) -> dict[Worker, str]:
         """Processes that ended since the last call, with how. Raises RunError when the fork server itself ended."""
         self._hear()
-        if self._server.poll() is not None:
-            tail = _tail(self._server_log)
-            raise RunError(f"the fork server {_how(self._server.returncode)}; its last lines: {tail}")
-        ended = {w: self._statuses[pid] for w, pid in self._pids.items() if pid in self._statuses}
+        ended = {worker: status for worker in self._requests if (status := self._status(worker)) is not None}
         for worker in ended:
-            del self._pids[worker]
+            del self._requests[worker]
             descriptor = self._descriptors.pop(worker, None)
             if descriptor is not None:
-                self._poll.unregister(descriptor)
                 os.close(descriptor)
         return {worker: _how(status) for worker, status in ended.items()}
 
     def running(self, worker: Worker) -> bool:
         """Whether the worker has a process, or will have one in a moment."""
-        self._hear()
-        return worker in self._asked or (worker in self._pids and self._pids[worker] not in self._statuses)
+        return worker in self._requests and self._status(worker) is None
 
     def incarnation(self, worker: Worker) -> int:
         """Number of the worker's present process, from 0; -1 when it never had one."""
@@ -163,28 +191,22 @@ class LocalProcesses:
 
     def pid(self, worker: Worker) -> int:
         """Process id of the worker's present process."""
-        return self._pids[worker]
+        return self._server.pids[self._requests[worker]]
 
     def tail(self, worker: Worker) -> str:
         """The last lines of the worker's log."""
         return _tail(self.log(worker))
 
     def end(self, patience: float) -> None:
-        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest and the server."""
+        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest."""
         deadline = time.monotonic() + patience
-        while self._server.poll() is None and any(map(self.running, [*self._pids])) and time.monotonic() < deadline:
-            self.wait(0.05)
-        for worker in list(self._pids):
-            self.kill(worker)
-        self._server.kill()
-        self._server.wait()
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
-        for pipe in (self._server.stdin, self._server.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        with contextlib.suppress(RunError):
+            while self._requests:
+                self.gone()
+                if time.monotonic() > deadline:
+                    for worker in self._requests:
+                        self.kill(worker)
+                self.wait(0.05)
 
 
 def _tail(log: Path, lines: int = 8) -> str:

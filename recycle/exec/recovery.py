@@ -8,6 +8,7 @@ and otherwise starts that iteration again from the committed state, in the next 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -146,9 +147,9 @@ class WorkerLoop:
         try:
             for joiner, source in sorted(record.joins.items()):
                 if self.member.name == source:
-                    self._each_state(lambda t, j=joiner: transport.send_state(Worker.parse(record.roles[j]), t))
+                    self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
                 elif self.member.name == joiner:
-                    self._each_state(lambda t, s=source: transport.receive_state(Worker.parse(record.roles[s]), t))
+                    self._each_state(partial(transport.receive_state, Worker.parse(record.roles[source])))
                     self._stepped = dict.fromkeys(self.stages, record.committed)
         except TransportError:
             transport.close()

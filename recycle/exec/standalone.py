@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -69,7 +70,7 @@ class _LocalRun:
                 self.stages[worker],
                 job.shape.stages,
                 LocalTransport(worker, self.exchange),
-                lambda stage, worker=worker: self._step(worker, stage),
+                partial(self._step, worker),
             )
             for worker in schedule.live
         }

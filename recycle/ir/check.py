@@ -42,7 +42,10 @@ def check(
     if limits is not None and len(limits) != shape.ranks:
         raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {shape.ranks}")
     inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run)
-    findings = [finding for rule in RULES for finding in rule.findings(inspection)]
+    findings: list[Finding] = []
+    for rule in RULES:
+        if not (rule.presumes_valid and any(finding.severity == "error" for finding in findings)):
+            findings += rule.findings(inspection)
 
     def place(finding: Finding) -> tuple[bool, int, int]:
         worker = -1 if finding.worker is None else shape.worker_index(Worker.parse(finding.worker))

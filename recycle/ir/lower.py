@@ -32,7 +32,7 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     for kinds, add in ((TRANSFER_KINDS, add_transfers), (STAGE_KINDS, add_reduce_and_step)):
         if not np.isin(schedule.columns.kind, [int(kind) for kind in kinds]).any():
             schedule, came_from = add(schedule)
-            origin = np.where(came_from >= 0, origin[came_from], -1)
+            origin = np.append(origin, -1)[came_from]
     return schedule, origin
 
 

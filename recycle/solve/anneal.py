@@ -23,9 +23,6 @@ import numpy as np
 from recycle.solve.compiled import as_arrays, compiled
 from recycle.solve.problem import Order, Problem
 
-COMPILE_FROM = 1_500_000
-"""Operations times steps from which loading the compiled loop costs less than running in plain Python."""
-
 
 @dataclass(frozen=True)
 class Annealed:
@@ -54,6 +51,7 @@ def anneal(
     seed: int = 0,
     hot: float = 1.0,
     cold: float = 0.1,
+    often: bool = False,
 ) -> Annealed:
     """One round of simulated annealing; ends at once when the target is met.
 
@@ -63,6 +61,7 @@ def anneal(
         target: the period to reach.
         steps: moves to try.
         hot, cold: first and last temperature, in the problem's typical operation time.
+        often: use the compiled loop, as many rounds will follow; the result is the same.
     """
     shape = problem.shape
     sequence = [operation for program in order for operation in program]
@@ -80,7 +79,7 @@ def anneal(
         _rerouted(problem), [float(time) for time in due], float(target), quantum, steps, seed % 2147483647,
         hot * problem.unit, cold * problem.unit, [0, 0],
     ]
-    if problem.size * steps >= COMPILE_FROM:
+    if often:
         arguments = as_arrays(arguments)
         compiled(_anneal)(*arguments)
         sequence, due, outcome = (arguments[i].tolist() for i in (3, 15, 22))
@@ -230,7 +229,7 @@ def _anneal(
                 if since > -1e299:
                     while low < high:
                         middle = (low + high) // 2
-                        if begin[sequence[middle]] < since and (sequence[middle] >= 0):
+                        if begin[sequence[middle]] < since:
                             low = middle + 1
                         else:
                             high = middle

@@ -12,13 +12,13 @@ forward, and with several chunks per worker each chunk leaves a free slot for ev
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 
+from recycle.solve.compiled import as_arrays, compiled
 from recycle.solve.problem import Order, Problem
 
 COMPILE_FROM = 60_000
@@ -97,12 +97,15 @@ def hosts_of(problem: Problem, policy: Policy) -> list[int]:
     return host
 
 
-def construct(problem: Problem, policy: Policy | None = None, *, noise: float = 0.0, seed: int = 0) -> Order:
+def construct(
+    problem: Problem, policy: Policy | None = None, *, noise: float = 0.0, seed: int = 0, often: bool = False
+) -> Order:
     """The order that the list scheduler makes under `policy`; always complete and within the caps.
 
     Args:
         noise: share of decisions taken at random, for a search to vary.
         seed: of those decisions.
+        often: many more will follow, so that the compiled loop pays for small problems too.
     """
     policy = policy or default_policy(problem)
     shape, n, m = problem.shape, problem.micro_batches, problem.shape.micro_batches
@@ -120,12 +123,9 @@ def construct(problem: Problem, policy: Policy | None = None, *, noise: float = 
         int(problem.split), list(policy.hold), list(policy.weights), [int(first) for first in policy.weight_first],
         noise, seed % 2147483647, started,
     ]
-    if problem.size >= COMPILE_FROM:
-        arguments = [
-            np.array(a, dtype=np.float64 if a and isinstance(a[0], float) else np.int64) if isinstance(a, list) else a
-            for a in arguments
-        ]
-        done = _compiled(_list_schedule)(*arguments)
+    if problem.size >= COMPILE_FROM or (often and problem.size >= COMPILE_FROM // 100):
+        arguments = as_arrays(arguments)
+        done = compiled(_list_schedule)(*arguments)
         started = arguments[-1].tolist()
     else:
         done = _list_schedule(*arguments)
@@ -270,11 +270,3 @@ def _list_schedule(
             done += 1
             heapq.heappush(events, (now + times[kind * stages + x // n - kind * stages] * speed[w], -w - 1))
     return done
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    import numba
-
-    compiled: Callable[..., Any] = numba.njit(cache=True)(function)
-    return compiled

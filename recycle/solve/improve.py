@@ -2,7 +2,7 @@
 
 Two searches on two scales. `vary` changes the list scheduler's policy (caps in flight, W that may wait, hosts of
 re-routed micro-batches, a little noise) and is what large instances get. `improve` then anneals the order itself,
-operation by operation, in rounds that get longer as long as the bound is not met. Both depend on nothing but the
+operation by operation, in rounds that ask for ever smaller periods until the bound is met. Both depend on nothing but the
 seed and their numbers of steps; the clock only decides when to stop.
 """
 
@@ -13,16 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from recycle.solve.anneal import anneal, evaluate
+from recycle.solve.anneal import anneal
 from recycle.solve.construct import UNLIMITED, Policy, construct, default_policy, portfolio
 from recycle.solve.problem import Order, Problem
+from recycle.solve.timing import time_order
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the best period so far."""
-HOT, COLD, PULL = 0.5, 0.05, 1.0
-"""Temperatures in typical operation times and the weight of the mean window: measured best on the worked example."""
-FIRST_ROUND = 20_000
-LONGEST_ROUND = 640_000
+HOT, COLD = 0.25, 0.12
+"""Temperatures of a round in typical operation times; measured best on rows of 3 to 8 pipelines."""
+PATIENCE = 12
+WORTH_COMPILING, WORTH_COMPILING_FOR = 5.0, 20_000_000
+"""Seconds that must be left, and operations times steps, for compiled loops to pay even when nothing is cached."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,10 @@ def first(problem: Problem, bound: float, deadline: Deadline, most: int = 1 << 3
     best: Found | None = None
     chosen = default_policy(problem)
     for count, policy in enumerate(portfolio(problem)):
-        if best is not None and (deadline.is_over or count >= most or best.period <= bound + 1e-9):
+        if best is not None and (deadline.is_over or count >= most or is_met(problem, best.period, bound)):
             break
         order = construct(problem, policy)
-        period = evaluate(problem, order)[0]
+        period = time_order(problem, order).period
         if best is None or period < best.period:
             best, chosen = Found(order, period), policy
     assert best is not None
@@ -69,13 +71,15 @@ def vary(
 ) -> Found:
     """Local search over policies: change one to three parameters or swap two hosts, keep what is not worse."""
     random = Random(seed)
+    often = deadline.left > WORTH_COMPILING and problem.size * steps > WORTH_COMPILING_FOR / 100
     best, current, standing = start, policy, start.period
     for step in range(steps):
-        if deadline.is_over or best.period <= bound + 1e-9:
+        if deadline.is_over or is_met(problem, best.period, bound):
             return replace(best, steps=step)
         candidate = _neighbour(problem, current, random)
-        order = construct(problem, candidate, noise=random.choice((0.0, 0.0, 0.02, 0.1)), seed=random.randrange(1 << 30))
-        period = evaluate(problem, order)[0]
+        noise = random.choice((0.0, 0.0, 0.02, 0.1))
+        order = construct(problem, candidate, noise=noise, seed=random.randrange(1 << 30), often=often)
+        period = time_order(problem, order, often).period
         if period <= standing:
             current, standing = candidate, period
             if period < best.period:
@@ -84,7 +88,7 @@ def vary(
 
 
 def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
-    stages, n, m = problem.shape.stages, problem.micro_batches, problem.shape.micro_batches
+    stages, m = problem.shape.stages, problem.shape.micro_batches
     hold, weights, first_weight = list(policy.hold), list(policy.weights), list(policy.weight_first)
     for _ in range(random.randint(1, 3)):
         s = random.randrange(stages)
@@ -96,14 +100,13 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
         else:
             first_weight[s] = not first_weight[s]
     swaps = policy.swaps
-    dead = [worker for worker in problem.dead]
+    dead = sorted(problem.dead)
     if dead and random.random() < 0.4:
-        worker = random.choice(sorted(dead))
+        worker = random.choice(dead)
         s = worker.rank + problem.shape.ranks * random.randrange(problem.shape.chunks)
-        peers = [w.pipeline for w in sorted(dead) if w.rank == worker.rank]
+        peers = [w.pipeline for w in dead if w.rank == worker.rank]
         g, h = (random.choice(peers) * m + random.randrange(m) for _ in range(2))
         swaps = (*swaps, (s, g, h)) if g != h else swaps
-    assert n
     return replace(
         policy, hold=tuple(hold), weights=tuple(weights), weight_first=tuple(first_weight), swaps=swaps[-40:],
         lead=random.choice((policy.lead, policy.lead, 0.0, 1.0, 2.0)),
@@ -118,13 +121,14 @@ def improve(
     steps: int,
     seed: int = 0,
     deadline: Deadline | None = None,
-    patience: int = 6,
+    patience: int = PATIENCE,
     progress: Progress | None = None,
 ) -> Found:
-    """Anneal the order in rounds until the bound is met, the steps or the time are spent, or `patience` rounds fail.
+    """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
 
     Args:
         start: where to begin; the result is never worse.
+        bound: a proven lower bound; a period that meets it ends the search.
         steps: moves in all rounds together.
         patience: rounds of full length without a better period after which to stop.
 
@@ -132,26 +136,46 @@ def improve(
         The best order met. Depends on `start`, `steps`, `seed` and `patience` only, unless the deadline cuts it short.
     """
     deadline = deadline or Deadline(None)
-    best, spent, length, idle, turn = start, 0, FIRST_ROUND, 0, 0
-    while spent < steps and idle < patience and best.period > bound + 1e-9 and not deadline.is_over:
-        size = min(length, steps - spent)
-        begun = time.monotonic()
-        # Every other round goes on from the best order, the rest start over: both win on some instances.
-        origin = start if turn % 2 == 0 else best
-        round_seed = (seed * 1_000_003 + turn * 7919 + 17) % 2147483647
-        result = anneal(problem, origin.order, steps=size, seed=round_seed, hot=HOT, cold=COLD, target=bound, pull=PULL)
-        spent, turn = spent + size, turn + 1
-        if result.period < best.period - 1e-9:
-            best, idle = Found(result.order, result.period), 0
-        elif length >= LONGEST_ROUND:
-            idle += 1
-        length = min(2 * length, LONGEST_ROUND)
+    longest = max(500, min(200_000, 40_000_000 // problem.size))
+    length, spent, idle, turn = min(2_000, longest), 0, 0, 0
+    best, due = start, time_order(problem, start.order).due
+    order, order_due = best.order, due
+    often = deadline.left > WORTH_COMPILING and problem.size * min(steps, 20 * longest) > WORTH_COMPILING_FOR
+    while spent < steps and idle < patience and not is_met(problem, best.period, bound) and not deadline.is_over:
+        if turn % 3 == 2:
+            order, order_due = best.order, due
+        begun, size = time.monotonic(), min(length, steps - spent)
+        target = _target(problem, best.period, bound)
+        round_seed = (seed * 1_000_003 + turn * 7_919 + 17) % 2_147_483_647
+        result = anneal(
+            problem, order, order_due, target, steps=size, seed=round_seed, hot=HOT, cold=COLD, often=often
+        )
+        spent, turn, order, order_due = spent + result.steps, turn + 1, result.order, result.due
+        if result.met:
+            timing = time_order(problem, order)
+            best, due, idle = Found(order, min(target, timing.period)), result.due, 0
+            if timing.period <= target + 1e-9:
+                due = order_due = timing.due
+        else:
+            idle += length >= longest
+            # A round cannot be interrupted, so the next has to fit into what is left of the time.
+            rate = result.steps / max(time.monotonic() - begun, 1e-6)
+            length = min(2 * length, longest)
+            if deadline.left < length / rate:
+                length = int(max(0.0, deadline.left) * rate)
+                if length < 10:
+                    break
         if progress:
             progress("searching", best.period)
-        # A round cannot be interrupted, so it has to fit into what is left of the time.
-        rate = size / max(time.monotonic() - begun, 1e-6)
-        if deadline.left < length / rate:
-            length = int(max(0.0, deadline.left) * rate)
-            if length < 100:
-                break
-    return replace(best, steps=spent)
+    return replace(best, steps=start.steps + spent)
+
+
+def is_met(problem: Problem, period: float, bound: float) -> bool:
+    """Whether a period meets the bound; among whole times, whether no smaller whole period is left."""
+    return period <= bound + 1e-9 or (problem.is_integral and period < bound + 1 - 1e-6)
+
+
+def _target(problem: Problem, period: float, bound: float) -> float:
+    """The period to look for next: one unit less, or a good part of the gap when times are not whole."""
+    less = 1.0 if problem.is_integral else max(problem.unit / 8, (period - bound) / 8)
+    return max(bound, period - less)

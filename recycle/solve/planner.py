@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -32,8 +31,8 @@ from recycle.plans import (
     failure_vector,
 )
 from recycle.shape import Worker
-from recycle.solve.anneal import evaluate
 from recycle.solve.bounds import lower_bound
+from recycle.solve.construct import Policy
 from recycle.solve.improve import Deadline, Found, Progress, first, improve, vary
 from recycle.solve.problem import Problem
 
@@ -41,6 +40,7 @@ QUICK_SECONDS = 0.5
 TRAINING_SECONDS = 1.2
 """Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
 SEARCH_STEPS = 1 << 40
+POLICIES = 200
 
 
 def plan(
@@ -124,19 +124,16 @@ def _plan(
 
 
 def _search(
-    problem: Problem, start: Found, policy: object, bound: float, steps: int | None, seed: int, deadline: Deadline,
+    problem: Problem, start: Found, policy: Policy, bound: float, steps: int | None, seed: int, deadline: Deadline,
     progress: Progress | None,
 ) -> Found:
-    from recycle.solve.construct import Policy
-
-    assert isinstance(policy, Policy)
-    policies = 200 if steps is None else min(200, max(1, steps // 10))
-    found = start
-    if problem.size > 2_000:
-        third = Deadline(None if steps is not None else deadline.left / 3)
-        found = vary(problem, start, policy, bound, steps=policies, seed=seed, deadline=third)
+    """Policies first where there is much to order, then single operations."""
+    policies = POLICIES if steps is None else min(POLICIES, steps // 50)
+    a_quarter = Deadline(None if steps is not None else deadline.left / 4)
+    found = vary(problem, start, policy, bound, steps=policies, seed=seed, deadline=a_quarter)
     return improve(
-        problem, found, bound, steps=steps or SEARCH_STEPS, seed=seed, deadline=deadline, progress=progress
+        problem, found, bound, steps=SEARCH_STEPS if steps is None else steps, seed=seed, deadline=deadline,
+        progress=progress,
     )
 
 

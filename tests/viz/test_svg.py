@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from recycle import Schedule, Timeline, simulate
-from viz.figures.svg import Panel, _ticks, svg
+from viz.figures.svg import Panel, svg, ticks
 from viz.lanes import LaneTable
 
 GOLDEN = Path(__file__).parent.parent / "cases" / "timeline_1f1b_without_1.1.svg"
@@ -59,7 +59,7 @@ def test_titles_are_escaped(broken_timeline: Timeline) -> None:
 
 
 @pytest.mark.parametrize(
-    ("span", "ticks"),
+    ("span", "expected"),
     [
         (11.0, [0, 2, 4, 6, 8, 10]),
         (10.0, list(range(11))),
@@ -68,5 +68,5 @@ def test_titles_are_escaped(broken_timeline: Timeline) -> None:
         (0.0, [0]),
     ],
 )
-def test_ticks_are_round_numbers(span: float, ticks: list[float]) -> None:
-    assert _ticks(span) == ticks
+def test_ticks_are_round_numbers(span: float, expected: list[float]) -> None:
+    assert ticks(span) == expected

@@ -88,7 +88,7 @@ def _panel(panel: Panel, left: float, top: float, width: float) -> list[str]:
         _text(left, top + 18, panel.title, 'font-size="13" font-weight="600"'),
         _rect(left, lanes_top, width, lanes_bottom - lanes_top, f'fill="{BAND}"/>'),
     ]
-    for tick in _ticks(span * scale):
+    for tick in ticks(span * scale):
         x = left + tick / scale * pixels
         parts.append(
             f'<line x1="{_number(x)}" y1="{_number(lanes_top)}" x2="{_number(x)}" y2="{_number(lanes_bottom + 4)}"'
@@ -134,7 +134,7 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
     return f'<g class="{mark}"><title>{tooltip}</title>{rectangle}{text}</g>'
 
 
-def _ticks(span: float, about: int = 10) -> list[float]:
+def ticks(span: float, about: int = 10) -> list[float]:
     """Round numbers from 0 to `span`, at most `about` + 1 of them."""
     if span <= 0:
         return [0.0]

@@ -16,7 +16,7 @@ from recycle.ir.graph import topological_order
 from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS
 from recycle.ir.rules.optimizer import reduce_conflicts
 from recycle.ir.rules.rule import Defect, Flags, Inspection, is_kind, rule
-from recycle.ir.rules.transfers import fifo
+from recycle.ir.rules.transfers import is_told
 from recycle.ir.simulate import EventGraph, event_graph
 
 CYCLES = 5
@@ -79,12 +79,12 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
         )
 
 
-@rule("serialised-transport", "deadlocks where a worker carries one transfer at a time", "warning")
+@rule("serialised-transport", "deadlocks where a worker carries one transfer at a time", "warning", presumes_valid=True)
 def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
     """The order is fine as long as transfers run beside each other, but on a transport that carries one transfer of a
     worker at a time, unbuffered and in program order (one NCCL stream), some of them wait for each other in a circle.
     Write transfers in one global order, as `lower` does: strip them and lower again."""
-    if not inspection.has_transfers or not inspection.events.is_acyclic or any(fifo.find(inspection)):
+    if not inspection.has_transfers:
         return
     events = event_graph(inspection.lowered, serialised=True)
     if events.is_acyclic:
@@ -236,6 +236,7 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
     producer, send = producer[own], send[own]
     worked = np.cumsum(~is_kind(c.kind, TRANSFER_KINDS))
     late = worked[send] > worked[producer]
+    late[late] = [not is_told(inspection, int(inspection.origin[row])) for row in send[late].tolist()]
     producer, send = producer[late], send[late]
     by_row = np.argsort(send)
     _, first = np.unique(c.worker[send[by_row]], return_index=True)

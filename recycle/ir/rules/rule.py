@@ -71,12 +71,14 @@ class Rule:
         title: the rule in a few words.
         severity: of every finding of this rule.
         find: yields the defects; its docstring is the rule's documentation.
+        presumes_valid: what it finds means nothing in a schedule with errors.
     """
 
     code: str
     title: str
     severity: Severity
     find: Callable[[Inspection], Iterable[Defect]]
+    presumes_valid: bool = False
 
     @property
     def documentation(self) -> str:
@@ -93,11 +95,13 @@ class Rule:
             yield Finding(self.code, self.severity, name, position, instruction, defect.message, defect.hint)
 
 
-def rule(code: str, title: str, severity: Severity = "error") -> Callable[[Callable[..., Iterable[Defect]]], Rule]:
+def rule(
+    code: str, title: str, severity: Severity = "error", presumes_valid: bool = False
+) -> Callable[[Callable[[Inspection], Iterable[Defect]]], Rule]:
     """Make a rule of a function."""
 
     def make(find: Callable[[Inspection], Iterable[Defect]]) -> Rule:
-        return Rule(code, title, severity, find)
+        return Rule(code, title, severity, find, presumes_valid)
 
     return make
 

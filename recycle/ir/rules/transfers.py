@@ -30,7 +30,12 @@ class Trouble(NamedTuple):
 
 
 def _told(inspection: Inspection, code: str) -> Iterator[Defect]:
-    return (trouble.defect for trouble in _troubles(inspection) if trouble.code == code)
+    return (trouble.defect for trouble in _tracked(inspection)[1] if trouble.code == code)
+
+
+def is_told(inspection: Inspection, row: int) -> bool:
+    """Whether something is wrong with the value of the transfer in a given row, so that no more need be said of it."""
+    return _tracked(inspection)[0].settled(_tracked(inspection)[0].value(row))
 
 
 @rule("wrong-peer", "the two ends of a transfer name different workers")
@@ -111,8 +116,9 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
 
 
 @lru_cache(maxsize=1)
-def _troubles(inspection: Inspection) -> tuple[Trouble, ...]:
-    return tuple(_Tracker(inspection).troubles()) if inspection.has_transfers else ()
+def _tracked(inspection: Inspection) -> tuple[_Tracker, tuple[Trouble, ...]]:
+    tracker = _Tracker(inspection)
+    return tracker, tuple(tracker.troubles()) if inspection.has_transfers else ()
 
 
 class _Tracker:

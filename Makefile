@@ -1,0 +1,46 @@
+# make demo   set up, train a real GPT through a killed worker, say where the timeline is
+# make test   set up, then lint, types and tests
+#
+# PYTHON chooses the interpreter (3.11 or newer); another one than last time makes the environment anew.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= auto
+
+.PHONY: demo test lint types tests benchmarks clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/tiny_gpt/demo.py
+
+test: lint types tests
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+tests: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+benchmarks: $(VENV)/.installed
+	$(BIN)/python benchmarks/executor.py
+
+# The stamp is newer than what it was made from, and holds the interpreter it was made with.
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+$(VENV)/.python: FORCE
+	@wanted="$$($(PYTHON) -c 'import sys; print(sys.version, sys.base_prefix)')" || exit 1; \
+	if [ "$$(cat $@ 2>/dev/null)" != "$$wanted" ]; then \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recycle needs Python 3.11 or newer; set PYTHON=")' || exit 1; \
+	  rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && echo "$$wanted" > $@; \
+	fi
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info
+
+FORCE:

@@ -1,0 +1,122 @@
+"""`recycle view`: one line per mistake, exit 2, and a server that Ctrl-C ends quietly."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from recycle import Shape
+from recycle.cli import main
+from recycle.ir.families import one_f_one_b
+
+
+@pytest.fixture
+def schedule_file(tmp_path: Path) -> Path:
+    one_f_one_b(Shape(2, 2, 2)).save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a refused command prints."""
+    with pytest.raises(SystemExit) as ended:
+        main(["view", *arguments])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "absent.json: no such file or run directory" in refused([str(tmp_path / "absent.json")], capsys)
+
+
+def test_a_broken_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.json").write_text('{"format": "recycle-sch')
+    assert "bad.json: not valid JSON, perhaps truncated" in refused([str(tmp_path / "bad.json")], capsys)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not a run directory" in refused([str(tmp_path)], capsys)
+
+
+def test_nothing_to_view_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give a run directory or a schedule file" in refused([], capsys)
+
+
+def test_a_port_in_use_is_one_line(schedule_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"port {port} is in use" in refused([str(schedule_file), "--port", str(port)], capsys)
+
+
+def test_without_dash_the_extra_is_named(
+    schedule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+
+    def without_dash(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "dash" else find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_dash)
+    assert "pip install 'recycle-pipeline[viz]'" in refused([str(schedule_file)], capsys)
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(schedule_file), "--export", str(tmp_path / "plan.svg")])
+    assert not ended.value.code
+    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
+
+
+def test_export_writes_the_file_and_says_so(
+    schedule_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(schedule_file), "--export", str(tmp_path / "plan.html")])
+    assert not ended.value.code
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'plan.html'}\n"
+    assert "Plotly.newPlot(" in (tmp_path / "plan.html").read_text()
+
+
+def test_it_prints_its_address_serves_and_ends_quietly_on_ctrl_c(schedule_file: Path) -> None:
+    command = [sys.executable, "-c", "from recycle.cli import main; main()", "view", str(schedule_file), "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
+        connection.request("GET", "/_dash-layout")
+        response = connection.getresponse()
+        assert response.status == 200
+        assert b"plan.json" in response.read()
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=20)
+        assert (out, error, process.returncode) == ("", "", 0)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def test_the_viewer_loads_no_torch(schedule_file: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom recycle.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "import viz.app\nassert 'torch' not in sys.modules and 'mip' not in sys.modules"
+    )
+    target = str(tmp_path / "plan.svg")
+    subprocess.run([sys.executable, "-c", code, "view", str(schedule_file), "--export", target], check=True)

@@ -1,0 +1,88 @@
+"""Runs with real worker processes: the heavy imports are paid once per test session, in a fork server per kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import Job
+from recycle.exec.faults import parse_fault
+from recycle.exec.launcher import RunResult, train
+from recycle.exec.observer import Observer
+from recycle.exec.processes import ForkServer
+from recycle.ir.schedule import Schedule
+from recycle.solve.planner import plan_for_training
+
+Run = Callable[..., RunResult]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Plans of tests are neither taken from nor left in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECYCLE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[dict[str, ForkServer]]:
+    started: dict[str, ForkServer] = {}
+    yield started
+    for server in started.values():
+        server.close()
+
+
+@pytest.fixture
+def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Train a job in a fresh run directory: launch(job, steps, "kill:1.1@3", ...)."""
+
+    def run(
+        job: Job,
+        steps: int,
+        *faults: str,
+        schedule: Schedule | None = None,
+        observer: Observer | None = None,
+        planner: Any = plan_for_training,
+        directory: Path | None = None,
+    ) -> RunResult:
+        kind = job.model.kind
+        if kind not in servers:
+            servers[kind] = ForkServer(kind)
+        return train(
+            job,
+            directory or tmp_path_factory.mktemp("run"),
+            steps=steps,
+            schedule=schedule,
+            faults=[parse_fault(fault) for fault in faults],
+            planner=planner,
+            observer=observer,
+            server=servers[kind],
+        )
+
+    return run
+
+
+def job(pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", **sections: dict[str, Any]) -> Job:
+    """A job of the given shape; sections add or replace keys."""
+    keys: dict[str, dict[str, Any]] = {
+        "shape": {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches},
+        "memory": {"limit": ranks + 1},
+        "planner": {"seconds": 1.0},
+        "model": {"kind": kind, "layers": 2 * ranks, "hidden": 32, "heads": 2, "sequence": 16},
+        "train": {"warmup": 2},
+    }
+    for section, values in sections.items():
+        keys.setdefault(section, {}).update(values)
+    lines = []
+    for section, values in keys.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {repr(value).lower() if isinstance(value, bool) else value!r}" for key, value in values.items()]
+    return Job.from_toml("\n".join(lines).replace("'", '"'))
+
+
+def kinds(result: RunResult) -> list[str]:
+    """Kinds of the run's events, in order."""
+    return [event["kind"] for event in result.events]

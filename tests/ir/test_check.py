@@ -1,0 +1,335 @@
+"""The checker: each rule finds what it is for, at its place, once; and nothing in what is valid."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recycle import Finding, JobError, Profile, Schedule, ScheduleError, Shape, Worker, check, lower
+from recycle.ir.check import explain
+from recycle.ir.families import gpipe, one_f_one_b
+from recycle.ir.instruction import Kind
+from recycle.ir.rules import RULES
+from recycle.ir.schedule import Columns
+from tests.ir.random_schedules import break_one_place, random_schedule
+
+CASES = Path(__file__).parents[1] / "cases"
+bounded = settings(
+    derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+randoms = st.randoms(use_true_random=False)
+
+
+def two_ranks(first: str, second: str, micro_batches: int = 2, **arguments: object) -> Schedule:
+    """Two rows as in a torch CSV; the other rank is the peer of every transfer."""
+    rows = {}
+    for rank, row in enumerate((first, second)):
+        cells = (cell + f"@0.{1 - rank}" if "SEND" in cell or "RECV" in cell else cell for cell in row.split(","))
+        rows[f"0.{rank}"] = " ".join(cells)
+    return Schedule.from_text(Shape(1, 2, micro_batches), rows, **arguments)  # type: ignore[arg-type]
+
+
+def summary(findings: list[Finding]) -> list[tuple[str, str | None, int | None, str | None]]:
+    return [(f.rule, f.worker, f.position, f.instruction) for f in findings]
+
+
+RANK_1 = "1F0,1B0,1F1,1B1"
+SENT = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1"
+RECEIVED = "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1"
+ONE = "1RECV_F0,1F0,1B0,1SEND_B0"
+UPDATE = ",{0}REDUCE_GRAD,{0}STEP"
+
+# The negative examples of the reference on schedules, section 8, by its numbers: rows, micro-batches, what is found.
+DEFECTS = {
+    "1 duplicate F": ("0F0,0F0,0F1,0B0,0B1", RANK_1, 2, [("duplicate", "0.0", 1, "0F0.0")]),
+    "2 duplicate W": ("0F0,0F1,0I0,0I1,0W0,0W0,0W1", RANK_1, 2, [("duplicate", "0.0", 5, "0W0.0")]),
+    "3 micro-batch out of range": (
+        "0F0,0F7,0B0,0B7", "1F0,1B0,1F7,1B7", 2,
+        [("missing", None, None, None), ("micro-batch-range", "0.0", 1, "0F0.7"),
+         ("micro-batch-range", "0.1", 2, "1F0.7")],
+    ),
+    "4 backward twice and never": (
+        "0F0,0F1,0B0,0I0,0W0", RANK_1, 2, [("missing", "0.0", 1, "0F0.1"), ("mixed-backward", "0.0", 3, "0I0.0")],
+    ),
+    "6 deadlock across ranks": ("0F0,0B0,0F1,0B1", "1F1,1F0,1B0,1B1", 2, [("deadlock", "0.0", 1, "0B0.0")]),
+    "7 receives out of order": (SENT, RECEIVED.replace("1RECV_F0,1RECV_F1", "1RECV_F1,1RECV_F0"), 2,
+                                [("fifo", "0.1", 0, "1RECV_F0.1@0.0")]),
+    "8 receive without send": (SENT.replace(",0SEND_F1", ""), RECEIVED, 2, [("unsent", "0.1", 1, "1RECV_F0.1@0.0")]),
+    "9 send without receive": ("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0", ONE, 1,
+                               [("duplicate-transfer", "0.0", 2, "0SEND_F0.0@0.1")]),
+    "10 duplicate receive": ("0F0,0SEND_F0,0RECV_B0,0B0", "1RECV_F0," + ONE, 1,
+                             [("duplicate-transfer", "0.1", 1, "1RECV_F0.0@0.0")]),
+    "11 send before producer": ("0SEND_F0,0F0,0RECV_B0,0B0", ONE, 1, [("order", "0.0", 0, "0SEND_F0.0@0.1")]),
+    "12 W before I": ("0F0,0SEND_F0,0W0,0RECV_B0,0I0", ONE, 1, [("order", "0.0", 2, "0W0.0")]),
+    "13 B before F": ("0F0,0SEND_F0,0RECV_B0,0B0", "1B0,1SEND_B0,1RECV_F0,1F0", 1, [("order", "0.1", 0, "1B0.0")]),
+    "15 reduce twice": (SENT + ",0REDUCE_GRAD" + UPDATE.format(0), RECEIVED + UPDATE.format(1), 2,
+                        [("duplicate-update", "0.0", 9, "0REDUCE_GRAD")]),
+    "15 reduce early": ("0F0,0REDUCE_GRAD,0F1,0B0,0B1,0STEP", RANK_1 + UPDATE.format(1), 2,
+                        [("early-reduce", "0.0", 1, "0REDUCE_GRAD")]),
+    "16 unsafe where serialised": (SENT, "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1", 2,
+                                   [("serialised-transport", "0.0", 3, "0SEND_F0.1@0.1")]),
+    "18 a stage on the next rank": ("0F0,0B0,0F1", "0B1," + RANK_1, 2, [("not-hosted", "0.1", 0, "0B0.1")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_that_other_validators_miss_is_found_once_at_its_place(name: str) -> None:
+    first, second, micro_batches, expected = DEFECTS[name]
+    assert summary(check(two_ranks(first, second, micro_batches))) == expected
+
+
+def test_an_instruction_without_micro_batch_cannot_be_read() -> None:  # 5
+    with pytest.raises(ScheduleError, match=r"worker 0\.0, position 0: '0F': the micro-batch is missing"):
+        two_ranks("0F,0B", "1F,1B", 1)
+
+
+def test_leaving_out_every_reduce_is_an_error_only_for_a_schedule_about_to_run() -> None:  # 14
+    schedule = two_ranks(SENT, RECEIVED)
+    assert check(schedule) == []
+    (finding,) = check(schedule, about_to_run=True)
+    assert finding.rule == "not-lowered"
+    assert "REDUCE_GRAD" in finding.message
+
+
+def test_a_peak_over_the_limit_is_found_at_the_instruction_that_sets_it() -> None:  # 17
+    schedule = two_ranks("0F0,0F1,0B0,0B1", RANK_1)
+    (finding,) = check(schedule, limits=[1, 1])
+    assert (finding.rule, finding.worker, finding.position, finding.instruction) == (
+        "activation-limit", "0.0", 1, "0F0.1")  # fmt: skip
+    assert "holds 2 activations here, the limit of rank 0 is 1" in finding.message
+    assert check(schedule, limits=[2, 1]) == []
+
+
+def test_the_cycle_of_a_deadlock_is_told_once_around_in_order() -> None:
+    (finding,) = check(two_ranks("0F0,0B0,0F1,0B1", "1F1,1F0,1B0,1B1"))
+    told = [part.split(" on worker")[0] for part in finding.message.split(": ", 1)[1].split("; ")]
+    assert told == ["0B0.0", "1B0.0", "1F0.0", "1F0.1", "0F0.1"]
+    assert "0F0.1 on worker 0.0 (position 2) comes after 0B0.0" in finding.message
+
+
+def test_two_independent_deadlocks_are_both_told() -> None:
+    rows = {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1", "0.1": "1F0.1 1F0.0 1B0.0 1B0.1",
+            "1.0": "0F1.0 0B1.0 0F1.1 0B1.1", "1.1": "1F1.1 1F1.0 1B1.0 1B1.1"}  # fmt: skip
+    findings = check(Schedule.from_text(Shape(2, 2, 2), rows))
+    assert summary(findings) == [("deadlock", "0.0", 1, "0B0.0"), ("deadlock", "1.0", 1, "0B1.0")]
+
+
+# One broken schedule per rule, beside the valid ones: an edit of a valid schedule and where it must be found.
+SHAPE = Shape(2, 2, 2)
+LOWERED = lower(one_f_one_b(SHAPE)).text()
+
+
+def edited(worker: str, old: str, new: str, **arguments: object) -> Schedule:
+    assert LOWERED[worker].count(old) == 1, (worker, old, LOWERED[worker])
+    return Schedule.from_text(SHAPE, {**LOWERED, worker: LOWERED[worker].replace(old, new)}, **arguments)  # type: ignore[arg-type]
+
+
+RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
+    "stage-range": (edited("0.0", "0STEP", "0STEP 5F0.0"), "0.0", "5F0.0"),
+    "micro-batch-range": (edited("0.0", "0STEP", "0STEP 0F2.0"), "0.0", "0F2.0"),
+    "no-host": (Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0B0"}, failed=["0.1"]), None, None),
+    "failed-worker": (Schedule.from_text(SHAPE, LOWERED, failed=["1.1"]), "1.1", "1RECV_F1.0@1.0"),
+    "not-hosted": (edited("0.0", "0STEP", "0STEP 1STEP"), "0.0", "1STEP"),
+    "missing": (edited("0.0", "0B0.1 ", ""), "0.0", "0F0.1"),
+    "duplicate": (edited("0.0", "0B0.1 ", "0B0.1 0B0.1 "), "0.0", "0B0.1"),
+    "mixed-backward": (edited("0.0", "0B0.1 ", "0B0.1 0W0.1 "), "0.0", "0W0.1"),
+    "apart": (
+        Schedule.from_text(Shape(2, 1, 1), {"0.0": "0F0.0 0F1.0 0B1.0", "1.0": "0B0.0"}), "1.0", "0B0.0",
+    ),
+    "order": (edited("1.1", "1RECV_F1.1@1.0 1B1.0 1SEND_B1.0@1.0 1F1.1", "1B1.0 1SEND_B1.0@1.0 1F1.1 1RECV_F1.1@1.0"),
+              "1.1", "1F1.1"),
+    "wrong-peer": (edited("0.0", "0SEND_F0.1@0.1", "0SEND_F0.1@1.1"), "0.0", "0SEND_F0.1@1.1"),
+    "duplicate-transfer": (edited("0.1", "1SEND_B0.1@0.0", "1SEND_B0.1@0.0 1SEND_B0.1@0.0"), "0.1", "1SEND_B0.1@0.0"),
+    "not-made-here": (edited("1.0", "0STEP", "0SEND_F0.1@0.1 0STEP"), "1.0", "0SEND_F0.1@0.1"),
+    "unreceived": (edited("0.1", "1RECV_F0.1@0.0 ", ""), "0.0", "0SEND_F0.1@0.1"),
+    "unsent": (edited("0.0", "0SEND_F0.1@0.1 ", ""), "0.1", "1RECV_F0.1@0.0"),
+    "no-transfer": (
+        Schedule.from_text(SHAPE, {**LOWERED, "0.0": LOWERED["0.0"].replace("0SEND_F0.1@0.1 ", ""),
+                                   "0.1": LOWERED["0.1"].replace("1RECV_F0.1@0.0 ", "")}), "0.1", "1F0.1",
+    ),
+    "fifo": (
+        Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 0SEND_F0@0.1 0F1 0SEND_F1@0.1 0RECV_B0@0.1 0B0 0RECV_B1@0.1 0B1",
+                                            "0.1": "1RECV_F1@0.0 1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0 1F1 1B1 1SEND_B1@0.0"}),
+        "0.1", "1RECV_F0.1@0.0",
+    ),
+    "missing-reduce": (edited("0.1", "1REDUCE_GRAD ", ""), "0.1", None),
+    "missing-step": (edited("1.1", " 1STEP", ""), "1.1", None),
+    "duplicate-update": (edited("0.1", "1STEP", "1STEP 1STEP"), "0.1", "1STEP"),
+    "early-reduce": (edited("0.0", "0B0.1 0REDUCE_GRAD", "0REDUCE_GRAD 0B0.1"), "0.0", "0REDUCE_GRAD"),
+    "early-step": (
+        Schedule.from_text(Shape(1, 1, 1, 2), {"0.0": "0F0 1F0 1B0 0B0 1REDUCE_GRAD 1STEP 0REDUCE_GRAD 0STEP"},
+                           optimizer="barrier"), "0.0", "1STEP",
+    ),
+    "reduce-order": (
+        Schedule.from_text(Shape(2, 1, 1, 2), {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0 1REDUCE_GRAD 0REDUCE_GRAD 1STEP 0STEP",
+                                               "1.0": "0F1.0 1F1.0 1B1.0 0B1.0 0REDUCE_GRAD 1REDUCE_GRAD 1STEP 0STEP"}),
+        "1.0", "0REDUCE_GRAD",
+    ),
+    "late-send": (
+        Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 0F1 0SEND_F0@0.1 0SEND_F1@0.1 0RECV_B0@0.1 0B0 0RECV_B1@0.1 0B1",
+                                            "0.1": "1RECV_F0@0.0 1RECV_F1@0.0 1F0 1B0 1SEND_B0@0.0 1F1 1B1 1SEND_B1@0.0"}),
+        "0.0", "0SEND_F0.0@0.1",
+    ),
+    "unused-transfer": (
+        Schedule.from_text(SHAPE, {**LOWERED, "0.0": LOWERED["0.0"].replace("0F0.1 ", "0F0.1 0SEND_F0.1@1.1 "),
+                                   "1.1": LOWERED["1.1"] + " 1RECV_F0.1@0.0"}), "1.1", "1RECV_F0.1@0.0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", RULE_EXAMPLES)
+def test_each_rule_finds_its_example_once_and_no_other_rule_speaks(code: str) -> None:
+    schedule, worker, instruction = RULE_EXAMPLES[code]
+    (finding,) = check(schedule)
+    assert (finding.rule, finding.worker, finding.instruction) == (code, worker, instruction)
+    if instruction is not None:
+        assert str(schedule.program(Worker.parse(worker))[finding.position]) == instruction
+
+
+def test_every_rule_has_an_example_a_severity_and_a_paragraph() -> None:
+    elsewhere = {"deadlock", "not-lowered", "activation-limit", "byte-limit", "serialised-transport"}
+    assert {rule.code for rule in RULES} == set(RULE_EXAMPLES) | elsewhere
+    for rule in RULES:
+        assert len(rule.documentation.split()) > 15, rule.code
+        assert explain(rule.code) is rule
+    assert explain("no-such-rule") is None
+    warnings = {rule.code for rule in RULES if rule.severity == "warning"}
+    assert warnings == {"serialised-transport", "late-send", "unused-transfer"}
+
+
+def test_a_transfer_with_a_failed_peer_is_found_once_per_pair_of_workers() -> None:
+    text = lower(one_f_one_b(Shape(2, 2, 3))).text()
+    del text["1.1"]
+    findings = check(Schedule.from_text(Shape(2, 2, 3), text, failed=["1.1"]))
+    assert [(f.rule, f.worker, f.instruction) for f in findings] == [
+        ("missing", None, None), ("failed-worker", "1.0", "0SEND_F1.0@1.1")]  # fmt: skip
+    assert "stage 1 does not run micro-batch 1.0, 1.1, 1.2" in findings[0].message
+    assert "and 5 more transfers with it" in findings[1].message
+
+
+def test_a_transfer_to_the_worker_itself_is_wrong() -> None:
+    schedule = edited("0.0", "0STEP", "0STEP 0SEND_F0.0@0.0")
+    assert [f.rule for f in check(schedule)] == ["wrong-peer"]
+
+
+def test_a_receive_on_the_wrong_worker_is_told_once() -> None:
+    text = {**LOWERED, "0.1": LOWERED["0.1"].replace("1RECV_F0.1@0.0 ", ""), "1.1": "1RECV_F0.1@0.0 " + LOWERED["1.1"]}
+    (finding,) = check(Schedule.from_text(SHAPE, text))
+    assert summary([finding]) == [("wrong-peer", "1.1", 0, "1RECV_F0.1@0.0")]
+
+
+def test_reduce_before_the_gradient_of_a_tied_stage_is_early() -> None:
+    programs = {"0.0": "0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD 1STEP 0STEP"}
+    shape = Shape(1, 1, 1, 2)
+    assert check(Schedule.from_text(shape, programs)) == []
+    assert [f.rule for f in check(Schedule.from_text(shape, programs, ties=[[0, 1]]))] == ["early-reduce"]
+    assert [f.rule for f in check(Schedule.from_text(shape, programs, ties=[[0, 7]]))] == ["stage-range"]
+
+
+def test_bytes_count_static_and_held_bytes_of_the_stage() -> None:
+    schedule = one_f_one_b(Shape(1, 2, 4))
+    profile = Profile(activation=[100.0, 10.0], static=[1000.0, 2000.0])
+    assert check(schedule, profile=profile, byte_limit=2010) == []
+    (finding,) = check(schedule, profile=profile, byte_limit=2009)
+    assert (finding.rule, finding.worker, finding.instruction) == ("byte-limit", "0.1", "1F0.0")
+    assert "2010 bytes here (2000 static, 10 of activations)" in finding.message
+    findings = check(schedule, profile=profile, byte_limit=1100)
+    assert [(f.rule, f.worker, f.instruction) for f in findings] == [
+        ("byte-limit", "0.0", "0F0.1"), ("byte-limit", "0.1", None)]  # fmt: skip
+
+
+def test_what_is_kept_between_I_and_W_counts_with_its_share() -> None:
+    schedule = Schedule.from_text(Shape(1, 1, 3), {"0.0": "0F0 0I0 0F1 0I1 0F2 0I2 0W0 0W1 0W2"})
+    assert [f.instruction for f in check(schedule, limits=[2])] == ["0F0.2"]
+    assert check(schedule, limits=[2], profile=Profile.uniform(weight_stash=0.5)) == []
+    assert len(check(schedule, limits=[1.9], profile=Profile.uniform(weight_stash=0.5))) == 1
+
+
+def test_limits_of_another_number_of_ranks_are_refused() -> None:
+    with pytest.raises(JobError, match="limits: lists 1 ranks, the schedule has 2"):
+        check(gpipe(Shape(1, 2, 2)), limits=[4])
+
+
+def test_errors_come_before_warnings_and_follow_worker_and_position() -> None:
+    text = {"0.0": "0F0 0F1 0F2 0SEND_F0@0.1 0SEND_F1@0.1 0SEND_F2@0.1 0RECV_B0@0.1 0B0 0RECV_B1@0.1 0B1 0RECV_B2@0.1 0B2",
+            "0.1": "1RECV_F0@0.0 1RECV_F1@0.0 1RECV_F2@0.0 1F0 1F0 1B0 1SEND_B0@0.0 1F1 1B1 1B1 1SEND_B1@0.0 1F2 1B2"
+                   " 1SEND_B2@0.0"}  # fmt: skip
+    findings = check(Schedule.from_text(Shape(1, 2, 3), text))
+    assert [(f.severity, f.worker, f.position) for f in findings] == [
+        ("error", "0.1", 4), ("error", "0.1", 9)]  # fmt: skip
+    text["0.0"] = text["0.0"].replace("0F1 0F2 0SEND_F0@0.1 0SEND_F1@0.1", "0F1 0SEND_F0@0.1 0SEND_F1@0.1 0F2")
+
+
+@pytest.mark.parametrize("optimizer", ["staggered", "barrier"])
+@pytest.mark.parametrize("family", [gpipe, one_f_one_b])
+@pytest.mark.parametrize("shape", [Shape(1, 1, 1), Shape(1, 4, 8), Shape(3, 4, 6), Shape(2, 5, 2)])
+def test_families_are_valid_as_built_and_lowered(family, shape: Shape, optimizer) -> None:  # type: ignore[no-untyped-def]
+    schedule = family(shape, optimizer)
+    assert check(schedule) == []
+    assert check(lower(schedule), about_to_run=True) == []
+
+
+def test_the_published_adaptive_schedule_is_valid_within_the_limits_of_1f1b() -> None:
+    schedule = Schedule.load(CASES / "adaptive_without_1.2.json")
+    assert check(schedule, limits=[4, 3, 2, 1]) == []
+    assert check(lower(schedule), limits=[4, 3, 2, 1], about_to_run=True) == []
+
+
+@bounded
+@given(randoms)
+def test_any_valid_schedule_is_valid_as_built_and_lowered_warnings_included(rng: random.Random) -> None:
+    schedule = random_schedule(rng)
+    assert check(schedule) == []
+    assert check(lower(schedule), about_to_run=True) == []
+
+
+@settings(bounded, max_examples=250)
+@given(randoms, st.booleans())
+def test_a_schedule_broken_in_one_place_has_an_error_near_it(rng: random.Random, lowered: bool) -> None:
+    schedule = random_schedule(rng, most=3)
+    broken = break_one_place(rng, lower(schedule) if lowered else schedule)
+    if broken is None:
+        return
+    findings = check(broken.schedule)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    assert errors, (broken.how, broken.schedule.text())
+    places = {finding.worker for finding in findings}
+    assert places & ({str(worker) for worker in broken.near} | {None}), (broken.how, findings)
+    for finding in findings:
+        if finding.position is not None:
+            program = broken.schedule.program(Worker.parse(finding.worker))
+            assert str(program[finding.position]) == finding.instruction
+
+
+@settings(bounded, max_examples=150)
+@given(randoms)
+def test_no_program_of_nonsense_makes_the_checker_raise(rng: random.Random) -> None:
+    shape = Shape(rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 2), rng.randint(1, 2))
+    rows = rng.randint(0, 25)
+    offsets = np.sort(np.array([0, rows] + [rng.randint(0, rows) for _ in range(shape.worker_count - 1)]))
+    kinds = np.array([rng.choice(list(Kind)) for _ in range(rows)], dtype=np.int64)
+
+    def numbers(low: int, high: int) -> np.ndarray:
+        return np.array([rng.choice([rng.randint(0, high), rng.randint(low, high + 2)]) for _ in range(rows)], np.int64)
+
+    columns = Columns.from_arrays(
+        offsets, kind=kinds, stage=numbers(-2, shape.stages), pipeline=numbers(-2, shape.pipelines),
+        index=numbers(-2, shape.micro_batches), peer=numbers(-2, 9) % shape.worker_count,
+        stage2=numbers(-2, shape.stages), pipeline2=numbers(-2, 2), index2=numbers(-2, 2),
+    )  # fmt: skip
+    built = one_f_one_b(Shape(shape.pipelines, shape.ranks, 1))
+    workers = list(shape.workers())
+    schedule = dataclasses.replace(
+        built, shape=shape, columns=columns, failed=frozenset(rng.sample(workers, rng.randint(0, len(workers)))),
+        placement=tuple(tuple(rng.sample(range(shape.stages), rng.randint(0, shape.stages))) for _ in workers),
+        optimizer=rng.choice(["staggered", "barrier"]), ties=((0, 1, 9),) if rng.random() < 0.3 else (),
+    )  # fmt: skip
+    findings = check(schedule, limits=[1.0] * shape.ranks, byte_limit=2.0, about_to_run=rng.random() < 0.5)
+    assert findings
+    assert lower(schedule).columns is not None

@@ -1,0 +1,244 @@
+"""The pages answer their callbacks, serve everything themselves, and have something to say when there is nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import RecycleError, Schedule, Shape
+from viz.app import build_app, serve
+from viz.figures.timeline import CONFIG
+from viz.pages.run_page import RunPage
+from viz.pages.schedule_page import SchedulePage
+from viz.run import load_run
+from viz.sources import load_schedule, load_source
+
+
+def plain(component: Any) -> Any:
+    """A Dash component as the JSON that the browser gets."""
+    from plotly.utils import PlotlyJSONEncoder
+
+    return json.loads(json.dumps(component, cls=PlotlyJSONEncoder))
+
+
+def words(component: Any) -> list[str]:
+    """All texts of a component, in order."""
+    if isinstance(component, str):
+        return [component]
+    if isinstance(component, list):
+        return [text for part in component for text in words(part)]
+    if isinstance(component, dict) and "props" in component:
+        return words(component["props"].get("children"))
+    return []
+
+
+def graphs(component: Any) -> list[dict[str, Any]]:
+    if isinstance(component, list):
+        return [graph for part in component for graph in graphs(part)]
+    if not isinstance(component, dict) or "props" not in component:
+        return []
+    here = [component["props"]] if component["type"] == "Graph" else []
+    return here + graphs(component["props"].get("children"))
+
+
+def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -> None:
+    page = RunPage(load_run(run_dir))
+    shown, options, attempt, hidden = page.timelines(4, None, "pipeline")
+    component = plain(shown)
+    assert [text for text in words(component) if text.startswith(("Planned", "Executed"))] == [
+        "Planned, step 4: 1.1 failed, micro-batches of pipeline 1 re-routed",
+        "Executed, step 4: 1.1 failed, micro-batches of pipeline 1 re-routed",
+    ]
+    assert (options, attempt, hidden) == ([{"label": "generation 1", "value": 1}], 1, "hidden")
+    for graph in graphs(component):
+        assert [note["text"] for note in graph["figure"]["layout"]["annotations"]] == ["failed"]
+        labels = [label for bar in graph["figure"]["data"] for label in bar["text"]]
+        assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= set(labels)
+        assert graph["config"] == CONFIG
+
+
+def test_a_step_tried_twice_offers_both_attempts(run_dir: Path) -> None:
+    page = RunPage(load_run(run_dir))
+    _, options, attempt, hidden = page.timelines(3, None, "pipeline")
+    assert options == [{"label": "generation 0 (broken off)", "value": 0}, {"label": "generation 1", "value": 1}]
+    assert (attempt, hidden) == (1, "")
+    shown, _, attempt, _ = page.timelines(3, 0, "stage")
+    assert attempt == 0
+    assert "Executed, step 3: 1.1 failed" in words(plain(shown))
+    lanes = graphs(plain(shown))[0]["figure"]["layout"]["yaxis"]["ticktext"]
+    assert lanes == ["0.0", "1.0", "2.0", "0.1", "1.1", "2.1"]
+
+
+def test_the_attempt_of_another_step_does_not_stick(run_dir: Path) -> None:
+    assert RunPage(load_run(run_dir)).timelines(7, 0, "pipeline")[2] == 2
+
+
+def test_the_page_opens_during_the_failure(run_dir: Path) -> None:
+    page = RunPage(load_run(run_dir))
+    slider = page.slider()
+    assert (slider["min"], slider["max"], slider["value"]) == (0, 8, 4)
+    assert slider["marks"] == {0: "0", 3: "3", 6: "6", 8: "8"}
+    assert words(plain(page.moments())) == [
+        "before the failure: step 2",
+        "during the failure: step 4",
+        "after the return: step 7",
+    ]
+
+
+def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> None:
+    rows = RunPage(load_run(run_dir)).phase_rows()
+    assert rows[1][:7] == ["3 to 5", "without 1.1", "bbbb1111", "staggered", 11.0, 10.0, "10.0%"]
+    assert rows[1][7] == "0.202 s"
+    assert rows[0][5:7] == [None, None]
+
+
+def test_losses_live_workers_and_events_are_drawn(run_dir: Path) -> None:
+    (curves,) = graphs(plain(RunPage(load_run(run_dir)).overview()))
+    assert curves["figure"]["data"][1]["y"] == [6, 6, 6, 5, 5, 5, 6, 6, 6]
+    assert [note["text"] for note in curves["figure"]["layout"]["annotations"]] == ["1.1 failed", "1.1 back"]
+    assert curves["config"] == CONFIG
+
+
+def test_an_empty_run_says_what_will_appear(run_dir: Path) -> None:
+    for file in ("metrics.jsonl", "events.jsonl", "trace.json"):
+        (run_dir / file).unlink()
+    for log in (run_dir / "logs").iterdir():
+        log.unlink()
+    page = RunPage(load_run(run_dir))
+    texts = words(plain(page.layout()))
+    assert "No step is committed yet." in texts
+    assert "No plan is in use yet." in texts
+    shown, *_ = page.timelines(0, None, "pipeline")
+    assert "No iteration ran yet." in words(plain(shown))
+
+
+def test_problems_stand_above_what_can_be_drawn(run_dir: Path) -> None:
+    (run_dir / "plans" / "bbbb1111.json").write_text("{")
+    page = RunPage(load_run(run_dir))
+    texts = words(plain(page.overview()))
+    assert texts[0] == "1 problem"
+    assert "bbbb1111.json" in texts[1]
+    shown, *_ = page.timelines(4, None, "pipeline")
+    assert "The plan bbbb1111 of step 4 cannot be read." in words(plain(shown))
+    assert len(graphs(plain(shown))) == 1
+
+
+def test_a_live_run_is_read_again(
+    tmp_path: Path, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "run", live=True)
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[:5]))
+    page = RunPage(load_run(path))
+    (path / "metrics.jsonl").write_text("".join(lines))
+    page.refresh()
+    assert len(page.run.metrics) == 5
+    monkeypatch.setattr("viz.pages.run_page.REFRESH_SECONDS", 0.0)
+    page.refresh()
+    assert len(page.run.metrics) == 9
+
+
+def test_schedules_share_one_time_axis_and_compare_figures(
+    tmp_path: Path, schedule_file: Path, healthy: Schedule
+) -> None:
+    healthy.save(tmp_path / "healthy.json")
+    page = SchedulePage([load_schedule(schedule_file), load_schedule(tmp_path / "healthy.json")])
+    figures = [graph["figure"] for graph in graphs(plain(page.timelines("pipeline")))]
+    assert [figure["layout"]["xaxis"]["range"][1] for figure in figures] == [pytest.approx(11 * 1.004)] * 2
+    head, rows = page.figures()
+    assert head == ["", "broken.json", "healthy.json"]
+    named = {row[0]: row[1:] for row in rows}
+    assert named["makespan"] == [11.0, 9.0]
+    assert named["period"] == [11.0, 9.0]
+    assert named["peak activations"] == [2.0, 2.0]
+    assert named["lower bound"] == [10.0, None]
+
+
+def test_a_schedule_that_deadlocks_is_drawn_in_program_order(tmp_path: Path) -> None:
+    shape = Shape(pipelines=1, ranks=2, micro_batches=1)
+    stuck = Schedule.from_text(shape, {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
+    stuck.save(tmp_path / "stuck.json")
+    page = SchedulePage([load_schedule(tmp_path / "stuck.json")])
+    texts = words(plain(page.layout()))
+    assert any("deadlocks" in text and "shown in program order" in text for text in texts)
+    assert len(graphs(plain(page.timelines("pipeline")))) == 1
+    assert {row[0]: row[1] for row in page.figures()[1]}["makespan"] is None
+
+
+def test_an_empty_schedule_says_so(tmp_path: Path) -> None:
+    Schedule.build(Shape(1, 1, 1), {}, failed=["0.0"]).save(tmp_path / "empty.json")
+    page = SchedulePage([load_schedule(tmp_path / "empty.json")])
+    assert "empty.json holds no instruction." in words(plain(page.timelines("pipeline")))
+    page.layout()
+
+
+def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, schedule_file: Path) -> None:
+    app = build_app([load_source(run_dir), load_source(schedule_file)])
+    client = app.server.test_client()
+    page = client.get("/").get_data(as_text=True)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert client.get("/assets/style.css").status_code == 200
+    layout = client.get("/_dash-layout").get_json()
+    tabs = [tab["props"]["label"] for tab in layout["props"]["children"][1]["props"]["children"]["props"]["children"]]
+    assert tabs == ["run", "broken.json"]
+
+
+def test_callbacks_answer_over_http(run_dir: Path) -> None:
+    app = build_app([load_source(run_dir)])
+    client = app.server.test_client()
+    (callback,) = [
+        entry for entry in client.get("/_dash-dependencies").get_json() if "run0-timelines.children" in entry["output"]
+    ]
+    values = {"run0-step": 7, "run0-attempt": None, "run0-grouping": "stage"}
+    outputs = [
+        {"id": identifier, "property": name}
+        for identifier, name in (part.rsplit(".", 1) for part in callback["output"].strip(".").split("..."))
+    ]
+    answer = client.post(
+        "/_dash-update-component",
+        json={
+            "output": callback["output"],
+            "outputs": outputs,
+            "inputs": [{**entry, "value": values[entry["id"]]} for entry in callback["inputs"]],
+            "changedPropIds": ["run0-step.value"],
+        },
+    ).get_json()["response"]
+    assert answer["run0-attempt"]["value"] == 2
+    assert "Executed, step 7" in words(answer["run0-timelines"]["children"])
+
+
+def test_it_listens_on_loopback_and_says_where(run_dir: Path) -> None:
+    addresses: list[str] = []
+    ready = threading.Event()
+
+    def on_ready(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    app = build_app([load_source(run_dir)])
+    threading.Thread(target=serve, args=(app, 0, on_ready), daemon=True).start()
+    assert ready.wait(10)
+    host, port = addresses[0].removeprefix("http://").split(":")
+    assert host == "127.0.0.1"
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection.request("GET", "/")
+    assert connection.getresponse().status == 200
+
+
+def test_a_port_in_use_is_one_clear_line(run_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RecycleError, match=rf"port {port} is in use: give another with --port"):
+            serve(build_app([load_source(run_dir)]), port)
+    with pytest.raises(RecycleError, match="port 70000 cannot be used"):
+        serve(build_app([load_source(run_dir)]), 70000)

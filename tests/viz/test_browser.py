@@ -1,0 +1,144 @@
+"""The page in a real browser: it loads everything from its own server, complains of nothing and draws the lanes.
+
+Needs Debian's `chromium` and `chromium-driver`; skipped where they are not installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from viz.app import build_app, serve
+from viz.export import export
+from viz.sources import load_source
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromium-driver is not installed"),
+]
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--window-size=1280,1700",
+)
+SECONDS = 60
+FOREIGN = "return performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith(arguments[0]))"
+BARS = """
+return Array.from(document.querySelectorAll('#' + arguments[0] + ' .trace.bars')).map(t => ({
+  bars: t.querySelectorAll('.point path').length,
+  texts: Array.from(t.querySelectorAll('text.bartext')).map(x => x.textContent),
+  fills: Array.from(t.querySelectorAll('.point path')).map(p => p.style.fill),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = CHROMIUM
+    for argument in ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def served(*paths: Path) -> str:
+    """The address of an application that shows `paths`, served until the tests end."""
+    ready, addresses = threading.Event(), []
+
+    def on_ready(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    app = build_app([load_source(path) for path in paths])
+    threading.Thread(target=serve, args=(app, 0, on_ready), daemon=True).start()
+    assert ready.wait(30)
+    return addresses[0]
+
+
+def wait(browser: Any, condition: Any) -> Any:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, SECONDS).until(lambda _: condition())
+
+
+def lanes(browser: Any, identifier: str) -> list[dict[str, Any]]:
+    """The bar traces of a timeline, once it is drawn."""
+    traces: list[dict[str, Any]] = wait(browser, lambda: browser.execute_script(BARS, identifier))
+    return traces
+
+
+def headings(browser: Any) -> list[str]:
+    return [element.text for element in browser.find_elements("css selector", ".lanes h3")]
+
+
+def test_a_run_shows_its_failure_and_follows_the_buttons(browser: Any, run_dir: Path) -> None:
+    address = served(run_dir)
+    browser.get(address)
+    traces = lanes(browser, "run0-executed")
+    texts = [text for trace in traces for text in trace["texts"]]
+    assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= set(texts)
+    assert sum(trace["bars"] for trace in traces) > 40
+    hatched = [trace for trace in traces if any("url(" in fill for fill in trace["fills"])]
+    assert {text for trace in hatched for text in trace["texts"] if text} == {
+        "F1.0", "F1.1", "I1.0", "I1.1", "W1.0", "W1.1"
+    }  # fmt: skip
+    marks = browser.find_elements("css selector", "#run0-executed .annotation-text")
+    assert [mark.text for mark in marks] == ["failed"]
+
+    buttons = browser.find_elements("css selector", ".moments button")
+    assert buttons[0].text == "before the failure: step 2"
+    buttons[0].click()
+    wait(browser, lambda: headings(browser) == ["Planned, step 2", "Executed, step 2"])
+    assert lanes(browser, "run0-planned")
+    assert browser.find_elements("css selector", "#run0-planned .annotation-text") == []
+    assert browser.execute_script(FOREIGN, address) == []
+    assert browser.get_log("browser") == []
+
+
+def test_a_run_that_just_began_says_so(browser: Any, run_dir: Path) -> None:
+    for name in ("metrics.jsonl", "events.jsonl", "trace.json"):
+        (run_dir / name).unlink()
+    for log in (run_dir / "logs").iterdir():
+        log.unlink()
+    browser.get(served(run_dir))
+    wait(browser, lambda: "No iteration ran yet." in browser.find_element("tag name", "body").text)
+    assert "No step is committed yet." in browser.find_element("tag name", "body").text
+    assert browser.get_log("browser") == []
+
+
+def test_tabs_open_a_run_and_a_schedule(browser: Any, run_dir: Path, schedule_file: Path) -> None:
+    browser.get(served(run_dir, schedule_file))
+    wait(browser, lambda: len(browser.find_elements("css selector", ".tab, [role=tab]")) >= 2)
+    tabs = browser.find_elements("css selector", "[role=tab]") or browser.find_elements("css selector", ".tab")
+    tabs[-1].click()
+    wait(browser, lambda: headings(browser) == ["broken.json: D=3 P=2 m=2, 1.1 failed"])
+    wait(browser, lambda: "F1.0" in browser.find_element("css selector", ".lanes").text)
+    assert browser.get_log("browser") == []
+
+
+def test_an_exported_page_opens_from_disk_and_loads_nothing(browser: Any, run_dir: Path, tmp_path: Path) -> None:
+    export(tmp_path / "run.html", [load_source(run_dir)])
+    browser.get((tmp_path / "run.html").as_uri())
+    wait(browser, lambda: len(browser.find_elements("css selector", ".annotation-text")) >= 2)
+    assert lanes(browser, "figure-5")
+    assert browser.execute_script(FOREIGN, "data:") == []
+    assert browser.get_log("browser") == []

@@ -1,0 +1,149 @@
+"""A run directory is read as far as it can be read, and its phases follow the membership."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recycle import RecycleError, Worker
+from viz.lanes import Flag
+from viz.run import Run, load_run
+from viz.sources import ScheduleFile, load_source
+
+DEAD = (Worker(1, 1),)
+
+
+def test_phases_are_the_stretches_between_changes(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    assert run.problems == []
+    assert [(p.steps, p.plan, p.generation, p.failed) for p in run.phases] == [
+        ("0 to 2", "aaaa0000", 0, ()),
+        ("3 to 5", "bbbb1111", 1, DEAD),
+        ("6 to 8", "aaaa0000", 2, ()),
+    ]
+    assert [(moment.title, moment.step) for moment in run.moments] == [
+        ("before the failure", 2),
+        ("during the failure", 4),
+        ("after the return", 7),
+    ]
+
+
+def test_a_step_that_was_broken_off_keeps_both_attempts(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    assert run.generations_of(3) == [0, 1]
+    assert (run.plan_of(3, 0), run.plan_of(3)) == ("aaaa0000", "bbbb1111")
+    assert run.failed_in(3, 0) == run.failed_in(3) == DEAD
+    first, second = run.executed_lanes(3, 0), run.executed_lanes(3)
+    assert first is not None
+    assert second is not None
+    assert len(first) < len(second)
+    assert first.failed.tolist() == second.failed.tolist() == [False, False, False, True, False, False]
+    assert not first.has(Flag.REROUTED).any()
+    assert second.has(Flag.REROUTED).any()
+    planned = run.planned_lanes(3, 0)
+    assert planned is not None
+    assert not planned.failed.any()
+
+
+def test_figures_are_the_planners_own_or_simulated(run_dir: Path) -> None:
+    run = load_run(run_dir)
+    stated, simulated = run.figures("bbbb1111"), run.figures("aaaa0000")
+    assert stated is not None
+    assert (stated.period, stated.lower_bound, stated.gap) == (11.0, 10.0, 0.1)
+    assert simulated is not None
+    assert simulated.period == pytest.approx(9.7)
+    assert simulated.lower_bound is None
+    assert run.measured(3, 5) == pytest.approx(0.0173 * stated.makespan, abs=1e-6)
+
+
+def test_a_live_run_is_read_from_its_logs(tmp_path: Path, make_run: Callable[..., Path], run_dir: Path) -> None:
+    live, finished = load_run(make_run(tmp_path / "live", live=True)), load_run(run_dir)
+    assert (live.live, finished.live) == (True, False)
+    for run in (live, finished):
+        assert run.trace is not None
+        assert run.trace.steps == list(range(9))
+    assert live.trace is not None
+    assert finished.trace is not None
+    assert np.array_equal(live.trace.columns.kind, finished.trace.columns.kind)
+
+
+def remove_plan(path: Path) -> str:
+    (path / "plans" / "bbbb1111.json").unlink()
+    return "bbbb1111.json: cannot be read"
+
+
+def cut_plan(path: Path) -> str:
+    plan = path / "plans" / "bbbb1111.json"
+    plan.write_text(plan.read_text()[:200])
+    return "bbbb1111.json: not valid JSON"
+
+
+def break_job(path: Path) -> str:
+    (path / "job.toml").write_text("[shape]\npipelines = 0\n")
+    return "job.toml: "
+
+
+def cut_trace(path: Path) -> str:
+    trace = path / "trace.json"
+    trace.write_text(trace.read_text()[:5000])
+    return "trace.json: not valid JSON"
+
+
+def spoil_metrics(path: Path) -> str:
+    with (path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"loss": 1.0}\n{"step": 9, "lo')
+    return "metrics.jsonl: a line without a step"
+
+
+def spoil_log(path: Path) -> str:
+    (path / "trace.json").unlink()
+    line = {"step": 0, "generation": 0, "role": "0.0", "instructions": [["nonsense", 0, 1]]}
+    (path / "logs" / "0.0.trace.jsonl").write_text(json.dumps(line) + "\n")
+    return "0.0.trace.jsonl: line 1"
+
+
+@pytest.mark.parametrize("damage", [remove_plan, cut_plan, break_job, cut_trace, spoil_metrics, spoil_log])
+def test_damage_is_a_problem_and_the_rest_is_shown(run_dir: Path, damage: Callable[[Path], str]) -> None:
+    message = damage(run_dir)
+    run = load_run(run_dir)
+    phases = run.phases
+    assert [run.figures(phase.plan) is not None for phase in phases].count(True) >= 2
+    assert any(message in problem for problem in run.problems)
+    assert len(run.metrics) == 9
+    assert [phase.steps for phase in phases] == ["0 to 2", "3 to 5", "6 to 8"]
+    assert [phase.failed for phase in phases] == [(), DEAD, ()]
+    assert (run.executed_lanes(4) is None) == (damage is spoil_log)
+
+
+def test_without_generation_events_the_plan_says_who_is_dead(run_dir: Path) -> None:
+    (run_dir / "events.jsonl").unlink()
+    run = load_run(run_dir)
+    assert [phase.failed for phase in run.phases] == [(), DEAD, ()]
+    assert run.events == []
+
+
+def test_a_run_that_just_began_is_empty_not_broken(run_dir: Path) -> None:
+    for name in ("metrics.jsonl", "events.jsonl", "trace.json"):
+        (run_dir / name).unlink()
+    shutil.rmtree(run_dir / "logs")
+    run = load_run(run_dir)
+    assert (run.steps, run.phases, run.moments, run.problems, run.live) == ([], [], [], [], True)
+
+
+def test_sources_are_recognised(run_dir: Path, schedule_file: Path) -> None:
+    assert isinstance(load_source(run_dir), Run)
+    assert isinstance(load_source(schedule_file), ScheduleFile)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("absent", "no such file or run directory"), (".", "not a run directory"), ("run/trace.json", "view its folder")],
+)
+def test_what_is_neither_is_refused_with_the_reason(run_dir: Path, name: str, message: str) -> None:
+    with pytest.raises(RecycleError, match=message):
+        load_source(run_dir.parent / name)
