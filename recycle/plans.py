@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,6 +33,8 @@ from recycle.shape import Shape, Worker
 
 Vector = tuple[int, ...]
 """Dead workers of each rank."""
+Moves = list[dict[str, Any]]
+"""Workers that change stage, with the bytes they copy; always empty so far."""
 VERSION = 1
 """Of the metadata of a plan file, and of the planner's results that the cache may hold."""
 
@@ -253,7 +256,7 @@ def rename(
         rest = [role for role in column if role not in roles.values()]
         without = [process for process in column if process not in roles]
         if len(rest) != len(without):
-            raise PlanError(f"roles of stage {rank} are not a permutation: two processes play one role, or cross stages")
+            raise PlanError(f"roles of stage {rank} are no permutation: two processes play one role, or change stage")
         full.update(zip(without, rest, strict=True))
     role_of = [shape.worker_index(full[process]) for process in shape.workers()]
     process_of = np.full(shape.worker_count + 1, -1, dtype=np.int64)  # the last entry maps peer -1 to itself
@@ -328,7 +331,7 @@ class PlanLibrary:
     """Plans of one job in a directory, one file per failure vector: `0-0-1-0.json` is one dead worker at rank 2.
 
     Args:
-        directory: is made when the first plan is added.
+        directory: is made when the first plan is added, or by `prepare`.
         job: what the plans must be for. None takes any checked plan, whatever job it was made for.
     """
 
@@ -343,13 +346,20 @@ class PlanLibrary:
         found = self._errors(plan.schedule)
         if found:
             raise PlanError(f"plan of vector {plan.vector} is not valid and was not stored: {found[0]}")
+        self.prepare()
         path = self.path(plan.vector)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PlanError(f"{path.parent}: cannot be made a plan library ({error.strerror})") from None
         plan.save(path)
         return path
+
+    def prepare(self) -> None:
+        """Make the directory. Raises PlanError when it cannot be made or written, before any time is spent."""
+        directory = Path(self.directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PlanError(f"{directory}: cannot be made a plan library ({error.strerror})") from None
+        if not os.access(directory, os.W_OK):
+            raise PlanError(f"{directory}: is not writable: choose another directory for the plan library")
 
     def _errors(self, schedule: Schedule) -> list[str]:
         if self.job is not None:
@@ -382,15 +392,23 @@ class PlanLibrary:
             if plan is not None:
                 yield plan
 
-    def lookup(self, shape: Shape, failed: Iterable[Worker]) -> tuple[Plan, dict[Worker, Worker], list[Any]]:
+    def lookup(self, failed: Iterable[Worker], shape: Shape | None = None) -> tuple[Plan, dict[Worker, Worker], Moves]:
         """(plan, role of each live process, moves) for a set of dead processes.
 
         Moves (workers that change stage) are always empty: a worker stays at the stage whose weights it has.
+
+        Args:
+            failed: the dead processes, whatever their number per stage.
+            shape: of the job; may be left out where the library knows its job.
 
         Raises:
             PlanError: the library has no usable plan for that failure vector.
         """
         failed = frozenset(failed)
+        if shape is None:
+            if self.job is None:
+                raise PlanError(f"{self.directory}: a lookup needs the job or its shape")
+            shape = self.job.shape
         vector = failure_vector(shape, failed)
         plan = self.get(vector)
         if plan is None:

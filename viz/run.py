@@ -216,12 +216,7 @@ class Run:
         """Median seconds from the first start to the last end of the steps `first` to `last`, as executed."""
         if self.trace is None:
             return None
-        spans = []
-        for step in range(first, last + 1):
-            tried = self.trace.generations_of(step)
-            if tried:
-                window = self.trace.window(step, step, tried[-1])
-                spans.append(float(window.end.max() - window.start.min()))
+        spans = [seconds for step, seconds in self.trace.seconds.items() if first <= step <= last]
         return median(spans) if spans else None
 
     def planned_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:

@@ -66,7 +66,7 @@ def _profile(times: str | None, overlap: str | None, comm: str | None, file: Pat
     if file is not None:
         profile = Profile.load(file)
     else:
-        forward, backward_input, backward_weight = _numbers("--times", times or "1,1,1", "F,I,W", 3)
+        forward, backward_input, backward_weight = _numbers("--times", "1,1,1" if times is None else times, "F,I,W", 3)
         profile = Profile(forward, backward_input, backward_weight)
     if overlap is not None:
         profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])

@@ -3,9 +3,11 @@
 One group joins all live workers for point-to-point transfers, one more per stage joins its hosts for the sum. No
 global process group is made, so a generation ends by dropping objects, and megatron-core's own state is not touched.
 
-Shutting this process's sockets is what wakes whoever is blocked in gloo, here and at the other end; aborting a group
-does not. Sockets that were open before the generation (the clients of the store) are left alone, and so are
-listening sockets, whose shutdown would end the process.
+Shutting this process's sockets is what wakes whoever is blocked in a gloo transfer, here and at the other end;
+aborting a group does not. Sockets that were open before the generation (the clients of the store) are left alone, and
+so are listening sockets, whose shutdown would end the process. Two waits are deaf to that now and then: forming a
+group whose member died before it connected, and an all-reduce. They run in a thread of their own, which is left
+behind when the generation is over; so are their groups, because freeing one would wait for it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -28,7 +32,11 @@ from recycle.shape import Worker
 
 POSTED_AHEAD = 2
 """Receives that are posted ahead per lane: enough to overlap, few enough to bound the buffers."""
+OVER_SECONDS = 0.02
+"""How often a wait that cannot be woken looks whether its generation is over."""
 _STATE_TAG = 1 << 20
+_LEFT_BEHIND: list[Any] = []
+"""Groups with an all-reduce that never ended; kept, because freeing them would block this process."""
 
 
 class GlooTransport:
@@ -43,6 +51,7 @@ class GlooTransport:
         message: shape and type of an activation that crosses a stage boundary.
         timeout: seconds after which a wait gives up; the last resort.
         form_timeout: seconds that forming the groups may take.
+        over: set when the generation is over.
         waiting: called with True before a wait on a peer and with False after it.
 
     Raises:
@@ -60,21 +69,25 @@ class GlooTransport:
         *,
         timeout: float,
         form_timeout: float,
+        over: threading.Event,
         waiting: Callable[[bool], None] = lambda _: None,
         address: str = "127.0.0.1",
     ) -> None:
         self._ranks = {member: rank for rank, member in enumerate(members)}
-        self._message, self._waiting = message, waiting
+        self._message, self._waiting, self._over = message, waiting, over
+        self._deaf = ThreadPoolExecutor(1)
         self._timeout = timedelta(seconds=timeout)
         self._sums: dict[int, Any] = {}
-        try:
-            self._world = _group(store, f"{prefix}/world", self._ranks[role], len(members), form_timeout, address)
-            for stage, peers in sorted(hosts.items()):
-                if len(peers) > 1:
-                    name = f"{prefix}/stage{stage}"
-                    self._sums[stage] = _group(store, name, list(peers).index(role), len(peers), form_timeout, address)
-        except RuntimeError as error:
-            raise TransportError(f"the groups of this generation did not form: {_first_line(error)}") from None
+        wanted = {-1: (f"{prefix}/world", list(members))}
+        wanted |= {stage: (f"{prefix}/stage{stage}", list(p)) for stage, p in sorted(hosts.items()) if len(p) > 1}
+        groups = self._leave_when_over(
+            lambda: {
+                key: _group(store, name, peers.index(role), len(peers), form_timeout, address)
+                for key, (name, peers) in wanted.items()
+            }
+        )
+        self._world = groups.pop(-1)
+        self._sums.update(groups)
         for group in (self._world, *self._sums.values()):
             group._set_default_timeout(self._timeout)
         self._sent: list[tuple[Any, torch.Tensor]] = []
@@ -129,7 +142,15 @@ class GlooTransport:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
         for buffer in buffers:
-            self._wait(self._try(partial(group.allreduce, [buffer], options)))
+            summing = self._try(partial(group.allreduce, [buffer], options))
+            self._waiting(True)
+            try:
+                self._leave_when_over(summing.wait)
+            except TransportError:
+                _LEFT_BEHIND.append(group)
+                raise
+            finally:
+                self._waiting(False)
 
     def finish(self) -> None:
         for sending, _ in self._sent:
@@ -151,6 +172,19 @@ class GlooTransport:
     def close(self) -> None:
         self._posted, self._lanes, self._sent = {}, {}, []
         self._world, self._sums = None, {}
+        self._deaf.shutdown(wait=False)
+
+    def _leave_when_over(self, action: Callable[[], Any]) -> Any:
+        """The result of `action`, which runs in a thread; TransportError when it fails or the generation ends first."""
+        running = self._deaf.submit(action)
+        while True:
+            try:
+                return running.result(OVER_SECONDS)
+            except TimeoutError:
+                if self._over.is_set():
+                    raise TransportError("the generation is over") from None
+            except RuntimeError as error:
+                raise TransportError(_first_line(error)) from None
 
     def _wait(self, pending: Any) -> None:
         self._waiting(True)

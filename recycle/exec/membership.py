@@ -38,6 +38,7 @@ from msgspec import Struct
 from recycle.errors import RunError
 
 GO, VOID = "go", "void"
+INTERRUPT_SECONDS = 0.02
 
 
 class Facts(Struct, frozen=True):
@@ -226,7 +227,10 @@ class Member:
         store: the main thread's client; heartbeat and watch get clones.
         name: position that this process started in, `k.r`.
         heartbeat: seconds between beats.
-        interrupt: called from the watch thread when the current generation is over; wakes the main thread.
+        interrupt: called from the watch thread while the current generation is over; wakes the main thread.
+
+    Attributes:
+        over: set while the current generation is over.
     """
 
     def __init__(self, store: Store, name: str, heartbeat: float, interrupt: Callable[[], None]) -> None:
@@ -234,6 +238,7 @@ class Member:
         self._interrupt = interrupt
         self._lock = threading.Lock()
         self._generation = 0
+        self.over = threading.Event()
         for target, client in ((self._beat, store.clone()), (self._watch, store.clone())):
             threading.Thread(target=self._or_exit, args=(target, client, heartbeat), daemon=True).start()
 
@@ -250,6 +255,7 @@ class Member:
                 continue
             with self._lock:
                 self._generation += 1
+                self.over.clear()
             record = decode_record(text)
             if self.name in record.live and not self.store.has_all([f"stop/{self._generation}"]):
                 return record
@@ -307,15 +313,25 @@ class Member:
             time.sleep(heartbeat)
 
     def _watch(self, store: Store, _: float) -> None:
-        """Interrupt the main thread when its generation stops, and never in a later one."""
+        """Interrupt the main thread when its generation stops, again and again until it has left it.
+
+        Once is not enough: it may be about to open a connection or to wait on one. The lock keeps interrupts out of
+        the next generation.
+        """
         watched = 1
         while True:
             if store.wait(f"stop/{watched}", 3600.0) is None:
                 continue
-            with self._lock:
-                if self._generation == watched:
-                    self._interrupt()
+            while self._interrupt_in(watched):
+                time.sleep(INTERRUPT_SECONDS)
             watched += 1
+
+    def _interrupt_in(self, generation: int) -> bool:
+        with self._lock:
+            if self._generation == generation:
+                self.over.set()
+                self._interrupt()
+            return self._generation <= generation
 
     def _or_exit(self, target: Callable[[Store, float], None], store: Store, heartbeat: float) -> None:
         """Without its launcher a worker has no purpose: it ends at once instead of training on unseen."""

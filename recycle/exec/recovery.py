@@ -125,9 +125,9 @@ class WorkerLoop:
         except GenerationOver:
             return None
         finally:
+            self.shut()  # wakes every peer that still waits for this worker
             if transport is not None:
                 transport.close()
-            self.shut()  # wakes every peer that still waits for this worker
 
     def _form(self, record: Record, schedule: Schedule, role: Worker) -> GlooTransport:
         by_role = {Worker.parse(r): process for process, r in record.roles.items()}
@@ -142,6 +142,7 @@ class WorkerLoop:
             next(iter(self.stages.values())).message_spec(),
             timeout=membership.transport_timeout,
             form_timeout=membership.form_timeout,
+            over=self.member.over,
             waiting=self.member.progress.set_waiting,
         )
         try:

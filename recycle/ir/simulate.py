@@ -11,6 +11,7 @@ off the critical path, and proven by a fixed point: with that period no start ti
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -325,8 +326,8 @@ def _period(graph: EventGraph, seconds: Floats) -> float:
     """Largest mean of a cycle through the repeated schedule (max-plus eigenvalue).
 
     From a lower bound on, iterations are released one period after another. Either the releases settle, and the bound
-    is the period; or, since then some edges are in a cycle that takes longer, the releases of one node keep growing,
-    and by how much tells that cycle's mean, which is the next bound. Ends because there are finitely many means.
+    is the period; or some cycle takes longer, and the critical path to a release that still grows comes to run around
+    it: its mean is the next bound. Ends because there are finitely many means.
     """
     repeat = _Repeat.of(graph)
     nodes, best = graph.dependencies.nodes, 0.0
@@ -335,7 +336,7 @@ def _period(graph: EventGraph, seconds: Floats) -> float:
     slack = float((start + seconds).max(initial=0.0)) * TOLERANCE
     if not slack:
         return 0.0
-    history: list[tuple[Rows, Rows, Floats]] = []
+    history: list[tuple[Rows, Rows]] = []
     while True:
         following = np.zeros(nodes)
         ready = (start + seconds)[repeat.source] - best
@@ -347,26 +348,30 @@ def _period(graph: EventGraph, seconds: Floats) -> float:
         chosen = np.flatnonzero(moved[repeat.target] & (ready >= following[repeat.target]))
         decides[repeat.target[chosen]] = repeat.source[chosen]
         released = np.where(moved, following, released)
-        history.append((last, decides, released))
-        longer = _growth(history, int(np.where(moved, following, -1.0).argmax()))
-        if longer > 0:
-            best += longer
+        history.append((last, decides))
+        longer = _cycle_mean(history, seconds, int(np.where(moved, following, -1.0).argmax()))
+        if longer > best:
+            best = longer
             history.clear()
             released = np.zeros(nodes)
         start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, released)
 
 
-def _growth(history: list[tuple[Rows, Rows, Floats]], node: int) -> float:
-    """By how much per iteration a release on the critical path to `node` grows; 0 when the path meets no node twice."""
-    seen: dict[int, int] = {}
+def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) -> float:
+    """Seconds per iteration of the first cycle on the critical path to the release of `node`; 0 when there is none."""
+    seen: dict[int, tuple[int, int]] = {}
+    path: list[float] = []
     for iteration in range(len(history) - 1, -1, -1):
-        last, decides, released = history[iteration]
+        last, decides = history[iteration]
         if node in seen:
-            return float(history[seen[node]][2][node] - released[node]) / (seen[node] - iteration)
-        seen[node] = iteration
+            later, begin = seen[node]
+            return math.fsum(path[begin:]) / (later - iteration)
+        seen[node] = iteration, len(path)
         node = int(decides[node])
         if node < 0:
             return 0.0
+        path.append(float(seconds[node]))
         while last[node] >= 0:
             node = int(last[node])
+            path.append(float(seconds[node]))
     return 0.0

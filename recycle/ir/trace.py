@@ -94,7 +94,26 @@ class Trace:
 
     def generations_of(self, step: int) -> list[int]:
         """The generations that executed anything of `step`, ascending; the last is the one that counted."""
-        return [int(generation) for generation in np.unique(self.generation[self.step == step])]
+        return self._generations.get(step, [])
+
+    @cached_property
+    def _generations(self) -> dict[int, list[int]]:
+        pairs = np.unique(np.stack([self.step, self.generation], axis=1), axis=0)
+        found: dict[int, list[int]] = {}
+        for step, generation in pairs.tolist():
+            found.setdefault(step, []).append(generation)
+        return found
+
+    @cached_property
+    def seconds(self) -> dict[int, float]:
+        """step -> seconds from its first start to its last end, in the generation that counted."""
+        last = np.array([self.generations_of(step)[-1] for step in self.steps], dtype=np.int64)
+        place = np.searchsorted(self.steps, self.step)
+        rows = np.flatnonzero(self.generation == last[place])
+        first_start, last_end = np.full(len(last), np.inf), np.full(len(last), -np.inf)
+        np.minimum.at(first_start, place[rows], self.start[rows])
+        np.maximum.at(last_end, place[rows], self.end[rows])
+        return dict(zip(self.steps, (last_end - first_start).tolist(), strict=True))
 
     def window(self, first: int, last: int, generation: int | None = None) -> Trace:
         """The rows of the steps `first` to `last` inclusive, of one generation only if it is given."""

@@ -93,9 +93,8 @@ def anneal(
 def _rerouted(problem: Problem) -> list[int]:
     """1 for each (stage, micro-batch) whose home worker is dead."""
     m, ranks = problem.shape.micro_batches, problem.shape.ranks
-    return [
-        int((g // m, s % ranks) in problem.dead) for s in range(problem.shape.stages) for g in range(problem.micro_batches)
-    ]
+    stages, micro_batches = range(problem.shape.stages), range(problem.micro_batches)
+    return [int((g // m, s % ranks) in problem.dead) for s in stages for g in micro_batches]
 
 
 def _anneal(

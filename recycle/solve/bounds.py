@@ -41,12 +41,12 @@ def makespan_bound(problem: Problem) -> float:
     """
     bound = 0.0
     for s in range(problem.shape.stages):
-        fill = arrival(problem, s)
         step = problem.finish[s]
+        fill = arrival(problem, s % problem.shape.ranks)  # with chunks a worker begins with its first stage
         bound = max(bound, fill + max(load(problem, s), round_trip(problem, s), memory(problem, s)))
         if problem.shape.chunks == 1:
             bound = max(bound, fill + last_backward(problem, s) + departure(problem, s))
-        bound = max(bound, fill + _once(problem, s) + step)
+        bound = max(bound, arrival(problem, s) + _once(problem, s) + step)
     return float(ceil(bound - 1e-6)) if problem.is_integral else bound
 
 

@@ -141,7 +141,7 @@ def _list_schedule(
     stages: Any, n: Any, ranks: Any, host: Any, rank: Any, queue: Any, times: Any, link: Any, speed: Any, cap: Any,
     stash: Any, split: Any, hold: Any, weights: Any, weight_first: Any, noise: Any, seed: Any, started: Any,
 ) -> int:
-    """Event-driven simulation. An event is (time, code): operation code arrives, or (code < 0) worker -code-1 is idle."""
+    """Event-driven simulation. An event is (time, code): operation `code` arrives, or (< 0) worker -code-1 is idle."""
     workers = len(queue) - 1
     plane = stages * n
     chunks = stages // ranks

@@ -2,8 +2,8 @@
 
 Two searches on two scales. `vary` changes the list scheduler's policy (caps in flight, W that may wait, hosts of
 re-routed micro-batches, a little noise) and is what large instances get. `improve` then anneals the order itself,
-operation by operation, in rounds that ask for ever smaller periods until the bound is met. Both depend on nothing but the
-seed and their numbers of steps; the clock only decides when to stop.
+operation by operation, in rounds that ask for ever smaller periods until the bound is met. Both depend on nothing but
+the seed and their numbers of steps; the clock only decides when to stop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recycle.solve.timing import time_order
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the best period so far."""
-HOT, COLD = 0.25, 0.12
+HOT, COLD = 0.15, 0.12
 """Temperatures of a round in typical operation times; measured best on rows of 3 to 8 pipelines."""
 PATIENCE = 12
 WORTH_COMPILING, WORTH_COMPILING_FOR = 5.0, 20_000_000
@@ -94,7 +94,7 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
         s = random.randrange(stages)
         what = random.randrange(3)
         if what == 0 and problem.shape.chunks == 1:
-            hold[s] = random.choice((UNLIMITED, max(1, stages - s), max(1, stages - s + 1), random.randint(1, 2 * stages)))
+            hold[s] = random.choice((UNLIMITED, stages - s, stages - s + 1, random.randint(1, 2 * stages)))
         elif what == 1:
             weights[s] = random.choice((UNLIMITED, 1, 2, random.randint(1, stages + 1)))
         else:
@@ -136,7 +136,7 @@ def improve(
         The best order met. Depends on `start`, `steps`, `seed` and `patience` only, unless the deadline cuts it short.
     """
     deadline = deadline or Deadline(None)
-    longest = max(500, min(200_000, 40_000_000 // problem.size))
+    longest = max(500, min(100_000, 40_000_000 // problem.size))
     length, spent, idle, turn = min(2_000, longest), 0, 0, 0
     best, due = start, time_order(problem, start.order).due
     order, order_due = best.order, due

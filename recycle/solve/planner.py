@@ -8,9 +8,11 @@ its figures are the simulator's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -31,9 +33,10 @@ from recycle.plans import (
     failure_vector,
 )
 from recycle.shape import Worker
+from recycle.solve import milp
 from recycle.solve.bounds import lower_bound
 from recycle.solve.construct import Policy
-from recycle.solve.improve import Deadline, Found, Progress, first, improve, vary
+from recycle.solve.improve import Deadline, Found, Progress, first, improve, is_met, vary
 from recycle.solve.problem import Problem
 
 QUICK_SECONDS = 0.5
@@ -41,6 +44,8 @@ TRAINING_SECONDS = 1.2
 """Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
 SEARCH_STEPS = 1 << 40
 POLICIES = 200
+EXACT_UP_TO, EXACT_SECONDS = 100, 4.0
+"""Operations up to which the exact model is asked, and for how long: above, the search finds what it would."""
 
 
 def plan(
@@ -131,10 +136,17 @@ def _search(
     policies = POLICIES if steps is None else min(POLICIES, steps // 50)
     a_quarter = Deadline(None if steps is not None else deadline.left / 4)
     found = vary(problem, start, policy, bound, steps=policies, seed=seed, deadline=a_quarter)
-    return improve(
+    found = improve(
         problem, found, bound, steps=SEARCH_STEPS if steps is None else steps, seed=seed, deadline=deadline,
         progress=progress,
     )
+    if steps is None and problem.size <= EXACT_UP_TO and not is_met(problem, found.period, bound):
+        seconds = min(deadline.left, EXACT_SECONDS)
+        if seconds > 2.0:
+            solved = milp.solve(problem, found.order, bound, seconds=seconds)
+            if solved.period < found.period:
+                found = replace(found, order=solved.order, period=solved.period)
+    return found
 
 
 def vectors(job: Job, failures: int) -> Iterator[Vector]:
@@ -155,7 +167,7 @@ def vectors(job: Job, failures: int) -> Iterator[Vector]:
 def plan_library(
     job: Job,
     failures: int,
-    directory: str | Path,
+    directory: str | Path | None,
     progress: Callable[[Vector, Plan | None], None] | None = None,
     *,
     cache: str | Path | None = None,
@@ -163,21 +175,23 @@ def plan_library(
     """Plans of all vectors with up to `failures` dead, in `directory`; those that are there and valid are kept.
 
     Args:
+        directory: the library to fill; None when the plans are only wanted in the cache or in memory.
         progress: told each vector before it is planned (with None) and after.
         cache: directory of plans that outlive runs, read before planning and written after.
 
     Raises:
         PlanError: the directory cannot be written.
     """
-    library = PlanLibrary(Path(directory), job)
+    library = None if directory is None else PlanLibrary(Path(directory), job)
     plans = []
     for vector in vectors(job, failures):
         if progress:
             progress(vector, None)
-        made = library.get(vector)
+        made = None if library is None else library.get(vector)
         if made is None:
             made = _through_cache(job, vector, cache)
-            library.add(made)
+            if library is not None:
+                library.add(made)
         plans.append(made)
         if progress:
             progress(vector, made)
@@ -197,8 +211,6 @@ def _through_cache(job: Job, vector: Vector, cache: str | Path | None) -> Plan:
 
 def _keep(made: Plan, path: Path) -> None:
     """Write to the cache; one that cannot be written is no reason to fail."""
-    import contextlib
-
     with contextlib.suppress(OSError, PlanError):
         path.parent.mkdir(parents=True, exist_ok=True)
         made.save(path)
@@ -209,11 +221,16 @@ def plan_for_training(job: Job, vector: Sequence[int], quick: bool = False) -> s
 
     Top-level and with plain arguments, so that a launcher can run it in a child process.
     """
-    vector = tuple(vector)
-    path = cache_path(cache_directory(os.environ), job, vector)
+    vector, cache = tuple(vector), cache_directory(os.environ)
+    thorough = cached_plan(cache_path(cache, job, vector), job, vector)
+    if thorough is not None:
+        return thorough.text()
+    hurried = msgspec.structs.replace(job.planner, seconds=min(TRAINING_SECONDS, job.planner.seconds), steps=None)
+    job = msgspec.structs.replace(job, planner=hurried)
+    path = cache_path(cache, job, vector)
     kept = cached_plan(path, job, vector)
     if kept is None:
-        kept = plan_vector(job, vector, quick, seconds=min(TRAINING_SECONDS, job.planner.seconds))
+        kept = plan_vector(job, vector, quick)
         if not quick:
             _keep(kept, path)
     return kept.text()

@@ -146,6 +146,18 @@ class Problem:
         """Time of F (0), I or B (1), W (2) of `stage` on `worker`."""
         return (self.forward, self.backward, self.weight)[kind][stage] * self.speed[worker]
 
+    def is_within_caps(self, order: Order) -> bool:
+        """Whether no worker ever holds more activations than it may."""
+        plane = self.shape.stages * self.micro_batches
+        freed = (-1.0, 1 - self.stash, self.stash) if self.split else (-1.0, 1.0, 0.0)
+        for program, cap in zip(order, self.cap, strict=True):
+            held = 0.0
+            for operation in program:
+                held -= freed[operation // plane]
+                if held > cap + 1e-9:
+                    return False
+        return True
+
     def schedule(self, order: Order) -> Schedule:
         """The compute-only schedule that `order` writes."""
         stages, m = self.shape.stages, self.shape.micro_batches

@@ -43,6 +43,27 @@ def time_order(problem: Problem, order: Order, often: bool = False) -> Timing:
     Args:
         often: many more will follow, so that the compiled loop pays for small problems too.
     """
+    arguments = _arguments(problem, order)
+    if problem.size >= COMPILE_FROM or (often and problem.size >= COMPILE_FROM // 20):
+        arguments = as_arrays(arguments)
+        compiled(_time)(*arguments)
+    else:
+        _time(*arguments)
+    last, (period, makespan) = [float(v) for v in arguments[12]], arguments[14]
+    ends = [end + finish for end, finish in zip(last, problem.finish, strict=True)]
+    ranks = problem.shape.ranks
+    return Timing(float(period), float(makespan), [max(ends[rank::ranks]) for rank in range(ranks)])
+
+
+def start_times(problem: Problem, order: Order) -> list[float]:
+    """Start of each operation: right-shifted, or with the barrier as early as possible."""
+    arguments = _arguments(problem, order)
+    _time(*arguments)
+    times: list[float] = arguments[13]
+    return times
+
+
+def _arguments(problem: Problem, order: Order) -> list[Any]:
     stages, ranks = problem.shape.stages, problem.shape.ranks
     sequence = [operation for program in order for operation in program]
     offsets = np.concatenate([[0], np.cumsum([len(program) for program in order])]).tolist()
@@ -50,31 +71,22 @@ def time_order(problem: Problem, order: Order, often: bool = False) -> Timing:
     for worker, program in enumerate(order):
         for i, operation in enumerate(program):
             host[operation], place[operation] = worker, offsets[worker] + i
-    arguments: list[Any] = [
+    return [
         stages, problem.micro_batches, ranks, sequence, offsets, host, place,
         [*problem.forward, *problem.backward, *problem.weight], list(problem.finish), problem.link,
-        list(problem.speed), int(problem.staggered), [0.0] * stages, [0.0, 0.0],
+        list(problem.speed), int(problem.staggered), [0.0] * stages, [0.0] * problem.size, [0.0, 0.0],
     ]
-    if problem.size >= COMPILE_FROM or (often and problem.size >= COMPILE_FROM // 20):
-        arguments = as_arrays(arguments)
-        compiled(_time)(*arguments)
-    else:
-        _time(*arguments)
-    last, (period, makespan) = [float(v) for v in arguments[12]], arguments[13]
-    ends = [end + finish for end, finish in zip(last, problem.finish, strict=True)]
-    return Timing(float(period), float(makespan), [max(ends[rank::ranks]) for rank in range(ranks)])
 
 
 def _time(
     stages: Any, n: Any, ranks: Any, sequence: Any, offsets: Any, host: Any, place: Any, times: Any, finish: Any,
-    link: Any, speed: Any, staggered: Any, last: Any, figures: Any,
+    link: Any, speed: Any, staggered: Any, last: Any, late: Any, figures: Any,
 ) -> None:
     workers = len(offsets) - 1
     size = len(sequence)
     total = len(host)
     plane = stages * n
     end = [0.0] * total
-    late = [0.0] * total
     done = [0] * total
     topological = [0] * size
     stack = [0] * (size + workers + 1)
@@ -174,5 +186,7 @@ def _time(
                         period = window
         else:
             period = makespan
+            for x in topological:
+                late[x] = end[x] - times[x // n] * speed[host[x]]
     figures[0] = period
     figures[1] = makespan

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from recycle import MicroBatch, Schedule, Shape, Worker
 from recycle.ir.dependencies import Cause, dependencies
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, Transfer
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    OverlappedPair,
+    Transfer,
+)
+from recycle.ir.simulate import event_graph
 
 
 def random_schedule(rng: random.Random, most: int = 4) -> Schedule:
     """A compute-only schedule in random order: some workers failed, their micro-batches re-routed to random peers, some
-    backwards split, one or two chunks per worker in a loop or a V."""
+    backwards split, an overlapped pair, one or two chunks per worker in a loop or a V."""
     shape = Shape(rng.randint(1, 3), rng.randint(1, most), rng.randint(1, most), rng.choice([1, 1, 1, 2]))
     ranks, stages = shape.ranks, shape.stages
     vee = shape.chunks == 2 and rng.random() < 0.5
@@ -52,7 +62,31 @@ def random_schedule(rng: random.Random, most: int = 4) -> Schedule:
                 ready.append(backward(stage - 1, micro_batch))
     placement = {w: [s for s in range(stages) if rank_of[s] == w.rank] for w in shape.workers()}
     optimizer = rng.choice(["staggered", "barrier"])
+    if rng.random() < 0.3:
+        with_pair = Schedule.build(
+            shape, _pair_up(rng, programs), placement=placement, failed=failed, optimizer=optimizer
+        )
+        if event_graph(with_pair).is_acyclic:
+            return with_pair
     return Schedule.build(shape, programs, placement=placement, failed=failed, optimizer=optimizer)
+
+
+def _pair_up(rng: random.Random, programs: dict[Worker, list[Instruction]]) -> dict[Worker, list[Instruction]]:
+    """The programs with one F and the B behind it, of another micro-batch, overlapped; which may make a cycle."""
+    places = [
+        (worker, n)
+        for worker, program in programs.items()
+        for n, (first, second) in enumerate(pairwise(program))
+        if isinstance(first, Forward) and isinstance(second, Backward) and first.micro_batch != second.micro_batch
+    ]
+    if not places:
+        return programs
+    worker, n = rng.choice(places)
+    first, second = programs[worker][n : n + 2]
+    assert isinstance(first, Forward)
+    assert isinstance(second, Backward)
+    merged = [*programs[worker][:n], OverlappedPair(first, second), *programs[worker][n + 2 :]]
+    return {**programs, worker: merged}
 
 
 @dataclass

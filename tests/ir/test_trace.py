@@ -71,6 +71,7 @@ def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
     trace = traces.merge(tmp_path, SHAPE)
     assert trace.generations_of(1) == [0, 1]
     assert trace.window(1, 1).generation.tolist() == [0, 1]
+    assert trace.seconds == {0: 1.0, 1: 1.0, 2: 1.0}
     window = trace.window(1, 2, generation=1)
     assert window.step.tolist() == [1, 2]
     assert window.columns.offsets.tolist() == [0, 0, 0, 2, 2]
@@ -112,6 +113,7 @@ def test_load_prefers_the_merged_file_and_reads_a_live_run(tmp_path: Path) -> No
 def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
     trace = traces.merge(tmp_path, SHAPE)
     assert (len(trace), trace.steps, trace.processes, trace.events) == (0, [], [], ())
+    assert (trace.seconds, trace.generations_of(0)) == ({}, [])
     traces.write(trace, tmp_path / "trace.json")
     assert len(traces.read(tmp_path / "trace.json")) == 0
 

@@ -140,7 +140,7 @@ def test_a_live_run_is_read_again(
     (path / "metrics.jsonl").write_text("".join(lines))
     page.refresh()
     assert len(page.run.metrics) == 5
-    monkeypatch.setattr("viz.pages.run_page.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("viz.pages.run_page.time.monotonic", lambda: 1e9)
     page.refresh()
     assert len(page.run.metrics) == 9
 
@@ -191,28 +191,42 @@ def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, sc
     assert tabs == ["run", "broken.json"]
 
 
-def test_callbacks_answer_over_http(run_dir: Path) -> None:
-    app = build_app([load_source(run_dir)])
-    client = app.server.test_client()
-    (callback,) = [
-        entry for entry in client.get("/_dash-dependencies").get_json() if "run0-timelines.children" in entry["output"]
-    ]
-    values = {"run0-step": 7, "run0-attempt": None, "run0-grouping": "stage"}
-    outputs = [
-        {"id": identifier, "property": name}
-        for identifier, name in (part.rsplit(".", 1) for part in callback["output"].strip(".").split("..."))
-    ]
+def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:
+    """What the callback that sets `output` answers when `changed` did; `values` by component, without the prefix."""
+    (callback,) = [entry for entry in client.get("/_dash-dependencies").get_json() if output in entry["output"]]
+    names = (part.rsplit(".", 1) for part in callback["output"].strip(".").split("..."))
     answer = client.post(
         "/_dash-update-component",
         json={
             "output": callback["output"],
-            "outputs": outputs,
-            "inputs": [{**entry, "value": values[entry["id"]]} for entry in callback["inputs"]],
-            "changedPropIds": ["run0-step.value"],
+            "outputs": [{"id": identifier, "property": name} for identifier, name in names],
+            "changedPropIds": [changed],
+            **{
+                role: [{**entry, "value": values[entry["id"].removeprefix("run0-")]} for entry in callback[role]]
+                for role in ("inputs", "state")
+            },
         },
-    ).get_json()["response"]
+    )
+    response: dict[str, Any] = answer.get_json()["response"]
+    return response
+
+
+def test_callbacks_answer_over_http(run_dir: Path) -> None:
+    client = build_app([load_source(run_dir)]).server.test_client()
+    values = {"step": 7, "attempt": None, "grouping": "stage", "began": True}
+    answer = post(client, "run0-timelines.children", "run0-step.value", **values)
     assert answer["run0-attempt"]["value"] == 2
     assert "Executed, step 7" in words(answer["run0-timelines"]["children"])
+
+
+def test_a_step_opens_at_the_attempt_that_counted(run_dir: Path) -> None:
+    client = build_app([load_source(run_dir)]).server.test_client()
+    values = {"step": 3, "attempt": 0, "grouping": "pipeline", "began": True}
+    attempts = {
+        changed: post(client, "run0-timelines.children", f"run0-{changed}.value", **values)["run0-attempt"]["value"]
+        for changed in ("step", "attempt", "grouping")
+    }
+    assert attempts == {"step": 1, "attempt": 0, "grouping": 0}
 
 
 def test_it_listens_on_loopback_and_says_where(run_dir: Path) -> None:
@@ -242,3 +256,22 @@ def test_a_port_in_use_is_one_clear_line(run_dir: Path) -> None:
             serve(build_app([load_source(run_dir)]), port)
     with pytest.raises(RecycleError, match="port 70000 cannot be used"):
         serve(build_app([load_source(run_dir)]), 70000)
+
+
+def test_the_first_iteration_of_a_live_run_appears_by_itself(
+    tmp_path: Path, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "run", live=True)
+    (path / "logs").rename(path / "aside")
+    metrics = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").unlink()
+    client = build_app([load_source(path)]).server.test_client()
+    (path / "aside").rename(path / "logs")
+    (path / "metrics.jsonl").write_text(metrics)
+    monkeypatch.setattr("viz.pages.run_page.time.monotonic", lambda: 1e9)
+    changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, began=False)
+    assert changed["run0-began"] == {"data": True}
+    assert (changed["run0-step"]["min"], changed["run0-step"]["max"]) == (0, 8)
+    assert changed["run0-controls"] == {"className": "controls"}
+    again = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=2, began=True)
+    assert "run0-began" not in again

@@ -1,0 +1,1 @@
+"""What is drawn: boxes, the Plotly figures, the SVG, and the colours that all of them share."""

@@ -17,7 +17,9 @@ from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FONT, GRID, INK, MU
 from viz.lanes import LaneTable
 
 TEXT_LIMIT, BAR_LIMIT, PATH_LIMIT = 1000, 2000, 100_000
-LANE_PIXELS, MARGIN_TOP, MARGIN_BOTTOM = 34, 30, 44
+LANE_PIXELS, LEAST_LANE_PIXELS, LANES_PIXELS = 34, 16, 1100
+"""Height of a lane; lanes shrink, to the least, while all together are higher than LANES_PIXELS."""
+MARGIN_TOP, MARGIN_BOTTOM = 30, 44
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,  # plotly's mode bar offers to upload the figure unless told not to
     "displaylogo": False,
@@ -59,8 +61,10 @@ def note(table: LaneTable) -> str:
 
 
 def _layout(table: LaneTable, length: float, unit: str) -> dict[str, Any]:
+    lanes = max(table.lanes, 1)
+    lane = max(LEAST_LANE_PIXELS, min(LANE_PIXELS, LANES_PIXELS // lanes))
     return {
-        "height": MARGIN_TOP + MARGIN_BOTTOM + LANE_PIXELS * max(table.lanes, 1),
+        "height": MARGIN_TOP + MARGIN_BOTTOM + lane * lanes,
         "margin": {"l": 8, "r": 16, "t": MARGIN_TOP, "b": MARGIN_BOTTOM},
         "barmode": "overlay",
         "shapes": [{**_EDGE, "y0": lane - 0.5, "y1": lane - 0.5} for lane in group_edges(table)],

@@ -1,0 +1,1 @@
+"""The pages of the application: one per run directory, one for all schedule files."""

@@ -43,12 +43,12 @@ def problems(lines: Sequence[str]) -> Any:
     return html.Section([html.H2(count), html.Ul(shown)], className="problems", role="alert")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], class_name: str = "facts") -> html.Div:
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> html.Div:
     """A table whose first column names the rows; None is a dash."""
     body = [html.Tr([html.Th(show(row[0]), scope="row"), *(html.Td(show(cell)) for cell in row[1:])]) for row in rows]
     return html.Div(
         html.Table([html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head])), html.Tbody(body)]),
-        className=class_name,
+        className="facts",
     )
 
 

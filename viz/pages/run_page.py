@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from viz.figures.curves import curves_figure, event_text
@@ -30,7 +30,7 @@ class RunPage:
     def __init__(self, run: Run, prefix: str = "run") -> None:
         self.run = run
         self.prefix = prefix
-        self._read_at = time.monotonic()
+        self._read_again_at = time.monotonic() + REFRESH_SECONDS
         self._lock = threading.Lock()
 
     @property
@@ -41,14 +41,16 @@ class RunPage:
         return f"{self.prefix}-{part}"
 
     def refresh(self) -> None:
-        """Read a live run again, at most once per REFRESH_SECONDS whatever number of browsers ask."""
+        """Read a live run again, however many browsers ask: once per REFRESH_SECONDS, and for a tenth of the time."""
         with self._lock:
-            if self.run.live and time.monotonic() - self._read_at >= REFRESH_SECONDS:
-                self._read_at = time.monotonic()
+            began = time.monotonic()
+            if self.run.live and began >= self._read_again_at:
                 try:
                     self.run = load_run(self.run.path)
                 except RecycleError as error:
                     self.run.problems[:] = [str(error)]
+                ended = time.monotonic()
+                self._read_again_at = ended + max(REFRESH_SECONDS, 10 * (ended - began))
 
     def first_step(self) -> int | None:
         """The step shown at first: during the failure when there was one."""
@@ -61,6 +63,9 @@ class RunPage:
         return html.Div(
             [
                 html.Div(self.overview(), id=self.name("overview")),
+                html.Details(
+                    [html.Summary("Events"), html.Div(self.events(), id=self.name("events"))], className="card"
+                ),
                 parts.card(
                     "Timelines",
                     html.Div(
@@ -100,6 +105,7 @@ class RunPage:
                     html.Div(id=self.name("timelines")),
                     parts.legend(),
                 ),
+                dcc.Store(id=self.name("began"), data=bool(run.steps)),
                 dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
             ]
         )
@@ -133,18 +139,18 @@ class RunPage:
             "No step is committed yet.", f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         )
         if run.metrics:
-            curves = parts.graph(curves_figure(run.metrics, run.events, run.workers))
+            curves = parts.graph(curves_figure(run.metrics, run.events, run.workers), id=self.name("curves"))
         plans: Any = parts.table(PHASE_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
-        events: Any = parts.empty("Nothing happened to any worker.")
-        if run.events:
-            events = parts.table(*events_table(run.events), class_name="facts events")
         return [
             parts.problems(run.problems),
             html.P([html.Span(word) for word in self.facts()], className="chips"),
             parts.card("Loss and live workers", curves),
             parts.card("Plans in use", plans, caption=PLANS_CAPTION),
-            html.Details([html.Summary(f"Events ({len(run.events)})"), events], className="card"),
         ]
+
+    def events(self) -> Any:
+        """The table of events, or that there are none."""
+        return parts.table(*events_table(self.run.events)) if self.run.events else parts.empty("Nothing happened yet.")
 
     def facts(self) -> list[str]:
         """The run in a few words."""
@@ -222,9 +228,12 @@ class RunPage:
             Input(self.name("step"), "value"),
             Input(self.name("attempt"), "value"),
             Input(self.name("grouping"), "value"),
+            Input(self.name("began"), "data"),
         )
-        def show_timelines(step: int | None, attempt: int | None, grouping: Grouping) -> Any:
-            return self.timelines(step, attempt, grouping)
+        def show_timelines(step: int | None, attempt: int | None, grouping: Grouping, _: bool) -> Any:
+            # A step is shown first as it counted; only a reader's choice brings up an attempt that was broken off.
+            chosen = None if ctx.triggered_id == self.name("step") else attempt
+            return self.timelines(step, chosen, grouping)
 
         @app.callback(
             Output(self.name("step"), "value"),
@@ -244,15 +253,20 @@ class RunPage:
             Output(self.name("step"), "max"),
             Output(self.name("step"), "marks"),
             Output(self.name("tick"), "disabled"),
+            Output(self.name("events"), "children"),
+            Output(self.name("began"), "data"),
             Input(self.name("tick"), "n_intervals"),
+            State(self.name("began"), "data"),
             prevent_initial_call=True,
         )
-        def read_again(_: int) -> Any:
+        def read_again(_: int, began: bool) -> Any:
             self.refresh()
+            # The timelines keep what the reader looks at; only the first iteration of all draws them unasked.
+            begins = True if self.run.steps and not began else no_update
             slider = self.slider()
             controls = "controls" if self.run.steps else "controls hidden"
             limits = (slider["min"], slider["max"], slider["marks"])
-            return self.overview(), self.moments(), controls, *limits, not self.run.live
+            return self.overview(), self.moments(), controls, *limits, not self.run.live, self.events(), begins
 
 
 PHASE_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")

@@ -112,7 +112,7 @@ def early(inspection: Inspection, cause: Cause, kind: Kind) -> Iterator[tuple[in
     late = last[by * workers + lowered.worker[waiting]]
     for row, behind in sorted(zip(waiting[late > waiting].tolist(), late[late > waiting].tolist(), strict=True)):
         given, given_behind = inspection.given(row), inspection.given(behind)
-        if given is not None and given_behind is not None:
+        if given is not None and given_behind is not None and not inspection.stray_updates[[given, given_behind]].any():
             yield given_behind, given
 
 

@@ -67,9 +67,11 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
         return
     source, target = _edges(events)
     keep = ~_explained(inspection, source, target)
-    broken = inspection.rows_in(inspection.broken)
+    told = inspection.rows_in(inspection.broken) | inspection.stray_updates
+    for end in _local_disorder(inspection):
+        told[inspection.origin[end]] = True
     for cycle in cycles(source[keep], target[keep], events.dependencies.nodes):
-        if any(broken[given] for given in map(inspection.given, cycle) if given is not None):
+        if any(told[given] for given in map(inspection.given, cycle) if given is not None):
             continue  # a consequence of what is wrong with that instruction itself
         row, text = _describe(inspection, events, cycle)
         yield Defect(

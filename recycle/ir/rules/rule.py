@@ -242,6 +242,18 @@ class Inspection:
         rows[self.pieces.row[self.computes[cells[self.cell[self.computes]]]]] = True
         return rows
 
+    @cached_property
+    def stray_updates(self) -> Flags:
+        """The given reduces and steps on a worker that does not host the stage, and those that are there already."""
+        pieces, stages = self.pieces, self.schedule.shape.stages
+        at = np.flatnonzero(is_kind(pieces.kind, STAGE_KINDS) & pieces.valid)
+        hosted = self.hosted[pieces.worker[at], pieces.stage[at]] & ~self.dead[pieces.worker[at]]
+        keys = (pieces.kind[at].astype(np.int64) * len(self.dead) + pieces.worker[at]) * stages + pieces.stage[at]
+        stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)
+        stray[np.delete(pieces.row[at], firsts(keys)[1])] = True
+        stray[pieces.row[at[~hosted]]] = True
+        return stray
+
     def cell_of(self, stage: int, micro_batch: MicroBatch) -> int:
         shape = self.schedule.shape
         return stage * shape.global_micro_batches + micro_batch.pipeline * shape.micro_batches + micro_batch.index

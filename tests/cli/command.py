@@ -1,0 +1,47 @@
+"""Runs the command line in this process and catches what it prints and how it exits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from recycle.cli import main
+
+
+@dataclass
+class Outcome:
+    """Exit status and both outputs of one command."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one JSON object on standard output; nothing else may be there."""
+        parsed = json.loads(self.out)
+        assert isinstance(parsed, dict)
+        return parsed
+
+    def refused(self, *words: str) -> bool:
+        """Whether the command refused its input: status 2, nothing printed, one line on standard error."""
+        one_line = self.err.startswith("recycle: ") and self.err.count("\n") == 1 and "Traceback" not in self.err
+        return self.status == 2 and not self.out and one_line and all(word in self.err for word in words)
+
+
+class Command:
+    """`command("check", "plan.json")` -> Outcome."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object) -> Outcome:
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        printed = self.capsys.readouterr()
+        code = stopped.value.code
+        return Outcome(code if isinstance(code, int) else 0, printed.out, printed.err)

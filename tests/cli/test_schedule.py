@@ -1,0 +1,69 @@
+"""`recycle schedule`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recycle import Schedule, Shape, lower
+from recycle.ir.families import FAMILIES, one_f_one_b
+from recycle.ir.formats import native
+from tests.cli.command import Command
+
+SCRIPT = Path(sys.executable).parent / "recycle"
+
+
+@pytest.mark.parametrize("family", ["gpipe", "1f1b"])
+def test_a_family_is_written_as_built(command: Command, tmp_path: Path, family: str) -> None:
+    file = tmp_path / "s.json"
+    outcome = command("schedule", family, "-D", 3, "-P", 4, "-m", 6, "-o", file)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out == f"{file}: {family}, D=3 P=4 m=6, 144 instructions\n"
+    assert Schedule.load(file) == FAMILIES[family](Shape(3, 4, 6))
+    assert Schedule.load(file).metadata["family"] == family
+
+
+def test_lower_and_barrier_are_options(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    command("schedule", "1f1b", "-P", 2, "-m", 2, "--lower", "--optimizer", "barrier", "-o", file)
+    assert Schedule.load(file) == lower(one_f_one_b(Shape(1, 2, 2), "barrier"))
+
+
+def test_without_a_file_the_schedule_itself_is_printed(command: Command) -> None:
+    outcome = command("schedule", "1f1b", "-P", 2, "-m", 2)
+    assert native.loads(outcome.out) == one_f_one_b(Shape(1, 2, 2))
+
+
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(command: Command, tmp_path: Path) -> None:
+    known = ", ".join(FAMILIES)
+    assert command("schedule", "zigzag", "-P", 4, "-m", 6).refused("'zigzag' is not a family", known)
+    assert command("schedule", "1f1b", "-P", 0, "-m", 6).refused("ranks must be a whole number of at least 1")
+    assert command("schedule", "1f1b", "-P", 4, "-m", 6, "-V", 2).refused("1f1b: needs chunks = 1")
+    assert command("schedule", "1f1b", "-D", 10**9, "-P", 4, "-m", 6).refused("too large")
+    assert command("schedule", "1f1b", "-P", 2, "-m", 2, "-o", tmp_path / "s.xml").refused("'.xml'", "native")
+    assert command("schedule", "1f1b", "-P", 2, "-m", 2, "-o", tmp_path / "no" / "s.json").refused("cannot be written")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_usage_errors_exit_2(command: Command) -> None:
+    for arguments in (["schedule"], ["schedule", "1f1b", "-P", "x", "-m", "1"], ["schedule", "1f1b", "-P", "2"],
+                      ["schedule", "1f1b", "-P", "2", "-m", "2", "--optimizer", "never"], ["nonsense"]):  # fmt: skip
+        outcome = command(*arguments)
+        assert (outcome.status, outcome.out) == (2, "")
+        assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("name", ["schedule", "check", "simulate", "convert"])
+def test_help_shows_an_example(command: Command, name: str) -> None:
+    outcome = command(name, "--help")
+    assert outcome.status == 0
+    assert f"Example: recycle {name}" in outcome.out
+
+
+def test_the_console_script_and_its_version() -> None:
+    shown = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "recycle 0.1.0\n", "")
+    refused = subprocess.run([SCRIPT, "check", "/nowhere.json"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr == "recycle: /nowhere.json: cannot be read (No such file or directory)\n"

@@ -1,0 +1,110 @@
+"""The one rule of what needs what: for single instructions, for whole schedules, and into the next iteration."""
+
+from __future__ import annotations
+
+import pytest
+
+from recycle import MicroBatch, Schedule, Shape
+from recycle.ir.dependencies import Cause, Dependencies, ValueKind, Why, dependencies, needs
+from recycle.ir.instruction import parse_instruction
+
+A, G = ValueKind.ACTIVATION, ValueKind.INPUT_GRADIENT
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0F0.1", set()), ("1F0.1", {(A, 0)}), ("2B0.1", {(A, 2)}), ("1B0.1", {(A, 1), (G, 2)}),
+        ("0I0.1", {(A, 0), (G, 1)}), ("1W0.1", {(G, 1)}), ("1SEND_F0.1@0.2", {(A, 1)}), ("1SEND_B0.1@0.0", {(G, 1)}),
+        ("1RECV_F0.1@0.0", {(A, 0)}), ("1RECV_B0.1@0.2", {(G, 2)}), ("1REDUCE_GRAD", set()), ("1STEP", set()),
+        ("(1F0.1;2B0.1)", {(A, 0), (A, 2)}),
+    ],
+)  # fmt: skip
+def test_an_instruction_needs_these_values_of_its_micro_batch(text: str, expected: set[tuple[int, int]]) -> None:
+    found = needs(parse_instruction(text), stages=3)
+    assert {(value.kind, value.stage) for value in found} == expected
+    assert all(value.micro_batch == MicroBatch(0, 1) for value in found)
+
+
+def edges(schedule: Schedule, graph: Dependencies) -> set[tuple[str, str]]:
+    """Edges between rows as `instruction of worker` pairs."""
+    name = [f"{schedule.instruction(row)} {schedule.position(row)[0]}" for row in range(graph.rows)]
+    rows = (graph.source < graph.rows) & (graph.target < graph.rows)
+    return {(name[a], name[b]) for a, b in zip(graph.source[rows], graph.target[rows], strict=True)}
+
+
+def test_a_compute_only_schedule_needs_producers_wherever_they_are() -> None:
+    schedule = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0I0 0W0", "0.1": "1F0 1B0"})
+    graph = dependencies(schedule)
+    assert edges(schedule, graph) == {
+        ("0F0.0 0.0", "1F0.0 0.1"), ("1F0.0 0.1", "1B0.0 0.1"), ("0F0.0 0.0", "0I0.0 0.0"),
+        ("1B0.0 0.1", "0I0.0 0.0"), ("0I0.0 0.0", "0W0.0 0.0"),
+    }  # fmt: skip
+    assert graph.missing == ()
+
+
+def test_a_lowered_schedule_needs_its_transfers() -> None:
+    schedule = Schedule.from_text(
+        Shape(1, 2, 1),
+        {"0.0": "0F0 0SEND_F0@0.1 0RECV_B0@0.1 0B0 0REDUCE_GRAD 0STEP",
+         "0.1": "1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0 1REDUCE_GRAD 1STEP"},
+    )  # fmt: skip
+    graph = dependencies(schedule)
+    assert edges(schedule, graph) == {
+        ("0F0.0 0.0", "0SEND_F0.0@0.1 0.0"), ("0SEND_F0.0@0.1 0.0", "1RECV_F0.0@0.0 0.1"),
+        ("1RECV_F0.0@0.0 0.1", "1F0.0 0.1"), ("1F0.0 0.1", "1B0.0 0.1"), ("1B0.0 0.1", "1SEND_B0.0@0.0 0.1"),
+        ("1SEND_B0.0@0.0 0.1", "0RECV_B0.0@0.1 0.0"), ("0RECV_B0.0@0.1 0.0", "0B0.0 0.0"), ("0F0.0 0.0", "0B0.0 0.0"),
+        ("0REDUCE_GRAD 0.0", "0STEP 0.0"), ("1REDUCE_GRAD 0.1", "1STEP 0.1"),
+    }  # fmt: skip
+
+
+def whole(row_0: str, row_1: str, **arguments: object) -> tuple[Schedule, Dependencies]:
+    schedule = Schedule.from_text(Shape(2, 1, 1), {"0.0": row_0, "1.0": row_1}, **arguments)  # type: ignore[arg-type]
+    return schedule, dependencies(schedule)
+
+
+def test_a_reduce_needs_the_gradients_of_all_hosts_through_its_join() -> None:
+    _, graph = whole("0F0.0 0B0.0 0REDUCE_GRAD 0STEP", "0F1.0 0I1.0 0W1.0 0REDUCE_GRAD 0STEP")
+    join = int(graph.groups[0])
+    into = graph.source[(graph.target == join)].tolist()
+    assert sorted(into) == [1, 6]  # B on the one, W on the other
+    assert sorted(graph.target[graph.source == join].tolist()) == [2, 7]
+    assert sorted(graph.source[graph.target == graph.commit].tolist()) == [2, 7]
+
+
+def test_what_is_carried_into_the_next_iteration_depends_on_the_optimizer() -> None:
+    rows = ("0F0.0 0B0.0 0REDUCE_GRAD 0STEP", "0F1.0 0B1.0 0REDUCE_GRAD 0STEP")
+    _, staggered = whole(*rows)
+    carried = set(zip(staggered.carried_source.tolist(), staggered.carried_target.tolist(), strict=True))
+    commit = staggered.commit
+    assert carried == {(3, 0), (7, 4), (commit, 3), (commit, 7)}  # own STEP -> next F; commit -> next STEP
+    _, barrier = whole(*rows, optimizer="barrier")
+    carried = set(zip(barrier.carried_source.tolist(), barrier.carried_target.tolist(), strict=True))
+    assert carried == {(barrier.all_steps, 0), (barrier.all_steps, 4)}
+    waits = (barrier.source == barrier.commit) & (barrier.cause == Cause.STEP)
+    assert sorted(barrier.target[waits].tolist()) == [3, 7]
+
+
+def test_tied_stages_share_a_join() -> None:
+    shape, text = Shape(1, 2, 1), {"0.0": "0F0 0B0 0REDUCE_GRAD", "0.1": "1F0 1B0 1REDUCE_GRAD"}
+    free = dependencies(Schedule.from_text(shape, text))
+    tied = dependencies(Schedule.from_text(shape, text, ties=[[0, 1]]))
+    assert free.groups[0] != free.groups[1]
+    assert tied.groups[0] == tied.groups[1]
+    assert sorted(tied.source[tied.target == tied.groups[0]].tolist()) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("row_0", "row_1", "why"),
+    [
+        ("0F0", "1F0 1B0", set()),
+        ("0F0 0B0", "1B0", {Why.NO_PRODUCER}),
+        ("0F0 0SEND_F0@0.1 0B0", "1F0 1RECV_F0@0.0 1B0", {Why.NOT_RECEIVED}),
+        ("0F0 0B0 0STEP", "1F0 1B0", {Why.NO_REDUCE}),
+        ("0F0 0B0", "1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0", {Why.NO_SEND, Why.NOT_RECEIVED}),
+        ("0F0 1B0 0B0", "1F0", {Why.NOT_LOCAL}),
+    ],
+)
+def test_what_nothing_meets_is_listed_with_its_reason(row_0: str, row_1: str, why: set[Why]) -> None:
+    graph = dependencies(Schedule.from_text(Shape(1, 2, 1), {"0.0": row_0, "0.1": row_1}))
+    assert {missing.why for missing in graph.missing} == why

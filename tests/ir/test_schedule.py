@@ -1,0 +1,100 @@
+"""Schedule: text and columns say the same, builders refuse what lies outside the shape, equality ignores metadata."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle import MicroBatch, Schedule, ScheduleError, Shape, Worker, lower
+from recycle.ir.families import one_f_one_b
+from recycle.ir.instruction import Forward, SendActivation
+from recycle.ir.schedule import loop_placement
+from tests.ir.random_schedules import random_schedule
+
+
+@settings(derandomize=True, max_examples=40, deadline=None, database=None)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_text_reads_back_to_the_same_schedule(rng: random.Random, lowered: bool) -> None:
+    schedule = random_schedule(rng)
+    schedule = lower(schedule) if lowered else schedule
+    again = Schedule.from_text(
+        schedule.shape, schedule.text(), placement=schedule.placement, failed=schedule.failed,
+        optimizer=schedule.optimizer,
+    )  # fmt: skip
+    assert again == schedule
+    assert again.text() == schedule.text()
+
+
+def test_programs_and_rows_are_two_views_of_one_order() -> None:
+    schedule = Schedule.from_text(Shape(1, 2, 1), {"0.1": "1F0 (1F0;1B0) 1STEP", "0.0": "0F0"})
+    assert [str(i) for i in schedule.program(Worker(0, 1))] == ["1F0.0", "(1F0.0;1B0.0)", "1STEP"]
+    assert [schedule.position(row) for row in range(4)] == [
+        (Worker(0, 0), 0), (Worker(0, 1), 0), (Worker(0, 1), 1), (Worker(0, 1), 2)]  # fmt: skip
+    assert schedule.columns.worker.tolist() == [0, 1, 1, 1]
+
+
+def test_position_skips_workers_with_empty_programs() -> None:
+    schedule = Schedule.from_text(Shape(3, 1, 1), {"2.0": "0F2.0", "0.0": "0F0.0"})
+    assert [schedule.position(row)[0] for row in range(2)] == [Worker(0, 0), Worker(2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("programs", "arguments", "complaint"),
+    [
+        ({"0.0": "0F0 0X0"}, {}, r"worker 0\.0, position 1: '0X0' is not an instruction"),
+        ({"0.5": "0F0"}, {}, r"programs: worker 0\.5 is outside the grid"),
+        ({"zero": "0F0"}, {}, "'zero' is not a worker"),
+        ({"0.0": "", "00.0": ""}, {}, r"worker 0\.0 has two programs"),
+        ({"0.0": "0SEND_F0@0.9"}, {}, r"worker 0\.0: 0SEND_F0\.0@0\.9: worker 0\.9 is outside"),
+        ({}, {"failed": ["7.0"]}, r"failed workers: worker 7\.0 is outside"),
+        ({}, {"optimizer": "never"}, "must be 'staggered' or 'barrier'"),
+        ({}, {"placement": {"0.0": [5]}}, r"placement: worker 0\.0: 5 is not a stage"),
+        ({}, {"placement": {"9.0": [0]}}, r"placement: worker 9\.0 is outside"),
+        ({}, {"placement": ((0,),)}, "placement: lists 1 workers, the shape has 2"),
+    ],
+)
+def test_only_what_cannot_be_parsed_or_lies_outside_the_shape_is_refused(
+    programs: dict[str, str], arguments: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ScheduleError, match=complaint):
+        Schedule.from_text(Shape(1, 2, 1), programs, **arguments)  # type: ignore[arg-type]
+
+
+def test_everything_else_is_left_for_check_to_find() -> None:
+    schedule = Schedule.from_text(Shape(1, 2, 1), {"0.0": "9F0 0F77 0STEP 0SEND_B0@0.0"}, failed=["0.0"])
+    assert schedule.text() == {"0.0": "9F0.0 0F0.77 0STEP 0SEND_B0.0@0.0", "0.1": ""}
+
+
+def test_numbers_beyond_the_columns_are_refused_in_code_too() -> None:
+    with pytest.raises(ScheduleError, match="beyond 32 bits"):
+        Schedule.build(Shape(1, 1, 1), {Worker(0, 0): [Forward(2**40, MicroBatch(0, 0))]})
+    with pytest.raises(ScheduleError, match="is outside the grid"):
+        Schedule.build(Shape(1, 1, 1), {Worker(0, 0): [SendActivation(0, MicroBatch(0, 0), Worker(0, 1))]})
+
+
+def test_chunks_go_around_the_ranks_unless_placed() -> None:
+    assert loop_placement(Shape(2, 2, 1, chunks=2)) == ((0, 2), (1, 3), (0, 2), (1, 3))
+    schedule = Schedule.from_text(Shape(2, 2, 1, chunks=2), {}, placement={"0.1": [1, 2, 3]}, failed=["1.0"])
+    assert schedule.hosts(2) == [Worker(0, 0), Worker(0, 1)]
+    assert schedule.live == [Worker(0, 0), Worker(0, 1), Worker(1, 1)]
+    assert schedule.failure_vector() == (1, 0)
+
+
+def test_equality_is_the_order_not_the_metadata() -> None:
+    schedule = one_f_one_b(Shape(1, 2, 2))
+    assert schedule.with_metadata(note="x") == schedule
+    assert schedule != one_f_one_b(Shape(1, 2, 2), "barrier")
+    assert schedule != lower(schedule)
+    assert schedule != 3
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(schedule)
+
+
+def test_saved_schedules_load_equal(tmp_path: Path) -> None:
+    schedule = lower(one_f_one_b(Shape(2, 2, 2), "barrier"))
+    schedule.save(tmp_path / "mine.json")
+    assert Schedule.load(tmp_path / "mine.json") == schedule

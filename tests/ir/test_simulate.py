@@ -1,0 +1,281 @@
+"""The simulator: published figures, the period against a slow runtime, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle import Profile, Schedule, ScheduleError, Shape, Worker, lower, simulate
+from recycle.ir.families import gpipe, one_f_one_b
+from recycle.ir.instruction import Backward, Forward
+from recycle.ir.simulate import Timeline
+from tests.ir.random_schedules import random_schedule
+from tests.ir.reference_runtime import growth
+
+CASES = Path(__file__).parents[1] / "cases"
+bounded = settings(derandomize=True, max_examples=40, deadline=None, database=None)
+randoms = st.randoms(use_true_random=False)
+
+# Fault-free rows of ReCycle's worked example, pipeline 0: start slots, counted from 1.
+FAULT_FREE = """
+F1@1 F2@2 F3@3 F4@4 B1@11 F5@13 B2@14 F6@16 B3@17 B4@20 B5@23 B6@26
+F1@2 F2@3 F3@4 B1@9 F4@11 B2@12 F5@14 B3@15 F6@17 B4@18 B5@21 B6@24
+F1@3 F2@4 B1@7 F3@9 B2@10 F4@12 B3@13 F5@15 B4@16 F6@18 B5@19 B6@22
+F1@4 B1@5 F2@7 B2@8 F3@10 B3@11 F4@13 B4@14 F5@16 B5@17 F6@19 B6@20
+""".strip().splitlines()
+
+
+def start_slots(timeline: Timeline, worker: Worker) -> str:
+    """Computes of a worker as `F1@3`, micro-batches and slots counted from 1."""
+    schedule = timeline.schedule
+    rows = (row for row in range(len(schedule.columns)) if schedule.position(row)[0] == worker)
+    computes = ((row, schedule.instruction(row)) for row in rows)
+    return " ".join(
+        f"{i.token}{i.micro_batch.index + 1}@{timeline.start[row] + 1:g}"
+        for row, i in computes
+        if isinstance(i, Forward | Backward)
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "times", "link", "makespan", "bubble", "peaks"),
+    [
+        (one_f_one_b, (1, 1, 1), 0.0, 33, 9, [4, 3, 2, 1]),
+        (one_f_one_b, (2, 3, 1), 0.0, 66, 18, [4, 3, 2, 1]),
+        (one_f_one_b, (1, 1, 1), 0.5, 41, 17, [4, 3, 2, 1]),
+        (gpipe, (1, 1, 1), 0.0, 33, 9, [8, 8, 8, 8]),
+    ],
+)
+def test_golden_figures_at_4_ranks_and_8_micro_batches(  # type: ignore[no-untyped-def]
+    family, times: tuple[float, float, float], link: float, makespan: float, bubble: float, peaks: list[float]
+) -> None:
+    timeline = simulate(family(Shape(1, 4, 8)), Profile.uniform(*times, link=link))
+    assert timeline.makespan == makespan
+    assert timeline.bubble == [bubble] * 4
+    assert timeline.peak_activations == peaks
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16), (8, 16)])
+def test_eager_links_of_1f1b_cost_what_the_closed_form_says(ranks: int, micro_batches: int) -> None:
+    link = 0.25
+    timeline = simulate(one_f_one_b(Shape(1, ranks, micro_batches)), Profile.uniform(link=link))
+    extra = link * (2 * (ranks - 1) * micro_batches / ranks + 2 * ranks - 4)
+    assert timeline.makespan == pytest.approx((micro_batches + ranks - 1) * 3 + extra)
+
+
+def test_the_worked_example_without_a_fault_starts_in_the_published_slots() -> None:
+    timeline = simulate(one_f_one_b(Shape(3, 4, 6)))
+    assert (timeline.makespan, timeline.period) == (27, 27)
+    assert timeline.busy == [18] * 12
+    assert timeline.bubble_ratio == pytest.approx(9 / 27)
+    for k in range(3):
+        assert [start_slots(timeline, Worker(k, r)) for r in range(4)] == FAULT_FREE
+
+
+def test_the_published_adaptive_schedule_takes_36_slots() -> None:
+    schedule = Schedule.load(CASES / "adaptive_without_1.2.json")
+    timeline = simulate(schedule)
+    assert timeline.makespan == 36
+    assert timeline.peak_activations == [4, 3, 2, 1, 4, 3, None, 1, 4, 3, 2, 1]
+    assert [start_slots(timeline, Worker(1, r)) for r in (0, 1, 3)] == [FAULT_FREE[r] for r in (0, 1, 3)]
+    ends = {}
+    for row in range(len(timeline.schedule.columns)):
+        worker, instruction = timeline.schedule.position(row)[0], timeline.schedule.instruction(row)
+        if isinstance(instruction, Backward):
+            ends[worker.pipeline] = max(ends.get(worker.pipeline, 0), timeline.end[row])
+            if instruction.stage == 2 and instruction.micro_batch.pipeline == worker.pipeline:
+                ends["home"] = max(ends.get("home", 0), timeline.end[row])
+    assert ends == {0: 36, 1: 27, 2: 36, "home": 32}
+    assert sum(isinstance(i, Forward | Backward) for w in schedule.live for i in schedule.program(w)) == 144
+
+
+def test_a_slow_worker_stretches_its_own_computes_only() -> None:
+    timeline = simulate(one_f_one_b(Shape(1, 2, 3)), Profile(speed={"0.1": 2.0}))
+    assert timeline.busy == [9, 18]
+    assert timeline.makespan == 21  # F of stage 0, then 3 times 2 + 4 on the slow worker, then its last B
+
+
+def test_transfers_of_one_lane_go_one_after_another_and_never_hold_up_computes() -> None:
+    timeline = simulate(gpipe(Shape(1, 2, 3)), Profile.uniform(link=5.0))
+    schedule = timeline.schedule
+    starts = {str(schedule.instruction(row)): (timeline.start[row], timeline.end[row]) for row in range(
+        len(schedule.columns))}  # fmt: skip
+    assert [starts[f"0SEND_F0.{j}@0.1"] for j in range(3)] == [(1, 6), (6, 11), (11, 16)]
+    assert [starts[f"0F0.{j}"][0] for j in range(3)] == [0, 1, 2]
+    assert [starts[f"1F0.{j}"][0] for j in range(3)] == [6, 11, 16]
+
+
+def test_an_overlapped_pair_takes_its_own_time() -> None:
+    schedule = Schedule.from_text(Shape(1, 1, 3), {"0.0": "0F0 (0F1;0B0) (0F2;0B1) 0B2"})
+    assert simulate(schedule).makespan == 9
+    assert simulate(schedule, Profile(overlapped_pair=2.0)).makespan == 7
+    assert simulate(schedule).peak_activations == [2]
+
+
+def test_reduce_and_step_take_their_time_at_the_end() -> None:
+    schedule = one_f_one_b(Shape(2, 2, 2))
+    assert simulate(schedule, Profile(reduce=2.0, step=0.5)).makespan == 9 + 2.5
+
+
+def test_bytes_follow_the_stage() -> None:
+    profile = Profile(activation=[10.0, 1.0], static=[100.0, 200.0])
+    timeline = simulate(Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0B0", "0.1": "1F0 1B0"}), profile)
+    assert timeline.peak_bytes == [110, 201]
+    assert timeline.peak_activations == [1, 1]
+
+
+def test_the_critical_path_is_a_chain_without_gaps_over_the_whole_makespan() -> None:
+    timeline = simulate(one_f_one_b(Shape(2, 4, 6)), Profile.uniform(1.1, 1.3, 0.7, link=0.2))
+    path = timeline.critical_path
+    assert timeline.start[path[0]] == 0
+    assert timeline.end[path[-1]] == timeline.makespan
+    for before, after in pairwise(path):
+        assert timeline.end[before] == pytest.approx(timeline.start[after])
+
+
+def test_a_deadlock_is_refused_with_a_pointer_to_check() -> None:
+    schedule = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 0B0 0F1 0B1", "0.1": "1F1 1F0 1B0 1B1"})
+    with pytest.raises(ScheduleError, match=r"deadlocks: .*recycle check"):
+        simulate(schedule)
+
+
+def test_an_order_that_is_unsafe_when_serialised_deadlocks_only_there() -> None:
+    text = {"0.0": "0F0 0SEND_F0@0.1 0F1 0SEND_F1@0.1 0RECV_B0@0.1 0B0 0RECV_B1@0.1 0B1",
+            "0.1": "1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0 1RECV_F1@0.0 1F1 1B1 1SEND_B1@0.0"}  # fmt: skip
+    schedule = Schedule.from_text(Shape(1, 2, 2), text)
+    assert simulate(schedule).makespan == 9
+    with pytest.raises(ScheduleError, match="deadlocks"):
+        simulate(schedule, serialised=True)
+
+
+def test_a_serialised_transport_carries_one_transfer_of_a_worker_at_a_time() -> None:
+    schedule, profile = one_f_one_b(Shape(1, 3, 4)), Profile.uniform(link=1.0)
+    lanes, serial = simulate(schedule, profile), simulate(schedule, profile, serialised=True)
+    assert serial.makespan > lanes.makespan
+    assert serial.period >= lanes.period
+    c = serial.schedule.columns
+    spans = sorted(
+        (serial.start[row], serial.end[row])
+        for row in range(len(c))
+        if "SEND" in str(serial.schedule.instruction(row)) and 1 in (c.worker[row], c.peer[row])
+    )
+    assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
+
+
+def test_nothing_to_time_takes_no_time() -> None:
+    assert simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).makespan == 0
+    still = simulate(one_f_one_b(Shape(2, 2, 2)), Profile(0.0, 0.0, 0.0))
+    assert (still.makespan, still.period, still.bubble_ratio) == (0, 0, 0)
+
+
+def test_the_period_of_a_barrier_is_its_makespan() -> None:
+    timeline = simulate(gpipe(Shape(2, 4, 6), "barrier"), Profile.uniform(1.0, 2.0, 0.5, step=0.3))
+    assert timeline.makespan == pytest.approx(9 * 3.5 + 0.3)
+    assert timeline.period == pytest.approx(timeline.makespan, rel=1e-14)
+
+
+def random_profile(rng: random.Random, schedule: Schedule) -> Profile:
+    stages = schedule.shape.stages
+
+    def seconds() -> float:
+        return rng.choice([1.0, 2.0, rng.uniform(0.2, 3.0)])
+
+    return Profile(
+        forward=[seconds() for _ in range(stages)],
+        backward_input=seconds(),
+        backward_weight=[seconds() for _ in range(stages)] if rng.random() < 0.5 else seconds(),
+        latency=rng.choice([0.0, 0.5, 3.0, rng.uniform(0.0, 2.0)]),
+        step=rng.choice([0.0, 1.0, 0.3]),
+        reduce=rng.choice([0.0, 2.0, 0.7]),
+        speed={str(worker): rng.uniform(0.5, 2.0) for worker in schedule.live if rng.random() < 0.2},
+    )
+
+
+@settings(bounded, max_examples=60)
+@given(st.integers(0, 10**6))
+def test_makespan_and_period_equal_those_of_the_slow_runtime(seed: int) -> None:
+    rng = random.Random(seed)
+    schedule = random_schedule(rng)
+    profile = random_profile(rng, schedule)
+    timeline = simulate(schedule, profile)
+    first, per_iteration = growth(schedule, profile, iterations=36, window=12)
+    assert timeline.makespan == pytest.approx(first)
+    assert timeline.period == pytest.approx(per_iteration)
+    assert timeline.period <= timeline.makespan * (1 + 1e-9)
+    if schedule.optimizer == "barrier":
+        assert timeline.period == pytest.approx(last_step(timeline))
+
+
+def last_step(timeline: Timeline) -> float:
+    """End of the last STEP, from which a barrier lets the next iteration begin (a last transfer may run on)."""
+    ends = [timeline.end[row] for row in range(len(timeline.end)) if "STEP" in str(timeline.schedule.instruction(row))]
+    return float(max(ends))
+
+
+@bounded
+@given(randoms)
+def test_the_period_is_at_most_that_of_the_stage_windows_after_shifting_right(rng: random.Random) -> None:
+    """T = max over stages and live hosts of (E_s - S_ks), every start as late as the ends E_s allow."""
+    schedule = random_schedule(rng)
+    if schedule.optimizer == "barrier" or schedule.shape.chunks > 1:
+        return
+    timeline = simulate(schedule, Profile.uniform(rng.uniform(0.5, 2), rng.uniform(0.5, 2), rng.uniform(0.5, 2)))
+    assert timeline.period <= window_period(timeline) + 1e-6
+
+
+def window_period(timeline: Timeline) -> float:
+    """The right-shifted window of the widest worker, from the event graph's edges in reverse."""
+    from recycle.ir.simulate import event_graph
+
+    graph, schedule = event_graph(timeline.schedule), timeline.schedule
+    seconds = [*(timeline.end - timeline.start).tolist()] + [0.0] * (graph.dependencies.nodes - len(timeline.start))
+    ends = [0.0] * schedule.shape.stages
+    for row in range(len(timeline.start)):
+        instruction = schedule.instruction(row)
+        if "STEP" in str(instruction):
+            ends[int(schedule.columns.stage[row])] = max(ends[int(schedule.columns.stage[row])], timeline.end[row])
+    late = [float("inf")] * graph.dependencies.nodes
+    for node in graph.order[::-1].tolist():
+        if node < len(timeline.start) and "STEP" in str(schedule.instruction(node)):
+            late[node] = ends[int(schedule.columns.stage[node])] - seconds[node]
+        for source in graph.sources[graph.offsets[node] : graph.offsets[node + 1]].tolist():
+            late[source] = min(late[source], late[node] - seconds[source])
+    widest = 0.0
+    for worker in schedule.live:
+        w = schedule.shape.worker_index(worker)
+        first = int(schedule.columns.offsets[w])
+        rows = range(first, int(schedule.columns.offsets[w + 1]))
+        begins = min(late[row] for row in rows if isinstance(schedule.instruction(row), Forward | Backward) or "STEP" in
+                     str(schedule.instruction(row)))  # fmt: skip
+        widest = max(widest, ends[int(schedule.columns.stage[rows[-1]])] - begins)
+    return widest
+
+
+def test_staggering_lets_early_stages_begin_before_late_ones_have_stepped() -> None:
+    """ReCycle's third technique: with room left by split backwards, the period is below the makespan."""
+    text = {"0.0": "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2", "0.1": "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2"}
+    staggered = simulate(Schedule.from_text(Shape(1, 2, 3), text))
+    barrier = simulate(Schedule.from_text(Shape(1, 2, 3), text, optimizer="barrier"))
+    assert (barrier.makespan, barrier.period) == (10, 10)
+    assert (staggered.makespan, staggered.period) == (10, 9)
+
+
+def test_nearly_equal_cycles_still_give_the_longest() -> None:
+    schedule = one_f_one_b(Shape(2, 3, 4))
+    profile = Profile(forward=[1.0, 1.0 + 1e-6, 1.0], speed={"0.1": 1 + 1e-6, "1.2": 1 + 2e-6})
+    timeline = simulate(schedule, profile)
+    _, per_iteration = growth(schedule, profile, iterations=40, window=20)
+    assert timeline.period == pytest.approx(per_iteration, rel=1e-7)
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 24, 24), Shape(4, 12, 24)])
+def test_many_stages_of_uneven_times_have_a_period(shape: Shape) -> None:
+    rng = random.Random(3)
+    profile = Profile(forward=[rng.uniform(0.5, 2) for _ in range(shape.stages)], latency=0.3)
+    timeline = simulate(lower(one_f_one_b(shape)), profile)
+    assert max(b for b in timeline.busy if b is not None) <= timeline.period <= timeline.makespan * (1 + 1e-9)

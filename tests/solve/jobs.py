@@ -1,0 +1,54 @@
+"""Jobs for the planner's tests: a few by name, and hypothesis strategies for small ones of any kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from recycle.job import Job
+from recycle.shape import Worker
+
+
+def job(pipelines: int, ranks: int, micro_batches: int, limit: int | list[int] | None = None, **other: Any) -> Job:
+    """A job of unit times; `other` may hold keys of [times] and [planner], `weight_stash` and `chunks`."""
+    shape = {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches, "chunks": other.pop("chunks", 1)}
+    memory = {"limit": limit, "weight_stash": other.pop("weight_stash", 1.0)}
+    keys = ("decoupled", "staggered", "seed", "steps", "seconds")
+    planner = {key: other.pop(key) for key in keys if key in other}
+    made = msgspec.convert({"shape": shape, "memory": memory, "planner": planner, "times": other}, type=Job)
+    made.validate()
+    return made
+
+
+def worked_example(limit: int | list[int], **other: Any) -> Job:
+    """Three pipelines of four stages, six micro-batches each; worker 1.2 is the one to die."""
+    return job(3, 4, 6, limit, **other)
+
+
+DEAD = Worker(1, 2)
+
+_time = st.sampled_from([0.5, 1.0, 1.0, 1.3, 2.0])
+
+
+@st.composite
+def small_jobs(draw: st.DrawFn) -> tuple[Job, list[Worker]]:
+    """A small job with any times, caps and techniques, and dead workers that leave each stage a live host."""
+    pipelines, ranks = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    chunks = draw(st.sampled_from([1, 1, 1, 2]))
+    slots = st.integers(chunks, 6)
+    limit = draw(st.one_of(st.none(), slots, st.lists(slots, min_size=ranks, max_size=ranks)))
+    per_stage = st.lists(_time, min_size=ranks * chunks, max_size=ranks * chunks)
+    made = job(
+        pipelines, ranks, draw(st.integers(1, 4)), limit, chunks=chunks,
+        forward=draw(per_stage), backward_input=draw(per_stage), backward_weight=draw(per_stage),
+        link=draw(st.sampled_from([0.0, 0.0, 0.2, 1.0])), step=draw(st.sampled_from([0.0, 0.5])),
+        weight_stash=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        decoupled=draw(st.booleans()), staggered=draw(st.booleans()), seed=draw(st.integers(0, 99)),
+    )  # fmt: skip
+    dead = []
+    for rank in range(ranks):
+        count = draw(st.integers(0, pipelines - 1))
+        dead += [Worker(k, rank) for k in draw(st.permutations(range(pipelines)))[:count]]
+    return made, dead

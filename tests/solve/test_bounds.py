@@ -1,0 +1,76 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+
+from recycle.ir.simulate import simulate
+from recycle.profile import Profile
+from recycle.solve import bounds
+from recycle.solve.construct import construct, portfolio
+from recycle.solve.problem import Problem
+from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+
+
+@pytest.mark.parametrize(
+    ("limit", "decoupled", "staggered", "bound"),
+    [
+        ([4, 3, 2, 1], False, False, 35),  # the optimum is 36
+        (4, False, False, 33),
+        (8, False, False, 33),
+        ([4, 3, 2, 1], True, False, 30),  # the optimum is 32
+        (4, True, False, 29),
+        ([4, 3, 2, 1], True, True, 28),
+        (4, True, True, 27),
+        (6, True, True, 27),
+    ],
+)
+def test_the_worked_example_has_the_known_bounds(limit, decoupled, staggered, bound):
+    problem = Problem.of(worked_example(limit, decoupled=decoupled, staggered=staggered), [DEAD])
+    assert bounds.lower_bound(problem) == bound
+
+
+@pytest.mark.parametrize(
+    ("shape", "limit", "dead", "bound"),
+    [
+        ((4, 8, 8), 8, [(1, 3)], 34),
+        ((4, 8, 16), 8, [(1, 3)], 67),
+        ((4, 8, 16), 8, [(1, 3), (2, 3)], 97),
+        ((8, 4, 16), 4, [(1, 2)], 57),
+        ((8, 8, 32), 8, [(1, 4)], 111),
+        ((1, 4, 6), 4, [], 21),
+        ((1, 8, 16), 8, [], 55),
+        ((24, 64, 64), 64, [(0, 40)], 255),  # the round trip of stage 0 dwarfs its load
+        ((24, 64, 64), 64, [(0, 3)], 258),  # 67 micro-batches, 64 slots: the trip of 121 is not filled
+    ],
+)
+def test_the_bounds_of_the_published_rows(shape, limit, dead, bound):
+    problem = Problem.of(job(*shape, limit), [type(DEAD)(*w) for w in dead])
+    assert bounds.lower_bound(problem) == bound
+
+
+def test_each_bound_on_stage_2_of_the_worked_example():
+    problem = Problem.of(worked_example([4, 3, 2, 1]), [DEAD])
+    assert bounds.load(problem, 2) == 9 * 3
+    assert bounds.round_trip(problem, 2) == 9 * 3 + (1 + 2 - 2)
+    assert bounds.memory(problem, 2) == 9 * (3 + 1 + 1) / 2
+    assert bounds.arrival(problem, 2) == 2
+    assert bounds.departure(problem, 2) == 2 + 1
+
+
+def test_a_slow_host_gets_fewer_micro_batches():
+    slow = Profile(speed={"0.0": 2.0})
+    problem = Problem.of(job(2, 1, 3), [], slow)
+    assert bounds.load(problem, 0) == min(max(3 * a * 2, 3 * (6 - a)) for a in range(7)) == 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_jobs())
+def test_no_constructed_schedule_beats_the_bound(case):
+    made, dead = case
+    problem = Problem.of(made, dead)
+    bound = bounds.lower_bound(problem)
+    for policy in itertools.islice(portfolio(problem), 6):
+        timeline = simulate(problem.schedule(construct(problem, policy)), made.profile())
+        assert timeline.period >= bound - 1e-9
+        if not made.planner.staggered:
+            assert timeline.period == pytest.approx(timeline.makespan)

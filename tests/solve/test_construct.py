@@ -1,0 +1,104 @@
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+
+from recycle.errors import PlanError
+from recycle.ir.check import check
+from recycle.ir.simulate import simulate
+from recycle.profile import Profile
+from recycle.shape import Worker
+from recycle.solve import construct as module
+from recycle.solve.construct import construct, default_policy, hosts_of, portfolio
+from recycle.solve.problem import Problem
+from recycle.solve.timing import time_order
+from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_jobs())
+def test_every_policy_gives_a_schedule_without_findings(case):
+    made, dead = case
+    problem = Problem.of(made, dead)
+    for policy in itertools.islice(portfolio(problem), 0, None, 5):
+        order = construct(problem, policy, noise=0.1, seed=3)
+        findings = check(problem.schedule(order), profile=made.profile(), limits=made.activation_limits())
+        assert findings == []
+        assert problem.is_within_caps(order)
+
+
+@pytest.mark.parametrize(("limit", "chunks"), [(2, 2), (3, 3), (4, 2)])
+def test_chunks_do_not_deadlock_under_the_tightest_caps(limit, chunks):
+    made = job(3, 4, 6, limit, chunks=chunks)
+    problem = Problem.of(made, [DEAD])
+    schedule = problem.schedule(construct(problem))
+    assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "limit", "dead", "period"),
+    [((4, 4, 8), 7, [(1, 2)], 33), ((4, 8, 16), 15, [(1, 3)], 66), ((3, 4, 6), 8, [(1, 2)], 27)],
+)
+def test_with_memory_to_spare_the_list_scheduler_is_optimal(shape, limit, dead, period):
+    problem = Problem.of(job(*shape, limit), [Worker(*w) for w in dead])
+    assert min(time_order(problem, construct(problem, policy)).period for policy in portfolio(problem)) == period
+
+
+def test_without_the_split_every_backward_is_whole():
+    problem = Problem.of(worked_example(8, decoupled=False), [DEAD])
+    text = problem.schedule(construct(problem)).text()
+    assert "B1.0" in text["0.2"] + text["2.2"]
+    assert not any(kind in program for program in text.values() for kind in "IW")
+
+
+def test_a_dead_workers_micro_batches_alternate_over_its_peers():
+    problem = Problem.of(worked_example(8), [DEAD])
+    host = hosts_of(problem, default_policy(problem))
+    at_stage_2 = host[2 * 18 + 6 : 2 * 18 + 12]
+    assert [problem.shape.worker_at(w).pipeline for w in at_stage_2] == [0, 2, 0, 2, 0, 2]
+
+
+def test_a_slow_peer_takes_fewer_re_routed_micro_batches():
+    made = worked_example(8)
+    problem = Problem.of(made, [DEAD], Profile(speed={"0.2": 2.0}))
+    host = hosts_of(problem, default_policy(problem))
+    at_stage_2 = [problem.shape.worker_at(w).pipeline for w in host[2 * 18 + 6 : 2 * 18 + 12]]
+    assert at_stage_2 == [2] * 6
+
+
+def test_the_compiled_loop_makes_the_same_order():
+    problem = Problem.of(job(4, 8, 8, 8), [Worker(1, 3)])
+    policy = list(portfolio(problem))[7]
+    plain = construct(problem, policy, noise=0.1, seed=5)
+    assert construct(problem, policy, noise=0.1, seed=5, often=True) == plain
+    assert time_order(problem, plain, often=True) == time_order(problem, plain)
+
+
+def test_right_shift_gives_the_simulators_period():
+    made = job(4, 4, 8, 4, link=0.25, step=0.5)
+    for seed in range(5):
+        dead = random.Random(seed).sample([Worker(k, r) for k in range(3) for r in range(4)], 2)
+        problem = Problem.of(made, dead)
+        order = construct(problem)
+        exact = simulate(problem.schedule(order), made.profile())
+        timing = time_order(problem, order)
+        assert exact.period == pytest.approx(timing.period)
+        assert exact.makespan == pytest.approx(timing.makespan)
+
+
+def test_a_stage_without_live_workers_is_refused_by_name():
+    with pytest.raises(PlanError, match="no live worker is left for stage 1"):
+        Problem.of(job(2, 2, 2), [Worker(0, 1), Worker(1, 1)])
+
+
+def test_a_dead_worker_without_re_routing_is_refused():
+    made = job(2, 2, 2)
+    made = type(made)(made.grid, planner=type(made.planner)(reroute=False))
+    Problem.of(made)
+    with pytest.raises(PlanError, match=r"worker 0\.1 is dead and \[planner\] reroute = false"):
+        Problem.of(made, [Worker(0, 1)])
+
+
+def test_small_problems_do_not_load_numba():
+    assert Problem.of(worked_example(4)).size < module.COMPILE_FROM

@@ -1,0 +1,113 @@
+import pickle
+import time
+
+import pytest
+from hypothesis import given, settings
+
+from recycle.errors import PlanError
+from recycle.ir.check import check
+from recycle.ir.simulate import simulate
+from recycle.plans import Plan, PlanLibrary
+from recycle.shape import Worker
+from recycle.solve.planner import plan, plan_for_training, plan_library, plan_vector, vectors
+from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+
+
+@pytest.mark.parametrize(
+    ("limit", "decoupled", "staggered", "period", "bound"),
+    [
+        ([4, 3, 2, 1], False, False, 36, 35),
+        (8, False, False, 33, 33),
+        (4, True, False, 29, 29),
+        ([4, 3, 2, 1], True, False, 32, 30),
+        (4, True, True, 29, 27),
+        (5, True, True, 28, 27),
+        (6, True, True, 27, 27),
+    ],
+)
+def test_the_worked_example_reaches_the_best_known_period(limit, decoupled, staggered, period, bound):
+    made = worked_example(limit, decoupled=decoupled, staggered=staggered, steps=400_000)
+    planned = plan(made, [DEAD])
+    assert (planned.period, planned.lower_bound) == (period, bound)
+    assert planned.schedule.failed == {DEAD}
+    assert simulate(planned.schedule, made.profile()).period == period
+    assert check(planned.schedule, profile=made.profile(), limits=made.activation_limits()) == []
+
+
+@settings(max_examples=15, deadline=None)
+@given(small_jobs())
+def test_every_plan_is_valid_and_not_below_its_bound(case):
+    made, dead = case
+    planned = plan(made, dead, steps=200)
+    assert check(planned.schedule, profile=made.profile(), limits=made.activation_limits()) == []
+    assert planned.schedule.failed == set(dead)
+    assert planned.period >= planned.lower_bound - 1e-9
+    assert planned.period == pytest.approx(simulate(planned.schedule, made.profile()).period)
+    assert planned.gap >= 0
+
+
+def test_steps_make_the_plan_depend_on_nothing_but_the_seed():
+    made = job(3, 4, 6, 5, steps=5_000, seed=11)
+    assert plan(made, [DEAD]).hash == plan(made, [DEAD]).hash
+
+
+def test_the_wall_limit_is_kept():
+    begun = time.monotonic()
+    planned = plan(job(4, 8, 8, 8), [Worker(1, 3)], seconds=1.0)
+    assert planned.period <= 40
+    assert time.monotonic() - begun < 4.0
+
+
+def test_a_quick_plan_takes_under_a_second():
+    plan_vector(worked_example(4), (0, 0, 1, 0), quick=True)
+    begun = time.monotonic()
+    planned = plan_vector(job(4, 8, 16, 8), (0, 0, 0, 1, 0, 0, 0, 0), quick=True)
+    assert time.monotonic() - begun < 2.0
+    assert planned.period <= 73
+
+
+def test_the_tiny_job_is_planned_for_training_within_five_seconds(monkeypatch, tmp_path):
+    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path))
+    tiny = job(3, 2, 2, 3)
+    begun = time.monotonic()
+    texts = {vector: plan_for_training(tiny, vector) for vector in vectors(tiny, 1)}
+    assert time.monotonic() - begun < 5.0
+    assert {v: Plan.from_text(text).period for v, text in texts.items()} == {(0, 0): 7, (1, 0): 9, (0, 1): 9}
+    assert len(list((tmp_path / "plans").glob("*.json"))) == 3
+    assert plan_for_training(tiny, (1, 0)) == texts[1, 0]  # from the cache, seconds included
+    assert pickle.loads(pickle.dumps(plan_for_training)) is plan_for_training
+
+
+def test_a_broken_cache_file_is_planned_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path))
+    tiny = job(3, 2, 2, 3)
+    text = plan_for_training(tiny, (1, 0))
+    (path,) = (tmp_path / "plans").glob("*.json")
+    forged = text.replace("0F0.0 ", "", 1)
+    for broken in (text[: len(text) // 2], "", "[]", forged, plan_for_training(tiny, (0, 1))):
+        path.write_text(broken)
+        assert Plan.from_text(plan_for_training(tiny, (1, 0))).vector == (1, 0)
+
+
+def test_vectors_come_likeliest_first_and_leave_each_stage_a_host():
+    found = list(vectors(job(2, 2, 2), 3))
+    assert found == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_a_library_goes_on_where_it_stopped(tmp_path):
+    tiny = job(3, 2, 2, 3, steps=100)
+    plan_library(tiny, 1, tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    told = []
+    plans = plan_library(tiny, 2, tmp_path, lambda vector, made: told.append((vector, made is not None)))
+    assert [p.vector for p in plans] == list(vectors(tiny, 2))
+    assert len(told) == 2 * len(plans)
+    assert all(path.stat().st_mtime_ns == before for path, before in times.items())
+    assert [p.hash for p in PlanLibrary(tmp_path, tiny).list()] == [
+        p.hash for p in sorted(plans, key=lambda p: (sum(p.vector), p.vector))
+    ]
+
+
+def test_a_vector_that_leaves_no_host_is_refused():
+    with pytest.raises(PlanError, match="no live worker is left for stage 0"):
+        plan_vector(job(2, 2, 2), (2, 0))

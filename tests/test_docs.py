@@ -1,0 +1,49 @@
+"""The code in the how-to pages runs as printed, and the files in it are what the reader reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from recycle import check
+from recycle.ir.formats import native
+from recycle.ir.instruction import parse_instruction
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_write_a_schedule_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = blocks("write-a-schedule.md", "python")
+    assert len(code) == 5
+    exec(compile("\n".join(code), "write-a-schedule.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "  0.0 F0-F1-F2-" in printed
+    assert "1RECV_F0.0@0.0 1F0.0" in printed
+    assert "a circle of waits: 0B0.0 on worker 0.0 (position 1) waits for 1B0.0" in printed
+    assert (tmp_path / "mine.json").exists()
+
+
+def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None:
+    (text,) = blocks("file-format.md", "json")
+    schedule = native.loads(text)
+    assert native.dumps(schedule) == text
+    assert check(schedule) == []
+    keys = (DOCS / "file-format.md").read_text().split("## Instructions")[0]
+    assert all(f"`{key}`" in keys for key in json.loads(text))
+
+
+def test_every_instruction_on_the_format_page_can_be_read() -> None:
+    table = (DOCS / "file-format.md").read_text().split("## Instructions")[1]
+    texts = re.findall(r"`(\(?[0-9][^` ]*)`", table)
+    assert len(texts) >= 11
+    assert [str(parse_instruction(text)) for text in texts] == texts

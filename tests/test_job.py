@@ -1,0 +1,101 @@
+"""Job: one TOML file, errors that name file and key, defaults that resolve and read back."""
+
+from pathlib import Path
+
+import pytest
+
+from recycle import Job, JobError, Profile
+from recycle.job import explain_job, parse_bytes
+
+SHAPE = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n"
+
+
+def test_a_plan_needs_the_shape_only_and_defaults_are_unit_times() -> None:
+    job = Job.from_toml(SHAPE)
+    assert str(job.shape) == "D=3 P=4 m=6"
+    assert job.profile() == Profile.uniform()
+    assert job.activation_limits() is None
+
+
+def test_times_and_memory_reach_the_profile_and_the_limits() -> None:
+    job = Job.from_toml(
+        SHAPE + "[times]\nforward = [1, 2, 3, 4]\nlink = 0.5\nstep = 2\n"
+        "[memory]\nlimit = [4, 3, 2, 1]\nweight_stash = 0.25\n"
+    )
+    profile = job.profile()
+    assert profile.forward == [1.0, 2.0, 3.0, 4.0]
+    assert (profile.transfer(), profile.step, profile.weight_stash) == (0.5, 2.0, 0.25)
+    assert job.activation_limits() == [4.0, 3.0, 2.0, 1.0]
+    assert Job.from_toml(SHAPE + "[memory]\nlimit = 4\n").activation_limits() == [4.0] * 4
+
+
+def test_a_limit_in_bytes_becomes_activations_by_the_profile(tmp_path: Path) -> None:
+    Profile(activation=[100.0, 50.0, 50.0, 50.0], static=[400.0, 0.0, 0.0, 0.0]).save(tmp_path / "profile.json")
+    file = tmp_path / "job.toml"
+    file.write_text(SHAPE + '[times]\nprofile = "profile.json"\n[memory]\nlimit = "1000 B"\n')
+    job = Job.load(file)
+    assert job.activation_limits() == [6.0, 20.0, 20.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[shape]\nranks = 4\nmicro_batches = 6\n", r"\[shape\].*pipelines"),
+        ("[shape]\npipelines = 0\nranks = 4\nmicro_batches = 6\n", r"\[shape\] pipelines: .*>= 1"),
+        (SHAPE + "rank = 3\n", r"\[shape\]: .*`rank`"),
+        (SHAPE + "[times]\nforward = [1, 2]\n", r"\[times\] forward: lists 2 stages, the shape has 4"),
+        (SHAPE + "[times]\nforward = nan\n", r"\[times\] forward: must be finite"),
+        (SHAPE + "[times]\nbackward_input = -1\n", r"\[times\] backward_input: must be finite and at least 0"),
+        (SHAPE + '[times]\nforward = "fast"\n', r"\[times\] forward: "),
+        (SHAPE + "[memory]\nlimit = 0\n", r"\[memory\] limit: .*must hold at least 1"),
+        (SHAPE + "[memory]\nlimit = [1, 2]\n", r"\[memory\] limit: lists 2 ranks"),
+        (SHAPE + '[memory]\nlimit = "20 GiB"\n', r"need \[times\] profile"),
+        (SHAPE + '[memory]\nlimit = "much"\n', r"'much' is not a size"),
+        (SHAPE + "[model]\nhidden = 10\nheads = 4\n", r"\[model\] heads"),
+        ("[shape\n", "not valid TOML"),
+        ("shape = 3\n", r"\[shape\]: expected `object`, got `int`"),
+        ("[shape]\npipelines = 1000000000\nranks = 4\nmicro_batches = 1\n", "too large"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_file_and_key(text: str, complaint: str) -> None:
+    with pytest.raises(JobError, match=complaint) as error:
+        Job.from_toml(text, "my.toml")
+    assert str(error.value).startswith("my.toml: ")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.toml"):
+        with pytest.raises(JobError, match="cannot be read"):
+            Job.load(path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(JobError, match=r"is not UTF-8 text \(byte 0\)"):
+        Job.load(tmp_path / "binary.toml")
+
+
+def test_the_resolved_job_reads_back_equal() -> None:
+    job = Job.from_toml(SHAPE + "[memory]\nlimit = [4, 3, 2, 1]\n[planner]\nsteps = 100\nstaggered = false\n")
+    assert Job.from_toml(job.to_toml()) == job
+
+
+def test_layers_divide_or_are_stated() -> None:
+    assert Job.from_toml(SHAPE + "[model]\nlayers = 8\n").layers_per_stage() == [2, 2, 2, 2]
+    assert Job.from_toml(SHAPE + "[model]\nlayers = 5\nsplit = [1, 2, 1, 1]\n").layers_per_stage() == [1, 2, 1, 1]
+    with pytest.raises(JobError, match="5 layers do not divide over 4 stages"):
+        Job.from_toml(SHAPE + "[model]\nlayers = 5\n").layers_per_stage()
+
+
+@pytest.mark.parametrize(("text", "size"), [("20 GiB", 20 * 2**30), ("512 MB", 512e6), ("1.5kB", None), ("8B", 8)])
+def test_sizes_are_decimal_or_binary_by_their_unit(text: str, size: float | None) -> None:
+    if size is None:
+        with pytest.raises(JobError, match="is not a size"):
+            parse_bytes(text)
+    else:
+        assert parse_bytes(text) == size
+
+
+def test_the_explanation_of_a_job_is_itself_a_job_with_every_section() -> None:
+    job = Job.from_toml(SHAPE)
+    text = explain_job(job)
+    assert Job.from_toml(text) == job
+    for word in ("[shape]", "[times]", "[memory]", "[planner]", "weight_stash", "staggered"):
+        assert word in text

@@ -1,0 +1,163 @@
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle.errors import PlanError, RecycleError, ScheduleError
+from recycle.ir.check import check
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import simulate
+from recycle.plans import (
+    Plan,
+    PlanLibrary,
+    assign_roles,
+    cache_directory,
+    cache_path,
+    cached_plan,
+    dead_roles,
+    failure_vector,
+    rename,
+)
+from recycle.shape import Shape, Worker
+from recycle.solve.planner import plan_vector
+from tests.solve.jobs import job, small_jobs
+
+TINY = job(3, 2, 2, 3)
+
+
+def test_a_plan_file_is_a_schedule_file_and_reads_back_equal(tmp_path):
+    plan = plan_vector(TINY, (1, 0), quick=True)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan or Plan.load(tmp_path / "plan.json").text() == plan.text()
+    schedule = Schedule.load(tmp_path / "plan.json")
+    assert schedule == plan.schedule
+    assert schedule.metadata["vector"] == [1, 0]
+    assert {"period", "makespan", "lower_bound", "gap", "seconds", "profile", "limits"} <= set(schedule.metadata)
+
+
+def test_the_hash_is_of_what_runs_and_not_of_how_long_planning_took():
+    plan = plan_vector(TINY, (1, 0), quick=True)
+    again = plan_vector(TINY, (1, 0), quick=True)
+    assert plan.hash == again.hash == Plan.from_text(plan.text()).hash
+    assert plan.hash != plan_vector(TINY, (0, 1), quick=True).hash
+
+
+def test_a_schedule_that_is_no_plan_is_refused():
+    schedule = plan_vector(TINY, (0, 0), quick=True).schedule
+    with pytest.raises(PlanError, match="is a schedule but not a plan"):
+        Plan.from_schedule(schedule, "some file")
+    with pytest.raises(ScheduleError, match="x: not valid JSON"):
+        Plan.from_text("{", "x")
+
+
+def test_survivors_keep_their_positions():
+    shape = Shape(4, 2, 2)
+    roles = assign_roles(shape, dead_roles(shape, (1, 2)), [Worker(1, 0), Worker(3, 1), Worker(0, 1)])
+    moved = {str(process): str(role) for process, role in roles.items() if process != role}
+    assert moved == {"3.0": "1.0", "2.1": "0.1"}
+    with pytest.raises(PlanError, match=r"vector \(1, 2\) cannot serve"):
+        assign_roles(shape, dead_roles(shape, (1, 2)), [Worker(1, 0)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(small_jobs(), st.randoms(use_true_random=False))
+def test_renamed_roles_keep_validity_and_period(case, chance):
+    made, dead = case
+    vector = failure_vector(made.shape, dead)
+    plan = plan_vector(made, vector, quick=True)
+    named = rename(lower(plan.schedule) if chance.random() < 0.5 else plan.schedule, plan.roles(dead))
+    natural = plan.for_processes(dead).schedule
+    for schedule in (named, natural):
+        assert schedule.failed == set(dead)
+        assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
+        timeline = simulate(schedule, made.profile())
+        assert timeline.period == pytest.approx(plan.period)
+        assert timeline.makespan == pytest.approx(plan.makespan)
+
+
+def test_a_renamed_plan_re_routes_what_was_home_to_the_dead_worker():
+    plan = plan_vector(job(3, 4, 6, 8), (0, 0, 1, 0), quick=True)
+    for dead in (Worker(0, 2), Worker(1, 2), Worker(2, 2)):
+        schedule = plan.for_processes([dead]).schedule
+        for worker, stage in itertools.product(schedule.live, range(4)):
+            homes = {i.micro_batch.pipeline for i in schedule.program(worker) if i.stage == stage}
+            assert homes <= {worker.pipeline, dead.pipeline if stage == 2 else worker.pipeline}
+
+
+def test_roles_that_are_no_permutation_are_refused():
+    schedule = plan_vector(TINY, (0, 0), quick=True).schedule
+    with pytest.raises(PlanError, match="roles of stage 0 are no permutation"):
+        rename(schedule, {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(1, 0)})
+
+
+def test_a_library_looks_up_any_set_of_dead_workers(tmp_path):
+    library = PlanLibrary(tmp_path / "deep" / "library", TINY)
+    library.add(plan_vector(TINY, (1, 1), quick=True))
+    for a, b in itertools.product(range(3), range(3)):
+        failed = {Worker(a, 0), Worker(b, 1)}
+        plan, roles, moves = library.lookup(failed)
+        assert plan.vector == (1, 1)
+        assert moves == []
+        assert set(roles) == set(TINY.shape.workers()) - failed
+        assert set(roles.values()) == set(plan.schedule.live)
+        assert all(process.rank == role.rank for process, role in roles.items())
+    with pytest.raises(PlanError, match=r"no plan for failure vector \(1, 0\)"):
+        library.lookup([Worker(0, 0)])
+    with pytest.raises(PlanError, match="outside the grid"):
+        library.lookup([Worker(7, 0)])
+    assert library.vectors() == [(1, 1)]
+
+
+def test_files_that_are_no_valid_plan_of_the_job_are_ignored(tmp_path):
+    library = PlanLibrary(tmp_path, TINY)
+    path = library.add(plan_vector(TINY, (1, 0), quick=True))
+    text = path.read_text()
+    assert library.get((1, 0)) is not None
+    other = plan_vector(job(3, 2, 2, 3, forward=2.0), (1, 0), quick=True).text()
+    for broken in ("", text[:200], text.replace("0F0.0 ", "", 1), text.replace('"1.0"', '"0.0"', 1), other):
+        path.write_text(broken)
+        assert library.get((1, 0)) is None
+    path.rename(library.path((0, 1)))
+    library.path((0, 1)).write_text(text)
+    assert library.get((0, 1)) is None
+    assert list(library.list()) == []
+
+
+def test_an_invalid_plan_is_not_stored(tmp_path):
+    plan = plan_vector(TINY, (0, 0), quick=True)
+    program = plan.schedule.text()
+    program["0.0"] = " ".join(random.Random(1).sample(program["0.0"].split(), 6))
+    broken = Schedule.from_text(TINY.shape, program)
+    with pytest.raises(PlanError, match="not valid and was not stored"):
+        PlanLibrary(tmp_path, TINY).add(Plan(broken, 1, 1, 1, 0, "x"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_cannot_be_written_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlanError, match="cannot be made a plan library"):
+        PlanLibrary(tmp_path / "file" / "library", TINY).prepare()
+
+
+def test_the_cache_key_follows_everything_a_plan_depends_on(tmp_path):
+    jobs = [TINY, job(3, 2, 2, 4), job(3, 2, 3, 3), job(3, 2, 2, 3, forward=2.0), job(3, 2, 2, 3, seed=1)]
+    paths = {cache_path(tmp_path, made, (1, 0)) for made in jobs} | {cache_path(tmp_path, TINY, (0, 1))}
+    assert len(paths) == 6
+    assert cache_path(tmp_path, TINY, (1, 0)) == cache_path(tmp_path, job(3, 2, 2, 3), [1, 0])
+    assert cached_plan(tmp_path / "absent.json", TINY, (1, 0)) is None
+
+
+def test_the_cache_lies_where_the_environment_says():
+    assert str(cache_directory({"HOME": "/h"})) == "/h/.cache/recycle/plans"
+    assert str(cache_directory({"HOME": "/h", "XDG_CACHE_HOME": "/x"})) == "/x/recycle/plans"
+    assert str(cache_directory({"HOME": "/h", "XDG_CACHE_HOME": "/x", "RECYCLE_CACHE": "/r"})) == "/r/plans"
+
+
+def test_vectors_of_impossible_sets_are_refused():
+    assert failure_vector(TINY.shape, [Worker(0, 1), Worker(2, 1)]) == (0, 2)
+    for vector in ((1,), (4, 0), (3, 0), (-1, 0)):
+        with pytest.raises(RecycleError):
+            dead_roles(TINY.shape, vector)
