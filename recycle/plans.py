@@ -28,6 +28,7 @@ from recycle.files import write_whole
 from recycle.ir.check import check
 from recycle.ir.formats import native
 from recycle.ir.schedule import Columns, Schedule
+from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.shape import Shape, Worker
 
@@ -118,8 +119,14 @@ class Plan:
         if stated.vector != schedule.failure_vector():
             raise PlanError(f"{name}: metadata vector {stated.vector} is not that of the failed workers: plan it again")
         return cls(
-            schedule, stated.makespan, stated.period, stated.lower_bound, stated.seconds, stated.profile,
-            stated.limits, stated.planner,
+            schedule,
+            stated.makespan,
+            stated.period,
+            stated.lower_bound,
+            stated.seconds,
+            stated.profile,
+            stated.limits,
+            stated.planner,
         )
 
     @classmethod
@@ -192,9 +199,7 @@ def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
             raise PlanError(f"failure vector {tuple(vector)}: rank {rank} has {shape.pipelines} workers")
         if count == shape.pipelines:
             raise PlanError(f"no live worker is left for stage {rank}: all {shape.pipelines} of its workers are dead")
-    return frozenset(
-        Worker(shape.pipelines - 1 - k, rank) for rank, count in enumerate(vector) for k in range(count)
-    )
+    return frozenset(Worker(shape.pipelines - 1 - k, rank) for rank, count in enumerate(vector) for k in range(count))
 
 
 def assign_roles(shape: Shape, dead: Iterable[Worker], failed: Iterable[Worker]) -> dict[Worker, Worker]:
@@ -235,9 +240,7 @@ def _align(shape: Shape, dead: frozenset[Worker], failed: frozenset[Worker]) -> 
     return [homes[k] for k in range(shape.pipelines)]
 
 
-def rename(
-    schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[int] | None = None
-) -> Schedule:
+def rename(schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[int] | None = None) -> Schedule:
     """The schedule in process names: each process gets the program of its role.
 
     Peers are interchangeable, so validity, makespan and period stay (as long as workers are equally fast).
@@ -285,7 +288,7 @@ def plan_key(job: Job, vector: Sequence[int]) -> str:
         "shape": msgspec.to_builtins(job.grid),
         "profile": job.profile().digest(),
         "limits": job.activation_limits(),
-        "planner": msgspec.to_builtins(job.planner),
+        "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key != "ahead"},
         "vector": list(vector),
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
@@ -305,7 +308,7 @@ def cache_path(directory: str | Path, job: Job, vector: Sequence[int]) -> Path:
 
 
 def cached_plan(path: str | Path, job: Job, vector: Sequence[int]) -> Plan | None:
-    """The plan in `path` if it is whole, is of this job and vector, and passes `check`; else None."""
+    """The plan in `path` if it is whole, of this job and vector, valid, and its figures are true; else None."""
     try:
         plan = Plan.load(path)
         limits = job.activation_limits()
@@ -315,7 +318,11 @@ def cached_plan(path: str | Path, job: Job, vector: Sequence[int]) -> Plan | Non
             and plan.profile == job.profile().digest()
             and plan.limits == (None if limits is None else tuple(limits))
         )
-        return plan if fits and not errors(plan.schedule, job) else None
+        if not fits or errors(plan.schedule, job):
+            return None
+        timeline = simulate(plan.schedule, job.profile())
+        stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
+        return plan if np.allclose(stated, found, rtol=1e-6) and plan.lower_bound <= plan.period else None
     except RecycleError:
         return None
 

@@ -117,7 +117,9 @@ def test_files_that_are_no_valid_plan_of_the_job_are_ignored(tmp_path):
     text = path.read_text()
     assert library.get((1, 0)) is not None
     other = plan_vector(job(3, 2, 2, 3, forward=2.0), (1, 0), quick=True).text()
-    for broken in ("", text[:200], text.replace("0F0.0 ", "", 1), text.replace('"1.0"', '"0.0"', 1), other):
+    boast = text.replace('"period": 9.0', '"period": 8.0')
+    assert boast != text
+    for broken in ("", boast, text[:200], text.replace("0F0.0 ", "", 1), text.replace('"1.0"', '"0.0"', 1), other):
         path.write_text(broken)
         assert library.get((1, 0)) is None
     path.rename(library.path((0, 1)))

@@ -66,9 +66,7 @@ def _workers(job: Job, text: str) -> list[Worker]:
     from recycle.shape import Worker
 
     try:
-        return [
-            job.shape.require(Worker.parse(name), "plan: --failed") for name in text.split(",") if name.strip()
-        ]
+        return [job.shape.require(Worker.parse(name), "plan: --failed") for name in text.split(",") if name.strip()]
     except JobError as error:
         raise PlanError(str(error) if "--failed" in str(error) else f"plan: --failed: {error}") from None
 
@@ -127,8 +125,12 @@ def _table(plans: list[Plan], title: str) -> None:
         table.add_column(column, justify="right")
     for made in plans:
         table.add_row(
-            " ".join(map(str, made.vector)), f"{made.period:g}", f"{made.makespan:g}", f"{made.lower_bound:g}",
-            f"{made.gap:.1%}" if made.gap else "optimal", f"{made.seconds:.1f}",
+            " ".join(map(str, made.vector)),
+            f"{made.period:g}",
+            f"{made.makespan:g}",
+            f"{made.lower_bound:g}",
+            f"{made.gap:.1%}" if made.gap else "optimal",
+            f"{made.seconds:.1f}",
         )
     Console().print(table)
 

@@ -70,7 +70,7 @@ def train(
     Args:
         job: what to train.
         directory: the run directory, fresh.
-        steps: iterations; the job's own number when left out.
+        steps: iterations to run; the job's own number, which the learning rate follows, when left out.
         schedule: a schedule of one's own for as long as the workers that it leaves alive are the live ones.
         faults: to strike on purpose.
         planner: makes the schedule of any other set of live workers; a module-level function.
@@ -81,19 +81,16 @@ def train(
         JobError, ScheduleError: the request is impossible; no process was started.
         RunError: the run cannot go on.
     """
-    if steps is not None:
-        if steps < 1:
-            raise JobError(f"steps must be at least 1, got {steps}")
-        job = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, steps=steps))
+    steps = job.train.steps if steps is None else steps
     absent = schedule.failed if schedule is not None else frozenset()
-    check_request(job, faults, absent)
+    check_request(job, steps, faults, absent)
     if schedule is not None:
         require_valid(schedule, job)
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
     run_directory = RunDirectory(directory, job)
     own = server or ForkServer(job.model.kind, job.train.threads, run_directory.logs / "forkserver.log")
-    launcher = _Launcher(job, run_directory, schedule, list(faults), planner, observer or Observer(), own)
+    launcher = _Launcher(job, steps, run_directory, schedule, list(faults), planner, observer or Observer(), own)
     try:
         return launcher.run()
     finally:
@@ -102,8 +99,10 @@ def train(
             own.close()
 
 
-def check_request(job: Job, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
+def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
     """Refuse what cannot work before any process starts. Raises JobError."""
+    if steps < 1:
+        raise JobError(f"steps must be at least 1, got {steps}")
     if job.grid.tensor_parallel != 1:
         raise JobError("[shape] tensor_parallel: the executor runs tensor_parallel = 1 for now")
     if job.model.kind == "gpt":
@@ -111,7 +110,7 @@ def check_request(job: Job, faults: Sequence[Fault], absent: frozenset[Worker]) 
 
         job.layers_per_stage()
         load_corpus(job)
-    check_faults(faults, job.shape, job.train.steps, absent)
+    check_faults(faults, job.shape, steps, absent)
 
 
 class _Launcher:
@@ -120,6 +119,7 @@ class _Launcher:
     def __init__(
         self,
         job: Job,
+        steps: int,
         directory: RunDirectory,
         schedule: Schedule | None,
         faults: list[Fault],
@@ -136,7 +136,7 @@ class _Launcher:
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
             job,
-            job.train.steps,
+            steps,
             {worker for worker in job.shape.workers() if worker not in absent},
             self.store,
             self.processes,

@@ -36,7 +36,7 @@ def run(
     Args:
         schedule: lowered or compute-only; it must pass `check` for the job.
         job: the model, the data and the optimizer.
-        steps: iterations; the job's own number when left out.
+        steps: iterations to run; the job's own number, which the learning rate follows, when left out.
         transport: "local" runs all workers in this process, one instruction at a time; "gloo" starts a process per
             worker and leaves a run directory.
         directory: of the run, for "gloo"; a temporary one when left out.
@@ -50,8 +50,9 @@ def run(
     if transport == "gloo":
         return train(job, directory or tempfile.mkdtemp(prefix="recycle-"), steps=steps, schedule=schedule)
     require_valid(schedule, job)
-    check_request(job, (), schedule.failed)
-    return _LocalRun(with_barrier(schedule), job).run(steps or job.train.steps)
+    steps = job.train.steps if steps is None else steps
+    check_request(job, steps, (), schedule.failed)
+    return _LocalRun(with_barrier(schedule), job).run(steps)
 
 
 class _LocalRun:

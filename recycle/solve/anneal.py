@@ -73,11 +73,29 @@ def anneal(
     finish = [max(problem.finish[rank :: shape.ranks]) for rank in range(shape.ranks)]
     quantum = 1.0 if problem.is_integral else problem.unit / 4
     arguments: list[Any] = [
-        shape.stages, problem.micro_batches, shape.ranks, sequence, offsets, host,
-        [*problem.forward, *problem.backward, *problem.weight], finish, problem.link,
-        list(problem.speed), list(problem.cap), problem.stash, int(problem.split), int(problem.staggered),
-        _rerouted(problem), [float(time) for time in due], float(target), quantum, steps, seed % 2147483647,
-        hot * problem.unit, cold * problem.unit, [0, 0],
+        shape.stages,
+        problem.micro_batches,
+        shape.ranks,
+        sequence,
+        offsets,
+        host,
+        [*problem.forward, *problem.backward, *problem.weight],
+        finish,
+        problem.link,
+        list(problem.speed),
+        list(problem.cap),
+        problem.stash,
+        int(problem.split),
+        int(problem.staggered),
+        _rerouted(problem),
+        [float(time) for time in due],
+        float(target),
+        quantum,
+        steps,
+        seed % 2147483647,
+        hot * problem.unit,
+        cold * problem.unit,
+        [0, 0],
     ]
     if often:
         arguments = as_arrays(arguments)
@@ -98,9 +116,29 @@ def _rerouted(problem: Problem) -> list[int]:
 
 
 def _anneal(
-    stages: Any, n: Any, ranks: Any, sequence: Any, offsets: Any, host: Any, times: Any, finish: Any, link: Any,
-    speed: Any, cap: Any, stash: Any, split: Any, staggered: Any, rerouted: Any, due: Any, target: Any, quantum: Any,
-    steps: Any, seed: Any, hot: Any, cold: Any, outcome: Any,
+    stages: Any,
+    n: Any,
+    ranks: Any,
+    sequence: Any,
+    offsets: Any,
+    host: Any,
+    times: Any,
+    finish: Any,
+    link: Any,
+    speed: Any,
+    cap: Any,
+    stash: Any,
+    split: Any,
+    staggered: Any,
+    rerouted: Any,
+    due: Any,
+    target: Any,
+    quantum: Any,
+    steps: Any,
+    seed: Any,
+    hot: Any,
+    cold: Any,
+    outcome: Any,
 ) -> None:
     workers = len(offsets) - 1
     size = len(sequence)

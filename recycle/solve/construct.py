@@ -68,9 +68,7 @@ def portfolio(problem: Problem) -> Iterator[Policy]:
         for weights in limits:
             for first in (False, True) if problem.split else (False,):
                 for lead in (0.0, 2.0) if problem.dead else (0.0,):
-                    policy = replace(
-                        plain, hold=hold, weights=weights, weight_first=(first,) * stages, lead=lead
-                    )
+                    policy = replace(plain, hold=hold, weights=weights, weight_first=(first,) * stages, lead=lead)
                     if policy != plain:
                         yield policy
 
@@ -118,10 +116,24 @@ def construct(
     queue = np.concatenate([[0], np.cumsum(hosted)]).tolist()
     started = [0] * problem.size
     arguments: list[Any] = [
-        shape.stages, n, shape.ranks, host, rank, queue, [*problem.forward, *problem.backward, *problem.weight],
-        problem.link, list(problem.speed), [min(c, float(UNLIMITED)) for c in problem.cap], problem.stash,
-        int(problem.split), list(policy.hold), list(policy.weights), [int(first) for first in policy.weight_first],
-        noise, seed % 2147483647, started,
+        shape.stages,
+        n,
+        shape.ranks,
+        host,
+        rank,
+        queue,
+        [*problem.forward, *problem.backward, *problem.weight],
+        problem.link,
+        list(problem.speed),
+        [min(c, float(UNLIMITED)) for c in problem.cap],
+        problem.stash,
+        int(problem.split),
+        list(policy.hold),
+        list(policy.weights),
+        [int(first) for first in policy.weight_first],
+        noise,
+        seed % 2147483647,
+        started,
     ]
     if problem.size >= COMPILE_FROM or (often and problem.size >= COMPILE_FROM // 100):
         arguments = as_arrays(arguments)
@@ -138,8 +150,24 @@ def construct(
 
 
 def _list_schedule(
-    stages: Any, n: Any, ranks: Any, host: Any, rank: Any, queue: Any, times: Any, link: Any, speed: Any, cap: Any,
-    stash: Any, split: Any, hold: Any, weights: Any, weight_first: Any, noise: Any, seed: Any, started: Any,
+    stages: Any,
+    n: Any,
+    ranks: Any,
+    host: Any,
+    rank: Any,
+    queue: Any,
+    times: Any,
+    link: Any,
+    speed: Any,
+    cap: Any,
+    stash: Any,
+    split: Any,
+    hold: Any,
+    weights: Any,
+    weight_first: Any,
+    noise: Any,
+    seed: Any,
+    started: Any,
 ) -> int:
     """Event-driven simulation. An event is (time, code): operation `code` arrives, or (< 0) worker -code-1 is idle."""
     workers = len(queue) - 1
@@ -218,8 +246,10 @@ def _list_schedule(
                     continue
                 if flying[w] >= hold[s]:
                     continue
-                if forward < 0 or (s // ranks > forwards[forward] // n // ranks) or (
-                    s // ranks == forwards[forward] // n // ranks and rank[x] < rank[forwards[forward]]
+                if (
+                    forward < 0
+                    or (s // ranks > forwards[forward] // n // ranks)
+                    or (s // ranks == forwards[forward] // n // ranks and rank[x] < rank[forwards[forward]])
                 ):
                     forward = k
             backward = -1
@@ -244,9 +274,7 @@ def _list_schedule(
                 if (state >> 8) % 10000 < noise * 10000:
                     state = (state * 1103515245 + 12345) & 0x7FFFFFFF
                     other = (state >> 8) % 3
-                    if (
-                        (other == 0 and forward >= 0) or (other == 1 and backward >= 0) or (other == 2 and pending > 0)
-                    ):
+                    if (other == 0 and forward >= 0) or (other == 1 and backward >= 0) or (other == 2 and pending > 0):
                         choice = other
             if choice < 0:
                 continue

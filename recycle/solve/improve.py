@@ -23,6 +23,7 @@ Progress = Callable[[str, float], None]
 HOT, COLD = 0.15, 0.12
 """Temperatures of a round in typical operation times; measured best on rows of 3 to 8 pipelines."""
 PATIENCE = 12
+"""Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
 WORTH_COMPILING, WORTH_COMPILING_FOR = 5.0, 20_000_000
 """Seconds that must be left, and operations times steps, for compiled loops to pay even when nothing is cached."""
 
@@ -108,7 +109,11 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
         g, h = (random.choice(peers) * m + random.randrange(m) for _ in range(2))
         swaps = (*swaps, (s, g, h)) if g != h else swaps
     return replace(
-        policy, hold=tuple(hold), weights=tuple(weights), weight_first=tuple(first_weight), swaps=swaps[-40:],
+        policy,
+        hold=tuple(hold),
+        weights=tuple(weights),
+        weight_first=tuple(first_weight),
+        swaps=swaps[-40:],
         lead=random.choice((policy.lead, policy.lead, 0.0, 1.0, 2.0)),
     )
 
@@ -121,7 +126,7 @@ def improve(
     steps: int,
     seed: int = 0,
     deadline: Deadline | None = None,
-    patience: int = PATIENCE,
+    patience: int | None = None,
     progress: Progress | None = None,
 ) -> Found:
     """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
@@ -130,12 +135,13 @@ def improve(
         start: where to begin; the result is never worse.
         bound: a proven lower bound; a period that meets it ends the search.
         steps: moves in all rounds together.
-        patience: rounds of full length without a better period after which to stop.
+        patience: rounds of full length without a better period after which to stop; by the size when left out.
 
     Returns:
         The best order met. Depends on `start`, `steps`, `seed` and `patience` only, unless the deadline cuts it short.
     """
     deadline = deadline or Deadline(None)
+    patience = max(PATIENCE, problem.size // 50) if patience is None else patience
     longest = max(500, min(100_000, 40_000_000 // problem.size))
     length, spent, idle, turn = min(2_000, longest), 0, 0, 0
     best, due = start, time_order(problem, start.order).due
@@ -147,9 +153,7 @@ def improve(
         begun, size = time.monotonic(), min(length, steps - spent)
         target = _target(problem, best.period, bound)
         round_seed = (seed * 1_000_003 + turn * 7_919 + 17) % 2_147_483_647
-        result = anneal(
-            problem, order, order_due, target, steps=size, seed=round_seed, hot=HOT, cold=COLD, often=often
-        )
+        result = anneal(problem, order, order_due, target, steps=size, seed=round_seed, hot=HOT, cold=COLD, often=often)
         spent, turn, order, order_due = spent + result.steps, turn + 1, result.order, result.due
         if result.met:
             timing = time_order(problem, order)

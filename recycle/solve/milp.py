@@ -87,9 +87,7 @@ def solve(
     status, times = _in_child(model, solver, seconds)
     if times is None:
         return Solved(start, period, status)
-    order = [
-        sorted(program, key=lambda operation: (round(times[operation], 6), operation)) for program in start
-    ]
+    order = [sorted(program, key=lambda operation: (round(times[operation], 6), operation)) for program in start]
     polished = time_order(problem, order).period
     if polished < period - 1e-9 and problem.is_within_caps(order):
         return Solved(order, polished, status)
@@ -137,9 +135,7 @@ def build(problem: Problem, start: Order, bound: float = 0.0) -> Model:
             windows += [(leader, end, problem.finish[stage]) for end in sorted(ends)]
     after += [(i, j, seconds[i]) for i, j in pairs if earliest[j] + seconds[j] > latest[i] + 1e-9]
     still_open = [(i, j) for i, j in pairs if earliest[j] + seconds[j] <= latest[i] + 1e-9]
-    return Model(
-        seconds, earliest, latest, after, still_open, windows, warm, time_order(problem, start).period, bound
-    )
+    return Model(seconds, earliest, latest, after, still_open, windows, warm, time_order(problem, start).period, bound)
 
 
 def _last_of_kind(program: list[int], plane: int) -> list[int]:
@@ -186,8 +182,12 @@ def _in_child(model: Model, solver: Solver, seconds: float) -> tuple[str, list[f
     request = json.dumps({"solver": solver, "seconds": max(0.5, seconds - 1.0), "model": model.__dict__})
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "recycle.solve.milp"], input=request, capture_output=True, text=True,
-            timeout=max(seconds, 1.5), check=False,
+            [sys.executable, "-m", "recycle.solve.milp"],
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=max(seconds, 1.5),
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return "killed", None

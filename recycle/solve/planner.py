@@ -129,7 +129,13 @@ def _plan(
 
 
 def _search(
-    problem: Problem, start: Found, policy: Policy, bound: float, steps: int | None, seed: int, deadline: Deadline,
+    problem: Problem,
+    start: Found,
+    policy: Policy,
+    bound: float,
+    steps: int | None,
+    seed: int,
+    deadline: Deadline,
     progress: Progress | None,
 ) -> Found:
     """Policies first where there is much to order, then single operations."""
@@ -137,7 +143,12 @@ def _search(
     a_quarter = Deadline(None if steps is not None else deadline.left / 4)
     found = vary(problem, start, policy, bound, steps=policies, seed=seed, deadline=a_quarter)
     found = improve(
-        problem, found, bound, steps=SEARCH_STEPS if steps is None else steps, seed=seed, deadline=deadline,
+        problem,
+        found,
+        bound,
+        steps=SEARCH_STEPS if steps is None else steps,
+        seed=seed,
+        deadline=deadline,
         progress=progress,
     )
     if steps is None and problem.size <= EXACT_UP_TO and not is_met(problem, found.period, bound):
@@ -219,13 +230,14 @@ def _keep(made: Plan, path: Path) -> None:
 def plan_for_training(job: Job, vector: Sequence[int], quick: bool = False) -> str:
     """The plan file's text for a vector that a run needs: from the cache, else planned within about a second.
 
+    A job that states `steps` gets them, however long they take; `quick` never searches.
     Top-level and with plain arguments, so that a launcher can run it in a child process.
     """
     vector, cache = tuple(vector), cache_directory(os.environ)
     thorough = cached_plan(cache_path(cache, job, vector), job, vector)
     if thorough is not None:
         return thorough.text()
-    hurried = msgspec.structs.replace(job.planner, seconds=min(TRAINING_SECONDS, job.planner.seconds), steps=None)
+    hurried = msgspec.structs.replace(job.planner, seconds=min(TRAINING_SECONDS, job.planner.seconds))
     job = msgspec.structs.replace(job, planner=hurried)
     path = cache_path(cache, job, vector)
     kept = cached_plan(path, job, vector)

@@ -72,15 +72,40 @@ def _arguments(problem: Problem, order: Order) -> list[Any]:
         for i, operation in enumerate(program):
             host[operation], place[operation] = worker, offsets[worker] + i
     return [
-        stages, problem.micro_batches, ranks, sequence, offsets, host, place,
-        [*problem.forward, *problem.backward, *problem.weight], list(problem.finish), problem.link,
-        list(problem.speed), int(problem.staggered), [0.0] * stages, [0.0] * problem.size, [0.0, 0.0],
+        stages,
+        problem.micro_batches,
+        ranks,
+        sequence,
+        offsets,
+        host,
+        place,
+        [*problem.forward, *problem.backward, *problem.weight],
+        list(problem.finish),
+        problem.link,
+        list(problem.speed),
+        int(problem.staggered),
+        [0.0] * stages,
+        [0.0] * problem.size,
+        [0.0, 0.0],
     ]
 
 
 def _time(
-    stages: Any, n: Any, ranks: Any, sequence: Any, offsets: Any, host: Any, place: Any, times: Any, finish: Any,
-    link: Any, speed: Any, staggered: Any, last: Any, late: Any, figures: Any,
+    stages: Any,
+    n: Any,
+    ranks: Any,
+    sequence: Any,
+    offsets: Any,
+    host: Any,
+    place: Any,
+    times: Any,
+    finish: Any,
+    link: Any,
+    speed: Any,
+    staggered: Any,
+    last: Any,
+    late: Any,
+    figures: Any,
 ) -> None:
     workers = len(offsets) - 1
     size = len(sequence)

@@ -1,0 +1,78 @@
+"""Schedules of one's own on real stages: any order that passes `check` gives the same losses."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Run, job
+
+from recycle import Job, Schedule, ScheduleError
+from recycle.exec import run
+from recycle.ir.families import gpipe, one_f_one_b
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Job:
+    return job(3, 2, 2, kind="gpt")
+
+
+@pytest.fixture(scope="module")
+def losses(gpt: Job) -> list[float]:
+    return run(one_f_one_b(gpt.shape), gpt, steps=STEPS).losses
+
+
+@pytest.fixture(scope="module")
+def by_hand(gpt: Job) -> Schedule:
+    """Worker 1.1 is dead; 0.1 takes micro-batch 1.0 and 2.1 takes 1.1, with the weight gradients deferred."""
+    return Schedule.from_text(
+        gpt.shape,
+        {
+            "0.0": "0F0.0 0F0.1 0I0.0 0I0.1 0W0.1 0W0.0",
+            "0.1": "1F0.0 1B0.0 1F1.0 1I1.0 1F0.1 1I0.1 1W1.0 1W0.1",
+            "1.0": "0F1.0 0F1.1 0B1.0 0B1.1",
+            "2.0": "0F2.0 0F2.1 0B2.0 0B2.1",
+            "2.1": "1F2.0 1B2.0 1F1.1 1B1.1 1F2.1 1B2.1",
+        },
+        failed=["1.1"],
+    )
+
+
+def test_gpipe_and_1f1b_train_to_the_same_bits(gpt: Job, losses: list[float]) -> None:
+    assert losses[0] == pytest.approx(5.545, abs=0.15)
+    assert run(gpipe(gpt.shape), gpt, steps=STEPS).losses == losses
+
+
+def test_a_schedule_written_by_hand_trains_to_the_same_bits_in_one_process(
+    gpt: Job, losses: list[float], by_hand: Schedule
+) -> None:
+    result = run(by_hand, gpt, steps=STEPS)
+    assert result.losses == losses
+    assert sorted(result.digests) == ["0.0", "0.1", "1.0", "2.0", "2.1"]
+    assert result.digests["0.1"] == result.digests["2.1"]
+
+
+def test_a_schedule_written_by_hand_trains_to_the_same_bits_between_processes(
+    gpt: Job, losses: list[float], by_hand: Schedule, launch: Run
+) -> None:
+    there = launch(gpt, STEPS, schedule=by_hand, planner=None)
+    assert there.losses == losses
+    assert there.digests == run(by_hand, gpt, steps=STEPS).digests
+
+
+def test_a_schedule_with_a_defect_is_refused_before_anything_runs(gpt: Job, by_hand: Schedule) -> None:
+    programs = by_hand.text() | {"1.0": "0F1.0 0F1.1 0B1.0"}
+    broken = Schedule.from_text(gpt.shape, programs, failed=["1.1"])
+    with pytest.raises(ScheduleError, match=r"does not pass check: .*1\.1"):
+        run(broken, gpt, steps=STEPS)
+
+
+def test_a_schedule_of_another_shape_is_refused(gpt: Job) -> None:
+    with pytest.raises(ScheduleError, match=r"the schedule is for D=2 P=2 m=2, the job for D=3 P=2 m=2"):
+        run(one_f_one_b(job(2, 2, 2).shape), gpt, steps=STEPS)
+
+
+def test_a_schedule_that_holds_too_much_is_refused(gpt: Job) -> None:
+    tight = job(3, 2, 2, kind="gpt", memory={"limit": 1})
+    with pytest.raises(ScheduleError, match="does not pass check"):
+        run(gpipe(tight.shape), tight, steps=STEPS)
