@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,20 @@ def failure_vector(shape: Shape, failed: Iterable[Worker]) -> Vector:
             raise PlanError(str(error)) from None
         vector[worker.rank] += 1
     return tuple(vector)
+
+
+def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:
+    """All failure vectors with up to `failures` dead that leave each stage a live host, likeliest first.
+
+    Fewer failures are likelier. Among equally many, spread ones: more sets of workers have that vector.
+    """
+    for total in range(failures + 1):
+        found: set[Vector] = set()
+        for ranks in combinations_with_replacement(range(shape.ranks), total):
+            vector = tuple(ranks.count(rank) for rank in range(shape.ranks))
+            if max(vector) < shape.pipelines:
+                found.add(vector)
+        yield from sorted(found, key=lambda vector: (max(vector), vector[::-1]))
 
 
 def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:

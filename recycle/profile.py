@@ -69,8 +69,13 @@ class Profile:
 
     @classmethod
     def uniform(
-        cls, forward: float = 1.0, backward_input: float = 1.0, backward_weight: float = 1.0, link: float = 0.0,
-        step: float = 0.0, weight_stash: float = 1.0,
+        cls,
+        forward: float = 1.0,
+        backward_input: float = 1.0,
+        backward_weight: float = 1.0,
+        link: float = 0.0,
+        step: float = 0.0,
+        weight_stash: float = 1.0,
     ) -> Profile:
         """The same times on every stage; an activation weighs 1."""
         return cls(forward, backward_input, backward_weight, step=step, latency=link, weight_stash=weight_stash)

@@ -12,18 +12,19 @@ from recycle import check
 from recycle.ir.formats import native
 from recycle.ir.instruction import parse_instruction
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def test_write_a_schedule_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = blocks("write-a-schedule.md", "python")
+    code = blocks("docs/write-a-schedule.md", "python")
     assert len(code) == 5
     exec(compile("\n".join(code), "write-a-schedule.md", "exec"), {})
     printed = capsys.readouterr().out
@@ -34,7 +35,7 @@ def test_write_a_schedule_runs_from_top_to_bottom(
 
 
 def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None:
-    (text,) = blocks("file-format.md", "json")
+    (text,) = blocks("docs/file-format.md", "json")
     schedule = native.loads(text)
     assert native.dumps(schedule) == text
     assert check(schedule) == []
@@ -47,3 +48,9 @@ def test_every_instruction_on_the_format_page_can_be_read() -> None:
     texts = re.findall(r"`(\(?[0-9][^` ]*)`", table)
     assert len(texts) >= 11
     assert [str(parse_instruction(text)) for text in texts] == texts
+
+
+def test_the_readme_example_runs_and_draws_its_timeline(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("README.md", "python")
+    exec(compile(code, "README.md", "exec"), {})
+    assert "  1.1 xxx" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from recycle.plans import (
     cached_plan,
     dead_roles,
     failure_vector,
+    likely_vectors,
     rename,
 )
 from recycle.shape import Shape, Worker
@@ -163,3 +164,8 @@ def test_vectors_of_impossible_sets_are_refused():
     for vector in ((1,), (4, 0), (3, 0), (-1, 0)):
         with pytest.raises(RecycleError):
             dead_roles(TINY.shape, vector)
+
+
+def test_vectors_come_likeliest_first_and_leave_each_stage_a_host():
+    found = list(likely_vectors(Shape(2, 2, 2), 3))
+    assert found == [(0, 0), (1, 0), (0, 1), (1, 1)]

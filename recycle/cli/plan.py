@@ -100,10 +100,10 @@ def _one(job: Job, failed: list[Worker], library: Path | None, output: Path | No
 
 
 def _all(job: Job, failures: int, library: Path | None, as_json: bool) -> None:
-    from recycle.plans import PlanLibrary, cache_directory
-    from recycle.solve.planner import plan_library, vectors
+    from recycle.plans import PlanLibrary, cache_directory, likely_vectors
+    from recycle.solve.planner import plan_library
 
-    total = sum(1 for _ in vectors(job, failures))
+    total = sum(1 for _ in likely_vectors(job.shape, failures))
     cache = cache_directory(os.environ)
     if library is not None:
         PlanLibrary(library, job).prepare()

@@ -102,7 +102,7 @@ class ProgressLines(Observer):
         self.last = line["step"]
         width = len(str(self._steps - 1))
         print(
-            f"step {line['step']:>{width}}/{self._steps - 1}  loss {line['loss']:.6f}"
+            f"step {line['step']:>{width}}/{self._steps - 1}  loss {_loss(line['loss'])}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
             f"  plan {line['plan'][:8]}  period {line['period']:g}",
             flush=True,
@@ -113,6 +113,10 @@ class ProgressLines(Observer):
         say = _EVENTS.get(event["kind"])
         if say is not None:
             print(f"  {event['time']:8.3f} s  {say(event)}", flush=True)
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.6f}"
 
 
 _EVENTS = {

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.membership import GO, VOID, Facts, Record, Report, Store, decode_report, encode
+from recycle.exec.membership import GO, VOID, Facts, Record, Report, Store, decode, encode
 from recycle.exec.optimizer import clip_factor
 from recycle.job import Job
 from recycle.shape import Shape, Worker
@@ -292,7 +292,7 @@ class Coordinator:
         keys = {worker: f"report/{g}/{n}/{worker}" for worker in self.record.live}
         if not self.store.has_all(list(keys.values())):
             return
-        facts = self._decide(n, {w: decode_report(self.store.read(key) or "") for w, key in keys.items()})
+        facts = self._decide(n, {w: decode(self.store.read(key) or "", Report) for w, key in keys.items()})
         if facts is None:
             return
         before = self.record

@@ -48,7 +48,8 @@ class Interpreter:
         stages: the stages that this worker hosts.
         model_stages: S, the stages of the whole model.
         transport: how tensors reach other workers.
-        step: called by STEP with the stage; waits for the commit and steps the optimizer.
+        commit: called before a STEP; returns when the iteration is committed.
+        step: called by STEP with the stage; steps its optimizer.
         watch: told of every instruction.
     """
 
@@ -57,11 +58,12 @@ class Interpreter:
         stages: Mapping[int, Stage],
         model_stages: int,
         transport: Transport,
+        commit: Callable[[], None],
         step: Callable[[int], None],
         watch: Watch | None = None,
     ) -> None:
         self.stages, self.model_stages, self.transport = stages, model_stages, transport
-        self.step, self.watch = step, watch
+        self.commit, self.step, self.watch = commit, step, watch
         self.timed: list[Timed] = []
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
 
@@ -88,6 +90,8 @@ class Interpreter:
             self.execute(instruction.forward)
             self.execute(instruction.backward)
             return
+        if isinstance(instruction, OptimizerStep):
+            self.commit()
         inputs = [] if isinstance(instruction, _TRANSFERS) else self._inputs(instruction)
         started = time.monotonic()
         _METHODS[type(instruction)](self, instruction, *inputs)

@@ -229,7 +229,7 @@ class _Launcher:
         line = {
             "step": facts.step,
             "time": round(self.directory.now(), 6),
-            "loss": facts.loss,
+            "loss": facts.loss if math.isfinite(facts.loss) else None,
             "grad_norm": None if math.isnan(facts.grad_norm) else facts.grad_norm,
             "mode": facts.mode,
             "tokens_per_second": round(tokens / max(now - self._last_commit, 1e-9), 1),

@@ -24,13 +24,12 @@ What a timeout or a silence means is decided by the coordinator (coordinator.py)
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
+import json
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -189,20 +188,17 @@ class LauncherStore:
             raise RunError(f"the launcher's store is gone: {error}") from None
 
 
-def encode(value: Struct) -> str:
-    return msgspec.json.encode(value).decode()
+Message = TypeVar("Message", Record, Facts, Report)
 
 
-def decode_record(text: str) -> Record:
-    return msgspec.json.decode(text, type=Record)
+def encode(message: Record | Facts | Report) -> str:
+    """The text of a message. Python's JSON, because it keeps NaN and infinity, which a bad gradient is reported by."""
+    return json.dumps(msgspec.to_builtins(message, str_keys=True))
 
 
-def decode_facts(text: str) -> Facts:
-    return msgspec.json.decode(text, type=Facts)
-
-
-def decode_report(text: str) -> Report:
-    return msgspec.json.decode(text, type=Report)
+def decode(text: str, kind: type[Message]) -> Message:
+    """The message that `encode` wrote."""
+    return msgspec.convert(json.loads(text), type=kind, str_keys=True)
 
 
 class Progress:
@@ -228,19 +224,27 @@ class Member:
         name: position that this process started in, `k.r`.
         heartbeat: seconds between beats.
         interrupt: called from the watch thread while the current generation is over; wakes the main thread.
+        lost: called when the store does not answer any more: without its launcher a worker has no purpose.
 
     Attributes:
         over: set while the current generation is over.
     """
 
-    def __init__(self, store: Store, name: str, heartbeat: float, interrupt: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        heartbeat: float,
+        interrupt: Callable[[], None],
+        lost: Callable[[], None],
+    ) -> None:
         self.store, self.name, self.progress = store, name, Progress()
-        self._interrupt = interrupt
+        self._interrupt, self._lost = interrupt, lost
         self._lock = threading.Lock()
         self._generation = 0
         self.over = threading.Event()
         for target, client in ((self._beat, store.clone()), (self._watch, store.clone())):
-            threading.Thread(target=self._or_exit, args=(target, client, heartbeat), daemon=True).start()
+            threading.Thread(target=self._until_lost, args=(target, client, heartbeat), daemon=True).start()
 
     def ready(self, incarnation: int) -> None:
         """Start-up of this position's `incarnation`-th process is done."""
@@ -256,7 +260,7 @@ class Member:
             with self._lock:
                 self._generation += 1
                 self.over.clear()
-            record = decode_record(text)
+            record = decode(text, Record)
             if self.name in record.live and not self.store.has_all([f"stop/{self._generation}"]):
                 return record
 
@@ -288,7 +292,7 @@ class Member:
         self.progress.set_waiting(False)
         if text == VOID:
             raise GenerationOver
-        return decode_facts(text)
+        return decode(text, Facts)
 
     def trouble(self, message: str) -> None:
         """The transport broke here."""
@@ -333,9 +337,7 @@ class Member:
                 self._interrupt()
             return self._generation <= generation
 
-    def _or_exit(self, target: Callable[[Store, float], None], store: Store, heartbeat: float) -> None:
-        """Without its launcher a worker has no purpose: it ends at once instead of training on unseen."""
-        with contextlib.suppress(BaseException):
+    def _until_lost(self, target: Callable[[Store, float], None], store: Store, heartbeat: float) -> None:
+        with contextlib.suppress(RunError):
             target(store, heartbeat)
-        print(f"worker {self.name}: the launcher's store is gone, ending", file=sys.stderr, flush=True)
-        os._exit(3)
+        self._lost()

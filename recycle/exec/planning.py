@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import itertools
 import json
 import os
 import queue
@@ -19,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from recycle.errors import RunError, ScheduleError
@@ -31,19 +30,11 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.plans import Plan, Vector, failure_vector
-from recycle.shape import Shape, Worker
+from recycle.plans import Plan, Vector, failure_vector, likely_vectors
+from recycle.shape import Worker
 
 Planner = Callable[[Job, Vector, bool], str]
 """(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it."""
-
-
-def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:
-    """Failure vectors that leave every rank a live worker, fewest dead first, up to `failures` dead."""
-    for dead in range(failures + 1):
-        for vector in itertools.product(range(shape.pipelines), repeat=shape.ranks):
-            if sum(vector) == dead:
-                yield vector
 
 
 class PlanService:
@@ -69,12 +60,6 @@ class PlanService:
             self._background, self._urgent = (_Child(job, planner, self._answers) for _ in range(2))
             for vector in likely_vectors(job.shape, job.planner.ahead):
                 self._background.ask(vector, quick=False)
-
-    @property
-    def planned(self) -> int:
-        """Vectors that have a plan by now."""
-        self._collect()
-        return len(self._plans)
 
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         """The plan without the failed workers; None while it is being made. Raises RunError if none can be made."""

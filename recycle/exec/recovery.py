@@ -166,14 +166,17 @@ class WorkerLoop:
         iteration = record.committed + 1
         facts: Facts | None = None
 
-        def step(stage: int) -> None:
+        def commit() -> None:
             nonlocal facts
             if facts is None or facts.step != iteration:
                 facts = self._commit(iteration)
+
+        def step(stage: int) -> None:
+            assert facts is not None, "the commit comes before every step"
             self._step(stage, facts)
 
         follower = Follower(self.member.progress, self.striker)
-        interpreter = Interpreter(self.stages, self.job.shape.stages, transport, step, follower)
+        interpreter = Interpreter(self.stages, self.job.shape.stages, transport, commit, step, follower)
         while True:
             self.striker.begin(program, iteration)
             try:

@@ -71,6 +71,7 @@ class _LocalRun:
                 self.stages[worker],
                 job.shape.stages,
                 LocalTransport(worker, self.exchange),
+                self._commit,
                 partial(self._step, worker),
             )
             for worker in schedule.live
@@ -107,7 +108,7 @@ class _LocalRun:
         for worker, position in self.order:
             self.interpreters[worker].execute(self.programs[worker][position])
 
-    def _step(self, worker: Worker, stage: int) -> None:
+    def _commit(self) -> None:
         """The first STEP decides for all: the barrier has put it behind every reduce."""
         if self.facts is None:
             reports = {}
@@ -116,5 +117,8 @@ class _LocalRun:
                 norms = {index: hosted.gradient_norm_squared() for index, hosted in stages.items()}
                 reports[str(host)] = Report(norms, sum(losses) if losses else None)
             self.facts = decide(self.job, self._iteration, reports)
+
+    def _step(self, worker: Worker, stage: int) -> None:
+        assert self.facts is not None, "the commit comes before every step"
         if self.facts.clip_factor is not None:
             self.stages[worker][stage].step(self._iteration, self.facts.clip_factor)

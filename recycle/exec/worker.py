@@ -7,7 +7,9 @@ It connects to the launcher's store, builds its stages, says that it is ready an
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
+import sys
 from pathlib import Path
 
 import msgspec
@@ -38,7 +40,11 @@ def run_worker(orders_text: str) -> None:
     def shut() -> None:
         shut_sockets(keep)
 
-    member = Member(store, orders.worker, job.membership.heartbeat, shut)
+    def end() -> None:
+        print(f"worker {worker}: the launcher's store is gone, ending", file=sys.stderr, flush=True)
+        os._exit(3)
+
+    member = Member(store, orders.worker, job.membership.heartbeat, shut, end)
     striker = Striker(
         [(number, parse_fault(text)) for number, text in orders.faults],
         lambda number: store.first(f"fault/{number}"),

@@ -226,9 +226,7 @@ class Timeline:
         return text
 
 
-def held_activations(
-    schedule: Schedule, weight_stash: float, weights: Floats | None
-) -> tuple[list[float], list[int]]:
+def held_activations(schedule: Schedule, weight_stash: float, weights: Floats | None) -> tuple[list[float], list[int]]:
     """(most held, row that sets it) per worker, read off the order alone.
 
     A forward adds its stage's weight (1 when `weights` is None), I gives back all but `weight_stash` of it, W the

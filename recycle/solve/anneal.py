@@ -70,7 +70,6 @@ def anneal(
     for worker, program in enumerate(order):
         for operation in program:
             host[operation] = worker
-    finish = [max(problem.finish[rank :: shape.ranks]) for rank in range(shape.ranks)]
     quantum = 1.0 if problem.is_integral else problem.unit / 4
     arguments: list[Any] = [
         shape.stages,
@@ -80,7 +79,7 @@ def anneal(
         offsets,
         host,
         [*problem.forward, *problem.backward, *problem.weight],
-        finish,
+        list(problem.closing),
         problem.link,
         list(problem.speed),
         list(problem.cap),

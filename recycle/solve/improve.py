@@ -20,8 +20,8 @@ from recycle.solve.timing import time_order
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the best period so far."""
-HOT, COLD = 0.15, 0.12
-"""Temperatures of a round in typical operation times; measured best on rows of 3 to 8 pipelines."""
+HEATS = ((0.15, 0.12), (0.25, 0.12), (0.2, 0.08))
+"""First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""
 PATIENCE = 12
 """Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
 WORTH_COMPILING, WORTH_COMPILING_FOR = 5.0, 20_000_000
@@ -148,12 +148,13 @@ def improve(
     order, order_due = best.order, due
     often = deadline.left > WORTH_COMPILING and problem.size * min(steps, 20 * longest) > WORTH_COMPILING_FOR
     while spent < steps and idle < patience and not is_met(problem, best.period, bound) and not deadline.is_over:
-        if turn % 3 == 2:
+        if turn % 5 == 4:
             order, order_due = best.order, due
         begun, size = time.monotonic(), min(length, steps - spent)
+        hot, cold = HEATS[turn % len(HEATS)]
         target = _target(problem, best.period, bound)
         round_seed = (seed * 1_000_003 + turn * 7_919 + 17) % 2_147_483_647
-        result = anneal(problem, order, order_due, target, steps=size, seed=round_seed, hot=HOT, cold=COLD, often=often)
+        result = anneal(problem, order, order_due, target, steps=size, seed=round_seed, hot=hot, cold=cold, often=often)
         spent, turn, order, order_due = spent + result.steps, turn + 1, result.order, result.due
         if result.met:
             timing = time_order(problem, order)

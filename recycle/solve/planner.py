@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import combinations_with_replacement
 from pathlib import Path
 
 import msgspec
@@ -31,6 +30,7 @@ from recycle.plans import (
     dead_roles,
     errors,
     failure_vector,
+    likely_vectors,
 )
 from recycle.shape import Worker
 from recycle.solve import milp
@@ -43,7 +43,8 @@ QUICK_SECONDS = 0.5
 TRAINING_SECONDS = 1.2
 """Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
 SEARCH_STEPS = 1 << 40
-POLICIES = 200
+POLICIES, WALKS = 4_000, 4
+"""Policies to try, and from how many seeds: walks over policies soon settle, each somewhere else."""
 EXACT_UP_TO, EXACT_SECONDS = 100, 4.0
 """Operations up to which the exact model is asked, and for how long: above, the search finds what it would."""
 
@@ -108,8 +109,11 @@ def _plan(
     found, policy = first(problem, bound, deadline, 4 if quick else 1 << 30)
     if progress:
         progress("searching", found.period)
+    start = found
     if not quick:
         found = _search(problem, found, policy, bound, steps, section.seed, deadline, progress)
+    if not problem.is_exact and found.order != start.order:
+        found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
     schedule = problem.schedule(found.order).with_metadata(planner="recycle")
     wrong = errors(schedule, job)
     if wrong:
@@ -139,9 +143,15 @@ def _search(
     progress: Progress | None,
 ) -> Found:
     """Policies first where there is much to order, then single operations."""
-    policies = POLICIES if steps is None else min(POLICIES, steps // 50)
+    policies = min(POLICIES, 3 * problem.size, steps // 50 if steps is not None else POLICIES)
     a_quarter = Deadline(None if steps is not None else deadline.left / 4)
-    found = vary(problem, start, policy, bound, steps=policies, seed=seed, deadline=a_quarter)
+    found = start
+    for walk in range(WALKS):
+        walked = vary(
+            problem, start, policy, bound, steps=policies // WALKS, seed=seed * WALKS + walk, deadline=a_quarter
+        )
+        better = walked if walked.period < found.period else found
+        found = replace(better, steps=found.steps + walked.steps)
     found = improve(
         problem,
         found,
@@ -158,21 +168,6 @@ def _search(
             if solved.period < found.period:
                 found = replace(found, order=solved.order, period=solved.period)
     return found
-
-
-def vectors(job: Job, failures: int) -> Iterator[Vector]:
-    """All failure vectors with up to `failures` dead that leave each stage a live host, likeliest first.
-
-    Fewer failures are likelier. Among equally many, spread ones: more sets of workers have that vector.
-    """
-    shape = job.shape
-    for total in range(failures + 1):
-        found: set[Vector] = set()
-        for ranks in combinations_with_replacement(range(shape.ranks), total):
-            vector = tuple(ranks.count(rank) for rank in range(shape.ranks))
-            if max(vector) < shape.pipelines:
-                found.add(vector)
-        yield from sorted(found, key=lambda vector: (max(vector), vector[::-1]))
 
 
 def plan_library(
@@ -195,7 +190,7 @@ def plan_library(
     """
     library = None if directory is None else PlanLibrary(Path(directory), job)
     plans = []
-    for vector in vectors(job, failures):
+    for vector in likely_vectors(job.shape, failures):
         if progress:
             progress(vector, None)
         made = None if library is None else library.get(vector)

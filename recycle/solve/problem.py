@@ -130,6 +130,16 @@ class Problem:
         ]
 
     @cached_property
+    def closing(self) -> tuple[float, ...]:
+        """Per rank: reduce and step of all its stages, which its workers do one after the other at the end."""
+        return tuple(sum(self.finish[rank :: self.shape.ranks]) for rank in range(self.shape.ranks))
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Whether timing an order here leaves nothing out: no lanes to queue for, one stage per worker."""
+        return self.link == 0 and self.shape.chunks == 1
+
+    @cached_property
     def is_integral(self) -> bool:
         """Whether every time is a whole number, so that every makespan is one."""
         times = (*self.forward, *self.backward, *self.weight, *self.finish, self.link)

@@ -50,9 +50,9 @@ def time_order(problem: Problem, order: Order, often: bool = False) -> Timing:
     else:
         _time(*arguments)
     last, (period, makespan) = [float(v) for v in arguments[12]], arguments[14]
-    ends = [end + finish for end, finish in zip(last, problem.finish, strict=True)]
     ranks = problem.shape.ranks
-    return Timing(float(period), float(makespan), [max(ends[rank::ranks]) for rank in range(ranks)])
+    due = [max(last[rank::ranks]) + problem.closing[rank] for rank in range(ranks)]
+    return Timing(float(period), float(makespan), due)
 
 
 def start_times(problem: Problem, order: Order) -> list[float]:
@@ -80,7 +80,7 @@ def _arguments(problem: Problem, order: Order) -> list[Any]:
         host,
         place,
         [*problem.forward, *problem.backward, *problem.weight],
-        list(problem.finish),
+        [problem.closing[s % ranks] for s in range(stages)],
         problem.link,
         list(problem.speed),
         int(problem.staggered),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from recycle.exec.observer import Observer
 from recycle.exec.processes import ForkServer
 from recycle.ir.schedule import Schedule
 from recycle.solve.planner import plan_for_training
-
-Run = Callable[..., RunResult]
+from tests.exec.runs import Run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,26 +62,3 @@ def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFact
         )
 
     return run
-
-
-def job(pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", **sections: dict[str, Any]) -> Job:
-    """A job of the given shape; sections add or replace keys."""
-    keys: dict[str, dict[str, Any]] = {
-        "shape": {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches},
-        "memory": {"limit": ranks + 1},
-        "planner": {"seconds": 1.0},
-        "model": {"kind": kind, "layers": 2 * ranks, "hidden": 32, "heads": 2, "sequence": 16},
-        "train": {"warmup": 2},
-    }
-    for section, values in sections.items():
-        keys.setdefault(section, {}).update(values)
-    lines = []
-    for section, values in keys.items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {repr(value).lower() if isinstance(value, bool) else value!r}" for key, value in values.items()]
-    return Job.from_toml("\n".join(lines).replace("'", '"'))
-
-
-def kinds(result: RunResult) -> list[str]:
-    """Kinds of the run's events, in order."""
-    return [event["kind"] for event in result.events]

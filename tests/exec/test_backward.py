@@ -9,12 +9,12 @@ from typing import Any
 import megatron.core
 import pytest
 import torch
-from drive import CPU, small_job
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from recycle import MicroBatch, RunError
 from recycle.exec.backward import WeightGradientStore, require_all_split, require_tested_version, split_linears
 from recycle.exec.gpt import build_part, ensure_parallel_state, transformer_config
+from tests.exec.drive import CPU, small_job
 
 BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
 

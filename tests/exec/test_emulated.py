@@ -8,11 +8,11 @@ import time
 
 import pytest
 import torch
-from drive import execute, micro_batches, one_f_one_b, reduce_gradients, small_job, split
 
 from recycle import MicroBatch, Profile, RunError
 from recycle.exec.emulated import EmulatedStage
 from recycle.exec.stage import Stage
+from tests.exec.drive import execute, micro_batches, one_f_one_b, reduce_gradients, small_job, split
 
 JOB = small_job(pipelines=3, ranks=2, micro_batches=4)
 FREE = Profile.uniform(0.0, 0.0, 0.0)

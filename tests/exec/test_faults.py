@@ -70,7 +70,9 @@ def test_a_worker_that_the_schedule_leaves_out_cannot_be_killed() -> None:
         check_faults([parse_fault("kill:1.1@2")], SHAPE, steps=10, absent=frozenset({Worker(1, 1)}))
 
 
-@pytest.mark.parametrize(("phase", "struck"), [("", "0B1.0"), (".forward", "0F1.1"), (".backward", "0B1.1"), (".reduce", "0REDUCE_GRAD")])
+@pytest.mark.parametrize(
+    ("phase", "struck"), [("", "0B1.0"), (".forward", "0F1.1"), (".backward", "0B1.1"), (".reduce", "0REDUCE_GRAD")]
+)
 def test_a_kill_strikes_in_the_middle_of_its_phase(phase: str, struck: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []

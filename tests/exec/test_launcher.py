@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Run, job, kinds
-from test_recovery import _processes_naming
 
 from recycle import Job, JobError, RunError
 from recycle.exec.observer import Observer
+from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 3
 
@@ -61,7 +60,9 @@ def test_a_run_directory_holds_everything_that_the_run_is_known_by(launch: Run, 
     assert kinds(run) == ["generation"]
     assert (tmp_path / "plans" / f"{metrics[0]['plan']}.json").exists()
     assert (tmp_path / "trace.json").exists()
-    assert sorted(path.name for path in (tmp_path / "logs").glob("?.?.log")) == [f"{k}.{r}.log" for k in (0, 1) for r in (0, 1)]
+    assert sorted(path.name for path in (tmp_path / "logs").glob("?.?.log")) == [
+        f"{k}.{r}.log" for k in (0, 1) for r in (0, 1)
+    ]
 
 
 class _KillAtStart(Observer):
@@ -71,7 +72,7 @@ class _KillAtStart(Observer):
     def waiting(self, what: str) -> None:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            found = _processes_naming(str(self.log))
+            found = processes_writing_below(str(self.log))
             if found:
                 self.log.write_text("about to load the weights\n")
                 os.kill(found[0], signal.SIGKILL)
@@ -83,7 +84,7 @@ def test_a_worker_that_dies_while_starting_ends_the_run_with_its_last_lines(laun
     says = r"worker 0\.1 killed by SIGKILL during start-up; its last lines: about to load the weights"
     with pytest.raises(RunError, match=says):
         launch(job(2, 2, 2, kind="gpt"), STEPS, observer=_KillAtStart(tmp_path, "0.1"), directory=tmp_path)
-    assert not _processes_naming(str(tmp_path))
+    assert not processes_writing_below(str(tmp_path))
 
 
 def _descendants(pid: int) -> set[int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from drive import build_pipeline, differing, gradients_by_name, run_pipelines, small_job
-from megatron_reference import MegatronReference
+
+from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_pipelines, small_job
+from tests.exec.megatron_reference import MegatronReference
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run, job, kinds
 
 from recycle import Job, RunError, Schedule, check, lower
 from recycle.exec.launcher import RunResult
 from recycle.exec.observer import Observer
 from recycle.ir.trace import read
+from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 7
 FAULT = ["generation", "fault", "detected", "generation", "recovered"]
@@ -104,7 +103,7 @@ def test_a_stage_without_a_live_host_ends_the_run_naming_the_stage(launch: Run, 
     with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3"):
         launch(job(2, 2, 2), STEPS, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
-    assert not _processes_naming(str(tmp_path))
+    assert not processes_writing_below(str(tmp_path))
 
 
 class _Stop(Observer):
@@ -115,20 +114,8 @@ class _Stop(Observer):
 
     def committed(self, line: dict[str, Any]) -> None:
         if line["step"] == self.step:
-            for pid in _processes_naming(str(self.directory / "logs" / f"{self.worker}.log")):
+            for pid in processes_writing_below(str(self.directory / "logs" / f"{self.worker}.log")):
                 os.kill(pid, signal.SIGSTOP)
-
-
-def _processes_naming(path: str) -> list[int]:
-    """Processes whose standard output is a file below `path`."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.readlink(f"/proc/{pid}/fd/1").startswith(path):
-                found.append(int(pid))
-        except OSError:
-            continue
-    return found
 
 
 def test_a_frozen_worker_is_found_by_its_silence_fenced_and_worked_around(launch: Run, tmp_path: Path) -> None:
@@ -136,7 +123,7 @@ def test_a_frozen_worker_is_found_by_its_silence_fenced_and_worked_around(launch
     run = launch(silent, STEPS, observer=_Stop(tmp_path, "2.0", 2), directory=tmp_path)
     assert_same_training(run, fault_free(launch, silent))
     assert [event["cause"] for event in run.events if event["kind"] == "detected"] == ["no heartbeat for 1 s"]
-    assert not _processes_naming(str(tmp_path))
+    assert not processes_writing_below(str(tmp_path))
 
 
 def test_the_trace_shows_who_ran_the_dead_workers_micro_batches(emulated: Job, launch: Run) -> None:
@@ -145,18 +132,16 @@ def test_the_trace_shows_who_ran_the_dead_workers_micro_batches(emulated: Job, l
     trace = read(run.directory / "trace.json")
     assert trace.steps == list(range(STEPS))
     after = trace.window(5, 5)
-    rerouted = {(str(after.shape.worker_at(int(after.process[row]))), str(after.instruction(row)))
-                for row in range(len(after)) if after.rerouted[row] and after.columns.kind[row] == 0}
+    rerouted = {
+        (str(after.shape.worker_at(int(after.process[row]))), str(after.instruction(row)))
+        for row in range(len(after))
+        if after.rerouted[row] and after.columns.kind[row] == 0
+    }
     assert len(rerouted) == 2
     assert {worker for worker, _ in rerouted} <= {"0.1", "2.1"}
     assert {text for _, text in rerouted} == {"1F1.0", "1F1.1"}
     assert all((after.end >= after.start).tolist())
     assert len(trace.generations_of(3)) == 2
-
-
-@pytest.fixture(scope="module")
-def gpt() -> Iterator[Job]:
-    yield job(3, 2, 2, kind="gpt")
 
 
 @pytest.mark.parametrize(("pipelines", "ranks", "micro_batches"), [(3, 2, 2), (2, 4, 4), (3, 3, 4)])

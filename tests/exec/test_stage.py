@@ -9,7 +9,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from drive import (
+
+from recycle import Job, MicroBatch, RunError
+from recycle.exec.optimizer import clip_factor
+from recycle.exec.stage import MegatronStage, build_stage
+from recycle.job import ShapeSection
+from tests.exec.drive import (
     CPU,
     build_pipeline,
     corpus_of,
@@ -23,11 +28,6 @@ from drive import (
     small_job,
     split,
 )
-
-from recycle import Job, MicroBatch, RunError
-from recycle.exec.optimizer import clip_factor
-from recycle.exec.stage import MegatronStage, build_stage
-from recycle.job import ShapeSection
 
 BATCH = MicroBatch(0, 0)
 FAST = {"accumulation": "fast"}

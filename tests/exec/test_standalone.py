@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Run, job
 
 from recycle import Job, Schedule, ScheduleError
 from recycle.exec import run
 from recycle.ir.families import gpipe, one_f_one_b
+from tests.exec.runs import Run, job
 
 STEPS = 3
 

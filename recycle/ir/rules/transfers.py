@@ -300,5 +300,3 @@ class _Tracker:
                     "unused-transfer", row, f"nothing on worker {self.schedule.position(row)[0]} needs this value",
                     "remove the receive and its send",
                 )  # fmt: skip
-
-

@@ -1,0 +1,48 @@
+"""Jobs for runs with real worker processes, and what to look at afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from recycle import Job
+from recycle.exec.launcher import RunResult
+
+Run = Callable[..., RunResult]
+
+
+def job(pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", **sections: dict[str, Any]) -> Job:
+    """A job of the given shape; sections add or replace keys."""
+    keys: dict[str, dict[str, Any]] = {
+        "shape": {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches},
+        "memory": {"limit": ranks + 1},
+        "planner": {"seconds": 1.0},
+        "model": {"kind": kind, "layers": 2 * ranks, "hidden": 32, "heads": 2, "sequence": 16},
+        "train": {"warmup": 2},
+    }
+    for section, values in sections.items():
+        keys.setdefault(section, {}).update(values)
+    lines = []
+    for section, values in keys.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return Job.from_toml("\n".join(lines))
+
+
+def kinds(result: RunResult) -> list[str]:
+    """Kinds of the run's events, in order."""
+    return [event["kind"] for event in result.events]
+
+
+def processes_writing_below(path: str) -> list[int]:
+    """Processes whose standard output is a file below `path`."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/fd/1").startswith(path):
+                found.append(int(pid))
+        except OSError:
+            continue
+    return found
