@@ -72,7 +72,7 @@ class Shape:
                 raise JobError(f"shape: {name} must be a whole number of at least 1, got {value!r}")
         if self.worker_count > _MOST_WORKERS or self.stages * self.global_micro_batches > _MOST_CELLS:
             raise JobError(
-                f"shape: {self} is too large: at most {_MOST_WORKERS} workers (D*P) and {_MOST_CELLS} forwards (P*V*D*m)"
+                f"shape: {self} is too large: at most {_MOST_WORKERS} workers (D*P), {_MOST_CELLS} forwards (P*V*D*m)"
             )
 
     @property

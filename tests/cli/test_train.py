@@ -1,0 +1,111 @@
+"""`recycle train`: what it prints, and that bad input costs one line, no process and no directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recycle.ir.families import one_f_one_b
+from recycle.ir.schedule import Schedule
+from recycle.shape import Shape
+from tests.cli.command import Command
+
+EMULATED = """
+[shape]
+pipelines = 2
+ranks = 2
+micro_batches = 2
+[planner]
+seconds = 1
+[model]
+kind = "emulated"
+[train]
+steps = 6
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "job.toml"
+    path.write_text(EMULATED)
+    return path
+
+
+def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Command, job: Path) -> None:
+    outcome = command("train", job, "--run", "run", "--fault", "kill:1.1@2", "--fault", "rejoin:1.1@4")
+    assert outcome.status == 0
+    assert outcome.err == ""
+    lines = outcome.out.splitlines()
+    steps = [line for line in lines if line.startswith("step")]
+    assert [line.split()[1] for line in steps] == [f"{n}/5" for n in range(6)]
+    assert [line.split("tokens/s")[1].split()[0] for line in steps] == ["4/4"] * 2 + ["3/4"] * 2 + ["4/4"] * 2
+    assert sum("fault: kill:1.1@2 (worker 1.1, step 2)" in line for line in lines) == 1
+    assert sum("worker 1.1 is dead: killed by SIGKILL; step 2 starts again without it" in line for line in lines) == 1
+    assert sum("recovered in" in line for line in lines) == 1
+    assert sum("worker 1.1 re-joined at step 4, state copied from 0.1" in line for line in lines) == 1
+    assert lines[-1] == "done: 6 steps; run directory run; see it with: recycle view run"
+
+
+def test_a_family_and_a_file_run_as_the_schedule(command: Command, job: Path, tmp_path: Path) -> None:
+    one_f_one_b(Shape(2, 2, 2)).save(tmp_path / "mine.json")
+    for name, run in (("1f1b", "a"), ("mine.json", "b")):
+        assert command("train", job, "--schedule", name, "--steps", "2", "--run", run).status == 0
+    used = [Schedule.load(next((tmp_path / run / "plans").iterdir())) for run in ("a", "b")]
+    assert used[0] == used[1] == one_f_one_b(Shape(2, 2, 2))
+    assert (tmp_path / "a" / "metrics.jsonl").read_text().count("\n") == 2
+
+
+def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Path, tmp_path: Path) -> None:
+    printed = command("train", job, "--explain").out
+    assert 'kind = "emulated"\n' in printed
+    assert "clip = 1.0                            # default" in printed
+    (tmp_path / "again.toml").write_text(printed)
+    assert command("train", tmp_path / "again.toml", "--explain").out.split() == printed.replace("6   ", "6").split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.toml"], ["none.toml", "cannot be read"]),
+        (["job.toml", "--fault", "kill:5.5@2"], ["kill:5.5@2", "outside the grid"]),
+        (["job.toml", "--fault", "kill:1.1@6"], ["kill:1.1@6", "ends after step 5"]),
+        (["job.toml", "--fault", "kill:1.1@2", "--steps", "2"], ["ends after step 1"]),
+        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are kill, rejoin"]),
+        (["job.toml", "--steps", "0"], ["steps must be at least 1"]),
+        (["job.toml", "--schedule", "nowhere"], ["nowhere", "neither a file nor a family", "1f1b"]),
+        (["job.toml", "--schedule", "job.toml"], ["job.toml"]),
+        (["job.toml", "--schedule", "other.json"], ["D=3 P=2 m=2", "D=2 P=2 m=2"]),
+        (["job.toml", "--schedule", "broken.json"], ["does not pass check", "worker 0.1"]),
+        (["job.toml", "--run", "job.toml"], ["job.toml"]),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    arguments: list[str], words: list[str], command: Command, job: Path, tmp_path: Path
+) -> None:
+    one_f_one_b(Shape(3, 2, 2)).save(tmp_path / "other.json")
+    text = one_f_one_b(Shape(2, 2, 2)).text() | {"0.1": "1F0.0 1B0.0 1F0.1"}
+    Schedule.from_text(Shape(2, 2, 2), text).save(tmp_path / "broken.json")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert command("train", *arguments).refused(*words)
+    left = sorted(path.name for path in tmp_path.iterdir() if path.name != "runs")
+    assert left == before
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+def test_a_broken_job_names_file_key_and_type(command: Command, job: Path, tmp_path: Path) -> None:
+    job.write_text(EMULATED.replace("ranks = 2", 'ranks = "two"'))
+    assert command("train", job).refused("job.toml", "[shape] ranks", "expected `int`, got `str`")
+    job.write_text(EMULATED.replace("micro_batches = 2", "micro_batches = 0"))
+    assert command("train", job).refused("job.toml", "[shape] micro_batches", ">= 1")
+    job.write_text(EMULATED + "spteps = 7\n")
+    assert command("train", job).refused("job.toml", "[train]", "spteps")
+
+
+def test_a_run_that_cannot_go_on_exits_with_1(command: Command, job: Path) -> None:
+    outcome = command("train", job, "--run", "run", "--fault", "kill:0.1@1", "--fault", "kill:1.1@2")
+    assert outcome.status == 1
+    assert outcome.err.startswith("recycle: stage 1 has no live host left after step 1")
+    assert outcome.err.count("\n") == 1
