@@ -1,4 +1,4 @@
-"""The coordinator: the launcher's side of membership, a state machine that is asked to `tick` every few milliseconds.
+"""The coordinator: the launcher's side of membership, a state machine that is asked to `tick` when something happens.
 
 It alone decides what a silence means. One path serves every change: end the generation (what is undecided becomes
 void, survivors wake up), get a plan for whoever is left, propose the next generation, let all acknowledge, let all
@@ -279,12 +279,10 @@ class Coordinator:
         """A transport broke and nobody has died for a while: form the same live set again."""
         g = self.record.generation
         if self._trouble_since is None:
-            if any(self.store.has_all([f"trouble/{g}/{worker}"]) for worker in self.record.live):
+            if self.store.has_all([f"trouble/{g}"]):
                 self._trouble_since = self.now()
         elif self.now() - self._trouble_since > GRACE_SECONDS:
-            reported = [w for w in self.record.live if self.store.has_all([f"trouble/{g}/{w}"])]
-            first = reported[0]
-            self._again(f"worker {first}: {self.store.read(f'trouble/{g}/{first}')}")
+            self._again(self.store.read(f"trouble/{g}") or "")
 
     def _commit(self) -> None:
         """Commit the next iteration once every live worker has reported it."""
@@ -302,6 +300,7 @@ class Coordinator:
         self.record = after
         self.store.compare_set(f"commit/{g}/{n}", "", encode(facts))
         self._attempts = 0
+        self.store.delete([*keys.values(), f"commit/{g}/{n - 1}"])  # all have read the decision before this one
         self.committed(facts, after, self.period)
         if facts.finished:
             self._enter(Phase.FINISHED)

@@ -16,6 +16,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from recycle.exec.transport import Pending, TransportError, lane_places
 from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
@@ -34,6 +35,8 @@ POSTED_AHEAD = 2
 """Receives that are posted ahead per lane: enough to overlap, few enough to bound the buffers."""
 OVER_SECONDS = 0.02
 """How often a wait that cannot be woken looks whether its generation is over."""
+FORM_SECONDS = 0.001
+"""How often a group that forms looks for its members."""
 _STATE_TAG = 1 << 20
 _LEFT_BEHIND: list[Any] = []
 """Groups with an all-reduce that never ended; kept, because freeing them would block this process."""
@@ -43,7 +46,7 @@ class GlooTransport:
     """Transport between processes over TCP.
 
     Args:
-        store: a torch store client that only this generation uses.
+        store: a torch store client.
         prefix: what the generation's keys begin with.
         role: this worker's role in the plan.
         members: roles of all live workers, in the same order everywhere.
@@ -80,9 +83,10 @@ class GlooTransport:
         self._sums: dict[int, Any] = {}
         wanted = {-1: (f"{prefix}/world", list(members))}
         wanted |= {stage: (f"{prefix}/stage{stage}", list(p)) for stage, p in sorted(hosts.items()) if len(p) > 1}
+        patient = _FormingStore(store, over)
         groups = self._leave_when_over(
             lambda: {
-                key: _group(store, name, peers.index(role), len(peers), form_timeout, address)
+                key: _group(patient, name, peers.index(role), len(peers), form_timeout, address)
                 for key, (name, peers) in wanted.items()
             }
         )
@@ -198,6 +202,39 @@ class GlooTransport:
             return action()
         except RuntimeError as error:
             raise TransportError(_first_line(error)) from None
+
+
+class _FormingStore(Store):
+    """The store that groups form on: the worker's own client, with waits that end when the generation is over.
+
+    A client of its own would do too, but opening one looks its address up in the DNS with the interpreter lock held,
+    which took 5 s where no name server answered, in the middle of a recovery.
+    """
+
+    def __init__(self, client: Any, over: threading.Event) -> None:
+        super().__init__()
+        self._client, self._over = client, over
+
+    def set(self, key: str, value: str) -> None:
+        self._client.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        value: bytes = self._client.get(key)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._client.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._client.check(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=300)) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self._client.check(keys):
+            if self._over.is_set() or time.monotonic() > deadline:
+                raise RuntimeError(f"waited for {keys[0]} in vain")
+            time.sleep(FORM_SECONDS)
 
 
 def _group(store: Any, name: str, rank: int, size: int, timeout: float, address: str) -> Any:

@@ -6,8 +6,10 @@ asked for, and lets the coordinator tick. Whatever happens, no process of the ru
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,17 +21,19 @@ import msgspec
 from recycle.errors import JobError, RunError
 from recycle.exec.coordinator import Coordinator, Phase
 from recycle.exec.faults import Fault, check_faults
-from recycle.exec.membership import Facts, LauncherStore, Record
+from recycle.exec.membership import Facts, LauncherStore, Record, Store
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
 from recycle.exec.run_directory import RunDirectory
+from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
 from recycle.job import Job
 from recycle.shape import Worker
 
-TICK_SECONDS = 0.002
+STRIKE_SECONDS = 0.002
+"""How precisely a fault that strikes after a delay is timed."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +134,15 @@ class _Launcher:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
         self.store, self.port = LauncherStore.host()
-        self.processes = LocalProcesses(server, self._orders, directory.logs)
+        self.waker = Waker()
+        self._closed = False
+        self._hearing = threading.Thread(target=self._hear_posts, args=(self.store.clone(),), daemon=True)
+        self._hearing.start()
+        self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker)
         barrier = msgspec.structs.replace(job.planner, staggered=False)  # what runs, until steps can be undone
-        self.plans = PlanService(msgspec.structs.replace(job, planner=barrier), planner, directory.plans, schedule)
+        self.plans = PlanService(
+            msgspec.structs.replace(job, planner=barrier), planner, directory.plans, self.waker, schedule
+        )
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
             job,
@@ -158,9 +168,17 @@ class _Launcher:
             self._strike()
             self._start_rejoiners()
             self.coordinator.tick()
-            self.processes.wait(TICK_SECONDS)
+            waits_to_strike = len(self._reached) > len(self._struck)
+            self.processes.wait(STRIKE_SECONDS if waits_to_strike else self.job.membership.heartbeat / 2)
         self._finish()
         return self.result
+
+    def _hear_posts(self, store: Store) -> None:
+        """In a thread: wake the loop for whatever workers post, until the store is gone."""
+        with contextlib.suppress(RunError):
+            while not self._closed:
+                store.wait_for_post()
+                self.waker.wake()
 
     def _orders(self, worker: Worker, incarnation: int) -> Orders:
         strikes = [(i, str(f)) for i, f in enumerate(self.faults) if f.kind == "kill" and f.worker == worker]
@@ -191,7 +209,7 @@ class _Launcher:
                 slow = [str(w) for w in live if not self.store.has_all([f"ready/{w}/0"])]
                 limit = self.job.membership.start_deadline
                 raise RunError(f"workers {' '.join(slow)} were not ready within {limit:g} s; see {self.directory.logs}")
-            self.processes.wait(0.02)
+            self.processes.wait(self.job.membership.heartbeat)
         self._last_commit = time.monotonic()
 
     def _strike(self) -> None:
@@ -255,6 +273,10 @@ class _Launcher:
 
     def close(self) -> None:
         """End every process of the run and close its files."""
+        self._closed = True
+        self.store.post("closed", "1")
+        self._hearing.join()
         self.processes.end(patience=0.0)
         self.plans.close()
+        self.waker.close()
         self.directory.close()

@@ -10,14 +10,16 @@ The protocol, on a store that the launcher owns and no worker can take down with
     report/<g>/<n>/<w>  w's reduces of iteration n are complete: its stages' squared norms, its losses
     commit/<g>/<n>      the Facts of iteration n, or "void": written once, after the register holds them
     stop/<g>            generation g is over
-    trouble/<g>/<w>     w's transport broke; somebody else may be the cause
+    trouble/<g>         a worker's transport broke; somebody else may be the cause
     ready/<w>/<i>       the i-th process of w has finished starting up
     beat/<w>            w's heartbeat with its progress
     fault/<i>           fault i of the run has reached its point
     plan/<hash>         a plan file's text
     final/<w>           sha256 of the final state of w's stages
 
-Every key that someone waits for is written in the end: a generation that ends turns what is still open into "void".
+What workers write for the launcher is posted, which wakes it; heartbeats are not. What is committed and read by all
+is deleted. Every key that a worker waits for is written in the end: a generation that ends turns what is still open
+into "void".
 What a timeout or a silence means is decided by the coordinator (coordinator.py) and nowhere else.
 """
 
@@ -29,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -108,14 +111,24 @@ class Store(Protocol):
     def has_all(self, keys: list[str]) -> bool:
         """Whether every key was written."""
 
+    def post(self, key: str, text: str) -> None:
+        """Write `key` and wake whoever waits for posts."""
+
+    def wait_for_post(self) -> bool:
+        """Wait for the next post, in one thread only; False when there is none for some minutes."""
+
+    def delete(self, keys: list[str]) -> None:
+        """Forget keys that nobody will read again."""
+
     def first(self, key: str) -> bool:
-        """True for the first caller with this key, False for every later one."""
+        """True for the first caller with this key, False for every later one; the first also posts it."""
 
     def clone(self) -> Store:
         """Another client, for another thread."""
 
-    def raw(self) -> Any:
-        """A new torch store client for a process group to form on."""
+    @property
+    def torch_store(self) -> Any:
+        """The torch store behind this client, for process groups to form on."""
 
 
 class LauncherStore:
@@ -167,14 +180,37 @@ class LauncherStore:
     def has_all(self, keys: list[str]) -> bool:
         return bool(self._try(lambda: self._client.check(keys))) if keys else True
 
+    def post(self, key: str, text: str) -> None:
+        self.set(key, text)
+        self._try(lambda: self._client.queue_push("posts", key))
+
+    def wait_for_post(self) -> bool:
+        import torch.distributed as dist
+
+        try:
+            self._client.queue_pop("posts")
+        except dist.DistStoreError:
+            return False
+        except RuntimeError as error:
+            raise RunError(f"the launcher's store is gone: {error}") from None
+        return True
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            self._try(partial(self._client.delete_key, key))
+
     def first(self, key: str) -> bool:
-        return int(self._try(lambda: self._client.add(key, 1))) == 1
+        if int(self._try(lambda: self._client.add(f"{key}/claims", 1))) > 1:
+            return False
+        self.post(key, "1")
+        return True
 
     def clone(self) -> LauncherStore:
         return LauncherStore(self._try(self._client.clone))
 
-    def raw(self) -> Any:
-        return self._try(self._client.clone)
+    @property
+    def torch_store(self) -> Any:
+        return self._client
 
     @staticmethod
     def _text(raw: bytes) -> str:
@@ -248,7 +284,7 @@ class Member:
 
     def ready(self, incarnation: int) -> None:
         """Start-up of this position's `incarnation`-th process is done."""
-        self.store.set(f"ready/{self.name}/{incarnation}", "1")
+        self.store.post(f"ready/{self.name}/{incarnation}", "1")
 
     def next_record(self) -> Record:
         """Wait for the next generation that this worker has a part in and that is not over yet."""
@@ -265,11 +301,11 @@ class Member:
                 return record
 
     def acknowledge(self) -> None:
-        self.store.set(f"ack/{self._generation}/{self.name}", "1")
+        self.store.post(f"ack/{self._generation}/{self.name}", "1")
 
     def formed(self, error: str = "") -> None:
         """The groups stand, or why they do not."""
-        self.store.set(f"formed/{self._generation}/{self.name}", error)
+        self.store.post(f"formed/{self._generation}/{self.name}", error)
 
     def permitted(self, what: str) -> bool:
         """Wait until the generation may "form" or "run"; False when it is over instead."""
@@ -281,7 +317,7 @@ class Member:
         return answer == GO
 
     def report(self, step: int, report: Report) -> None:
-        self.store.set(f"report/{self._generation}/{step}/{self.name}", encode(report))
+        self.store.post(f"report/{self._generation}/{step}/{self.name}", encode(report))
 
     def decision(self, step: int) -> Facts:
         """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
@@ -296,7 +332,7 @@ class Member:
 
     def trouble(self, message: str) -> None:
         """The transport broke here."""
-        self.store.set(f"trouble/{self._generation}/{self.name}", message)
+        self.store.post(f"trouble/{self._generation}", f"worker {self.name}: {message}")
 
     def leave_digests(self, digests: dict[int, str]) -> None:
         """The run is over: sha256 of each hosted stage's final state."""

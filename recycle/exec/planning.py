@@ -23,6 +23,7 @@ from pathlib import Path
 
 from recycle.errors import RunError, ScheduleError
 from recycle.exec.coordinator import Ready
+from recycle.exec.waker import Waker
 from recycle.files import write_whole
 from recycle.ir.check import check
 from recycle.ir.formats import native
@@ -44,10 +45,13 @@ class PlanService:
         job: what to plan for.
         planner: see `Planner`; None when only `schedule` shall run.
         directory: plan files in use are written here as `<hash>.json`.
+        waker: is woken when a plan has been made.
         schedule: a schedule of the user's own, for the set of workers that it leaves alive.
     """
 
-    def __init__(self, job: Job, planner: Planner | None, directory: Path, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self, job: Job, planner: Planner | None, directory: Path, waker: Waker, schedule: Schedule | None = None
+    ) -> None:
         self._job, self._directory = job, directory
         self._own = None if schedule is None else (frozenset(schedule.failed), schedule)
         self._plans: dict[Vector, Plan] = {}
@@ -57,7 +61,7 @@ class PlanService:
         self._asked: set[Vector] = set()
         self._background = self._urgent = None
         if planner is not None:
-            self._background, self._urgent = (_Child(job, planner, self._answers) for _ in range(2))
+            self._background, self._urgent = (_Child(job, planner, self._answers, waker) for _ in range(2))
             for vector in likely_vectors(job.shape, job.planner.ahead):
                 self._background.ask(vector, quick=False)
 
@@ -128,9 +132,11 @@ def require_valid(schedule: Schedule, job: Job) -> None:
 class _Child:
     """A planner in a process of its own: one request per line in, one answer per line out."""
 
-    def __init__(self, job: Job, planner: Planner, answers: queue.SimpleQueue[tuple[Vector, str, str]]) -> None:
+    def __init__(
+        self, job: Job, planner: Planner, answers: queue.SimpleQueue[tuple[Vector, str, str]], waker: Waker
+    ) -> None:
         name = f"{planner.__module__}:{planner.__qualname__}"
-        self._answers, self._pending = answers, list[Vector]()
+        self._answers, self._waker, self._pending = answers, waker, list[Vector]()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "recycle.exec.planning", name, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -143,7 +149,8 @@ class _Child:
         assert self._process.stdout is not None
         self._requests, self._lines = self._process.stdin, self._process.stdout
         self._requests.write(json.dumps({"job": job.to_toml()}) + "\n")
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def ask(self, vector: Vector, quick: bool) -> None:
         self._pending.append(vector)
@@ -157,12 +164,18 @@ class _Child:
             vector = tuple(answer["vector"])
             self._pending.remove(vector)
             self._answers.put((vector, answer["text"], answer["error"]))
+            self._waker.wake()
         for vector in self._pending:
             self._answers.put((vector, "", "the planner's process ended"))
+        self._waker.wake()
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._reader.join()
+        for pipe in (self._requests, self._lines):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 def _serve(name: str, parent: str) -> None:

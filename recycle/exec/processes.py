@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from recycle.errors import RunError
+from recycle.exec.waker import Waker
 from recycle.shape import Worker
 
 _PR_SET_PDEATHSIG = 1
@@ -128,15 +129,18 @@ class LocalProcesses:
         server: forks them.
         orders: what to tell the n-th process of a worker.
         logs: folder for `k.r.log`.
+        waker: ends a `wait` from other threads.
     """
 
-    def __init__(self, server: ForkServer, orders: Callable[[Worker, int], Orders], logs: Path) -> None:
+    def __init__(self, server: ForkServer, orders: Callable[[Worker, int], Orders], logs: Path, waker: Waker) -> None:
         self._server, self._orders, self._logs = server, orders, logs
         self._requests: dict[Worker, int] = {}
         self._descriptors: dict[Worker, int] = {}
         self._incarnations: dict[Worker, int] = {}
         self._poll = select.poll()
+        self._waker = waker
         self._poll.register(server.answers, select.POLLIN)
+        self._poll.register(waker.descriptor, select.POLLIN)
 
     def start(self, worker: Worker) -> None:
         """Ask for the worker's process."""
@@ -150,8 +154,9 @@ class LocalProcesses:
         return self._logs / f"{worker}.log"
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but no longer than until a process starts or ends."""
+        """Sleep, but no longer than until a process starts or ends, or the waker wakes."""
         self._poll.poll(seconds * 1000)
+        self._waker.clear()
 
     def _hear(self) -> None:
         self._server.hear()

@@ -134,7 +134,7 @@ class WorkerLoop:
         members = sorted(by_role)
         membership = self.job.membership
         transport = GlooTransport(
-            self.member.store.raw(),
+            self.member.store.torch_store,
             f"generation{record.generation}",
             role,
             members,

@@ -76,6 +76,21 @@ def test_a_key_that_nobody_wrote_is_none_and_a_wait_for_it_ends(store: LauncherS
     assert not store.has_all(["nothing"])
 
 
+def test_every_post_wakes_its_listener_once(store: LauncherStore) -> None:
+    listener = store.clone()
+    for key in ("ready/0.0", "ready/0.1"):
+        store.clone().post(key, "1")
+    assert listener.wait_for_post()
+    assert listener.wait_for_post()
+    assert store.has_all(["ready/0.0", "ready/0.1"])
+
+
+def test_what_is_deleted_is_as_if_never_written(store: LauncherStore) -> None:
+    store.set("report/1/0/0.0", "text")
+    store.delete(["report/1/0/0.0", "report/1/0/0.1"])
+    assert store.read("report/1/0/0.0") is None
+
+
 def test_only_the_first_claim_counts(store: LauncherStore) -> None:
     assert [store.first("fault/0"), store.first("fault/0"), store.clone().first("fault/0")] == [True, False, False]
 
