@@ -26,7 +26,8 @@ tests: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 benchmarks: $(VENV)/.installed
-	$(BIN)/python benchmarks/executor.py
+	$(BIN)/python -W ignore benchmarks/executor.py
+	$(BIN)/python benchmarks/recovery.py
 
 # The stamp is newer than what it was made from, and holds the interpreter it was made with.
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.python
