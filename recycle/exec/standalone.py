@@ -52,11 +52,19 @@ def run(
     require_valid(schedule, job)
     steps = job.train.steps if steps is None else steps
     check_request(job, steps, (), schedule.failed)
-    return _LocalRun(with_barrier(schedule), job).run(steps)
+    return LocalRun(with_barrier(schedule), job).run(steps)
 
 
-class _LocalRun:
-    """All workers of a schedule in one process."""
+class LocalRun:
+    """All workers of a schedule in one process.
+
+    Args:
+        schedule: lowered, with the barrier; valid.
+        job: what its stages are made from.
+
+    Attributes:
+        stages: worker -> stage index -> stage.
+    """
 
     def __init__(self, schedule: Schedule, job: Job) -> None:
         self.schedule, self.job = schedule, job
@@ -80,7 +88,7 @@ class _LocalRun:
     def run(self, steps: int) -> RunResult:
         result = RunResult()
         for iteration in range(steps):
-            self._iterate(iteration)
+            self.iterate(iteration)
             assert self.facts is not None, "a checked schedule steps in every iteration"
             result.metrics.append(
                 {
@@ -95,7 +103,8 @@ class _LocalRun:
             result.digests[str(worker)] = {index: stage.state_digest() for index, stage in stages.items()}
         return result
 
-    def _iterate(self, iteration: int) -> None:
+    def iterate(self, iteration: int) -> None:
+        """Run one iteration, its optimizer steps included."""
         self._iteration = iteration
         self.facts = None
         self.exchange.reduced.clear()
