@@ -114,7 +114,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[membership]`: who counts as alive, in seconds."""
 
     heartbeat: Annotated[float, Meta(gt=0)] = 0.25
-    dead_after: Annotated[float, Meta(gt=0)] = 5.0
+    dead_after: Annotated[float, Meta(gt=0)] = 10.0
     hung_after: Annotated[float, Meta(gt=0)] = 60.0
     form_timeout: Annotated[float, Meta(gt=0)] = 20.0
     transport_timeout: Annotated[float, Meta(gt=0)] = 300.0

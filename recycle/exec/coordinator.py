@@ -115,6 +115,7 @@ class Coordinator:
     record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
     period: float = 0.0
     _beats: dict[Worker, _Beat] = field(default_factory=dict)
+    _looked: float = 0.0
     _rejoins: list[_Rejoin] = field(default_factory=list)
     _joined: set[Worker] = field(default_factory=set)
     _attempts: int = 0
@@ -324,9 +325,19 @@ class Coordinator:
         )
 
     def _silent(self) -> dict[Worker, str]:
-        """Workers without heartbeat, or without progress while they have work."""
+        """Workers without heartbeat, or without progress while they have work.
+
+        A silence counts only as long as this process itself was awake: on a machine so loaded that the coordinator
+        does not get its turn, the workers did not get theirs.
+        """
         limits, now = self.job.membership, self.now()
         lost: dict[Worker, str] = {}
+        late = max(0.0, now - self._looked - limits.heartbeat)
+        self._looked = now
+        if late:
+            for beat in self._beats.values():
+                beat.changed += late
+                beat.progressed += late
         for worker in self.live:
             beat = self._beats.setdefault(worker, _Beat(changed=now, progressed=now))
             if now - beat.changed < limits.heartbeat / 2 and beat.text:

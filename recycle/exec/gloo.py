@@ -35,8 +35,8 @@ POSTED_AHEAD = 2
 """Receives that are posted ahead per lane: enough to overlap, few enough to bound the buffers."""
 OVER_SECONDS = 0.02
 """How often a wait that cannot be woken looks whether its generation is over."""
-FORM_SECONDS = 0.001
-"""How often a group that forms looks for its members."""
+FORM_SECONDS = (0.001, 0.05)
+"""How often a group that forms looks for its members: at first, and after a while."""
 _STATE_TAG = 1 << 20
 _LEFT_BEHIND: list[Any] = []
 """Groups with an all-reduce that never ended; kept, because freeing them would block this process."""
@@ -231,10 +231,12 @@ class _FormingStore(Store):
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=300)) -> None:
         deadline = time.monotonic() + timeout.total_seconds()
+        pause, longest = FORM_SECONDS
         while not self._client.check(keys):
             if self._over.is_set() or time.monotonic() > deadline:
                 raise RuntimeError(f"waited for {keys[0]} in vain")
-            time.sleep(FORM_SECONDS)
+            time.sleep(pause)
+            pause = min(1.5 * pause, longest)
 
 
 def _group(store: Any, name: str, rank: int, size: int, timeout: float, address: str) -> Any:

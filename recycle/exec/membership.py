@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -139,11 +140,18 @@ class LauncherStore:
 
     @classmethod
     def host(cls) -> tuple[LauncherStore, int]:
-        """Start the server in this process, on a free port of the loopback interface; returns (store, port)."""
+        """Start the server in this process, on a free port of the loopback interface; returns (store, port).
+
+        It listens on a socket of ours: torch's own would listen on all interfaces, and would look up the name of
+        every client in the DNS, for which all clients wait.
+        """
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return cls(server), server.port
+        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        port = listener.getsockname()[1]
+        descriptor = listener.detach()
+        server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+        return cls(server), port
 
     @classmethod
     def connect(cls, address: str, port: int, seconds: float = 30.0) -> LauncherStore:

@@ -76,6 +76,8 @@ class ForkServer:
             "MKL_NUM_THREADS": str(threads),
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "PYTHONUNBUFFERED": "1",
+            # torch looks up the name of the store's loopback address; a name server that is silent must not cost 5 s
+            "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
             "PYTHONWARNINGS": "ignore",  # megatron-core's about optional packages, once per import
         }
         with (log or Path(os.devnull)).open("ab") as output:
