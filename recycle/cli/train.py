@@ -58,6 +58,8 @@ def train(
     from recycle.solve.planner import plan_for_training
 
     directory = run or Path("runs") / f"{job.resolve().parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if own is not None and own.optimizer == "staggered":
+        print("the schedule's staggered steps run with the barrier, for now")
     lines = ProgressLines(steps or described.train.steps, described.shape)
     try:
         launcher.train(
@@ -104,7 +106,7 @@ class ProgressLines(Observer):
         print(
             f"step {line['step']:>{width}}/{self._steps - 1}  loss {_loss(line['loss'])}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
-            f"  plan {line['plan'][:8]}  period {line['period']:g}",
+            f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})",
             flush=True,
         )
 

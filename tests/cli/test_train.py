@@ -58,6 +58,12 @@ def test_a_family_and_a_file_run_as_the_schedule(command: Command, job: Path, tm
     assert (tmp_path / "a" / "metrics.jsonl").read_text().count("\n") == 2
 
 
+def test_a_staggered_schedule_runs_with_the_barrier_and_says_so(command: Command, job: Path) -> None:
+    printed = command("train", job, "--schedule", "gpipe", "--steps", "1", "--run", "run").out
+    assert "staggered steps run with the barrier" in printed
+    assert "period 9 (barrier)" in printed
+
+
 def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Path, tmp_path: Path) -> None:
     printed = command("train", job, "--explain").out
     assert 'kind = "emulated"\n' in printed
