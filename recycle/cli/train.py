@@ -58,9 +58,9 @@ def train(
     from recycle.solve.planner import plan_for_training
 
     directory = run or Path("runs") / f"{job.resolve().parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if own is not None and own.optimizer == "staggered":
-        print("the schedule's staggered steps run with the barrier, for now")
     lines = ProgressLines(steps or described.train.steps, described.shape)
+    if own is not None and own.optimizer == "staggered":
+        lines.note = "the schedule's staggered steps run with the barrier, for now"
     try:
         launcher.train(
             described,
@@ -94,9 +94,12 @@ class ProgressLines(Observer):
     def __init__(self, steps: int, shape: Shape) -> None:
         self._steps, self._shape = steps, shape
         self.last = -1
+        self.note = ""
 
     def waiting(self, what: str) -> None:
-        """Say what the run waits for."""
+        """Say what the run waits for, and the note if there is one: by now the request was found possible."""
+        if self.note:
+            print(self.note)
         print(f"waiting for {what}", flush=True)
 
     def committed(self, line: dict[str, Any]) -> None:
