@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recycle.ir.families.gpipe import gpipe
+from recycle.ir.families.interleaved import interleaved
+from recycle.ir.families.looped_bfs import looped_bfs
 from recycle.ir.families.one_f_one_b import one_f_one_b
+from recycle.ir.families.zb_h1 import zb_h1
+from recycle.ir.families.zb_h2 import zb_h2
 from recycle.ir.schedule import Schedule
 
-FAMILIES: dict[str, Callable[..., Schedule]] = {"gpipe": gpipe, "1f1b": one_f_one_b}
+FAMILIES: dict[str, Callable[..., Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "looped-bfs": looped_bfs,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+}
 
-__all__ = ["FAMILIES", "gpipe", "one_f_one_b"]
+__all__ = ["FAMILIES", "gpipe", "interleaved", "looped_bfs", "one_f_one_b", "zb_h1", "zb_h2"]

@@ -1,0 +1,24 @@
+"""Looped breadth-first: every chunk runs all its forwards before the next chunk begins, then from the last chunk down
+each runs all its backwards (Lamy-Poirier, 2022, arXiv 2211.05953). GPipe, if each worker hosted V chunks.
+
+Micro-batches descend in the backwards, as in `torch.distributed.pipelining`. Bubble per worker (P - 1)(F + B) in chunk
+times, a V-th of GPipe's; inner bubble (P - 1 - r)(F + B) on rank r; peak m V activations on every worker. With m < P
+both bubbles grow by (V - 1)(P - m)(F + B): the first micro-batch is not back at rank 0 in time for its next chunk.
+"""
+
+from __future__ import annotations
+
+from recycle.ir.instruction import Backward, Forward, Instruction
+from recycle.ir.schedule import Optimizer, Schedule
+from recycle.shape import MicroBatch, Shape
+
+
+def looped_bfs(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
+    """The compute-only looped breadth-first schedule of `shape`. Every shape has one."""
+    programs = {}
+    for worker in shape.workers():
+        stages = range(worker.rank, shape.stages, shape.ranks)
+        mine = [MicroBatch(worker.pipeline, j) for j in range(shape.micro_batches)]
+        forwards: list[Instruction] = [Forward(stage, j) for stage in stages for j in mine]
+        programs[worker] = forwards + [Backward(stage, j) for stage in reversed(stages) for j in reversed(mine)]
+    return Schedule.build(shape, programs, optimizer=optimizer, metadata={"family": "looped-bfs"})
