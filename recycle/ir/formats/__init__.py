@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recycle.errors import ScheduleError
 from recycle.files import write_whole
-from recycle.ir.formats import native
+from recycle.ir.formats import native, torch_csv
 from recycle.ir.schedule import Schedule
 
 
@@ -34,6 +34,7 @@ class Format:
 
 FORMATS: dict[str, Format] = {
     "native": Format((".json",), native.loads, native.dumps, native.recognises),
+    "torch-csv": Format((".csv",), torch_csv.loads, torch_csv.dumps, torch_csv.recognises),
 }
 
 

@@ -1,0 +1,411 @@
+"""The torch CSV: reads back what it writes, refuses by place what is no action and by name what it cannot hold."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle import Schedule, ScheduleError, Shape, Worker, check, lower, simulate
+from recycle.ir import formats
+from recycle.ir.families import gpipe, one_f_one_b
+from recycle.ir.formats import torch_csv
+from recycle.ir.instruction import OverlappedPair, StageWide, Transfer
+from recycle.ir.lower import add_transfers, with_barrier
+from tests.cli.command import Command
+from tests.ir.test_check import DEFECTS, summary
+
+CASES = Path(__file__).parents[2] / "cases"
+
+SPLIT = "0F0,0F1,0I0,0W0,0I1,0W1\r\n1F0,1I0,1F1,1I1,1W0,1W1\r\n"
+V_SHAPED = "0F0,0F1,3F0,3I0,3F1,3I1,3W0,0I0,3W1,0W0,0B1\r\n1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1\r\n"
+OVERLAPPED = "0F0,0F1,3F0,3B0,(3F1;0B0)OVERLAP_F_B,3B1,0B1\r\n1F0,2F0,1F1,(2F1;2B0)OVERLAP_F_B,1B0,2I1,1B1,2W1\r\n"
+ARBITRARY = "2F0,2B0,3F0,3B0\r\n0F0,1F0,1B0,0B0\r\n"
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def read(*rows: str) -> Schedule:
+    return torch_csv.loads("\r\n".join(rows) + "\r\n", "plan.csv")
+
+
+# Round trips
+
+
+@settings(derandomize=True, max_examples=30, deadline=None, database=None)
+@given(st.sampled_from([gpipe, one_f_one_b]), st.integers(1, 5), st.integers(1, 6), st.booleans())
+def test_a_written_family_reads_back_equal(family: Any, ranks: int, micro_batches: int, lowered: bool) -> None:
+    schedule = family(Shape(1, ranks, micro_batches))
+    schedule = lower(schedule) if lowered else schedule
+    assert torch_csv.loads(torch_csv.dumps(schedule)) == schedule
+
+
+@pytest.mark.parametrize("text", [SPLIT, V_SHAPED, OVERLAPPED, "0F0,0B0\r\n"])
+def test_a_file_is_written_as_it_was_read_and_lowered_comes_back_too(text: str) -> None:
+    schedule = torch_csv.loads(text)
+    assert check(schedule) == []
+    assert torch_csv.dumps(schedule) == text
+    for fuller in (lower(schedule), add_transfers(schedule)[0]):
+        assert torch_csv.loads(torch_csv.dumps(fuller)) == fuller
+
+
+CELLS = st.sampled_from(
+    [
+        *("0F0", "0F1", "0B0", "0B1", "0I0", "0W0", "1F0", "1F1", "1B0", "1B1", "3F0", "9F9", "007F0", ""),
+        *("0SEND_F0", "1RECV_F0", "1SEND_B0", "0RECV_B0", "2SEND_F1", "0REDUCE_GRAD", "1REDUCE_GRAD", "0UNSHARD"),
+        "(0F1;0B0)OVERLAP_F_B",
+    ]
+)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@given(st.lists(st.lists(CELLS, max_size=7), max_size=3))
+def test_any_rows_are_refused_or_checked_and_come_back_equal_if_they_can_be_written(rows: list[list[str]]) -> None:
+    try:
+        schedule = torch_csv.loads("\r\n".join(map(",".join, rows)))
+    except ScheduleError:
+        return
+    check(schedule)
+    try:
+        text = torch_csv.dumps(schedule)
+    except ScheduleError:
+        return
+    assert torch_csv.loads(text) == schedule
+
+
+@settings(derandomize=True, max_examples=200, deadline=None, database=None)
+@given(st.one_of(st.binary(max_size=40), st.text('01FIBW(;)SEND_,\r\n"\0', max_size=40)))
+def test_anything_else_is_refused_as_a_schedule_error(content: bytes | str) -> None:
+    complaint = ""
+    try:
+        torch_csv.loads(content)
+    except ScheduleError as error:
+        complaint = str(error)
+    assert "\n" not in complaint
+
+
+def test_1f1b_is_written_as_torch_writes_it() -> None:
+    assert torch_csv.dumps(one_f_one_b(Shape(1, 2, 3))) == "0F0,0F1,0B0,0F2,0B1,0B2\r\n1F0,1B0,1F1,1B1,1F2,1B2\r\n"
+    text = torch_csv.dumps(lower(one_f_one_b(Shape(1, 2, 1))))
+    assert text == (
+        "0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\r\n1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD\r\n"
+    )  # fmt: skip
+
+
+def test_the_golden_v_shaped_file_is_read_and_written_byte_for_byte(tmp_path: Path) -> None:
+    golden = CASES / "v_shaped_lowered.csv"
+    schedule = formats.read(golden)
+    assert schedule == lower(torch_csv.loads(V_SHAPED))
+    assert check(schedule, about_to_run=True) == []
+    formats.write(schedule, tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_bytes() == golden.read_bytes()
+    assert simulate(schedule).makespan == simulate(torch_csv.loads(V_SHAPED)).makespan == 15
+
+
+# What the rows imply
+
+
+def test_shape_placement_and_peers_follow_from_the_rows() -> None:
+    schedule = torch_csv.loads(V_SHAPED)
+    assert (schedule.shape, schedule.placement) == (Shape(1, 2, 2, 2), ((0, 3), (1, 2)))
+    arbitrary = torch_csv.loads(ARBITRARY)
+    assert (arbitrary.shape, arbitrary.placement) == (Shape(1, 2, 1, 2), ((2, 3), (0, 1)))
+    assert [str(one) for one in lower(arbitrary).program(Worker(0, 1)) if isinstance(one, Transfer)] == [
+        "1SEND_F0.0@0.0", "1RECV_B0.0@0.0"]  # fmt: skip
+    middle = "1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0"
+    three = read("0F0,0SEND_F0,0RECV_B0,0B0", middle, "2RECV_F0,2F0,2B0,2SEND_B0")
+    assert [str(one.peer) for one in three.program(Worker(0, 1)) if isinstance(one, Transfer)] == [
+        "0.0", "0.2", "0.2", "0.0"]  # fmt: skip
+    assert check(three) == []
+
+
+def test_an_overlapped_pair_prints_its_forward_first_in_either_order() -> None:
+    schedule = read("0F0,( 0B0 ; 0F1 )OVERLAP_F_B,0B1")
+    (pair,) = (one for one in schedule.program(Worker(0, 0)) if isinstance(one, OverlappedPair))
+    assert str(pair) == "(0F0.1;0B0.0)"
+    assert torch_csv.dumps(schedule) == "0F0,(0F1;0B0)OVERLAP_F_B,0B1\r\n"
+
+
+def test_reduces_bring_the_steps_that_torch_leaves_to_its_caller() -> None:
+    schedule = read("0F0,0B0,0REDUCE_GRAD,1F0,1B0,1REDUCE_GRAD")
+    assert [str(one) for one in schedule.program(Worker(0, 0)) if isinstance(one, StageWide)] == [
+        "0REDUCE_GRAD", "1REDUCE_GRAD", "1STEP", "0STEP"]  # fmt: skip
+    assert not any(isinstance(one, StageWide) for one in read("0F0,0B0").program(Worker(0, 0)))
+
+
+def test_unshard_and_reshard_are_dropped_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    schedule = read("0UNSHARD,0F0,0B0,0RESHARD,0REDUCE_GRAD", "1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD")
+    assert dict(schedule.metadata) == {"dropped": {"RESHARD": 2, "UNSHARD": 2}}
+    assert caplog.messages == ["plan.csv: dropped 2 RESHARD and 2 UNSHARD: workers here hold their parameters whole"]
+    assert str(schedule.program(Worker(0, 0))[0]) == "0F0.0"
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (("0F0,0F1,0F2,0B0,0B1,0B2,9F0", "1F0,1B0,1F1,1B1,1F2,1B2"), [("stage-range", "0.0", 6, "9F0.0")]),
+        (("0F0,0F1,0F12,0F3,0B0,0B1,0B2,0B3", "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"),
+         [("micro-batch-range", "0.0", 2, "0F0.12"), ("missing", "0.0", 6, "0B0.2")]),
+        (("0F0,0SEND_F0,0RECV_B0,0B0", "1RECV_F0,1F0,1SEND_F0,1B0,1SEND_B0"),
+         [("wrong-peer", "0.1", 2, "1SEND_F0.0@0.1")]),
+        (("0F0,0SEND_F0,0RECV_B0,0B0", "1RECV_F0,1F0,7RECV_B0,1B0,1SEND_B0"),
+         [("stage-range", "0.1", 2, "7RECV_B0.0@0.1")]),
+        (("0F0,0SEND_F0,3RECV_F0,3F0,3B0,3SEND_B0,0RECV_B0,0B0",
+          "1RECV_F0,1F0,1SEND_F0,2RECV_F0,2F0,2SEND_F0,2RECV_B0,2B0,1B0,1SEND_B0"),
+         [("wrong-peer", "0.1", 2, "1SEND_F0.0@0.1")]),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_what_the_rows_imply_are_findings(rows: tuple[str, ...], found: list[Any]) -> None:
+    assert summary(check(read(*rows))) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "the file is empty"),
+        ("\r\n \r\n", "the file is empty"),
+        ("0B0\r\n", "no forward in any row"),
+        ("0F0,1F0\r\n2F0\r\n", r"3 stage\(s\) on 2 rows: as many stages are needed for each rank"),
+        ('0F0,"0B0\r\n', "line 1: unexpected end of data"),
+        (b"0F0,\xff", "not UTF-8 text .* at byte 4"),
+        ("0F0,,0SEND_F0\r\n", r"row 1 \(rank 0\), cell 2: empty, .* this one has 0SEND_F0 in row 1"),
+    ],
+)
+def test_a_file_that_implies_no_schedule_is_refused(text: str | bytes, complaint: str) -> None:
+    with pytest.raises(ScheduleError, match=rf"plan\.csv: {complaint}"):
+        torch_csv.loads(text, "plan.csv")
+
+
+# Cells that torch's loader takes, or dies of
+
+
+@pytest.mark.parametrize(
+    ("cell", "complaint"),
+    [
+        ("1F0junk", "is not an action"),
+        ("0F0 1F0", "is not an action"),
+        ("0BW0", "before October 2024.* write 0B0 for this one and 0I0 for its B"),
+        ("0F", "the micro-batch is missing, write for example 0F0"),
+        ("0SEND_F", "the micro-batch is missing, write for example 0SEND_F0"),
+        ("0UNSHARD3", "UNSHARD takes no micro-batch, write 0UNSHARD"),
+        ("0REDUCE_GRAD3", "REDUCE_GRAD takes no micro-batch, write 0REDUCE_GRAD"),
+        ("(0F1;0B0)F", r"expected one F and one B of one level, for example \(0F1;0B0\)OVERLAP_F_B"),
+        ("()OVERLAP_F_B", "expected one F and one B"),
+        ("(0F1)OVERLAP_F_B", "expected one F and one B"),
+        ("(0F1;0I0)OVERLAP_F_B", "expected one F and one B"),
+        ("(0F1;0B0;0F2)OVERLAP_F_B", "expected one F and one B"),
+        ("((0F1;0B0)OVERLAP_F_B;1F0)OVERLAP_F_B", "expected one F and one B"),
+        ("(0F1;0B)OVERLAP_F_B", "the micro-batch is missing"),
+        ("0f0", "is not an action"),
+        ("-1F0", "is not an action"),
+        ("0STEP", "is not an action"),
+        ("0F0.1", "is not an action"),
+        ("0SEND_F0@0.1", "is not an action"),
+        ("0F1234567890", "is not an action"),
+        ("0F\N{ARABIC-INDIC DIGIT ONE}", "is not an action"),
+        ("# comment", "is not an action"),
+    ],
+)
+def test_a_cell_that_is_no_action_is_refused_at_its_place(cell: str, complaint: str) -> None:
+    with pytest.raises(ScheduleError, match=complaint) as error:
+        read("0F0,0B0", f"1F0, {cell},1B0")
+    assert str(error.value).startswith("plan.csv: row 2 (rank 1), cell 2: '")
+    assert cell[:40] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_leading_zeros_and_blank_last_lines_are_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    schedule = read("0F0,00F01,0B0,0B1", "01F0,1F1,1B0,1B1", "", "")
+    assert torch_csv.dumps(schedule) == "0F0,0F1,0B0,0B1\r\n1F0,1F1,1B0,1B1\r\n"
+    assert caplog.messages == [
+        "plan.csv: ignored 2 blank line(s) at the end, which torch takes for ranks",
+        "plan.csv: row 1 (rank 0), cell 2: '00F01' has leading zeros, and 1 more",
+    ]
+    caplog.clear()
+    assert str(read("10F0,10B0").program(Worker(0, 0))[0]) == "10F0.0"
+    assert not caplog.messages
+
+
+def test_empty_cells_blanks_quotes_and_any_line_end_are_read_in_a_compute_only_file() -> None:
+    plain = read("0F0,0B0", "1F0,1B0")
+    for text in ("0F0,,,0B0\r\n,1F0,1B0,\r\n", " 0F0 ,0B0\n1F0,\t1B0\n", '"0F0",0B0\r1F0,1B0', "0F0,0B0\n1F0,1B0"):
+        assert torch_csv.loads(text) == plain
+
+
+# The negative examples of the checker's tests, by way of a file
+
+READABLE = [name for name in DEFECTS if name.split()[0] in {"1", "2", "3", "4", *map(str, range(6, 14)), "16"}]
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_a_defect_written_as_rows_is_found_once_at_its_place(name: str) -> None:
+    first, second, _, expected = DEFECTS[name]
+    assert summary(check(read(first, second))) == expected
+
+
+def test_all_of_the_negative_examples_are_there() -> None:
+    assert len(READABLE) == 13
+
+
+def test_an_action_without_micro_batch_is_refused() -> None:  # 5
+    with pytest.raises(ScheduleError, match=r"row 1 \(rank 0\), cell 1: '0F': the micro-batch is missing"):
+        read("0F,0B", "1F,1B")
+
+
+def test_reduces_left_out_twice_or_early_are_found() -> None:  # 14, 15
+    first, second, _, _ = DEFECTS["16 unsafe where serialised"]
+    missing = check(read(first + ",0REDUCE_GRAD", second))
+    assert ("missing-reduce", "0.1", None, None) in summary(missing)
+    twice = check(read(first + ",0REDUCE_GRAD,0REDUCE_GRAD", second + ",1REDUCE_GRAD"))
+    assert summary(twice)[0] == ("duplicate-update", "0.0", 9, "0REDUCE_GRAD")
+    early = check(read("0F0,0REDUCE_GRAD,0F1,0B0,0B1", "1F0,1B0,1F1,1B1,1REDUCE_GRAD"))
+    assert summary(early) == [("early-reduce", "0.0", 1, "0REDUCE_GRAD")]
+
+
+def test_a_peak_over_the_cap_is_found_at_the_action_that_sets_it() -> None:  # 17
+    (finding,) = check(read("0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"), limits=[1, 1])
+    assert summary([finding]) == [("activation-limit", "0.0", 1, "0F0.1")]
+
+
+# What a file cannot hold
+
+
+def native(programs: dict[str, str], shape: Shape, **arguments: Any) -> Schedule:
+    return Schedule.from_text(shape, programs, **arguments)
+
+
+ONE_RANK = Shape(1, 1, 1)
+TWO_RANKS = {"0.0": "0F0 0B0", "0.1": "1F0 1B0"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "complaint"),
+    [
+        (Schedule.load(CASES / "adaptive_without_1.2.json"),
+         r"cannot hold [0-9]\S* on worker \S+ .*: the micro-batch of another pipeline is re-routed"),
+        (one_f_one_b(Shape(2, 2, 2)), "cannot hold 2 pipelines"),
+        (native({"0.0": "0F0 0B0"}, Shape(1, 2, 1), failed=["0.1"]), r"cannot hold failed workers \(0\.1\)"),
+        (native(TWO_RANKS, Shape(1, 2, 1), ties=[[0, 1]]), r"cannot hold ties \(stages \(0, 1\)"),
+        (native(TWO_RANKS, Shape(1, 2, 1), placement={"0.0": [0, 1]}), r"stage 1 on workers 0\.0 and 0\.1"),
+        (native({"0.0": "0F0 0B0 1F0 1B0"}, Shape(1, 2, 1), placement={"0.0": [0, 1], "0.1": []}),
+         r"worker 0\.1 without instructions"),
+        (native({"0.0": "0F0 0B0 0STEP"}, ONE_RANK), r"cannot hold 0STEP on worker 0\.0 \(position 2\)"),
+        (native({"0.0": "0F0 0B0 0STEP 0REDUCE_GRAD"}, ONE_RANK), r"0STEP on worker 0\.0 \(position 2\)"),
+        (native({"0.0": "0F0 0B0 0REDUCE_GRAD 0STEP", "0.1": "1F0 1B0 1REDUCE_GRAD"}, Shape(1, 2, 1)),
+         r"no STEP on worker 0\.1"),
+        (native({"0.0": "0F0 0B0 0REDUCE_GRAD", "0.1": "1F0 1B0 1REDUCE_GRAD"}, Shape(1, 2, 1)),
+         "0REDUCE_GRAD without any transfer"),
+        (native({"0.0": "0F0 0SEND_F0@0.0 0B0", "0.1": "1F0 1B0"}, Shape(1, 2, 1)),
+         r"0SEND_F0\.0@0\.0 on worker 0\.0 \(position 1\): torch exchanges with .* worker 0\.1"),
+        (native(TWO_RANKS, Shape(1, 2, 2)), r"D=1 P=2 m=2 .* its rows would be read as D=1 P=2 m=1"),
+        (native({"0.0": "0B0"}, ONE_RANK), "no forward in any row"),
+    ],
+)  # fmt: skip
+def test_what_a_file_cannot_hold_is_refused_by_name_and_nothing_is_written(
+    schedule: Schedule, complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ScheduleError, match=complaint):
+        formats.write(schedule, tmp_path / "plan.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_metadata_and_the_barrier_are_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    schedule = with_barrier(one_f_one_b(Shape(1, 2, 2)))
+    text = torch_csv.dumps(schedule)
+    (message,) = caplog.messages
+    assert message.startswith("a torch CSV cannot hold, and leaves out: metadata (")
+    assert message.endswith('optimizer = "barrier"')
+    assert torch_csv.loads(text).columns.same_as(schedule.columns)
+
+
+def test_a_file_without_suffix_is_known_by_its_content(tmp_path: Path) -> None:
+    for text in (SPLIT, "(0F1;0B0)OVERLAP_F_B,0F0,0B1", " , 0F0,0B0\r\n"):
+        (tmp_path / "plan").write_text(text)
+        assert formats.read(tmp_path / "plan") == torch_csv.loads(text)
+    for other in (b"", b"{}", b"name,age\n", b"1,2\n", b"0F0junk", b"\xff\xfe"):
+        assert not torch_csv.recognises(other)
+
+
+# From the command line
+
+
+def test_the_command_line_converts_checks_and_times_a_csv(command: Command, tmp_path: Path) -> None:
+    source, plan, back = tmp_path / "x.csv", tmp_path / "y.json", tmp_path / "z.csv"
+    source.write_bytes(V_SHAPED.encode())
+    assert command("convert", source, plan).out == f"{plan}: D=1 P=2 m=2 V=2, 19 instructions\n"
+    assert command("convert", plan, back).status == 0
+    assert back.read_bytes() == source.read_bytes()
+    assert command("check", source).out == f"{source}: valid, 19 instructions\n"
+    assert command("simulate", source, "--json").json["makespan"] == 15
+    source.write_text("0F0,,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n")
+    outcome = command("check", source, "--json")
+    assert outcome.status == 1
+    assert [(f["rule"], f["worker"], f["position"]) for f in outcome.json["findings"]] == [("deadlock", "0.0", 1)]
+    source.write_text("0F0,0B0\n1F0,1F0junk\n")
+    assert command("check", source).refused(f"{source}: row 2 (rank 1), cell 2: '1F0junk' is not an action")
+    one_f_one_b(Shape(2, 2, 2)).save(plan)
+    assert command("convert", plan, back).refused("a torch CSV cannot hold 2 pipelines")
+
+
+# torch's own reader and lowering
+
+
+@pytest.fixture(scope="module")
+def torch_schedules() -> Any:
+    pytest.importorskip("torch")
+    module = importlib.import_module("torch.distributed.pipelining.schedules")
+    names = ("_Action", "_validate_schedule", "_add_send_recv", "_add_reduce_grad", "_add_unshard_reshard")
+    missing = [name for name in names if not hasattr(module, name)]
+    if missing:
+        pytest.skip(f"this torch has no {', '.join(missing)} in torch.distributed.pipelining.schedules")
+    return module
+
+
+def torch_actions(module: Any, text: str) -> dict[int, list[Any]]:
+    return {r: [module._Action.from_str(cell) for cell in row.split(",")] for r, row in enumerate(text.splitlines())}
+
+
+VALID = {
+    "1f1b": one_f_one_b(Shape(1, 4, 8)),
+    "gpipe": gpipe(Shape(1, 3, 4)),
+    "split": torch_csv.loads(SPLIT),
+    "v": torch_csv.loads(V_SHAPED),
+    "arbitrary": torch_csv.loads(ARBITRARY.replace("2F0,2B0,3F0,3B0", "2F0,3F0,3B0,2B0")),
+    "overlapped": torch_csv.loads(OVERLAPPED),
+}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_torch_reads_every_cell_back_to_the_same_text_and_the_same_stage_map(torch_schedules: Any, name: str) -> None:
+    schedule = VALID[name]
+    for written in (schedule, lower(schedule)):
+        text = torch_csv.dumps(written)
+        actions = torch_actions(torch_schedules, text)
+        assert "".join(",".join(map(repr, row)) + "\r\n" for row in actions.values()) == text
+        shape = schedule.shape
+        ranks = torch_schedules._validate_schedule(actions, shape.ranks, shape.stages, shape.micro_batches)
+        assert ranks == {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_what_torch_lowers_from_our_file_is_read_and_valid(torch_schedules: Any, name: str) -> None:
+    schedule, t = VALID[name], torch_schedules
+    ranks = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
+    actions = {
+        rank: t._add_reduce_grad(t._add_unshard_reshard(row), schedule.shape.micro_batches)
+        for rank, row in torch_actions(t, torch_csv.dumps(schedule)).items()
+    }
+    lowered = t._add_send_recv(actions, lambda stage: ranks[stage], schedule.shape.stages)
+    again = torch_csv.loads("".join(",".join(map(repr, row)) + "\r\n" for row in lowered.values()))
+    assert (again.shape, again.placement) == (schedule.shape, schedule.placement)
+    assert [finding for finding in check(again, about_to_run=True) if finding.severity == "error"] == []
+    assert simulate(again).makespan == simulate(lower(schedule)).makespan
