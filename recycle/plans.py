@@ -82,9 +82,8 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash of what runs: shape, programs, failed workers and optimizer; not of how it was found."""
-        text = native.dumps(replace(self.schedule, metadata={}))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Content hash of what runs."""
+        return schedule_hash(self.schedule)
 
     def summary(self) -> dict[str, Any]:
         """The figures as `recycle plan --json` prints them."""
@@ -171,6 +170,12 @@ class _Metadata(msgspec.Struct):
     plan_version: int
     limits: tuple[float, ...] | None = None
     planner: dict[str, Any] = {}
+
+
+def schedule_hash(schedule: Schedule) -> str:
+    """Content hash of what runs: shape, programs, failed workers and optimizer; not of how it was found."""
+    text = native.dumps(replace(schedule, metadata={}))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def failure_vector(shape: Shape, failed: Iterable[Worker]) -> Vector:

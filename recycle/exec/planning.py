@@ -9,7 +9,6 @@ so that every survivor keeps its position and what is re-routed is what the dead
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 import os
@@ -31,7 +30,7 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.plans import Plan, Vector, failure_vector, likely_vectors
+from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash
 from recycle.shape import Worker
 
 Planner = Callable[[Job, Vector, bool], str]
@@ -100,7 +99,7 @@ class PlanService:
         require_valid(schedule, self._job)
         period = simulate(with_barrier(schedule), self._job.profile()).period
         text = native.dumps(schedule) if plan is None else plan.text()
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        digest = schedule_hash(schedule)
         write_whole(self._directory / f"{digest}.json", text)
         ready = Ready(digest, text, {worker: worker for worker in schedule.live}, period)
         self._used[failed] = ready
