@@ -95,6 +95,8 @@ def anneal(
         hot * problem.unit,
         cold * problem.unit,
         [0, 0],
+        problem.needs,
+        problem.feeds,
     ]
     if often:
         arguments = as_arrays(arguments)
@@ -138,6 +140,8 @@ def _anneal(
     hot: Any,
     cold: Any,
     outcome: Any,
+    needs: Any,
+    feeds: Any,
 ) -> None:
     workers = len(offsets) - 1
     size = len(sequence)
@@ -286,18 +290,8 @@ def _anneal(
                     x = sequence[k]
                     kind = x // plane
                     s = x // n - kind * stages
-                    before = -1
-                    after = -1
-                    if kind == 0:
-                        if s > 0:
-                            before = x - n
-                        if s < stages - 1:
-                            after = x + n
-                    elif kind == 1:
-                        if s < stages - 1:
-                            before = x + n
-                        if s > 0:
-                            after = x - n
+                    before = needs[x]
+                    after = feeds[x]
                     ready = free[w]
                     if before >= 0:
                         v = host[before]

@@ -133,6 +133,7 @@ def construct(
         [int(first) for first in policy.weight_first],
         noise,
         seed % 2147483647,
+        _wakes(problem),
         started,
     ]
     if problem.size >= COMPILE_FROM or (often and problem.size >= COMPILE_FROM // 100):
@@ -147,6 +148,19 @@ def construct(
     for operation in started:
         order[host[operation % plane]].append(operation)
     return order
+
+
+def _wakes(problem: Problem) -> list[int]:
+    """For each operation the F or backward that can start once it ends, -1 if none.
+
+    That is the one of another stage that waits for it; at the end of the model the backward of its own micro-batch.
+    """
+    wakes = list(problem.feeds)
+    plane = problem.shape.stages * problem.micro_batches
+    for backward in range(plane, 2 * plane):
+        if problem.needs[backward] < 0:
+            wakes[problem.needs_here[backward]] = backward
+    return wakes
 
 
 def _list_schedule(
@@ -167,6 +181,7 @@ def _list_schedule(
     weight_first: Any,
     noise: Any,
     seed: Any,
+    wakes: Any,
     started: Any,
 ) -> int:
     """Event-driven simulation. An event is (time, code): operation `code` arrives, or (< 0) worker -code-1 is idle."""
@@ -203,10 +218,8 @@ def _list_schedule(
                 finished[w] = -1
                 kind = x // plane
                 s = x // n - kind * stages
-                if kind == 0:
-                    after = x + n if s < stages - 1 else x + plane
-                elif kind == 1:
-                    after = x - n if s > 0 else -1
+                after = wakes[x]
+                if kind == 1:
                     if split:
                         held[w] -= 1.0 - stash
                         waiting[queue[w] + waiting_count[w]] = x + plane
@@ -214,8 +227,7 @@ def _list_schedule(
                     else:
                         held[w] -= 1.0
                     flying[w] -= 1
-                else:
-                    after = -1
+                elif kind == 2:
                     held[w] -= stash
                 if after >= 0:
                     v = host[after % plane]

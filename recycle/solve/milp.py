@@ -101,13 +101,11 @@ def build(problem: Problem, start: Order, bound: float = 0.0) -> Model:
     seconds = [problem.duration(x // plane, x // n % stages, host[x]) for x in range(problem.size)]
     after: list[tuple[int, int, float]] = []
     for x in range(problem.size):
-        kind, stage = x // plane, x // n % stages
-        if kind == 0 and stage > 0:
-            after.append((x - n, x, seconds[x - n] + problem.link * (host[x] != host[x - n])))
-        if kind == 1 and stage < stages - 1:
-            after.append((x + n, x, seconds[x + n] + problem.link * (host[x] != host[x + n])))
-        if kind > 0:
-            after.append((x - plane, x, seconds[x - plane]))
+        made, here = problem.needs[x], problem.needs_here[x]
+        if made >= 0:
+            after.append((made, x, seconds[made] + problem.link * (host[x] != host[made])))
+        if here >= 0:
+            after.append((here, x, seconds[here]))
     pairs: list[tuple[int, int]] = []
     for w, program in enumerate(start):
         first_local = len(after)

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from recycle.errors import PlanError
+from recycle.ir.dependencies import NEEDS, PRODUCES
 from recycle.ir.instruction import Kind
 from recycle.ir.schedule import Columns, Optimizer, Schedule, loop_placement
 from recycle.job import Job
@@ -23,6 +24,8 @@ from recycle.shape import Shape, Worker
 
 Order = list[list[int]]
 """Operations of each worker, in program order, by worker index; empty for a dead worker."""
+
+_WHOLE = [Kind.FORWARD, Kind.BACKWARD]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +105,38 @@ class Problem:
             split=planner.decoupled,
             staggered=planner.staggered,
         )
+
+    @cached_property
+    def needs(self) -> list[int]:
+        """For each operation the one of another stage that it waits for, -1 if none: `ir.dependencies`, by number."""
+        return self._needs(across=True)
+
+    @cached_property
+    def needs_here(self) -> list[int]:
+        """For each operation the one of its own stage that it waits for, -1 if none."""
+        return self._needs(across=False)
+
+    @cached_property
+    def feeds(self) -> list[int]:
+        """For each operation the one of another stage that waits for it, -1 if none."""
+        feeds = [-1] * self.size
+        for operation, needed in enumerate(self.needs):
+            if needed >= 0:
+                feeds[needed] = operation
+        return feeds
+
+    def _needs(self, across: bool) -> list[int]:
+        stages, n = self.shape.stages, self.micro_batches
+        codes = [Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT] if self.split else _WHOLE
+        makers = {value: code for code, kind in reversed([*enumerate(codes)]) for value in PRODUCES[kind]}
+        needs: list[int] = []
+        for kind in codes:
+            wanted = [(makers[value], offset) for value, offset in NEEDS[kind] if (offset != 0) == across]
+            for stage in range(stages):
+                inside = [(code, stage + offset) for code, offset in wanted if 0 <= stage + offset < stages]
+                for g in range(n):
+                    needs.append((inside[0][0] * stages + inside[0][1]) * n + g if inside else -1)
+        return needs
 
     @property
     def optimizer(self) -> Optimizer:

@@ -87,6 +87,8 @@ def _arguments(problem: Problem, order: Order) -> list[Any]:
         [0.0] * stages,
         [0.0] * problem.size,
         [0.0, 0.0],
+        problem.needs,
+        problem.feeds,
     ]
 
 
@@ -106,6 +108,8 @@ def _time(
     last: Any,
     late: Any,
     figures: Any,
+    needs: Any,
+    feeds: Any,
 ) -> None:
     workers = len(offsets) - 1
     size = len(sequence)
@@ -137,18 +141,8 @@ def _time(
             x = sequence[k]
             kind = x // plane
             s = x // n - kind * stages
-            before = -1
-            after = -1
-            if kind == 0:
-                if s > 0:
-                    before = x - n
-                if s < stages - 1:
-                    after = x + n
-            elif kind == 1:
-                if s < stages - 1:
-                    before = x + n
-                if s > 0:
-                    after = x - n
+            before = needs[x]
+            after = feeds[x]
             begin = free[w]
             if before >= 0:
                 if done[before] != 1:
@@ -187,11 +181,7 @@ def _time(
                 k = place[x] + 1
                 if k < offsets[w + 1] and late[sequence[k]] < until:
                     until = late[sequence[k]]
-                after = -1
-                if kind == 0 and s < stages - 1:
-                    after = x + n
-                elif kind == 1 and s > 0:
-                    after = x - n
+                after = feeds[x]
                 if after >= 0:
                     ready = late[after] - (link if host[after] != w else 0.0)
                     if ready < until:
