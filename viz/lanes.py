@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import TRANSFER_KINDS, Instruction
+from recycle.ir.instruction import TRANSFER_KINDS, Instruction, is_kind
 from recycle.ir.schedule import Columns, Schedule
 from recycle.ir.simulate import Timeline, durations
 from recycle.ir.trace import Trace, away_from
@@ -241,7 +241,7 @@ class LaneTable:
 
 
 def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
-    return np.isin(columns.kind, [int(kind) for kind in TRANSFER_KINDS])
+    return is_kind(columns.kind, TRANSFER_KINDS)
 
 
 _HEADER = struct.Struct("<4sII4xd")

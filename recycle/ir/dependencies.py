@@ -21,7 +21,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.instruction import Compute, Instruction, Kind, OverlappedPair, Transfer
+from recycle.ir.instruction import (
+    RECV_KINDS,
+    SEND_KINDS,
+    TRANSFER_KINDS,
+    Compute,
+    Instruction,
+    Kind,
+    OverlappedPair,
+    Transfer,
+    is_kind,
+)
 from recycle.ir.schedule import Columns, Ints, Schedule
 from recycle.shape import MicroBatch
 
@@ -214,6 +224,29 @@ def dependencies(schedule: Schedule) -> Dependencies:
     return _Builder(schedule).build()
 
 
+@dataclass(frozen=True)
+class Crossings:
+    """What one worker makes and another needs, in a compute-only schedule; each value once per worker that needs it.
+
+    Attributes:
+        value: `ValueKind`.
+        stage, micro_batch: what is handed over; the micro-batch as global id.
+        producer: row that makes it; where several do, the first.
+        consumer: row that needs it; where several of a worker do, the first.
+    """
+
+    value: Rows
+    stage: Rows
+    micro_batch: Rows
+    producer: Rows
+    consumer: Rows
+
+
+def crossings(schedule: Schedule) -> Crossings:
+    """What has to be transferred. Values that nobody makes are left out."""
+    return _Builder(schedule).crossings()
+
+
 class _Builder:
     """Collects edges kind by kind; each method reads the tables above for all rows of one kind."""
 
@@ -248,10 +281,26 @@ class _Builder:
             rows, nodes, source, target, cause, carried_source, carried_target, missing, self.sends, groups
         )
 
+    def crossings(self) -> Crossings:
+        found: list[tuple[Rows, Rows, Rows]] = []
+        for consumer in (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT):
+            for value, offset in NEEDS[consumer]:
+                if offset:
+                    pieces, made_by = self._lookup(value, self._rows(consumer), offset)
+                    away = self.work.worker[pieces] != self.work.worker[made_by]
+                    found.append((pieces[away], made_by[away], np.full(int(away.sum()), value, dtype=np.int64)))
+        pieces, made_by, value_of = (np.concatenate(part) for part in zip(*found, strict=True))
+        stage, micro_batch = self.work.stage[made_by], self.work.micro_batch[made_by]
+        key = (value_of * self.shape.stages + stage) * self.micro_batches + micro_batch
+        key = key * self.shape.worker_count + self.work.worker[pieces]
+        order = np.lexsort((pieces, key))
+        first = order[np.diff(key[order], prepend=-1) != 0]
+        row = self.work.row
+        return Crossings(value_of[first], stage[first], micro_batch[first], row[made_by[first]], row[pieces[first]])
+
     def _rows(self, *kinds: Kind) -> Rows:
         """Pieces of work (not rows) of these kinds that lie inside the shape."""
-        wanted = np.isin(self.work.kind, [int(kind) for kind in kinds])
-        return np.flatnonzero(wanted & self.work.valid)
+        return np.flatnonzero(is_kind(self.work.kind, kinds) & self.work.valid)
 
     def _producers(self, value: ValueKind) -> Rows:
         """Piece that makes `value` of (stage, micro-batch), flat; -1 where none does; the first where several do."""
@@ -388,14 +437,14 @@ def _numbered(keys: Rows, most: int) -> Rows:
 
 def compute_order(columns: Columns) -> tuple[Rows, Rows]:
     """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
-    rows = np.flatnonzero(~np.isin(columns.kind, [int(kind) for pair in CARRIERS.values() for kind in pair]))
+    rows = np.flatnonzero(~is_kind(columns.kind, TRANSFER_KINDS))
     same = columns.worker[rows[1:]] == columns.worker[rows[:-1]]
     return rows[:-1][same], rows[1:][same]
 
 
 def lane_order(columns: Columns) -> tuple[Rows, Rows]:
     """Edges of lane order: each send to the next send of the same directed pair of workers."""
-    rows = np.flatnonzero(np.isin(columns.kind, [int(send) for send, _ in CARRIERS.values()]))
+    rows = np.flatnonzero(is_kind(columns.kind, SEND_KINDS))
     lane = columns.worker[rows].astype(np.int64) << 32 | columns.peer[rows]
     order = np.argsort(lane, kind="stable")
     rows, lane = rows[order], lane[order]
@@ -423,8 +472,7 @@ def serial_ends(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
 
 def _transfers_in_order(columns: Columns, sends: Rows) -> tuple[Ints, Rows]:
     """(worker, send) of each transfer end, by worker and place; receives without a send are passed over."""
-    kinds = [int(kind) for pair in CARRIERS.values() for kind in pair]
-    rows = np.flatnonzero(np.isin(columns.kind, kinds))
-    is_receive = np.isin(columns.kind[rows], [int(receive) for _, receive in CARRIERS.values()])
+    rows = np.flatnonzero(is_kind(columns.kind, TRANSFER_KINDS))
+    is_receive = is_kind(columns.kind[rows], RECV_KINDS)
     transfer = np.where(is_receive, sends[rows], rows)
     return columns.worker[rows[transfer >= 0]], transfer[transfer >= 0]

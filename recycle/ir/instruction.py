@@ -10,9 +10,13 @@ One class per kind; its text form is the repr, the file syntax and what errors p
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from recycle.errors import ScheduleError
 from recycle.shape import MicroBatch, Worker
@@ -181,6 +185,15 @@ SEND_KINDS = frozenset({Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT})
 RECV_KINDS = frozenset({Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT})
 TRANSFER_KINDS = SEND_KINDS | RECV_KINDS
 STAGE_KINDS = frozenset({Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP})
+
+
+def is_kind(column: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> npt.NDArray[np.bool_]:
+    """Which entries of a column of kinds are one of `kinds`. A look-up, several times faster than `np.isin`."""
+    table = np.zeros(256, dtype=np.bool_)
+    table[list(kinds)] = True
+    found: npt.NDArray[np.bool_] = table[column]
+    return found
+
 
 _CLASS_OF_TOKEN = {cls.token: cls for cls in KIND_CLASSES if cls is not OverlappedPair}
 _TOKENS = "|".join(sorted(_CLASS_OF_TOKEN, key=len, reverse=True))

@@ -11,14 +11,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
-from recycle.ir.dependencies import CARRIERS, Rows, compute_order, dependencies, group_edges, work
+from recycle.ir.dependencies import (
+    CARRIERS,
+    NEEDS,
+    Crossings,
+    Rows,
+    compute_order,
+    crossings,
+    dependencies,
+    group_edges,
+)
 from recycle.ir.graph import topological_order
-from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS, Kind
+from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
 from recycle.ir.schedule import Columns, Schedule
 
-Crossing = tuple[int, int, int, int, int, int]
-"""(global rank of the producer, value kind, stage, global micro-batch, producer row, consumer row)."""
+Flags = npt.NDArray[np.bool_]
+_OFFSET = np.array([NEEDS[receive][0][1] for _, receive in CARRIERS.values()], dtype=np.int64)
+"""`ValueKind` -> stage of its producer, relative to the consumer's."""
 
 
 def lower(schedule: Schedule) -> Schedule:
@@ -30,7 +41,7 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     """`lower`, and for each row of the result the row it came from, -1 for rows that lowering added."""
     origin = np.arange(len(schedule.columns), dtype=np.int64)
     for kinds, add in ((TRANSFER_KINDS, add_transfers), (STAGE_KINDS, add_reduce_and_step)):
-        if not np.isin(schedule.columns.kind, [int(kind) for kind in kinds]).any():
+        if not is_kind(schedule.columns.kind, kinds).any():
             schedule, came_from = add(schedule)
             origin = np.append(origin, -1)[came_from]
     return schedule, origin
@@ -38,33 +49,9 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     """Write a SEND and a RECV for each value that crosses to another worker."""
-    c = schedule.columns
-    pieces, stages = work(schedule), schedule.shape.stages
-    rank = _global_rank(schedule)
-    made: dict[tuple[int, int, int], int] = {}
-    for kind_of_value, (send, _) in CARRIERS.items():
-        producers = (Kind.FORWARD,) if send == Kind.SEND_ACTIVATION else (Kind.BACKWARD_INPUT, Kind.BACKWARD)
-        for piece in np.flatnonzero(np.isin(pieces.kind, producers) & pieces.valid).tolist():
-            key = (int(kind_of_value), int(pieces.stage[piece]), int(pieces.micro_batch[piece]))
-            made.setdefault(key, int(pieces.row[piece]))
-    transfers: list[Crossing] = []
-    taken: set[tuple[int, int, int, int]] = set()
-    for value, (send, _) in CARRIERS.items():
-        consumers, step = (
-            ((Kind.FORWARD,), -1) if send == Kind.SEND_ACTIVATION else ((Kind.BACKWARD_INPUT, Kind.BACKWARD), 1)
-        )
-        for piece in np.flatnonzero(np.isin(pieces.kind, consumers) & pieces.valid).tolist():
-            stage, micro_batch = int(pieces.stage[piece]) + step, int(pieces.micro_batch[piece])
-            producer = made.get((int(value), stage, micro_batch))
-            if not 0 <= stage < stages or producer is None:
-                continue
-            consumer = int(pieces.row[piece])
-            once = (int(value), stage, micro_batch, int(c.worker[consumer]))
-            if c.worker[producer] != c.worker[consumer] and once not in taken:
-                taken.add(once)
-                transfers.append((int(rank[producer]), int(value), stage, micro_batch, producer, consumer))
-    transfers.sort()
-    return _insert(schedule, transfers)
+    found, rank = crossings(schedule), _global_rank(schedule)
+    order = np.lexsort((found.stage, found.value, rank[found.producer]))
+    return _insert(schedule, found, order)
 
 
 def _global_rank(schedule: Schedule) -> Rows:
@@ -85,48 +72,58 @@ def _global_rank(schedule: Schedule) -> Rows:
     return rank
 
 
-def _insert(schedule: Schedule, transfers: list[Crossing]) -> tuple[Schedule, Rows]:
+def _insert(schedule: Schedule, found: Crossings, order: Rows) -> tuple[Schedule, Rows]:
     """Put each transfer's two ends into the programs.
 
     On each worker the ends keep the global order of transfers. A RECV goes as late as that allows: right before its
     consumer, or before the next end in the order.
     """
-    c, shape = schedule.columns, schedule.shape
-    m = shape.micro_batches
-    ends: list[list[tuple[int, tuple[int, ...], bool]]] = [[] for _ in range(shape.worker_count)]
-    for _, value, stage, micro_batch, producer, consumer in transfers:
-        send, receive = list(CARRIERS.values())[value]
-        sender, receiver = int(c.worker[producer]), int(c.worker[consumer])
-        home = divmod(micro_batch, m)
-        to_stage = stage + (1 if send == Kind.SEND_ACTIVATION else -1)
-        ends[sender].append((producer + 1, (int(send), stage, *home, receiver), True))
-        ends[receiver].append((consumer, (int(receive), to_stage, *home, sender), False))
-    table: list[tuple[int, ...]] = []
-    origin: list[int] = []
-    offsets = [0]
-    for w in range(shape.worker_count):
-        places: list[tuple[int, tuple[int, ...]]] = []
-        latest = int(c.offsets[w + 1])
-        for place, end, is_send in reversed(ends[w]):
-            if not is_send:
-                place = min(place, latest)
-            latest = min(latest, place - 1 if is_send else place)  # nothing comes between a producer and its send
-            places.append((place, end))
-        places.reverse()
-        places.sort(key=lambda entry: entry[0])  # moves something in orders with a cycle only
-        at = 0
-        for row in range(int(c.offsets[w]), int(c.offsets[w + 1]) + 1):
-            while at < len(places) and places[at][0] <= row:
-                table.append((*places[at][1], -1, -1, -1))
-                origin.append(-1)
-                at += 1
-            if row < c.offsets[w + 1]:
-                table.append(tuple(int(getattr(c, name)[row]) for name in Columns.FIELDS))
-                origin.append(row)
-        offsets.append(len(table))
-    array = np.array(table, dtype=np.int64).reshape(len(table), len(Columns.FIELDS))
-    columns = Columns.from_arrays(np.array(offsets), **{name: array[:, i] for i, name in enumerate(Columns.FIELDS)})
-    return replace(schedule, columns=columns), np.array(origin, dtype=np.int64)
+    c, transfers = schedule.columns, len(order)
+    producer, consumer = found.producer[order], found.consumer[order]
+    sender, receiver = c.worker[producer], c.worker[consumer]
+    pipeline, index = np.divmod(found.micro_batch[order], schedule.shape.micro_batches)
+    kinds = np.array(list(CARRIERS.values()), dtype=np.int64)[found.value[order]]
+    consumer_stage = found.stage[order] - _OFFSET[found.value[order]]
+
+    # All ends, the sends first: where each would stand by itself, as the row that it comes before.
+    is_send = np.repeat([True, False], transfers)
+    worker = np.concatenate([sender, receiver])
+    place = np.concatenate([producer + 1, consumer])
+    by_worker = np.lexsort((np.tile(np.arange(transfers), 2), worker))
+    place[by_worker] = _no_later_than_the_next(place[by_worker], is_send[by_worker])
+    by_place = by_worker[np.argsort(place[by_worker] + worker[by_worker], kind="stable")]  # workers stay together
+    place = place[by_place]
+
+    row_at = np.arange(len(c)) + np.searchsorted(place + worker[by_place], np.arange(len(c)) + c.worker, side="right")
+    end_at = place + np.arange(2 * transfers)
+    full = {
+        "kind": kinds.T.ravel(),
+        "stage": np.concatenate([found.stage[order], consumer_stage]),
+        "pipeline": np.tile(pipeline, 2),
+        "index": np.tile(index, 2),
+        "peer": np.concatenate([receiver, sender]),
+    }
+    columns = {}
+    for name in Columns.FIELDS:
+        given = getattr(c, name)
+        columns[name] = column = np.full(len(c) + 2 * transfers, -1, dtype=np.int32)
+        column[row_at] = given
+        if name in full:
+            column[end_at] = full[name][by_place]
+    origin = np.full(len(c) + 2 * transfers, -1, dtype=np.int64)
+    origin[row_at] = np.arange(len(c))
+    offsets = c.offsets + np.concatenate([[0], np.cumsum(np.bincount(worker, minlength=schedule.shape.worker_count))])
+    return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), origin
+
+
+def _no_later_than_the_next(place: Rows, is_send: Flags) -> Rows:
+    """Places of ends, by worker and global order, such that no receive is behind an end that follows it.
+
+    Nothing comes between a producer and its send either. The rows of later workers have larger numbers, so one
+    running minimum from the back serves all workers.
+    """
+    bound = np.minimum.accumulate((place - is_send)[::-1])[::-1]
+    return np.where(is_send, place, bound)
 
 
 def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:

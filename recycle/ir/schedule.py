@@ -26,6 +26,7 @@ from recycle.ir.instruction import (
     OverlappedPair,
     StageWide,
     Transfer,
+    is_kind,
     parse_instruction,
 )
 from recycle.shape import MicroBatch, Shape, Worker
@@ -256,7 +257,7 @@ class Schedule:
     @property
     def is_lowered(self) -> bool:
         """Whether the programs hold anything beside compute: transfers, reduces or steps."""
-        return bool(np.isin(self.columns.kind, [int(k) for k in COMPUTE_KINDS], invert=True).any())
+        return bool((~is_kind(self.columns.kind, COMPUTE_KINDS)).any())
 
     def failure_vector(self) -> tuple[int, ...]:
         """Dead workers of each rank."""

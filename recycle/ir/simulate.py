@@ -29,7 +29,7 @@ from recycle.ir.dependencies import (
     serial_order,
 )
 from recycle.ir.graph import Floats, earliest, topological_order
-from recycle.ir.instruction import COMPUTE_KINDS, SEND_KINDS, TRANSFER_KINDS, Kind
+from recycle.ir.instruction import COMPUTE_KINDS, SEND_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
@@ -85,8 +85,8 @@ def _arrivals(graph: Dependencies, kind: np.ndarray, before: Rows, after: Rows) 
     """A reduce is collective: it begins when the last host arrives at it, so the join waits for what is before it."""
     at_reduce = kind[after] == Kind.REDUCE_GRADIENTS
     join_of_row = np.full(graph.rows, -1, dtype=np.int64)
-    reduces = np.isin(graph.target, after[at_reduce]) & (graph.source >= graph.rows)
-    join_of_row[graph.target[reduces]] = graph.source[reduces]
+    from_join = graph.source >= graph.rows
+    join_of_row[graph.target[from_join]] = graph.source[from_join]
     source, join = before[at_reduce], join_of_row[after[at_reduce]]
     return source[join >= 0], join[join >= 0]
 
@@ -109,9 +109,9 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
     seconds = np.where(c.kind == Kind.OVERLAPPED_PAIR, pair, seconds)
     if profile.speed:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
-        compute = np.isin(c.kind, [int(kind) for kind in COMPUTE_KINDS])
+        compute = is_kind(c.kind, COMPUTE_KINDS)
         seconds = np.where(compute, seconds * speed[c.worker], seconds)
-    return np.where(np.isin(c.kind, [int(kind) for kind in SEND_KINDS]), profile.transfer(), seconds)
+    return np.where(is_kind(c.kind, SEND_KINDS), profile.transfer(), seconds)
 
 
 _COST = {
@@ -155,7 +155,7 @@ class Timeline:
     def _occupied(self) -> list[tuple[float, float, float]]:
         """(busy, first start, last end) of each worker's compute rows."""
         c = self.schedule.columns
-        computes = ~np.isin(c.kind, [int(kind) for kind in TRANSFER_KINDS])
+        computes = ~is_kind(c.kind, TRANSFER_KINDS)
         result = []
         for w in range(self.schedule.shape.worker_count):
             rows = np.arange(c.offsets[w], c.offsets[w + 1])
@@ -164,7 +164,7 @@ class Timeline:
                 result.append((0.0, 0.0, 0.0))
                 continue
             busy = float((self.end[rows] - self.start[rows]).sum())
-            work = rows[~np.isin(c.kind[rows], (Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP))]
+            work = rows[~is_kind(c.kind[rows], STAGE_KINDS)]
             span = work if len(work) else rows
             result.append((busy, float(self.start[span].min()), float(self.end[span].max())))
         return result
@@ -240,7 +240,7 @@ def held_activations(schedule: Schedule, weight_stash: float, weights: Floats | 
     freed = np.where(c.kind == Kind.BACKWARD_INPUT, mine * (1 - weight_stash), freed)
     freed = np.where(c.kind == Kind.BACKWARD_WEIGHT, mine * weight_stash, freed)
     freed = np.where(c.kind == Kind.OVERLAPPED_PAIR, weight[np.clip(c.stage2, 0, shape.stages - 1)], freed)
-    added = np.where(np.isin(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)), mine, 0.0)
+    added = np.where(is_kind(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)), mine, 0.0)
     total = np.cumsum(added - freed)
     peaks, rows = [], []
     for w in range(shape.worker_count):
@@ -293,8 +293,7 @@ class _Repeat:
         carried = graph.dependencies
         sources, targets = [carried.carried_source], [carried.carried_target]
         for before, after, members in _chains(graph.schedule):
-            first = np.setdiff1d(members, after)
-            final = np.setdiff1d(members, before)
+            first, final = _without(members, after), _without(members, before)
             keys = _chain_keys(graph.schedule, first), _chain_keys(graph.schedule, final)
             sources.append(final[np.argsort(keys[1], kind="stable")])
             targets.append(first[np.argsort(keys[0], kind="stable")])
@@ -305,11 +304,19 @@ class _Repeat:
         return cls(np.concatenate(sources), np.concatenate(targets))
 
 
+def _without(rows: Rows, others: Rows) -> Rows:
+    """The distinct rows that are not among `others`, in order."""
+    keep = np.zeros(int(rows.max(initial=-1)) + 1, dtype=np.bool_)
+    keep[rows] = True
+    keep[others] = False
+    return np.flatnonzero(keep)
+
+
 def _chains(schedule: Schedule) -> list[tuple[Rows, Rows, Rows]]:
     """(before, after, member rows) of program order and of lane order."""
     kind = schedule.columns.kind
-    transfers = np.isin(kind, [int(k) for k in TRANSFER_KINDS])
-    sends = np.isin(kind, [int(k) for k in SEND_KINDS])
+    transfers = is_kind(kind, TRANSFER_KINDS)
+    sends = is_kind(kind, SEND_KINDS)
     return [
         (*compute_order(schedule.columns), np.flatnonzero(~transfers)),
         (*lane_order(schedule.columns), np.flatnonzero(sends)),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from recycle.ir.instruction import COMPUTE_KINDS, KIND_CLASSES, Kind
+from recycle.ir.instruction import COMPUTE_KINDS, KIND_CLASSES, Kind, is_kind
 
 if TYPE_CHECKING:
     from recycle.ir.simulate import Timeline
@@ -20,7 +18,7 @@ def text_grid(timeline: Timeline, width: int = 120) -> str:
     """
     schedule = timeline.schedule
     c = schedule.columns
-    compute = np.isin(c.kind, [int(kind) for kind in COMPUTE_KINDS])
+    compute = is_kind(c.kind, COMPUTE_KINDS)
     shortest = float((timeline.end - timeline.start)[compute].min()) if compute.any() else 1.0
     columns = min(width - 6, max(1, round(timeline.makespan / max(shortest, 1e-12)) * 3))
     scale = columns / timeline.makespan if timeline.makespan else 1.0

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from recycle.errors import JobError, RecycleError, ScheduleError
 from recycle.files import write_whole
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import RECV_KINDS, SEND_KINDS, Instruction, parse_instruction
+from recycle.ir.instruction import RECV_KINDS, SEND_KINDS, Instruction, is_kind, parse_instruction
 from recycle.ir.schedule import Columns, Ints, Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
@@ -293,7 +293,7 @@ def _microseconds(nanoseconds: int) -> int | float:
 
 def _chrome_events(trace: Trace) -> Iterable[dict[str, Any]]:
     kind = trace.columns.kind
-    track = np.where(np.isin(kind, list(SEND_KINDS)), 1, np.where(np.isin(kind, list(RECV_KINDS)), 2, 0))
+    track = np.where(is_kind(kind, SEND_KINDS), 1, np.where(is_kind(kind, RECV_KINDS), 2, 0))
     start, end = _nanoseconds(trace.start), _nanoseconds(trace.end)
     for w in np.flatnonzero(np.diff(trace.columns.offsets)).tolist():
         pid, worker = w + 1, trace.shape.worker_at(w)  # viewers take pid 0 for the idle process

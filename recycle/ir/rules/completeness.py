@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.dependencies import Rows
-from recycle.ir.instruction import STAGE_KINDS, Kind
-from recycle.ir.rules.rule import Defect, Flags, Inspection, firsts, is_kind, listed, rule
+from recycle.ir.instruction import STAGE_KINDS, Kind, is_kind
+from recycle.ir.rules.rule import Defect, Flags, Inspection, firsts, listed, rule
 
 
 @rule("stage-range", "a stage that the shape does not have")

@@ -11,7 +11,7 @@ import numpy as np
 
 from recycle.ir.dependencies import Cause, Rows
 from recycle.ir.instruction import KIND_CLASSES, Kind
-from recycle.ir.rules.rule import Defect, Inspection, firsts, listed, rule
+from recycle.ir.rules.rule import Defect, Inspection, firsts, listed, repeats, rule
 
 
 def _hosted_rows(inspection: Inspection, kind: Kind) -> tuple[Rows, Rows]:
@@ -66,7 +66,7 @@ def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
     for kind in (Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP):
         rows, keys = _hosted_rows(inspection, kind)
         _, first, _ = firsts(keys)
-        for place in np.setdiff1d(np.arange(len(rows)), first).tolist():
+        for place in repeats(len(rows), first).tolist():
             yield Defect(
                 f"the stage has its {KIND_CLASSES[kind].token} on this worker already",
                 "once per iteration, host and stage: remove one of the two",

@@ -13,9 +13,9 @@ import numpy as np
 
 from recycle.ir.dependencies import Cause, Rows, compute_order, group_edges
 from recycle.ir.graph import topological_order
-from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS
+from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS, is_kind
 from recycle.ir.rules.optimizer import reduce_conflicts
-from recycle.ir.rules.rule import Defect, Flags, Inspection, is_kind, rule
+from recycle.ir.rules.rule import Defect, Flags, Inspection, rule
 from recycle.ir.rules.transfers import is_told
 from recycle.ir.simulate import EventGraph, event_graph
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS
-from recycle.ir.rules.rule import Defect, Inspection, firsts, is_kind, listed, rule
+from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, is_kind
+from recycle.ir.rules.rule import Defect, Inspection, firsts, listed, rule
 
 
 @rule("no-host", "a stage without a live host")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.dependencies import CARRIERS, Dependencies, Missing, Rows, Why, Work, work
-from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind
+from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import EventGraph, event_graph
@@ -283,16 +283,18 @@ class Inspection:
         return tuple(receive for _, receive in CARRIERS.values())
 
 
-def is_kind(column: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Flags:
-    found: Flags = np.isin(column, [int(kind) for kind in kinds])
-    return found
-
-
 def listed(names: Iterable[object]) -> str:
     """`a, b, c and 4 more`."""
     every = [str(name) for name in names]
     rest = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
     return ", ".join(every[:SHOWN]) + rest
+
+
+def repeats(entries: int, first: Rows) -> Rows:
+    """Places 0 to `entries` - 1 that are not among `first`."""
+    again = np.ones(entries, dtype=np.bool_)
+    again[first] = False
+    return np.flatnonzero(again)
 
 
 def firsts(keys: Rows) -> tuple[Rows, Rows, Rows]:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.dependencies import CARRIERS, NEEDS, Rows, Value, Why
-from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Kind
-from recycle.ir.rules.rule import Defect, Inspection, is_kind, rule
+from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
 from recycle.shape import MicroBatch, Worker
 
 _VALUE_OF = {kind: value for value, pair in CARRIERS.items() for kind in pair}
@@ -188,7 +188,7 @@ class _Tracker:
         ends = (c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows]) * len(KIND_CLASSES) + c.kind[rows]
         keys = np.unique(ends, return_inverse=True)[1].astype(np.int64)
         _, first, back = np.unique(keys * self.inspection.cells + cell, return_index=True, return_inverse=True)
-        for place in np.setdiff1d(np.arange(len(rows)), first).tolist():
+        for place in repeats(len(rows), first).tolist():
             row, original = int(rows[place]), int(rows[first[back[place]]])
             verb = "sent" if self.columns.kind[row] in self.inspection.sends else "received"
             yield from self._tell(
