@@ -27,8 +27,9 @@ import numpy as np
 from recycle.errors import JobError, PlanError, RecycleError, ScheduleError
 from recycle.files import write_whole
 from recycle.ir.check import check
+from recycle.ir.columns import Columns
 from recycle.ir.formats import native
-from recycle.ir.schedule import Columns, Schedule
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.shape import Shape, Worker

@@ -16,9 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from recycle.ir.columns import Columns
 from recycle.ir.graph import Floats
 from recycle.ir.instruction import TRANSFER_KINDS, Instruction, is_kind
-from recycle.ir.schedule import Columns, Schedule
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, durations
 from recycle.ir.trace import Trace, away_from
 from recycle.profile import Profile

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from recycle.ir.columns import Columns, Ints
 from recycle.ir.instruction import (
     RECV_KINDS,
     SEND_KINDS,
@@ -32,7 +33,7 @@ from recycle.ir.instruction import (
     Transfer,
     is_kind,
 )
-from recycle.ir.schedule import Columns, Ints, Schedule
+from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch
 
 Rows = npt.NDArray[np.int64]

@@ -199,7 +199,8 @@ _CLASS_OF_TOKEN = {cls.token: cls for cls in KIND_CLASSES if cls is not Overlapp
 _TOKENS = "|".join(sorted(_CLASS_OF_TOKEN, key=len, reverse=True))
 _PLAIN = re.compile(rf"([0-9]+)({_TOKENS})(?:(?:([0-9]+)\.)?([0-9]+))?(?:@([0-9]+)\.([0-9]+))?")
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)")
-_DIGITS = 9
+DIGITS = 9
+"""Digits that a number in the text may have."""
 
 
 def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
@@ -215,8 +216,8 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
     match = _PLAIN.fullmatch(text)
     if match is None:
         return _parse_pair(text, one_pipeline)
-    if any(number and number.isdigit() and len(number) > _DIGITS for number in match.groups()):
-        raise ScheduleError(f"{text[:40]!r}: a number has more than {_DIGITS} digits")
+    if any(number and number.isdigit() and len(number) > DIGITS for number in match.groups()):
+        raise ScheduleError(f"{text[:40]!r}: a number has more than {DIGITS} digits")
     cls = _CLASS_OF_TOKEN[match[2]]
     stage = int(match[1])
     if issubclass(cls, StageWide):

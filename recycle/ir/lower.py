@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from recycle.ir.columns import Columns
 from recycle.ir.dependencies import (
     CARRIERS,
     NEEDS,
@@ -25,7 +26,7 @@ from recycle.ir.dependencies import (
 )
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
-from recycle.ir.schedule import Columns, Schedule
+from recycle.ir.schedule import Schedule
 
 Flags = npt.NDArray[np.bool_]
 _OFFSET = np.array([NEEDS[receive][0][1] for _, receive in CARRIERS.values()], dtype=np.int64)

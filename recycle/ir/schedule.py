@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.errors import JobError, ScheduleError
+from recycle.ir.columns import Columns, columns_of
 from recycle.ir.instruction import (
     COMPUTE_KINDS,
     KIND_CLASSES,
@@ -27,11 +27,10 @@ from recycle.ir.instruction import (
     StageWide,
     Transfer,
     is_kind,
-    parse_instruction,
 )
+from recycle.ir.text import parse, render
 from recycle.shape import MicroBatch, Shape, Worker
 
-Ints = npt.NDArray[np.int32]
 Optimizer = Literal["staggered", "barrier"]
 Placement = tuple[tuple[int, ...], ...]
 """The stages that each worker hosts, by worker index."""
@@ -41,59 +40,6 @@ def loop_placement(shape: Shape) -> Placement:
     """Chunk c of rank r on stage c * P + r: one stage per rank when V = 1."""
     stages = [tuple(range(r, shape.stages, shape.ranks)) for r in range(shape.ranks)]
     return tuple(stages[worker.rank] for worker in shape.workers())
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """One row per instruction, grouped by worker index in program order.
-
-    Attributes:
-        kind: `Kind` of the row, uint8.
-        stage: stage that runs it.
-        pipeline, index: the micro-batch `pipeline.index`; -1 where the kind has none.
-        peer: worker index at the other end of a transfer, else -1.
-        stage2, pipeline2, index2: the backward of an overlapped pair (the forward is in the first three), else -1.
-        offsets: rows of worker w are `offsets[w]` to `offsets[w + 1]`, int64.
-    """
-
-    kind: npt.NDArray[np.uint8]
-    stage: Ints
-    pipeline: Ints
-    index: Ints
-    peer: Ints
-    stage2: Ints
-    pipeline2: Ints
-    index2: Ints
-    offsets: npt.NDArray[np.int64]
-
-    FIELDS = ("kind", "stage", "pipeline", "index", "peer", "stage2", "pipeline2", "index2")
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-    @cached_property
-    def worker(self) -> Ints:
-        """Worker index of each row."""
-        sizes = np.diff(self.offsets)
-        return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-
-    @classmethod
-    def from_arrays(cls, offsets: npt.NDArray[np.int64], **columns: npt.NDArray[Any]) -> Columns:
-        """Columns from arrays; those left out are filled with -1."""
-        rows = int(offsets[-1])
-        full: dict[str, Any] = {
-            name: np.asarray(columns.get(name, np.full(rows, -1)), dtype=np.uint8 if name == "kind" else np.int32)
-            for name in cls.FIELDS
-        }
-        return cls(offsets=np.asarray(offsets, dtype=np.int64), **full)
-
-    def same_as(self, other: Columns) -> bool:
-        names = (*self.FIELDS, "offsets")
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
-
-    def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Columns:
-        """The given rows in the given order, grouped by `offsets`."""
-        return Columns(offsets=offsets, **{name: getattr(self, name)[rows] for name in self.FIELDS})
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,18 +87,39 @@ class Schedule:
             ScheduleError: a program, placement, peer or failed worker lies outside the shape.
         """
         try:
+            for worker in programs:
+                shape.require(worker, "programs")
+        except JobError as error:
+            raise ScheduleError(str(error)) from None
+        columns = columns_of(shape, programs)
+        return cls.from_columns(
+            shape, columns, placement=placement, failed=failed, optimizer=optimizer, ties=ties, metadata=metadata
+        )
+
+    @classmethod
+    def from_columns(
+        cls,
+        shape: Shape,
+        columns: Columns,
+        *,
+        placement: Placement | Mapping[Worker | str, Sequence[int]] | None = None,
+        failed: Iterable[Worker | str] = (),
+        optimizer: Optimizer = "staggered",
+        ties: Iterable[Sequence[int]] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Schedule:
+        """A schedule from columns; the other arguments and errors as in `build`."""
+        try:
             dead = frozenset(
                 shape.require(Worker.parse(w) if isinstance(w, str) else w, "failed workers") for w in failed
             )
-            for worker in programs:
-                shape.require(worker, "programs")
         except JobError as error:
             raise ScheduleError(str(error)) from None
         if optimizer not in ("staggered", "barrier"):
             raise ScheduleError(f"optimizer must be 'staggered' or 'barrier', got {optimizer!r}")
         return cls(
             shape,
-            _columns(shape, programs),
+            columns,
             _placement(shape, placement),
             dead,
             optimizer,
@@ -178,7 +145,7 @@ class Schedule:
             ScheduleError: an instruction cannot be parsed, or a worker lies outside the shape; the message names
                 worker and position. Everything else is for `check` to find.
         """
-        parsed: dict[Worker, list[Instruction]] = {}
+        parsed: dict[Worker, str] = {}
         for name, text in programs.items():
             try:
                 worker = shape.require(Worker.parse(name), "programs")
@@ -186,15 +153,10 @@ class Schedule:
                 raise ScheduleError(str(error)) from None
             if worker in parsed:
                 raise ScheduleError(f"worker {worker} has two programs")
-            parsed[worker] = program = []
-            for position, word in enumerate(text.split()):
-                try:
-                    program.append(parse_instruction(word, shape.pipelines == 1))
-                except ScheduleError as error:
-                    raise ScheduleError(f"worker {worker}, position {position}: {error}") from None
-        return cls.build(
+            parsed[worker] = text
+        return cls.from_columns(
             shape,
-            parsed,
+            parse(shape, parsed),
             placement=placement,
             failed=failed,
             optimizer=optimizer,
@@ -205,9 +167,9 @@ class Schedule:
     def text(self) -> dict[str, str]:
         """The programs of the live workers as text; `from_text` reads it back."""
         return {
-            str(worker): " ".join(map(str, self.program(worker)))
-            for worker in self.shape.workers()
-            if worker not in self.failed or self.program(worker)
+            str(worker): text
+            for worker, text in zip(self.shape.workers(), render(self.shape, self.columns), strict=True)
+            if text or worker not in self.failed
         }
 
     @cached_property
@@ -317,36 +279,3 @@ def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequen
             if not isinstance(stage, int) or not 0 <= stage < shape.stages:
                 raise ScheduleError(f"placement: worker {worker}: {stage!r} is not a stage (0 to {shape.stages - 1})")
     return placement
-
-
-def _columns(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:
-    rows: list[tuple[int, ...]] = []
-    offsets = [0]
-    for worker in shape.workers():
-        for instruction in programs.get(worker, ()):
-            rows.append(_row(shape, worker, instruction))
-        offsets.append(len(rows))
-    try:
-        table = np.array(rows, dtype=np.int32).reshape(len(rows), len(Columns.FIELDS))
-    except OverflowError:
-        raise ScheduleError("an instruction has a stage or micro-batch number beyond 32 bits") from None
-    named = {name: table[:, i] for i, name in enumerate(Columns.FIELDS)}
-    return Columns.from_arrays(np.array(offsets, dtype=np.int64), **named)
-
-
-def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
-    kind = int(instruction.kind)
-    if isinstance(instruction, Compute):
-        return (kind, instruction.stage, *instruction.micro_batch, -1, -1, -1, -1)
-    if isinstance(instruction, Transfer):
-        try:
-            shape.require(instruction.peer, f"worker {worker}: {instruction}")
-        except JobError as error:
-            raise ScheduleError(str(error)) from None
-        return (kind, instruction.stage, *instruction.micro_batch, shape.worker_index(instruction.peer), -1, -1, -1)
-    if isinstance(instruction, StageWide):
-        return (kind, instruction.stage, -1, -1, -1, -1, -1, -1)
-    if isinstance(instruction, OverlappedPair):
-        forward, backward = instruction.forward, instruction.backward
-        return (kind, forward.stage, *forward.micro_batch, -1, backward.stage, *backward.micro_batch)
-    raise ScheduleError(f"worker {worker}: {instruction!r} is not an instruction")

@@ -26,9 +26,10 @@ import numpy.typing as npt
 
 from recycle.errors import JobError, RecycleError, ScheduleError
 from recycle.files import write_whole
+from recycle.ir.columns import Columns, Ints
 from recycle.ir.graph import Floats
 from recycle.ir.instruction import RECV_KINDS, SEND_KINDS, Instruction, is_kind, parse_instruction
-from recycle.ir.schedule import Columns, Ints, Schedule, loop_placement
+from recycle.ir.schedule import Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-trace", 1

@@ -15,9 +15,10 @@ from functools import cached_property
 import numpy as np
 
 from recycle.errors import PlanError
+from recycle.ir.columns import Columns
 from recycle.ir.dependencies import NEEDS, PRODUCES
 from recycle.ir.instruction import Kind
-from recycle.ir.schedule import Columns, Optimizer, Schedule, loop_placement
+from recycle.ir.schedule import Optimizer, Schedule, loop_placement
 from recycle.job import Job
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from recycle import Finding, JobError, Profile, Schedule, ScheduleError, Shape, Worker, check, lower
 from recycle.ir.check import explain
+from recycle.ir.columns import Columns
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.instruction import Kind
 from recycle.ir.rules import RULES
-from recycle.ir.schedule import Columns
 from tests.ir.random_schedules import break_one_place, random_schedule
 
 CASES = Path(__file__).parents[1] / "cases"

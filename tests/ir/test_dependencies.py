@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recycle import MicroBatch, Schedule, Shape
-from recycle.ir.dependencies import Cause, Dependencies, ValueKind, Why, dependencies, needs
+from recycle.ir.dependencies import Cause, Dependencies, ValueKind, Why, crossings, dependencies, needs
 from recycle.ir.instruction import parse_instruction
 
 A, G = ValueKind.ACTIVATION, ValueKind.INPUT_GRADIENT
@@ -108,3 +108,24 @@ def test_tied_stages_share_a_join() -> None:
 def test_what_nothing_meets_is_listed_with_its_reason(row_0: str, row_1: str, why: set[Why]) -> None:
     graph = dependencies(Schedule.from_text(Shape(1, 2, 1), {"0.0": row_0, "0.1": row_1}))
     assert {missing.why for missing in graph.missing} == why
+
+
+def test_crossings_are_what_workers_hand_over_each_value_once_per_worker() -> None:
+    text = {"0.0": "0F0.0 0B0.0", "1.0": "0F1.0 0B1.0", "0.1": "1F0.0 1F1.0 1B1.0 1B0.0"}
+    schedule = Schedule.from_text(Shape(2, 2, 1), text, failed=["1.1"])
+    found = crossings(schedule)
+    handed = {
+        (ValueKind(v), s, n, str(schedule.instruction(a)), str(schedule.instruction(b)))
+        for v, s, n, a, b in zip(
+            *(getattr(found, name).tolist() for name in ("value", "stage", "micro_batch", "producer", "consumer")),
+            strict=True,
+        )
+    }
+    assert handed == {
+        (ValueKind.ACTIVATION, 0, 0, "0F0.0", "1F0.0"),
+        (ValueKind.ACTIVATION, 0, 1, "0F1.0", "1F1.0"),
+        (ValueKind.INPUT_GRADIENT, 1, 0, "1B0.0", "0B0.0"),
+        (ValueKind.INPUT_GRADIENT, 1, 1, "1B1.0", "0B1.0"),
+    }
+    twice = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0 0B0", "0.1": "1F0 1F0 1B0"})
+    assert len(crossings(twice).value) == 2

@@ -1,0 +1,104 @@
+"""Columns: the programs of a schedule as numpy arrays, a row per instruction, which is what every hot path works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.errors import JobError, ScheduleError
+from recycle.ir.instruction import Compute, Instruction, OverlappedPair, StageWide, Transfer
+from recycle.shape import Shape, Worker
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """One row per instruction, grouped by worker index in program order.
+
+    Attributes:
+        kind: `Kind` of the row, uint8.
+        stage: stage that runs it.
+        pipeline, index: the micro-batch `pipeline.index`; -1 where the kind has none.
+        peer: worker index at the other end of a transfer, else -1.
+        stage2, pipeline2, index2: the backward of an overlapped pair (the forward is in the first three), else -1.
+        offsets: rows of worker w are `offsets[w]` to `offsets[w + 1]`, int64.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    stage: Ints
+    pipeline: Ints
+    index: Ints
+    peer: Ints
+    stage2: Ints
+    pipeline2: Ints
+    index2: Ints
+    offsets: npt.NDArray[np.int64]
+
+    FIELDS = ("kind", "stage", "pipeline", "index", "peer", "stage2", "pipeline2", "index2")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @cached_property
+    def worker(self) -> Ints:
+        """Worker index of each row."""
+        sizes = np.diff(self.offsets)
+        return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+
+    @classmethod
+    def from_arrays(cls, offsets: npt.NDArray[np.int64], **columns: npt.NDArray[Any]) -> Columns:
+        """Columns from arrays; those left out are filled with -1."""
+        rows = int(offsets[-1])
+        full: dict[str, Any] = {
+            name: np.asarray(columns.get(name, np.full(rows, -1)), dtype=np.uint8 if name == "kind" else np.int32)
+            for name in cls.FIELDS
+        }
+        return cls(offsets=np.asarray(offsets, dtype=np.int64), **full)
+
+    def same_as(self, other: Columns) -> bool:
+        names = (*self.FIELDS, "offsets")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Columns:
+        """The given rows in the given order, grouped by `offsets`."""
+        return Columns(offsets=offsets, **{name: getattr(self, name)[rows] for name in self.FIELDS})
+
+
+def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:
+    """Columns of instruction objects. Raises ScheduleError at a peer outside the shape or a number beyond 32 bits."""
+    rows: list[tuple[int, ...]] = []
+    offsets = [0]
+    for worker in shape.workers():
+        for instruction in programs.get(worker, ()):
+            rows.append(_row(shape, worker, instruction))
+        offsets.append(len(rows))
+    try:
+        table = np.array(rows, dtype=np.int32).reshape(len(rows), len(Columns.FIELDS))
+    except OverflowError:
+        raise ScheduleError("an instruction has a stage or micro-batch number beyond 32 bits") from None
+    named = {name: table[:, i] for i, name in enumerate(Columns.FIELDS)}
+    return Columns.from_arrays(np.array(offsets, dtype=np.int64), **named)
+
+
+def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
+    kind = int(instruction.kind)
+    if isinstance(instruction, Compute):
+        return (kind, instruction.stage, *instruction.micro_batch, -1, -1, -1, -1)
+    if isinstance(instruction, Transfer):
+        try:
+            shape.require(instruction.peer, f"worker {worker}: {instruction}")
+        except JobError as error:
+            raise ScheduleError(str(error)) from None
+        return (kind, instruction.stage, *instruction.micro_batch, shape.worker_index(instruction.peer), -1, -1, -1)
+    if isinstance(instruction, StageWide):
+        return (kind, instruction.stage, -1, -1, -1, -1, -1, -1)
+    if isinstance(instruction, OverlappedPair):
+        forward, backward = instruction.forward, instruction.backward
+        return (kind, forward.stage, *forward.micro_batch, -1, backward.stage, *backward.micro_batch)
+    raise ScheduleError(f"worker {worker}: {instruction!r} is not an instruction")

@@ -1,0 +1,134 @@
+"""Whole programs as text and back, all workers at once.
+
+The notation is that of `recycle.ir.instruction`, one blank between instructions. Reading takes programs that are
+written as `render` writes them in a few passes over the whole text; anything else goes instruction by instruction,
+which also accepts what the notation leaves free (other white space, no pipeline where there is one) and finds the
+place of an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+
+from recycle.errors import ScheduleError
+from recycle.ir.columns import Columns, columns_of
+from recycle.ir.instruction import (
+    COMPUTE_KINDS,
+    DIGITS,
+    KIND_CLASSES,
+    STAGE_KINDS,
+    TRANSFER_KINDS,
+    Backward,
+    Forward,
+    Instruction,
+    Kind,
+    is_kind,
+    parse_instruction,
+)
+from recycle.shape import Shape, Worker
+
+_TOKENS = {kind: KIND_CLASSES[kind].token for kind in Kind}
+_SINGLE = COMPUTE_KINDS - {Kind.OVERLAPPED_PAIR}
+
+
+def render(shape: Shape, columns: Columns) -> list[str]:
+    """The program of each worker, by worker index."""
+    worker = [str(name) for name in shape.workers()]
+    words = np.empty(len(columns), dtype=object)
+    for kind, token in _TOKENS.items():
+        rows = np.flatnonzero(columns.kind == kind)
+        stage, pipeline, index, peer, stage2, pipeline2, index2 = (
+            getattr(columns, name)[rows].tolist() for name in Columns.FIELDS[1:]
+        )
+        if kind in STAGE_KINDS:
+            words[rows] = [f"{s}{token}" for s in stage]
+        elif kind in TRANSFER_KINDS:
+            ends = zip(stage, pipeline, index, peer, strict=True)
+            words[rows] = [f"{s}{token}{k}.{j}@{worker[w]}" for s, k, j, w in ends]
+        else:
+            words[rows] = [f"{s}{token}{k}.{j}" for s, k, j in zip(stage, pipeline, index, strict=True)]
+        if kind == Kind.OVERLAPPED_PAIR:
+            halves = zip(stage, pipeline, index, stage2, pipeline2, index2, strict=True)
+            f, b = Forward.token, Backward.token
+            words[rows] = [f"({s}{f}{k}.{j};{s2}{b}{k2}.{j2})" for s, k, j, s2, k2, j2 in halves]
+    every = words.tolist()
+    ends = columns.offsets.tolist()
+    return [" ".join(every[begin:end]) for begin, end in pairwise(ends)]
+
+
+def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
+    """Columns of programs; workers left out have none.
+
+    Raises:
+        ScheduleError: an instruction cannot be parsed, or its peer lies outside the shape; names worker and position.
+    """
+    texts = [programs.get(worker, "") for worker in shape.workers()]
+    if all(_PROGRAM.fullmatch(text) for text in texts):
+        columns = _parse_canonical(shape, texts)
+        if columns is not None:
+            return columns
+    parsed: dict[Worker, list[Instruction]] = {}
+    for worker, text in programs.items():
+        parsed[worker] = program = []
+        for position, word in enumerate(text.split()):
+            try:
+                program.append(parse_instruction(word, shape.pipelines == 1))
+            except ScheduleError as error:
+                raise ScheduleError(f"worker {worker}, position {position}: {error}") from None
+    return columns_of(shape, parsed)
+
+
+def _pattern() -> re.Pattern[str]:
+    """A program as `render` writes it. Possessive, so that a mismatch costs no second look."""
+    number = rf"[0-9]{{1,{DIGITS}}}+"
+    pair = rf"{number}\.{number}"
+
+    def any_of(kinds: frozenset[Kind]) -> str:
+        return "|".join(_TOKENS[kind] for kind in sorted(kinds))
+
+    plain = f"{number}(?:(?:{any_of(_SINGLE)}){pair}|(?:{any_of(TRANSFER_KINDS)}){pair}@{pair}|{any_of(STAGE_KINDS)})"
+    overlapped = rf"\({number}{Forward.token}{pair};{number}{Backward.token}{pair}\)"
+    return re.compile(f"(?:(?:{plain}|{overlapped})(?: (?!$)|$))*+")
+
+
+_PROGRAM = _pattern()
+
+
+def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
+    """Columns of programs that match `_PROGRAM`; None when one of them names a peer outside the shape.
+
+    Every token becomes a negative number of its own and everything else that is no digit a blank, so that the text is
+    one long list of numbers: of each instruction the stage, the kind, the micro-batch, the worker.
+    """
+    text = " ".join(filter(None, texts))
+    for number, token in sorted(_TOKENS.items(), key=lambda entry: -len(entry[1])):
+        text = text.replace(token, f" {-1 - number} ")
+    text = text.translate(str.maketrans(".@()", "    "))
+    numbers = np.fromstring(text, dtype=np.int64, sep=" ") if text else np.empty(0, dtype=np.int64)
+    del text
+    at = np.flatnonzero(numbers < 0)
+    kind = (-1 - numbers[at]).astype(np.uint8)
+    numbers = np.append(numbers, np.zeros(4, dtype=np.int64))  # the last instruction may have fewer than four behind it
+
+    paired = np.flatnonzero(kind == Kind.OVERLAPPED_PAIR)
+    columns = {name: np.full(len(at), -1, dtype=np.int64) for name in Columns.FIELDS}
+    columns["kind"][:], columns["stage"][:] = kind, numbers[at - 1]
+    has_micro_batch = kind < Kind.REDUCE_GRADIENTS
+    columns["pipeline"][has_micro_batch] = numbers[at[has_micro_batch] + 1]
+    columns["index"][has_micro_batch] = numbers[at[has_micro_batch] + 2]
+    is_transfer = is_kind(kind, TRANSFER_KINDS)
+    pipeline, rank = numbers[at[is_transfer] + 3], numbers[at[is_transfer] + 4]
+    if (pipeline >= shape.pipelines).any() or (rank >= shape.ranks).any():
+        return None
+    columns["peer"][is_transfer] = pipeline * shape.ranks + rank
+    for name in ("stage", "pipeline", "index"):
+        columns[f"{name}2"][paired - 1] = columns[name][paired + 1]
+    columns["kind"][paired - 1] = Kind.OVERLAPPED_PAIR
+    keep = np.ones(len(at), dtype=np.bool_)
+    keep[paired] = keep[paired + 1] = False
+    sizes = [text.count(" ") + 1 if text else 0 for text in texts]
+    return Columns.from_arrays(np.cumsum([0, *sizes]), **{name: column[keep] for name, column in columns.items()})
