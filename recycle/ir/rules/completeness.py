@@ -90,8 +90,7 @@ def _halves(inspection: Inspection) -> Rows:
 
 
 def _rows(inspection: Inspection, cell: int, *kinds: Kind) -> Rows:
-    pieces, at = inspection.pieces, inspection.computes
-    return np.sort(pieces.row[at[(inspection.cell[at] == cell) & is_kind(pieces.kind[at], kinds)]])
+    return np.sort(inspection.pieces.row[inspection.in_cell(cell, *kinds)])
 
 
 @rule("missing", "a forward or backward that is not there")

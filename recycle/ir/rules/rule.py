@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.dependencies import CARRIERS, Dependencies, Missing, Rows, Why, Work, work
+from recycle.ir.dependencies import CARRIERS, Dependencies, Missing, Rows, Why, Work, group_edges, work
 from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
@@ -190,6 +190,16 @@ class Inspection:
     def cells(self) -> int:
         """How many (stage, micro-batch) there are."""
         return self.schedule.shape.stages * self.schedule.shape.global_micro_batches
+
+    @cached_property
+    def _by_cell(self) -> tuple[Rows, Rows]:
+        return group_edges(self.computes, self.cell[self.computes], self.cells)
+
+    def in_cell(self, cell: int, *kinds: Kind) -> Rows:
+        """The pieces of these kinds in one cell."""
+        offsets, pieces = self._by_cell
+        here = pieces[offsets[cell] : offsets[cell + 1]]
+        return here[is_kind(self.pieces.kind[here], kinds)]
 
     @cached_property
     def counts(self) -> dict[Kind, Rows]:

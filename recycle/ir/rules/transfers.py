@@ -217,11 +217,10 @@ class _Tracker:
         inspection = self.inspection
         if not 0 <= stage < self.shape.stages:
             return []
-        pieces, at = inspection.pieces, inspection.computes
         forward = value.kind == _VALUE_OF[Kind.SEND_ACTIVATION]
         kinds = (Kind.FORWARD,) if forward else (Kind.BACKWARD, Kind.BACKWARD_INPUT)
-        here = (inspection.cell[at] == inspection.cell_of(stage, micro_batch)) & is_kind(pieces.kind[at], kinds)
-        return [self.shape.worker_at(w) for w in pieces.worker[at[here]].tolist()]
+        here = inspection.in_cell(inspection.cell_of(stage, micro_batch), *kinds)
+        return [self.shape.worker_at(w) for w in inspection.pieces.worker[here].tolist()]
 
     def _loose(self, rows: Rows) -> Iterator[Trouble]:
         """Ends without a partner: two of one value belong together, one alone lacks the other."""
