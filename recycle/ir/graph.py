@@ -17,6 +17,8 @@ Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 COMPILE_FROM = 50_000
 """Nodes from which loading the compiled loops costs less than running them in plain Python."""
+LOADED_FROM = 1_000
+"""The same once they are loaded."""
 
 
 def topological_order(offsets: Rows, targets: Rows, waiting: Rows) -> Rows:
@@ -27,7 +29,7 @@ def topological_order(offsets: Rows, targets: Rows, waiting: Rows) -> Rows:
         waiting: number of predecessors of each node.
     """
     order = np.empty(len(waiting), dtype=np.int64)
-    if len(waiting) < COMPILE_FROM:
+    if not _worth_compiling(len(waiting)):
         plain: list[int] = order.tolist()
         done = _topological_order(offsets.tolist(), targets.tolist(), waiting.tolist(), plain)
         return np.array(plain[:done], dtype=np.int64)
@@ -48,7 +50,7 @@ def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release
         (start, last): `last` is -1 where the release decided.
     """
     start, last = release.copy(), np.full(len(release), -1, dtype=np.int64)
-    if len(release) < COMPILE_FROM:
+    if not _worth_compiling(len(release)):
         starts, lasts = start.tolist(), last.tolist()
         _earliest(order.tolist(), offsets.tolist(), sources.tolist(), seconds.tolist(), starts, lasts)
         return np.array(starts, dtype=np.float64), np.array(lasts, dtype=np.int64)
@@ -85,6 +87,10 @@ def _earliest(order: Any, offsets: Any, sources: Any, seconds: Any, start: Any, 
                 begin = ready
                 last[node] = source
         start[node] = begin
+
+
+def _worth_compiling(nodes: int) -> bool:
+    return nodes >= (LOADED_FROM if _compiled.cache_info().currsize else COMPILE_FROM)
 
 
 @cache
