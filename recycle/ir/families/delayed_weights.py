@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recycle.errors import ScheduleError
+from recycle.ir.families.every_pipeline import every_pipeline
 from recycle.ir.instruction import BackwardInput, BackwardWeight, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import MicroBatch, Shape
@@ -31,17 +32,16 @@ def delayed_weights(
     if shape.chunks != 1:
         raise ScheduleError(f"{family}: needs chunks = 1, got {shape.chunks}")
     m = shape.micro_batches
-    programs = {}
-    for worker in shape.workers():
-        stage = worker.rank
-        mine = [MicroBatch(worker.pipeline, j) for j in range(m)]
+    micro_batches = [MicroBatch(0, j) for j in range(m)]
+    programs = []
+    for stage in range(shape.ranks):
         first, behind = min(warm_up(stage), m), min(lag(stage), m)
-        program: list[Instruction] = [Forward(stage, j) for j in mine[:first]]
+        program: list[Instruction] = [Forward(stage, j) for j in micro_batches[:first]]
         for k in range(m):
-            program.append(BackwardInput(stage, mine[k]))
+            program.append(BackwardInput(stage, micro_batches[k]))
             if k >= behind:
-                program.append(BackwardWeight(stage, mine[k - behind]))
+                program.append(BackwardWeight(stage, micro_batches[k - behind]))
             if k + first < m:
-                program.append(Forward(stage, mine[k + first]))
-        programs[worker] = program + [BackwardWeight(stage, j) for j in mine[m - behind :]]
-    return Schedule.build(shape, programs, optimizer=optimizer, metadata={"family": family})
+                program.append(Forward(stage, micro_batches[k + first]))
+        programs.append(program + [BackwardWeight(stage, j) for j in micro_batches[m - behind :]])
+    return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": family})

@@ -6,6 +6,7 @@ Bubble per worker (P - 1)(F + B), peak m activations on every worker. Limits: on
 from __future__ import annotations
 
 from recycle.errors import ScheduleError
+from recycle.ir.families.every_pipeline import every_pipeline
 from recycle.ir.instruction import Backward, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import MicroBatch, Shape
@@ -15,9 +16,9 @@ def gpipe(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     """The compute-only GPipe schedule of `shape`. Raises ScheduleError when chunks > 1."""
     if shape.chunks != 1:
         raise ScheduleError(f"gpipe: needs chunks = 1, got {shape.chunks}")
-    programs = {}
-    for worker in shape.workers():
-        mine = [MicroBatch(worker.pipeline, j) for j in range(shape.micro_batches)]
-        forwards: list[Instruction] = [Forward(worker.rank, j) for j in mine]
-        programs[worker] = forwards + [Backward(worker.rank, j) for j in mine]
-    return Schedule.build(shape, programs, optimizer=optimizer, metadata={"family": "gpipe"})
+    micro_batches = [MicroBatch(0, j) for j in range(shape.micro_batches)]
+    programs = []
+    for rank in range(shape.ranks):
+        forwards: list[Instruction] = [Forward(rank, j) for j in micro_batches]
+        programs.append(forwards + [Backward(rank, j) for j in micro_batches])
+    return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": "gpipe"})

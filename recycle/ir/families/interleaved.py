@@ -17,6 +17,7 @@ does. The one exception is a single group, N = m: never stuck, but below P micro
 from __future__ import annotations
 
 from recycle.errors import ScheduleError
+from recycle.ir.families.every_pipeline import every_pipeline
 from recycle.ir.instruction import Backward, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import MicroBatch, Shape
@@ -42,20 +43,19 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
             f" of fewer, got {size}"
         )
     units = _units(m, chunks, size)
-    programs = {}
-    for worker in shape.workers():
-        home, rank = worker
-        forwards = [Forward(chunk * ranks + rank, MicroBatch(home, j)) for chunk, j in units]
-        backwards = [Backward((chunks - 1 - chunk) * ranks + rank, MicroBatch(home, j)) for chunk, j in units]
+    programs = []
+    for rank in range(ranks):
+        forwards = [Forward(chunk * ranks + rank, MicroBatch(0, j)) for chunk, j in units]
+        backwards = [Backward((chunks - 1 - chunk) * ranks + rank, MicroBatch(0, j)) for chunk, j in units]
         warm_up = min(len(units), (chunks - 1) * size + 2 * (ranks - 1 - rank))
         steady = len(units) - warm_up
         program: list[Instruction] = [*forwards[:warm_up]]
         for forward, backward in zip(forwards[warm_up:], backwards[:steady], strict=True):
             program += (forward, backward)
         program += backwards[steady:]
-        programs[worker] = program
+        programs.append(program)
     given = {} if group_size is None else {"group_size": group_size}
-    return Schedule.build(shape, programs, optimizer=optimizer, metadata={"family": "interleaved", **given})
+    return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": "interleaved", **given})
 
 
 def _units(micro_batches: int, chunks: int, size: int) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ both bubbles grow by (V - 1)(P - m)(F + B): the first micro-batch is not back at
 
 from __future__ import annotations
 
+from recycle.ir.families.every_pipeline import every_pipeline
 from recycle.ir.instruction import Backward, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import MicroBatch, Shape
@@ -15,10 +16,10 @@ from recycle.shape import MicroBatch, Shape
 
 def looped_bfs(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     """The compute-only looped breadth-first schedule of `shape`. Every shape has one."""
-    programs = {}
-    for worker in shape.workers():
-        stages = range(worker.rank, shape.stages, shape.ranks)
-        mine = [MicroBatch(worker.pipeline, j) for j in range(shape.micro_batches)]
-        forwards: list[Instruction] = [Forward(stage, j) for stage in stages for j in mine]
-        programs[worker] = forwards + [Backward(stage, j) for stage in reversed(stages) for j in reversed(mine)]
-    return Schedule.build(shape, programs, optimizer=optimizer, metadata={"family": "looped-bfs"})
+    micro_batches = [MicroBatch(0, j) for j in range(shape.micro_batches)]
+    programs = []
+    for rank in range(shape.ranks):
+        stages = range(rank, shape.stages, shape.ranks)
+        forwards: list[Instruction] = [Forward(stage, j) for stage in stages for j in micro_batches]
+        programs.append(forwards + [Backward(stage, j) for stage in stages[::-1] for j in micro_batches[::-1]])
+    return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": "looped-bfs"})

@@ -8,6 +8,7 @@ chunk per rank.
 from __future__ import annotations
 
 from recycle.errors import ScheduleError
+from recycle.ir.families.every_pipeline import every_pipeline
 from recycle.ir.instruction import Backward, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import MicroBatch, Shape
@@ -18,14 +19,13 @@ def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     if shape.chunks != 1:
         raise ScheduleError(f"1f1b: needs chunks = 1, got {shape.chunks}")
     m = shape.micro_batches
-    programs = {}
-    for worker in shape.workers():
-        stage, home = worker.rank, worker.pipeline
+    programs = []
+    for stage in range(shape.ranks):
         warm_up = min(shape.ranks - stage, m)
-        program: list[Instruction] = [Forward(stage, MicroBatch(home, j)) for j in range(warm_up)]
+        program: list[Instruction] = [Forward(stage, MicroBatch(0, j)) for j in range(warm_up)]
         for j in range(m):
-            program.append(Backward(stage, MicroBatch(home, j)))
+            program.append(Backward(stage, MicroBatch(0, j)))
             if j + warm_up < m:
-                program.append(Forward(stage, MicroBatch(home, j + warm_up)))
-        programs[worker] = program
-    return Schedule.build(shape, programs, optimizer=optimizer, metadata={"family": "1f1b"})
+                program.append(Forward(stage, MicroBatch(0, j + warm_up)))
+        programs.append(program)
+    return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": "1f1b"})

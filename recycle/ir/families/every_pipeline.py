@@ -1,0 +1,52 @@
+"""A fault-free family writes the programs of one pipeline; the others are copies, tiled as columns.
+
+So building costs what one pipeline costs: D copies of numbers, no instruction objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from recycle.ir.instruction import Instruction
+from recycle.ir.schedule import Columns, Ints, Optimizer, Schedule
+from recycle.shape import Shape, Worker
+
+
+def every_pipeline(
+    shape: Shape,
+    programs: Iterable[Iterable[Instruction]],
+    *,
+    optimizer: Optimizer,
+    metadata: dict[str, Any],
+    stages: Sequence[Sequence[int]] | None = None,
+) -> Schedule:
+    """The schedule of `shape` in which every pipeline runs the same programs on micro-batches of its own.
+
+    Args:
+        programs: compute instructions of pipeline 0, one program per rank.
+        stages: the stages that each rank hosts, when not chunk c of rank r on stage c * P + r.
+    """
+    placement = None if stages is None else tuple(tuple(hosted) for hosted in stages)
+    one = Schedule.build(
+        replace(shape, pipelines=1),
+        {Worker(0, rank): program for rank, program in enumerate(programs)},
+        placement=placement,
+        optimizer=optimizer,
+        metadata=metadata,
+    )
+    copies, rows = shape.pipelines, len(one.columns)
+    home = np.repeat(np.arange(copies, dtype=np.int32), rows)
+
+    def at_home(pipeline: Ints) -> Ints:
+        tiled = np.tile(pipeline, copies)
+        return np.where(tiled < 0, tiled, home)
+
+    tiled = {name: np.tile(getattr(one.columns, name), copies) for name in Columns.FIELDS}
+    tiled |= {name: at_home(getattr(one.columns, name)) for name in ("pipeline", "pipeline2")}
+    ends = one.columns.offsets[1:] + rows * np.arange(copies)[:, None]
+    columns = Columns.from_arrays(np.concatenate([[0], ends.ravel()]), **tiled)
+    return replace(one, shape=shape, columns=columns, placement=one.placement * copies)
