@@ -24,13 +24,15 @@ def lower_bound(problem: Problem) -> float:
 
 
 def period_bound(problem: Problem) -> float:
-    """Largest of load, round trip and memory over the stages: the steady state of a staggered schedule.
+    """Largest of load, round trip, memory and detour over the stages: the steady state of a staggered schedule.
 
     Each of them bounds E_s - S_w, last end of the stage minus first start of one of its hosts, and the host cannot
-    start the next iteration before the stage has stepped.
+    start the next iteration before the stage has stepped. Whole times make whole periods where a worker hosts one
+    stage: E_s and S_w of some worker are then starts and ends of a chain without gaps.
     """
     stages = range(problem.shape.stages)
-    return max(max(load(problem, s), round_trip(problem, s), memory(problem, s)) for s in stages)
+    alone = max(max(load(problem, s), round_trip(problem, s), memory(problem, s)) for s in stages)
+    return max(alone, detours(problem))
 
 
 def makespan_bound(problem: Problem) -> float:
@@ -99,15 +101,41 @@ def memory(problem: Problem, stage: int) -> float:
     return fewest(problem, stage, window) + problem.finish[stage]
 
 
-def last_backward(problem: Problem, stage: int) -> float:
-    """From a host's first start to the end of its last backward: all its F and I lie before that, and the idle time.
+def detours(problem: Problem) -> float:
+    """Largest over stages r <= s of: from r's first start through all that s has to do, and back to the end of r.
 
-    With the backward whole nothing follows the last one, so that memory bounds it too.
+    The first micro-batch that any host of r starts is the earliest that can be at s; the worst-off host of s then
+    needs `last_backward`; the gradient of its last backward travels back to r, whose I, W and step follow. So E_r
+    minus the first start among the hosts of r is at least the sum, which links the ends of two stages.
+    """
+    if problem.shape.chunks > 1:
+        return 0.0
+    largest = 0.0
+    for s in range(problem.shape.stages):
+        length = last_backward(problem, s)
+        largest = max(largest, length + problem.weight[s] * _fastest(problem, s) + problem.finish[s])
+        for r in range(s - 1, -1, -1):
+            fastest = _fastest(problem, r)
+            length += (problem.forward[r] + problem.backward[r]) * fastest + 2 * _hop(problem)
+            largest = max(largest, length + problem.weight[r] * fastest + problem.finish[r])
+    return largest
+
+
+def last_backward(problem: Problem, stage: int) -> float:
+    """From a host's first start to the end of its last backward: all its F and I, idle time, and some W.
+
+    The idle time lies before the first backward. The last F has to find a free slot: of the `count` micro-batches that
+    are started with it at most `cap` may be held, where one between I and W counts as `stash`, and at most count - 1
+    have had their I. What that leaves over must have had its W, and the last I comes after the last F. With the
+    backward whole nothing follows the last one, so that memory bounds it too.
     """
 
     def window(worker: int, count: int) -> float:
         both = (problem.forward[stage] + problem.backward[stage]) * problem.speed[worker]
-        return count * both + _idle(problem, stage, worker, count)
+        over = count - problem.cap[worker] - (1 - problem.stash) * (count - 1)
+        weights = max(0, ceil(over / problem.stash - _SLACK)) if problem.split and over > _SLACK else 0
+        before = weights * problem.weight[stage] * problem.speed[worker]
+        return count * both + before + _idle(problem, stage, worker, count)
 
     bound = fewest(problem, stage, window)
     return bound if problem.split else max(bound, memory(problem, stage) - problem.finish[stage])

@@ -1,9 +1,19 @@
 """The list scheduler: an order for any shape, caps, times and dead workers, in time linear in its instructions.
 
-Whenever a worker is idle it takes the first that applies: a backward (I, or the whole B) that is ready; a forward if
-memory allows and fewer than `weights` W wait; a W; a forward if memory allows. Ready forwards and backwards are taken
-by micro-batch index, then pipeline. A dead worker's micro-batches go to its live peers, evenly in time, round-robin
-over all the dead of the stage. A `Policy` holds what may be varied; `portfolio` lists a few that between them do well.
+Whenever a worker is idle it takes the first that applies:
+
+    F   if the policy puts forwards first, memory allows and fewer than `hold` micro-batches are between F and I;
+        a W instead while as many as `weights` wait
+    W   if the policy puts weights first, one waits, and only memory keeps an F from running
+    I   (or the whole B)
+    F   if memory allows, fewer than `hold` are between F and I and fewer than `weights` W wait
+    W
+    F   if memory allows and fewer than `hold` are between F and I
+
+Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F, which keeps the pipeline's pace even; backwards
+first drains what is in flight, which suits ample memory. Ready forwards and backwards are taken by micro-batch index,
+then pipeline. A dead worker's micro-batches go to its live peers, evenly in time, round-robin over all the dead of
+the stage. A `Policy` holds what may be varied; `portfolio` lists a few that between them do well.
 
 It cannot deadlock: a backward frees memory whenever one is ready, the last stage can always run one after its
 forward, and with several chunks per worker each chunk leaves a free slot for every deeper one.
@@ -17,8 +27,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from recycle.solve.compiled import as_arrays, compiled
+from recycle.solve.compiled import compiled
 from recycle.solve.problem import Order, Problem
 
 COMPILE_FROM = 60_000
@@ -31,8 +42,9 @@ class Policy:
     """What the list scheduler may be told; per-stage lists have one entry per stage.
 
     Attributes:
-        hold: micro-batches between F and I that a host may have, below its memory cap.
+        hold: micro-batches between F and I that a host may have, below its memory cap; at least the number of chunks.
         weights: W that may wait before a forward has to stand back.
+        forward_first: a forward that may run goes before a ready I.
         weight_first: a W goes before a ready I when a forward waits for memory.
         lead: places by which re-routed micro-batches are moved up in the queues, in micro-batch indices.
         swaps: pairs of (stage, micro-batch) whose hosts change places.
@@ -40,37 +52,54 @@ class Policy:
 
     hold: tuple[int, ...]
     weights: tuple[int, ...]
+    forward_first: tuple[bool, ...]
     weight_first: tuple[bool, ...]
     lead: float = 0.0
     swaps: tuple[tuple[int, int, int], ...] = ()
 
 
 def default_policy(problem: Problem) -> Policy:
-    """Forwards and backwards first, W when nothing else can run."""
+    """Backwards, then forwards, and W when nothing else can run."""
     stages = problem.shape.stages
-    return Policy((UNLIMITED,) * stages, (UNLIMITED,) * stages, (False,) * stages)
+    return Policy((UNLIMITED,) * stages, (UNLIMITED,) * stages, (False,) * stages, (False,) * stages)
 
 
 def portfolio(problem: Problem) -> Iterator[Policy]:
     """A few policies, the generally best first."""
     stages, ranks = problem.shape.stages, problem.shape.ranks
     plain = default_policy(problem)
+    leads = (0.0, 2.0) if problem.dead else (0.0,)
     yield plain
-    limits: list[tuple[int, ...]] = [plain.weights]
+    for more in (0, 1, 2, 3):
+        for lead in leads:
+            for weight_first in (True, False) if problem.split else (False,):
+                yield replace(
+                    plain,
+                    hold=_warm_up(problem, more),
+                    weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
+                    forward_first=(True,) * stages,
+                    weight_first=(weight_first,) * stages,
+                    lead=lead,
+                )
+    limits = [plain.weights]
     if problem.split:
         limits += [(1,) * stages, (2,) * stages, tuple(max(1, s % ranks) for s in range(stages)), (4,) * stages]
-    holds = [plain.hold]
-    if problem.shape.chunks == 1:
-        holds.append(tuple(max(1, stages - s) for s in range(stages)))
-        holds.append(tuple(max(1, stages - s + 1) for s in range(stages)))
-        holds.append(tuple(max(1, 2 * (stages - s) - 1) for s in range(stages)))
-    for hold in holds:
+    for hold in (plain.hold, _warm_up(problem, 0), _warm_up(problem, 1), _warm_up(problem, 3)):
         for weights in limits:
-            for first in (False, True) if problem.split else (False,):
-                for lead in (0.0, 2.0) if problem.dead else (0.0,):
-                    policy = replace(plain, hold=hold, weights=weights, weight_first=(first,) * stages, lead=lead)
+            for weight_first in (False, True) if problem.split else (False,):
+                for lead in leads:
+                    firsts = (weight_first,) * stages
+                    policy = replace(plain, hold=hold, weights=weights, weight_first=firsts, lead=lead)
                     if policy != plain:
                         yield policy
+
+
+def _warm_up(problem: Problem, more: int) -> tuple[int, ...]:
+    """Per stage: the forwards before the first backward in 1F1B (with chunks: in interleaved 1F1B), and `more`."""
+    stages, ranks, chunks = problem.shape.stages, problem.shape.ranks, problem.shape.chunks
+    if chunks == 1:
+        return tuple(ranks - s + more for s in range(stages))
+    return tuple((chunks - 1) * ranks + 2 * (ranks - 1 - s % ranks) + 1 + more for s in range(stages))
 
 
 def hosts_of(problem: Problem, policy: Policy) -> list[int]:
@@ -107,59 +136,63 @@ def construct(
     """
     policy = policy or default_policy(problem)
     shape, n, m = problem.shape, problem.micro_batches, problem.shape.micro_batches
-    host = hosts_of(problem, policy)
-    rank: list[float] = []
-    for s in range(shape.stages):
-        rerouted = [host[s * n + g] != (g // m) * shape.ranks + s % shape.ranks for g in range(n)]
-        rank += [(g % m) * shape.pipelines + g // m - policy.lead * shape.pipelines * rerouted[g] for g in range(n)]
-    hosted = np.bincount(np.array(host), minlength=shape.worker_count)
-    queue = np.concatenate([[0], np.cumsum(hosted)]).tolist()
-    started = [0] * problem.size
+    host = np.array(hosts_of(problem, policy), dtype=np.int64)
+    g = np.tile(np.arange(n), shape.stages)
+    stage = np.repeat(np.arange(shape.stages), n)
+    rerouted = host != g // m * shape.ranks + stage % shape.ranks
+    rank = g % m * shape.pipelines + g // m - policy.lead * shape.pipelines * rerouted
+    line = np.lexsort((g, rank, stage, host))
+    place = np.empty(len(line), dtype=np.int64)
+    place[line] = np.arange(len(line))
+    lane = host * shape.chunks + stage // shape.ranks  # one for each stage of each worker
+    lanes = np.concatenate([[0], np.cumsum(np.bincount(lane, minlength=shape.worker_count * shape.chunks))])
+    use_arrays = problem.size >= COMPILE_FROM or (often and problem.size >= COMPILE_FROM // 100)
     arguments: list[Any] = [
         shape.stages,
         n,
         shape.ranks,
         host,
         rank,
-        queue,
-        [*problem.forward, *problem.backward, *problem.weight],
+        line,
+        place,
+        lanes,
+        np.array([*problem.forward, *problem.backward, *problem.weight]),
         problem.link,
-        list(problem.speed),
-        [min(c, float(UNLIMITED)) for c in problem.cap],
+        np.array(problem.speed),
+        np.minimum(problem.cap, float(UNLIMITED)),
         problem.stash,
         int(problem.split),
-        list(policy.hold),
-        list(policy.weights),
-        [int(first) for first in policy.weight_first],
+        np.array(policy.hold),
+        np.array(policy.weights),
+        np.array(policy.forward_first, dtype=np.int64),
+        np.array(policy.weight_first, dtype=np.int64),
         noise,
         seed % 2147483647,
         _wakes(problem),
-        started,
+        np.zeros(problem.size, dtype=np.int64),
     ]
-    if problem.size >= COMPILE_FROM or (often and problem.size >= COMPILE_FROM // 100):
-        arguments = as_arrays(arguments)
+    if use_arrays:
         done = compiled(_list_schedule)(*arguments)
-        started = arguments[-1].tolist()
     else:
+        arguments = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
         done = _list_schedule(*arguments)
     assert done == problem.size, "the list scheduler came to a halt"
-    order: Order = [[] for _ in range(shape.worker_count)]
-    plane = shape.stages * n
-    for operation in started:
-        order[host[operation % plane]].append(operation)
-    return order
+    started = np.array(arguments[-1], dtype=np.int64)
+    worker = host[started % len(host)]
+    ends = np.cumsum(np.bincount(worker, minlength=shape.worker_count))[:-1]
+    return [part.tolist() for part in np.split(started[np.argsort(worker, kind="stable")], ends)]
 
 
-def _wakes(problem: Problem) -> list[int]:
+def _wakes(problem: Problem) -> npt.NDArray[np.int64]:
     """For each operation the F or backward that can start once it ends, -1 if none.
 
     That is the one of another stage that waits for it; at the end of the model the backward of its own micro-batch.
     """
-    wakes = list(problem.feeds)
+    wakes = np.array(problem.feeds)
     plane = problem.shape.stages * problem.micro_batches
-    for backward in range(plane, 2 * plane):
-        if problem.needs[backward] < 0:
-            wakes[problem.needs_here[backward]] = backward
+    needs, here = np.array(problem.needs[plane : 2 * plane]), np.array(problem.needs_here[plane : 2 * plane])
+    at_the_end = np.flatnonzero(needs < 0)
+    wakes[here[at_the_end]] = plane + at_the_end
     return wakes
 
 
@@ -169,7 +202,9 @@ def _list_schedule(
     ranks: Any,
     host: Any,
     rank: Any,
-    queue: Any,
+    line: Any,
+    place: Any,
+    lanes: Any,
     times: Any,
     link: Any,
     speed: Any,
@@ -178,21 +213,30 @@ def _list_schedule(
     split: Any,
     hold: Any,
     weights: Any,
+    forward_first: Any,
     weight_first: Any,
     noise: Any,
     seed: Any,
     wakes: Any,
     started: Any,
 ) -> int:
-    """Event-driven simulation. An event is (time, code): operation `code` arrives, or (< 0) worker -code-1 is idle."""
-    workers = len(queue) - 1
+    """Event-driven simulation. An event is (time, code): operation `code` arrives, or (< 0) worker -code-1 is idle.
+
+    `line` holds the (stage, micro-batch) of every lane (one stage of one worker) in the order in which they are taken,
+    from `lanes[lane]` on; `place` is its inverse. What is ready is a flag per place, and `head` and `tail` bound the
+    flags of a lane, so that the first ready one is found at once.
+    """
     plane = stages * n
     chunks = stages // ranks
-    forwards = [0] * plane
-    backwards = [0] * plane
+    count_of_lanes = len(lanes) - 1
+    workers = count_of_lanes // chunks
+    ready = [False] * (2 * plane)
+    head = [0] * (2 * count_of_lanes)
+    tail = [-1] * (2 * count_of_lanes)
+    for lane in range(count_of_lanes):
+        head[lane] = lanes[lane]
+        head[count_of_lanes + lane] = plane + lanes[lane]
     waiting = [0] * plane
-    forward_count = [0] * workers
-    backward_count = [0] * workers
     waiting_head = [0] * workers
     waiting_count = [0] * workers
     held = [0.0] * workers
@@ -200,6 +244,7 @@ def _list_schedule(
     busy = [False] * workers
     finished = [0] * workers
     dirty = [0] * workers
+    marked = [False] * workers
     events = [(0.0, g) for g in range(n)]
     heapq.heapify(events)
     for w in range(workers):
@@ -208,7 +253,7 @@ def _list_schedule(
     done = 0
     while len(events) > 0:
         now = events[0][0]
-        marked = 0
+        count = 0
         while len(events) > 0 and events[0][0] <= now + 1e-12:
             code = heapq.heappop(events)[1]
             if code < 0:
@@ -217,12 +262,11 @@ def _list_schedule(
                 x = finished[w]
                 finished[w] = -1
                 kind = x // plane
-                s = x // n - kind * stages
                 after = wakes[x]
                 if kind == 1:
                     if split:
                         held[w] -= 1.0 - stash
-                        waiting[queue[w] + waiting_count[w]] = x + plane
+                        waiting[lanes[w * chunks] + waiting_count[w]] = x + plane
                         waiting_count[w] += 1
                     else:
                         held[w] -= 1.0
@@ -233,52 +277,61 @@ def _list_schedule(
                     v = host[after % plane]
                     heapq.heappush(events, (now + (link if v != w else 0.0), after))
             else:
-                w = host[code % plane]
-                if code < plane:
-                    forwards[queue[w] + forward_count[w]] = code
-                    forward_count[w] += 1
-                else:
-                    backwards[queue[w] + backward_count[w]] = code
-                    backward_count[w] += 1
-            dirty[marked % workers] = w
-            marked += 1
-        for entry in range(min(marked, workers)):
-            w = dirty[entry] if marked <= workers else entry
+                kind = code // plane
+                x = code - kind * plane
+                w = host[x]
+                k = kind * plane + place[x]
+                lane = kind * count_of_lanes + w * chunks + x // n // ranks
+                ready[k] = True
+                if k < head[lane]:
+                    head[lane] = k
+                if k > tail[lane]:
+                    tail[lane] = k
+            if not marked[w]:
+                marked[w] = True
+                dirty[count] = w
+                count += 1
+        for entry in range(count):
+            w = dirty[entry]
+            marked[w] = False
             if busy[w]:
                 continue
-            # the best forward that memory admits, and the best backward
-            first = queue[w]
+            s = w % ranks
+            # the best forward that memory admits (of the deepest chunk), and the best backward
             forward = -1
-            blocked = False
-            for k in range(first, first + forward_count[w]):
-                x = forwards[k]
-                s = x // n
-                if held[w] + 1.0 > cap[w] - (chunks - 1 - s // ranks) + 1e-9:
-                    blocked = True
-                    continue
-                if flying[w] >= hold[s]:
-                    continue
-                if (
-                    forward < 0
-                    or (s // ranks > forwards[forward] // n // ranks)
-                    or (s // ranks == forwards[forward] // n // ranks and rank[x] < rank[forwards[forward]])
-                ):
-                    forward = k
             backward = -1
-            for k in range(first, first + backward_count[w]):
-                if backward < 0 or rank[backwards[k] - plane] < rank[backwards[backward] - plane]:
+            blocked = False
+            for chunk in range(chunks - 1, -1, -1):
+                lane = w * chunks + chunk
+                k = head[lane]
+                while k <= tail[lane] and not ready[k]:
+                    k += 1
+                head[lane] = k
+                deeper = chunks - 1 - chunk
+                if forward < 0 and k <= tail[lane] and flying[w] < hold[s + chunk * ranks] - deeper:
+                    if held[w] + 1.0 > cap[w] - deeper + 1e-9:
+                        blocked = True
+                    else:
+                        forward = k
+                lane += count_of_lanes
+                k = head[lane]
+                while k <= tail[lane] and not ready[k]:
+                    k += 1
+                head[lane] = k
+                if k <= tail[lane] and (backward < 0 or rank[line[k - plane]] < rank[line[backward - plane]]):
                     backward = k
             pending = waiting_count[w] - waiting_head[w]
             choice = -1
-            s = w % ranks
-            if backward >= 0 and not (weight_first[s] and pending > 0 and blocked and forward < 0):
+            if forward >= 0 and forward_first[s]:
+                choice = 0 if pending < weights[s] or pending == 0 else 2
+            elif blocked and forward < 0 and weight_first[s] and pending > 0:
+                choice = 2
+            elif backward >= 0:
                 choice = 1
             elif forward >= 0 and pending < weights[s]:
                 choice = 0
             elif pending > 0:
                 choice = 2
-            elif backward >= 0:
-                choice = 1
             elif forward >= 0:
                 choice = 0
             if noise > 0.0 and choice >= 0:
@@ -291,17 +344,15 @@ def _list_schedule(
             if choice < 0:
                 continue
             if choice == 0:
-                x = forwards[forward]
-                forward_count[w] -= 1
-                forwards[forward] = forwards[first + forward_count[w]]
+                x = line[forward]
+                ready[forward] = False
                 held[w] += 1.0
                 flying[w] += 1
             elif choice == 1:
-                x = backwards[backward]
-                backward_count[w] -= 1
-                backwards[backward] = backwards[first + backward_count[w]]
+                x = plane + line[backward - plane]
+                ready[backward] = False
             else:
-                x = waiting[first + waiting_head[w]]
+                x = waiting[lanes[w * chunks] + waiting_head[w]]
                 waiting_head[w] += 1
             kind = x // plane
             busy[w] = True

@@ -90,16 +90,19 @@ def vary(
 
 def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
     stages, m = problem.shape.stages, problem.shape.micro_batches
-    hold, weights, first_weight = list(policy.hold), list(policy.weights), list(policy.weight_first)
+    hold, weights = list(policy.hold), list(policy.weights)
+    forward_first, weight_first = list(policy.forward_first), list(policy.weight_first)
     for _ in range(random.randint(1, 3)):
         s = random.randrange(stages)
-        what = random.randrange(3)
+        what = random.randrange(4)
         if what == 0 and problem.shape.chunks == 1:
             hold[s] = random.choice((UNLIMITED, stages - s, stages - s + 1, random.randint(1, 2 * stages)))
         elif what == 1:
+            forward_first[s] = not forward_first[s]
+        elif what == 2:
             weights[s] = random.choice((UNLIMITED, 1, 2, random.randint(1, stages + 1)))
         else:
-            first_weight[s] = not first_weight[s]
+            weight_first[s] = not weight_first[s]
     swaps = policy.swaps
     dead = sorted(problem.dead)
     if dead and random.random() < 0.4:
@@ -112,7 +115,8 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
         policy,
         hold=tuple(hold),
         weights=tuple(weights),
-        weight_first=tuple(first_weight),
+        forward_first=tuple(forward_first),
+        weight_first=tuple(weight_first),
         swaps=swaps[-40:],
         lead=random.choice((policy.lead, policy.lead, 0.0, 1.0, 2.0)),
     )

@@ -17,10 +17,11 @@ from tests.solve.jobs import DEAD, job, small_jobs, worked_example
         ([4, 3, 2, 1], False, False, 35),  # the optimum is 36
         (4, False, False, 33),
         (8, False, False, 33),
-        ([4, 3, 2, 1], True, False, 30),  # the optimum is 32
+        ([4, 3, 2, 1], True, False, 31),  # the optimum is 32
         (4, True, False, 29),
-        ([4, 3, 2, 1], True, True, 28),
-        (4, True, True, 27),
+        ([4, 3, 2, 1], True, True, 31),  # the best known is 32
+        (4, True, True, 28),  # the best known is 29
+        (5, True, True, 27),
         (6, True, True, 27),
     ],
 )
@@ -35,8 +36,8 @@ def test_the_worked_example_has_the_known_bounds(limit, decoupled, staggered, bo
         ((4, 8, 8), 8, [(1, 3)], 34),
         ((4, 8, 16), 8, [(1, 3)], 67),
         ((4, 8, 16), 8, [(1, 3), (2, 3)], 97),
-        ((8, 4, 16), 4, [(1, 2)], 57),
-        ((8, 8, 32), 8, [(1, 4)], 111),
+        ((8, 4, 16), 4, [(1, 2)], 58),
+        ((8, 8, 32), 8, [(1, 4)], 112),
         ((1, 4, 6), 4, [], 21),
         ((1, 8, 16), 8, [], 55),
         ((24, 64, 64), 64, [(0, 40)], 255),  # the round trip of stage 0 dwarfs its load
@@ -74,3 +75,12 @@ def test_no_constructed_schedule_beats_the_bound(case):
         assert timeline.period >= bound - 1e-9
         if not made.planner.staggered:
             assert timeline.period == pytest.approx(timeline.makespan)
+
+
+def test_the_way_through_a_later_stage_bounds_an_earlier_one():
+    problem = Problem.of(worked_example([4, 3, 2, 1]), [DEAD])
+    # stage 2: 9 micro-batches, 2 slots: 7 of their W come before the last F; one idle slot before the first I
+    assert bounds.last_backward(problem, 2) == 9 * 2 + 7 + 1
+    assert bounds.detours(problem) == 2 + 26 + 2 + 1  # F of stages 0 and 1, stage 2, I of stages 1 and 0, the last W
+    stashed = Problem.of(worked_example([4, 3, 2, 1], weight_stash=0.5), [DEAD])
+    assert bounds.last_backward(stashed, 2) == 9 * 2 + 6 + 1  # 9 - 2 - 0.5 * 8 slots over, half a slot each

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from recycle.ir.columns import Columns, Ints
 from recycle.ir.instruction import Instruction
-from recycle.ir.schedule import Columns, Ints, Optimizer, Schedule
+from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import Shape, Worker
 
 
