@@ -71,7 +71,7 @@ def _profile(times: str | None, overlap: str | None, comm: str | None, file: Pat
     if overlap is not None:
         profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])
     if comm is not None:
-        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None)
+        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None, links={})
     return profile
 
 

@@ -92,7 +92,11 @@ def _arrivals(graph: Dependencies, kind: np.ndarray, before: Rows, after: Rows) 
 
 
 def durations(schedule: Schedule, profile: Profile) -> Floats:
-    """Seconds of each row of a schedule; a receive takes none, its send takes the whole transfer."""
+    """Seconds of each row of a schedule; a receive takes none, its send takes the whole transfer.
+
+    Raises:
+        JobError: a list of the profile has not one entry per stage, or a link lies outside the schedule's shape.
+    """
     c, stages = schedule.columns, schedule.shape.stages
     cost = {name: np.array(profile.per_stage(name, stages)) for name in _COST.values()}
     overlapped = profile.overlapped_pair
@@ -111,7 +115,10 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
         compute = np.isin(c.kind, [int(kind) for kind in COMPUTE_KINDS])
         seconds = np.where(compute, seconds * speed[c.worker], seconds)
-    return np.where(np.isin(c.kind, [int(kind) for kind in SEND_KINDS]), profile.transfer(), seconds)
+    sends = np.flatnonzero(np.isin(c.kind, [int(kind) for kind in SEND_KINDS]))
+    boundary = stage[sends] - (c.kind[sends] == Kind.SEND_GRADIENT)  # a gradient goes back over the boundary before
+    seconds[sends] = profile.transfer_seconds(schedule.shape, c.worker[sends], c.peer[sends], boundary)
+    return seconds
 
 
 _COST = {
