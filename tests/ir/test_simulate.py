@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from recycle import JobError, Link, Profile, Schedule, ScheduleError, Shape, Worker, lower, simulate
 from recycle.ir import graph
+from recycle.ir.dependencies import Cause
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.instruction import Backward, Forward
 from recycle.ir.simulate import Timeline
@@ -160,6 +161,21 @@ def test_bytes_follow_the_stage() -> None:
     assert timeline.peak_activations == [1, 1]
 
 
+def test_the_row_of_the_peak_is_the_first_that_reaches_it() -> None:
+    timeline = simulate(one_f_one_b(Shape(1, 4, 8)), Profile.uniform(link=0.5))
+    schedule = timeline.schedule
+    rows = [row for row in timeline.peak_row if row is not None]
+    assert [(str(schedule.instruction(row)), timeline.start[row]) for row in rows] == [
+        ("0F0.3", 3), ("1F0.2", 3.5), ("2F0.1", 4), ("3F0.0", 4.5),
+    ]  # fmt: skip
+    split = "0F0 1F0 1I0 0F1 0I0 1W0 0W0 1F1 1I1 0I1 1W1 0W1"  # 1F1 comes back to the 9 bytes of 1F0, but for rounding
+    timeline = simulate(
+        Schedule.from_text(Shape(1, 1, 2, 2), {"0.0": split}), Profile(activation=[1.0, 8.0], weight_stash=0.3)
+    )
+    assert (timeline.peak_bytes, timeline.peak_row) == ([9], [1])
+    assert simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).peak_row == [None]
+
+
 def test_the_critical_path_is_a_chain_without_gaps_over_the_whole_makespan() -> None:
     timeline = simulate(one_f_one_b(Shape(2, 4, 6)), Profile.uniform(1.1, 1.3, 0.7, link=0.2))
     path = timeline.critical_path
@@ -167,6 +183,29 @@ def test_the_critical_path_is_a_chain_without_gaps_over_the_whole_makespan() -> 
     assert timeline.end[path[-1]] == timeline.makespan
     for before, after in pairwise(path):
         assert timeline.end[before] == pytest.approx(timeline.start[after])
+
+
+def test_each_step_of_the_critical_path_says_why_it_waited() -> None:
+    timeline = simulate(gpipe(Shape(1, 2, 2), "barrier"), Profile.uniform(link=2.0, step=0.5))
+    schedule = timeline.schedule
+    told = [
+        (str(schedule.instruction(row)), cause)
+        for row, cause in zip(timeline.critical_path, timeline.critical_causes, strict=True)
+    ]
+    assert told == [
+        ("0F0.0", None),
+        ("0SEND_F0.0@0.1", Cause.DATA),
+        ("0SEND_F0.1@0.1", Cause.LANE),
+        ("1RECV_F0.1@0.0", Cause.TRANSFER),
+        ("1F0.1", Cause.DATA),
+        ("1B0.0", Cause.ORDER),
+        ("1B0.1", Cause.ORDER),
+        ("1SEND_B0.1@0.0", Cause.DATA),
+        ("0RECV_B0.1@0.1", Cause.TRANSFER),
+        ("0B0.1", Cause.DATA),
+        ("0REDUCE_GRAD", Cause.REDUCE),
+        ("0STEP", Cause.STEP),
+    ]
 
 
 def test_a_deadlock_is_refused_with_a_pointer_to_check() -> None:
