@@ -9,13 +9,14 @@ from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.job import Job
-from recycle.profile import Profile
+from recycle.profile import Link, Profile
 from recycle.shape import MicroBatch, Shape, Worker
 
 __all__ = [
     "Finding",
     "Job",
     "JobError",
+    "Link",
     "MicroBatch",
     "PlanError",
     "Profile",

@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from recycle.errors import JobError
-from recycle.shape import Worker
+from recycle.shape import Shape, Worker
 
 PerStage = float | list[float]
+_NUMBER = r"(0|[1-9][0-9]{0,8}|\*)"
+_PAIR = re.compile(rf"{_NUMBER}\.{_NUMBER}>{_NUMBER}\.{_NUMBER}")
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a transfer between one directed pair of workers costs: `latency` + bytes / `bandwidth` seconds.
+
+    Attributes:
+        latency: seconds.
+        bandwidth: bytes per second; None means that only latency counts.
+    """
+
+    latency: float = 0.0
+    bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -26,13 +43,19 @@ class Profile:
 
     A number stands for all stages; a list has one entry per stage. Any unit of time will do as long as it is one.
 
+    A key of `links` is `sender>receiver`, each `pipeline.rank`, where `*` stands for any number: `0.1>0.2` is one
+    directed pair, `*.1>*.2` all from rank 1 to rank 2, `0.*>1.*` all from pipeline 0 to pipeline 1. A link takes the
+    place of `latency` and `bandwidth` both. Where several fit a pair, the one with the fewest `*` counts; of these the
+    one that names more on the left: `0.*>1.*` comes before `*.1>*.2`.
+
     Attributes:
         forward, backward_input, backward_weight: seconds of F, I and W of one micro-batch. B costs I + W.
         reduce, step: seconds of a stage's gradient reduction and of its optimizer step.
         overlapped_pair: seconds of one overlapped forward and backward; None means F + I + W.
         latency: seconds per transfer between two workers.
         bandwidth: bytes per second of a directed pair of workers; None means that only latency counts.
-        message: bytes of one activation (or its gradient) that crosses a stage boundary.
+        links: directed pairs of workers whose link is another one.
+        message: bytes of the activation that a stage hands to the next, and of the gradient that comes back for it.
         activation: bytes held for one micro-batch of a stage from the start of F to the end of W (or B).
         weight_stash: share of `activation` that is still held between the end of I and the end of W.
         static: bytes a stage needs whatever the schedule (parameters, gradients, optimizer state, undo copy).
@@ -47,14 +70,15 @@ class Profile:
     overlapped_pair: PerStage | None = None
     latency: float = 0.0
     bandwidth: float | None = None
-    message: float = 0.0
+    links: dict[str, Link] = field(default_factory=dict)
+    message: PerStage = 0.0
     activation: PerStage = 1.0
     weight_stash: float = 1.0
     static: PerStage = 0.0
     speed: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises JobError for a quantity that is negative or not finite."""
+        """Raises JobError for a quantity that is negative or not finite, and for a link between no two workers."""
         for name in ("forward", "backward_input", "backward_weight", "reduce", "step", "latency", "message",
                      "activation", "static", "overlapped_pair"):  # fmt: skip
             value = getattr(self, name)
@@ -63,7 +87,13 @@ class Profile:
                     raise JobError(f"profile: {name} must be finite and at least 0, got {entry}")
         if not 0 <= self.weight_stash <= 1:
             raise JobError(f"profile: weight_stash must lie between 0 and 1, got {self.weight_stash}")
-        for name, value in (("bandwidth", self.bandwidth), *((f"speed of {w}", f) for w, f in self.speed.items())):
+        positive = [("bandwidth", self.bandwidth), *((f"speed of {w}", f) for w, f in self.speed.items())]
+        for pair, link in self.links.items():
+            _require_pair(pair)
+            if not 0 <= link.latency < math.inf:
+                raise JobError(f"profile: latency of link {pair} must be finite and at least 0, got {link.latency}")
+            positive.append((f"bandwidth of link {pair}", link.bandwidth))
+        for name, value in positive:
             if value is not None and not 0 < value < math.inf:
                 raise JobError(f"profile: {name} must be finite and above 0, got {value}")
 
@@ -89,9 +119,53 @@ class Profile:
             raise JobError(f"profile: {name} lists {len(value)} stages, the job has {stages}")
         return [float(entry) for entry in value]
 
-    def transfer(self) -> float:
-        """Seconds of one transfer: latency + bytes / bandwidth."""
-        return self.latency + (self.message / self.bandwidth if self.bandwidth else 0.0)
+    def transfer_seconds(
+        self, shape: Shape, sender: npt.ArrayLike, receiver: npt.ArrayLike, boundary: npt.ArrayLike
+    ) -> npt.NDArray[np.float64]:
+        """Seconds of transfers: latency + bytes / bandwidth of each one's link.
+
+        Args:
+            sender, receiver: worker indices.
+            boundary: the stage whose output crosses, or for whose output the gradient comes back.
+
+        Raises:
+            JobError: a link names a worker outside `shape`, or `message` has not one entry per stage.
+        """
+        sender, receiver = np.asarray(sender, dtype=np.int64), np.asarray(receiver, dtype=np.int64)
+        links, which = [Link(self.latency, self.bandwidth)], np.zeros(sender.shape, dtype=np.int64)
+        if self.links:
+            pairs, which = np.unique(sender * shape.worker_count + receiver, return_inverse=True)
+            links = self._links_of(shape, pairs.tolist())
+        latency = np.array([link.latency for link in links])[which]
+        bandwidth = np.array([link.bandwidth or math.inf for link in links])[which]
+        message = np.array(self.per_stage("message", shape.stages))
+        seconds: npt.NDArray[np.float64] = latency + message[np.clip(boundary, 0, shape.stages - 1)] / bandwidth
+        return seconds
+
+    def _links_of(self, shape: Shape, pairs: list[int]) -> list[Link]:
+        """The link of each directed pair `sender * workers + receiver`."""
+        most = (shape.pipelines, shape.ranks) * 2
+        forms: set[tuple[bool, ...]] = set()
+        for key in self.links:
+            numbers = re.split("[.>]", key)
+            if any(number != "*" and int(number) >= size for number, size in zip(numbers, most, strict=True)):
+                raise JobError(
+                    f"profile: links: {key!r} names a worker outside the grid of {shape.pipelines} pipelines"
+                    f" by {shape.ranks} ranks (counted from 0)"
+                )
+            forms.add(tuple(number == "*" for number in numbers))
+        by_precedence = sorted(forms, key=lambda form: (sum(form), form))
+        links = []
+        for pair in pairs:
+            sender, receiver = divmod(pair, shape.worker_count)
+            numbers = [str(number) for worker in (sender, receiver) for number in divmod(worker, shape.ranks)]
+            fitting = (
+                "{}.{}>{}.{}".format(*("*" if star else n for star, n in zip(form, numbers, strict=True)))
+                for form in by_precedence
+            )
+            found = next((self.links[key] for key in fitting if key in self.links), None)
+            links.append(found or Link(self.latency, self.bandwidth))
+        return links
 
     def speed_of(self, worker: Worker) -> float:
         return self.speed.get(str(worker), 1.0)
@@ -120,3 +194,14 @@ class Profile:
             raise JobError(f"{path}: cannot be read ({error.strerror})") from None
         except (msgspec.MsgspecError, JobError, RecursionError) as error:
             raise JobError(f"{path}: {error}") from None
+
+
+def _require_pair(key: str) -> None:
+    match = _PAIR.fullmatch(key)
+    if match is None:
+        raise JobError(
+            f"profile: links: {key!r} is not a pair of workers: write sender>receiver, for example 0.1>0.2,"
+            f" with * for any number"
+        )
+    if match.groups()[:2] == match.groups()[2:] and "*" not in key:
+        raise JobError(f"profile: links: {key!r} is one worker, which needs no link to itself")

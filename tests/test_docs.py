@@ -10,6 +10,7 @@ import pytest
 
 from recycle import check
 from recycle.ir.formats import native
+from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,22 @@ def test_write_a_schedule_runs_from_top_to_bottom(
     assert "1RECV_F0.0@0.0 1F0.0" in printed
     assert "a circle of waits: 0B0.0 on worker 0.0 (position 1) waits for 1B0.0" in printed
     assert (tmp_path / "mine.json").exists()
+
+
+def test_read_a_timeline_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = blocks("docs/read-a-timeline.md", "python")
+    assert len(code) == 4
+    exec(compile("\n".join(code), "read-a-timeline.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-3:] == ["0.0 1.0 INPUT 1F0.0", "1.0 1.5 TRANSFER 1F0.0", "4.5 10.5 ORDER 1B0.0"]
+
+
+def test_every_cause_of_a_gap_is_on_its_page() -> None:
+    table = (DOCS / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
+    assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
 
 
 def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None:

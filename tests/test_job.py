@@ -24,7 +24,7 @@ def test_times_and_memory_reach_the_profile_and_the_limits() -> None:
     )
     profile = job.profile()
     assert profile.forward == [1.0, 2.0, 3.0, 4.0]
-    assert (profile.transfer(), profile.step, profile.weight_stash) == (0.5, 2.0, 0.25)
+    assert (profile.latency, profile.step, profile.weight_stash) == (0.5, 2.0, 0.25)
     assert job.activation_limits() == [4.0, 3.0, 2.0, 1.0]
     assert Job.from_toml(SHAPE + "[memory]\nlimit = 4\n").activation_limits() == [4.0] * 4
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle import JobError, Profile, Worker
+from recycle import JobError, Link, Profile, Shape, Worker
 
 
 def test_a_number_stands_for_all_stages_and_a_list_for_each() -> None:
@@ -16,8 +16,24 @@ def test_a_number_stands_for_all_stages_and_a_list_for_each() -> None:
 
 
 def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
-    assert Profile(latency=0.5, bandwidth=100.0, message=20.0).transfer() == 0.7
-    assert Profile(latency=0.5, message=20.0).transfer() == 0.5
+    shape = Shape(1, 3, 1)
+    assert Profile(latency=0.5, bandwidth=100.0, message=20.0).transfer_seconds(shape, 0, 1, 0) == 0.7
+    assert Profile(latency=0.5, message=20.0).transfer_seconds(shape, 0, 1, 0) == 0.5
+    uneven = Profile(bandwidth=2.0, message=[2.0, 6.0, 0.0])
+    assert uneven.transfer_seconds(shape, [0, 1, 2, 1], [1, 2, 1, 0], [0, 1, 1, 0]).tolist() == [1, 3, 3, 1]
+    with pytest.raises(JobError, match="message lists 3 stages, the job has 2"):
+        uneven.transfer_seconds(Shape(1, 2, 1), 0, 1, 0)
+
+
+def test_the_most_exact_link_that_fits_a_pair_counts() -> None:
+    precedence = ["0.1>1.2", "0.1>1.*", "*.1>1.2", "0.*>1.*", "*.1>*.2", "*.1>*.*", "*.*>*.2", "*.*>*.*"]
+    shape, sender, receiver = Shape(2, 3, 1), 1, 5
+    for first in range(len(precedence)):
+        links = {pair: Link(1.0 + n) for n, pair in enumerate(precedence) if n >= first}
+        for order in (dict(links), dict(reversed(links.items()))):
+            profile = Profile(latency=0.5, links={**order, "1.2>0.1": Link(99.0), "0.1>0.2": Link(98.0)})
+            assert profile.transfer_seconds(shape, sender, receiver, 1) == 1.0 + first
+    assert Profile(latency=0.5, links={"1.2>0.1": Link(99.0)}).transfer_seconds(shape, sender, receiver, 1) == 0.5
 
 
 def test_speed_is_one_unless_said() -> None:
@@ -30,6 +46,7 @@ def test_speed_is_one_unless_said() -> None:
     [
         {"forward": -1.0}, {"backward_weight": [1.0, float("nan")]}, {"latency": float("inf")}, {"weight_stash": 1.5},
         {"bandwidth": 0.0}, {"speed": {"0.0": 0.0}}, {"overlapped_pair": -2.0}, {"static": [-1.0]},
+        {"message": [1.0, -1.0]},
     ],
 )  # fmt: skip
 def test_impossible_quantities_are_refused_by_name(wrong: dict[str, object]) -> None:
@@ -37,12 +54,45 @@ def test_impossible_quantities_are_refused_by_name(wrong: dict[str, object]) -> 
         Profile(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "link", [Link(-1.0), Link(float("nan")), Link(0.0, 0.0), Link(0.0, -1.0), Link(0.0, float("inf"))]
+)
+def test_an_impossible_link_is_refused_by_its_pair(link: Link) -> None:
+    with pytest.raises(JobError, match=r"profile: (latency|bandwidth) of link 0\.1>\*\.2 must be finite"):
+        Profile(links={"0.1>*.2": link})
+
+
+@pytest.mark.parametrize(
+    "pair", ["", "0.1", "0.1>", "0.1>0.2>0.3", "0.1>x.2", "0.1>0", "1>2", "0.1 > 0.2", "00.1>0.2", "-1.0>0.0"]
+)
+def test_a_link_between_no_pair_of_workers_is_refused(pair: str) -> None:
+    with pytest.raises(JobError, match="is not a pair of workers: write sender>receiver"):
+        Profile(links={pair: Link()})
+
+
+def test_a_link_of_a_worker_to_itself_is_refused() -> None:
+    with pytest.raises(JobError, match=r"links: '0\.1>0\.1' is one worker"):
+        Profile(links={"0.1>0.1": Link()})
+
+
 def test_a_saved_profile_loads_equal_and_keeps_its_digest(tmp_path: Path) -> None:
-    profile = Profile(forward=[1.0, 2.0], bandwidth=1e9, message=4096.0, speed={"0.1": 1.5}, overlapped_pair=3.0)
+    profile = Profile(
+        forward=[1.0, 2.0],
+        bandwidth=1e9,
+        links={"0.1>0.2": Link(1e-5, 2e9), "0.*>1.*": Link(1e-3)},
+        message=[4096.0, 0.0],
+        speed={"0.1": 1.5},
+        overlapped_pair=3.0,
+    )
     profile.save(tmp_path / "profile.json")
     loaded = Profile.load(tmp_path / "profile.json")
     assert loaded == profile
     assert loaded.digest() == profile.digest() != Profile().digest()
+
+
+def test_a_file_from_before_there_were_links_loads(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"forward": [1.0, 2.0], "latency": 0.5, "bandwidth": null, "message": 4096.0}')
+    assert Profile.load(tmp_path / "p.json") == Profile(forward=[1.0, 2.0], latency=0.5, message=4096.0)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +100,8 @@ def test_a_saved_profile_loads_equal_and_keeps_its_digest(tmp_path: Path) -> Non
     [
         ("", "truncated"), ("{", "truncated"), ("[1]", "Expected `object`"), ('{"forward": "fast"}', "forward"),
         ('{"foward": 1}', "'foward' is not a field of a profile"), ('{"forward": -1}', "forward must be finite"),
+        ('{"links": {"0.1": {}}}', "is not a pair of workers"), ('{"links": {"0.1>0.2": {"latancy": 1}}}', "latancy"),
+        ('{"links": {"0.1>0.2": {"latency": null}}}', r"Expected `float`.*links"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_profile_is_refused_with_its_name(tmp_path: Path, content: str, complaint: str) -> None:

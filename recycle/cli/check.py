@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recycle.errors import JobError, ScheduleError
+from recycle.cli.limits import job_limits
+from recycle.errors import ScheduleError
 
 if TYPE_CHECKING:
     from recycle.ir.check import Finding
     from recycle.ir.schedule import Schedule
-    from recycle.job import Job
 
 SHOWN = 30
 """Findings printed for people; `--json` prints them all."""
@@ -43,7 +43,6 @@ def check(
     """
     from recycle.ir import formats
     from recycle.ir.check import check as findings_of
-    from recycle.job import Job, parse_bytes
 
     if explain is not None:
         _explain(explain, as_json)
@@ -54,15 +53,8 @@ def check(
     if job is None:
         findings = findings_of(schedule)
     else:
-        loaded = Job.load(job)
-        _same_shape(schedule, loaded, file, job)
-        limit = loaded.memory.limit
-        findings = findings_of(
-            schedule,
-            profile=loaded.profile(),
-            limits=None if isinstance(limit, str) else loaded.activation_limits(),
-            byte_limit=parse_bytes(limit) if isinstance(limit, str) else None,
-        )
+        priced = job_limits(schedule, file, job)
+        findings = findings_of(schedule, profile=priced.profile, limits=priced.activations, byte_limit=priced.bytes)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         print(json.dumps({"file": str(file), "valid": not errors, "findings": [asdict(f) for f in findings]}))
@@ -70,11 +62,6 @@ def check(
         _print(file, schedule, findings, errors)
     if errors or (strict and findings):
         raise typer.Exit(1)
-
-
-def _same_shape(schedule: Schedule, job: Job, file: Path, job_file: Path) -> None:
-    if schedule.shape != job.shape:
-        raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")
 
 
 def _explain(code: str, as_json: bool) -> None:

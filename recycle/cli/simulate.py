@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recycle.cli.limits import Limits, job_limits
 from recycle.errors import JobError
 
 if TYPE_CHECKING:
+    from recycle.ir.gaps import Gaps
+    from recycle.ir.schedule import Schedule
     from recycle.ir.simulate import Timeline
     from recycle.profile import Profile
+    from recycle.shape import Worker
 
 DRAWN = 32
 """Workers up to which the timeline is drawn."""
+HINTS = 3
+"""Longest gaps shown in which another instruction could have run."""
+FAILED = "failed"
 
 
 def register(app: typer.Typer) -> None:
@@ -33,12 +40,13 @@ def simulate(
     overlap: Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")] = None,
     comm: Annotated[str | None, typer.Option(metavar="SECONDS", help="Time of a transfer; 0.")] = None,
     profile: Annotated[Path | None, typer.Option(help="Profile file, instead of --times.")] = None,
+    job: Annotated[Path | None, typer.Option(help="Job file: its times, and its memory limits in the gaps.")] = None,
     serialised: Annotated[
         bool, typer.Option("--serialised", help="One transfer per worker at a time, unbuffered, in program order.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time a schedule: makespan, period, bubbles, peaks per worker, critical path.
+    """Time a schedule: makespan, period, bubbles, peaks per worker, critical path, what each worker waits for.
 
     Example: **recycle simulate 1f1b.json --times 1,1,1 --comm 0.5**
     """
@@ -46,32 +54,36 @@ def simulate(
     from recycle.ir.check import check
     from recycle.ir.simulate import simulate as timed
 
-    priced = _profile(times, overlap, comm, profile)
     schedule = formats.read(file)
+    if sum(given is not None for given in (times, profile, job)) > 1:
+        raise JobError("simulate: give --times or --profile or --job, only one of them")
+    prices = job_limits(schedule, file, job) if job is not None else Limits(_profile(times, profile), None, None)
+    priced = _overridden(prices.profile, overlap, comm)
     timeline = timed(schedule, priced, serialised=serialised)
+    gaps = timeline.gaps(prices.activations, prices.bytes)
     errors = sum(finding.severity == "error" for finding in check(schedule, profile=priced))
     if errors:
         print(f"recycle: {file} breaks {errors} rule(s), see recycle check {file}", file=sys.stderr)
     if as_json:
-        print(json.dumps(figures(timeline)))
+        print(json.dumps(figures(timeline, gaps)))
     else:
-        _print(timeline)
+        _print(timeline, gaps)
 
 
-def _profile(times: str | None, overlap: str | None, comm: str | None, file: Path | None) -> Profile:
+def _profile(times: str | None, file: Path | None) -> Profile:
     from recycle.profile import Profile
 
-    if file is not None and times is not None:
-        raise JobError("simulate: give either --times or --profile, not both")
     if file is not None:
-        profile = Profile.load(file)
-    else:
-        forward, backward_input, backward_weight = _numbers("--times", "1,1,1" if times is None else times, "F,I,W", 3)
-        profile = Profile(forward, backward_input, backward_weight)
+        return Profile.load(file)
+    forward, backward_input, backward_weight = _numbers("--times", "1,1,1" if times is None else times, "F,I,W", 3)
+    return Profile(forward, backward_input, backward_weight)
+
+
+def _overridden(profile: Profile, overlap: str | None, comm: str | None) -> Profile:
     if overlap is not None:
         profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])
     if comm is not None:
-        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None)
+        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None, links={})
     return profile
 
 
@@ -85,17 +97,17 @@ def _numbers(option: str, text: str, form: str, count: int) -> list[float]:
     return values
 
 
-def figures(timeline: Timeline) -> dict[str, Any]:
+def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:
     """What `--json` prints. Per-worker lists run over all workers by pipeline, then rank; None for a failed one."""
     schedule = timeline.schedule
     path = [
         {
-            "worker": str(schedule.position(row)[0]),
-            "instruction": str(schedule.instruction(row)),
+            **_named(schedule, row),
             "start": float(timeline.start[row]),
             "end": float(timeline.end[row]),
+            "cause": None if cause is None else cause.name.lower(),
         }
-        for row in timeline.critical_path
+        for row, cause in zip(timeline.critical_path, timeline.critical_causes, strict=True)
     ]
     return {
         "makespan": timeline.makespan,
@@ -105,29 +117,101 @@ def figures(timeline: Timeline) -> dict[str, Any]:
         "inner_bubble": timeline.inner_bubble,
         "peak_activations": timeline.peak_activations,
         "peak_bytes": timeline.peak_bytes,
+        "peak_at": [
+            None
+            if row is None
+            else {"instruction": str(schedule.instruction(row)), "start": float(timeline.start[row])}
+            for row in timeline.peak_row
+        ],
+        "gaps": _gaps(schedule, gaps),
         "critical_path": path,
     }
 
 
-def _print(timeline: Timeline) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _named(schedule: Schedule, row: int) -> dict[str, Any]:
+    return {"worker": str(schedule.position(row)[0]), "instruction": str(schedule.instruction(row))}
 
+
+def _gaps(schedule: Schedule, gaps: Gaps) -> list[list[dict[str, Any]] | None]:
+    per_worker: dict[Worker, list[dict[str, Any]]] = {worker: [] for worker in schedule.live}
+    for gap in gaps:
+        told = {
+            "start": gap.start,
+            "end": gap.end,
+            "cause": gap.cause.name.lower(),
+            "before": None if gap.row < 0 else str(schedule.instruction(gap.row)),
+            "waits_for": None if gap.waits_for < 0 else _named(schedule, gap.waits_for),
+            "ready": None if gap.ready < 0 else str(schedule.instruction(gap.ready)),
+        }
+        per_worker[gap.worker].append(told)
+    return [per_worker.get(worker) for worker in schedule.shape.workers()]
+
+
+def _print(timeline: Timeline, gaps: Gaps) -> None:
+    from recycle.ir.gaps import GapCause
     from recycle.ir.text_grid import text_grid
 
     schedule = timeline.schedule
     if schedule.shape.worker_count <= DRAWN and timeline.makespan:
-        print(text_grid(timeline, shutil.get_terminal_size((120, 24)).columns))
-    table = Table(box=box.SIMPLE)
-    for title in ("worker", "busy", "bubble", "inner bubble", "peak activations", "peak bytes"):
-        table.add_column(title, justify="right")
-    lists = (timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations, timeline.peak_bytes)
-    for w, worker in enumerate(schedule.shape.workers()):
-        cells = ["failed" if column[w] is None else f"{column[w]:g}" for column in lists]
-        table.add_row(str(worker), *cells)
-    Console().print(table)
+        print(text_grid(timeline, _width()))
+    _print_table(schedule, _load_columns(timeline))
+    print("seconds in which a worker does nothing, by what it waits for")
+    _print_table(schedule, _gap_columns(schedule, gaps))
+    for gap in gaps.longest(GapCause.ORDER, HINTS):
+        row, ready = schedule.instruction(gap.row), schedule.instruction(gap.ready)
+        print(
+            f"worker {gap.worker} waits {gap.end - gap.start:g} from {gap.start:g} for {row}: {ready} could run there"
+        )
     path = [schedule.instruction(row) for row in timeline.critical_path]
     ends = f"{path[0]} to {path[-1]}" if path else "none"
     print(f"makespan {timeline.makespan:g}   period {timeline.period:g}   bubble ratio {timeline.bubble_ratio:.4g}")
     print(f"critical path: {len(path)} instructions, {ends}")
+
+
+def _load_columns(timeline: Timeline) -> dict[str, list[str]]:
+    """Title -> cell of each worker."""
+    schedule = timeline.schedule
+    lists = {
+        "busy": timeline.busy,
+        "bubble": timeline.bubble,
+        "inner bubble": timeline.inner_bubble,
+        "peak activations": timeline.peak_activations,
+        "peak bytes": timeline.peak_bytes,
+    }
+    cells = {title: [FAILED if v is None else f"{v:g}" for v in values] for title, values in lists.items()}
+    peaks = timeline.peak_row
+    at = ["-" if row is None else f"{schedule.instruction(row)} at {timeline.start[row]:g}" for row in peaks]
+    dead = [worker in schedule.failed for worker in schedule.shape.workers()]
+    cells["peak at"] = [FAILED if is_dead else cell for is_dead, cell in zip(dead, at, strict=True)]
+    return cells
+
+
+def _gap_columns(schedule: Schedule, gaps: Gaps) -> dict[str, list[str]]:
+    """Title -> cell of each worker."""
+    from recycle.ir.gaps import GapCause
+
+    dead = [worker in schedule.failed for worker in schedule.shape.workers()]
+    return {
+        cause.name.lower().replace("_", " "): [
+            FAILED if is_dead else f"{seconds:g}"
+            for is_dead, seconds in zip(dead, gaps.seconds[:, cause].tolist(), strict=True)
+        ]
+        for cause in GapCause
+    }
+
+
+def _print_table(schedule: Schedule, columns: dict[str, list[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for title in ("worker", *columns):
+        table.add_column(title, justify="right")
+    for w, worker in enumerate(schedule.shape.workers()):
+        table.add_row(str(worker), *(cells[w] for cells in columns.values()))
+    Console(width=_width()).print(table)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((120, 24)).columns

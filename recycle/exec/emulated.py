@@ -6,7 +6,8 @@ micro-batch are drawn from (stage, micro-batch, step) on a fixed grid, so that t
 was used exactly once, and every message carries a mark of the stage, micro-batch and step that it comes from, which
 the receiver checks.
 
-Limits: `Profile.activation` is counted, not allocated; only messages have their real size.
+Limits: `Profile.activation` is counted, not allocated; only messages have their real size, that of the largest stage
+boundary, as a transport carries one size.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class EmulatedStage:
         self._train = job.train
         names = ("forward", "backward_input", "backward_weight", "step")
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
-        elements = max(1, math.ceil(profile.message / _BYTES_PER_ELEMENT))
+        elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
         self._message_shape = (elements, 1, 1)
         self._activation_bytes = profile.per_stage("activation", shape.stages)[index]
         self._parameters = torch.tensor(_draw(ENTRIES, "parameters", index, job.model.seed), dtype=torch.float64)

@@ -12,13 +12,16 @@ off the critical path, and proven by a fixed point: with that period no start ti
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recycle.errors import ScheduleError
 from recycle.ir.dependencies import (
+    Cause,
     Dependencies,
     Rows,
     compute_order,
@@ -33,6 +36,9 @@ from recycle.ir.instruction import COMPUTE_KINDS, SEND_KINDS, STAGE_KINDS, TRANS
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
+
+if TYPE_CHECKING:
+    from recycle.ir.gaps import Gaps
 
 TOLERANCE = 1e-9
 """Relative slack when two times count as equal."""
@@ -92,7 +98,11 @@ def _arrivals(graph: Dependencies, kind: np.ndarray, before: Rows, after: Rows) 
 
 
 def durations(schedule: Schedule, profile: Profile) -> Floats:
-    """Seconds of each row of a schedule; a receive takes none, its send takes the whole transfer."""
+    """Seconds of each row of a schedule; a receive takes none, its send takes the whole transfer.
+
+    Raises:
+        JobError: a list of the profile has not one entry per stage, or a link lies outside the schedule's shape.
+    """
     c, stages = schedule.columns, schedule.shape.stages
     cost = {name: np.array(profile.per_stage(name, stages)) for name in _COST.values()}
     overlapped = profile.overlapped_pair
@@ -111,7 +121,10 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
         compute = is_kind(c.kind, COMPUTE_KINDS)
         seconds = np.where(compute, seconds * speed[c.worker], seconds)
-    return np.where(is_kind(c.kind, SEND_KINDS), profile.transfer(), seconds)
+    sends = np.flatnonzero(is_kind(c.kind, SEND_KINDS))
+    boundary = stage[sends] - (c.kind[sends] == Kind.SEND_GRADIENT)  # a gradient goes back over the boundary before
+    seconds[sends] = profile.transfer_seconds(schedule.shape, c.worker[sends], c.peer[sends], boundary)
+    return seconds
 
 
 _COST = {
@@ -131,8 +144,9 @@ class Timeline:
         schedule: the lowered schedule that was timed.
         profile: what it was timed with.
         start, end: seconds per row of `schedule.columns`; of a send: when its transfer is under way.
-        last: for each row the node it waited for last, -1 if none.
+        last: for each row, then each join, the node it waited for last, -1 if none.
         period: seconds between two iterations in steady state.
+        dependencies: what each row needs.
     """
 
     schedule: Schedule
@@ -141,6 +155,7 @@ class Timeline:
     end: Floats
     last: Rows
     period: float
+    dependencies: Dependencies
 
     @cached_property
     def makespan(self) -> float:
@@ -196,14 +211,24 @@ class Timeline:
         return self._per_worker(held_activations(self.schedule, self.profile.weight_stash, None)[0])
 
     @cached_property
+    def _held_bytes(self) -> tuple[list[float], list[int]]:
+        weights = np.array(self.profile.per_stage("activation", self.schedule.shape.stages))
+        return held_activations(self.schedule, self.profile.weight_stash, weights)
+
+    @cached_property
     def peak_bytes(self) -> list[float | None]:
         """Most bytes held at once, per worker: activations and what its stages need whatever the schedule."""
-        stages = self.schedule.shape.stages
-        weights = np.array(self.profile.per_stage("activation", stages))
-        static = self.profile.per_stage("static", stages)
-        peaks = held_activations(self.schedule, self.profile.weight_stash, weights)[0]
-        hosted = [sum(static[s] for s in stages_of) for stages_of in self.schedule.placement]
-        return self._per_worker([peak + fixed for peak, fixed in zip(peaks, hosted, strict=True)])
+        fixed = static_bytes(self.schedule, self.profile)
+        return self._per_worker([peak + own for peak, own in zip(self._held_bytes[0], fixed, strict=True)])
+
+    @cached_property
+    def peak_row(self) -> list[int | None]:
+        """The row at whose start `peak_bytes` is first reached, per worker; None where nothing is ever held."""
+        dead, (peaks, rows) = self.schedule.failed, self._held_bytes
+        return [
+            None if worker in dead or not peak else row
+            for worker, peak, row in zip(self.schedule.shape.workers(), peaks, rows, strict=True)
+        ]
 
     @cached_property
     def critical_path(self) -> list[int]:
@@ -217,6 +242,35 @@ class Timeline:
             node = int(self.last[node])
         return path[::-1]
 
+    @cached_property
+    def critical_causes(self) -> list[Cause | None]:
+        """Why each row of the critical path waited for what comes before it; None for the first."""
+        graph, kind = self.dependencies, self.schedule.columns.kind
+        rows = np.array(self.critical_path, dtype=np.int64)
+        before = self.last[rows]
+        edges = np.flatnonzero(np.isin(graph.target, rows))
+        edges = edges[self.last[graph.target[edges]] == graph.source[edges]]
+        cause_of = dict(zip(graph.target[edges].tolist(), graph.cause[edges].tolist(), strict=True))
+        sends = is_kind(kind[rows], SEND_KINDS)
+        return [
+            None if node < 0 else Cause(cause_of.get(row, Cause.LANE if is_send else Cause.ORDER))
+            for row, node, is_send in zip(rows.tolist(), before.tolist(), sends.tolist(), strict=True)
+        ]
+
+    def gaps(self, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
+        """What every worker waits for whenever it does nothing (see `recycle.ir.gaps`).
+
+        Args:
+            limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
+            byte_limit: bytes that any worker may hold, static bytes of its stages included.
+
+        Raises:
+            JobError: `limits` has not one entry per rank.
+        """
+        from recycle.ir.gaps import find_gaps
+
+        return find_gaps(self, limits, byte_limit)
+
     def show(self, width: int = 120) -> str:
         """Print the timeline as text, a lane per worker, and return it."""
         from recycle.ir.text_grid import text_grid
@@ -226,8 +280,8 @@ class Timeline:
         return text
 
 
-def held_activations(schedule: Schedule, weight_stash: float, weights: Floats | None) -> tuple[list[float], list[int]]:
-    """(most held, row that sets it) per worker, read off the order alone.
+def activation_changes(schedule: Schedule, weight_stash: float, weights: Floats | None) -> tuple[Floats, Floats]:
+    """(added at its start, freed at its end) of each row, in activations or in the unit of `weights`.
 
     A forward adds its stage's weight (1 when `weights` is None), I gives back all but `weight_stash` of it, W the
     rest, B the whole. An overlapped pair holds both activations at once.
@@ -240,16 +294,29 @@ def held_activations(schedule: Schedule, weight_stash: float, weights: Floats | 
     freed = np.where(c.kind == Kind.BACKWARD_INPUT, mine * (1 - weight_stash), freed)
     freed = np.where(c.kind == Kind.BACKWARD_WEIGHT, mine * weight_stash, freed)
     freed = np.where(c.kind == Kind.OVERLAPPED_PAIR, weight[np.clip(c.stage2, 0, shape.stages - 1)], freed)
-    added = np.where(is_kind(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)), mine, 0.0)
+    return np.where(is_kind(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)), mine, 0.0), freed
+
+
+def held_activations(schedule: Schedule, weight_stash: float, weights: Floats | None) -> tuple[list[float], list[int]]:
+    """(most held, row that sets it first) per worker, read off the order alone (see `activation_changes`)."""
+    c, shape = schedule.columns, schedule.shape
+    added, freed = activation_changes(schedule, weight_stash, weights)
     total = np.cumsum(added - freed)
     peaks, rows = [], []
     for w in range(shape.worker_count):
         first, end = int(c.offsets[w]), int(c.offsets[w + 1])
         before = total[first - 1] if first else 0.0
         held = total[first:end] + freed[first:end] - before
-        rows.append(first + int(held.argmax()) if end > first else -1)
-        peaks.append(round(float(held.max()), 9) if end > first else 0.0)
+        peak = float(held.max()) if end > first else 0.0
+        rows.append(first + int((held >= peak * (1 - TOLERANCE)).argmax()) if end > first else -1)
+        peaks.append(round(peak, 9))
     return peaks, rows
+
+
+def static_bytes(schedule: Schedule, profile: Profile) -> list[float]:
+    """Bytes that the stages of each worker need whatever the schedule."""
+    static = profile.per_stage("static", schedule.shape.stages)
+    return [sum(static[s] for s in stages) for stages in schedule.placement]
 
 
 def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
@@ -278,7 +345,7 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
     seconds[:rows] = durations(graph.schedule, profile)
     start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
     period = _period(graph, seconds) if rows else 0.0
-    return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period)
+    return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period, graph.dependencies)
 
 
 @dataclass(frozen=True)

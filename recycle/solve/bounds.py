@@ -190,7 +190,7 @@ def _fastest(problem: Problem, stage: int) -> float:
 
 def _hop(problem: Problem) -> float:
     """Time between neighbouring stages; none where one worker may host both."""
-    return problem.link if problem.shape.ranks > 1 else 0.0
+    return problem.fastest_link if problem.shape.ranks > 1 else 0.0
 
 
 def _trip(problem: Problem, stage: int, worker: int) -> float:

@@ -3,7 +3,8 @@
 An operation is one F, I or W (with the backward pass whole: one F or B) of one stage and one micro-batch, numbered
 `(kind * stages + stage) * micro_batches + micro_batch`. An `Order` is a sequence of operations per worker; it is all
 that the searches handle, and it becomes a `Schedule` at the end. Limits: a transfer is a delay here, without its
-lane's queue; `simulate` has the last word on every figure.
+lane's queue, and where links differ every one takes as long as the slowest (bounds: as the fastest); `simulate` has
+the last word on every figure.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Problem:
         dead: dead workers.
         forward, backward, weight, finish: times per stage of F, of I (or of the whole B), of W (0 with the backward
             whole), and of reduce and optimizer step together.
-        link: time of one transfer.
+        links: times that a transfer may take, ascending, over all live workers that may hand over to each other.
         speed: factor on the compute times of each worker, by worker index.
         cap: activations (in chunks) that each worker may hold, by worker index; infinite when there is no limit.
         stash: share of an activation still held between I and W.
@@ -52,7 +53,7 @@ class Problem:
     backward: tuple[float, ...]
     weight: tuple[float, ...]
     finish: tuple[float, ...]
-    link: float
+    links: tuple[float, ...]
     speed: tuple[float, ...]
     cap: tuple[float, ...]
     stash: float
@@ -99,7 +100,7 @@ class Problem:
             backward=tuple(whole.tolist()),
             weight=tuple(weight.tolist()),
             finish=tuple(a + b for a, b in zip(reduce, step, strict=True)),
-            link=profile.transfer(),
+            links=_link_times(shape, dead, profile),
             speed=tuple(profile.speed_of(worker) for worker in shape.workers()),
             cap=tuple(limits[worker.rank] for worker in shape.workers()),
             stash=profile.weight_stash if planner.decoupled else 1.0,
@@ -140,6 +141,16 @@ class Problem:
         return needs
 
     @property
+    def link(self) -> float:
+        """Time of the slowest transfer, which the searches take for all."""
+        return self.links[-1]
+
+    @property
+    def fastest_link(self) -> float:
+        """Time of the fastest transfer, from which bounds are proven."""
+        return self.links[0]
+
+    @property
     def optimizer(self) -> Optimizer:
         return "staggered" if self.staggered else "barrier"
 
@@ -178,7 +189,7 @@ class Problem:
     @cached_property
     def is_integral(self) -> bool:
         """Whether every time is a whole number, so that every makespan is one."""
-        times = (*self.forward, *self.backward, *self.weight, *self.finish, self.link)
+        times = (*self.forward, *self.backward, *self.weight, *self.finish, *self.links)
         scaled = [time * speed for time in times for speed in set(self.speed)]
         return all(value == round(value) for value in (*times, *scaled))
 
@@ -232,3 +243,19 @@ class Problem:
             operation[first:end][kind[first:end] >= 0].tolist()
             for first, end in zip(c.offsets[:-1].tolist(), c.offsets[1:].tolist(), strict=True)
         ]
+
+
+def _link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
+    """The times that a transfer may take, ascending: any live host of a stage may hand over to any of the next."""
+    times: set[float] = set()
+    live = [
+        np.array([k * shape.ranks + r for k in range(shape.pipelines) if Worker(k, r) not in dead])
+        for r in range(shape.ranks)
+    ]
+    for boundary in range(shape.stages - 1):
+        hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
+        here, there = (side.ravel() for side in np.meshgrid(hosts, following))
+        here, there = here[here != there], there[here != there]
+        for sender, receiver in ((here, there), (there, here)):
+            times.update(np.unique(profile.transfer_seconds(shape, sender, receiver, boundary)).tolist())
+    return tuple(sorted(times)) or (0.0,)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Profile, Schedule, Shape
+from recycle import Link, Profile, Schedule, Shape
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
 
@@ -40,10 +40,47 @@ def test_times_overlap_and_comm_are_options(command: Command, file: Path, tmp_pa
     assert command("simulate", pairs, "--times", "2,1,1", "--json").json["makespan"] == 12
 
 
+def test_what_each_worker_waits_for_is_told_gap_by_gap(command: Command, file: Path) -> None:
+    figures = command("simulate", file, "--comm", "0.5", "--json").json
+    assert figures["gaps"][0][0] == {
+        "start": 4, "end": 13, "cause": "order", "before": "0B0.0",
+        "waits_for": {"worker": "0.1", "instruction": "1B0.0"}, "ready": "0F0.4",
+    }  # fmt: skip
+    assert figures["gaps"][1][1] == {
+        "start": 1, "end": 1.5, "cause": "transfer", "before": "1F0.0",
+        "waits_for": {"worker": "0.0", "instruction": "0SEND_F0.0@0.1"}, "ready": None,
+    }  # fmt: skip
+    assert figures["gaps"][3][-1] == {
+        "start": 33.5, "end": 41, "cause": "nothing_left", "before": None, "waits_for": None, "ready": None,
+    }  # fmt: skip
+    lengths = [sum(gap["end"] - gap["start"] for gap in gaps) for gaps in figures["gaps"]]
+    assert lengths == figures["bubble"] == [17] * 4
+
+
+def test_the_critical_path_says_why_and_the_peak_where(command: Command, file: Path) -> None:
+    figures = command("simulate", file, "--comm", "0.5", "--json").json
+    assert [step["cause"] for step in figures["critical_path"][:4]] == [None, "data", "transfer", "data"]
+    assert figures["peak_at"][1] == {"instruction": "1F0.2", "start": 3.5}
+
+
+def test_a_job_gives_times_and_the_memory_that_holds_forwards_back(
+    command: Command, file: Path, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.toml"
+    shape = "[shape]\npipelines = 1\nranks = 4\nmicro_batches = 8\n"
+    job.write_text(shape + "[times]\nlink = 0.5\n[memory]\nlimit = [4, 3, 2, 1]\n")
+    figures = command("simulate", file, "--job", job, "--json").json
+    assert (figures["makespan"], figures["gaps"][0][0]["cause"]) == (41, "memory")
+    assert command("simulate", file, "--job", job, "--comm", "0", "--json").json["makespan"] == 33
+    assert command("simulate", file, "--job", job, "--times", "1,1,1").refused("--times or --profile or --job")
+    job.write_text(shape.replace("8", "6"))
+    assert command("simulate", file, "--job", job).refused("has the shape D=1 P=4 m=8", "must be the same")
+
+
 def test_failed_workers_are_null_in_every_list(command: Command) -> None:
     figures = command("simulate", CASES / "adaptive_without_1.2.json", "--json").json
     assert figures["makespan"] == 36
-    for name in ("inner_bubble", "peak_activations", "peak_bytes", "bubble"):
+    for name in ("inner_bubble", "peak_activations", "peak_bytes", "bubble", "peak_at", "gaps"):
         assert len(figures[name]) == 12
         assert [n for n, value in enumerate(figures[name]) if value is None] == [6]
 
@@ -56,6 +93,11 @@ def test_a_profile_prices_by_the_file(command: Command, file: Path, tmp_path: Pa
     assert figures["peak_bytes"] == [45, 35, 25, 15]
     assert command("simulate", file, "--profile", profile, "--times", "1,1,1").refused("--times or --profile")
     assert command("simulate", file, "--profile", file).refused(str(file), "is not a field of a profile")
+    Profile(links={"*.*>*.4": Link(1.0)}).save(profile)
+    assert command("simulate", file, "--profile", profile).refused("'*.*>*.4' names a worker outside the grid")
+    Profile(links={"*.1>*.2": Link(8.0)}).save(profile)
+    assert command("simulate", file, "--profile", profile, "--json").json["makespan"] > 33
+    assert command("simulate", file, "--profile", profile, "--comm", "0", "--json").json["makespan"] == 33
 
 
 def test_people_see_the_lanes_and_a_row_per_worker(command: Command, file: Path) -> None:
@@ -63,6 +105,17 @@ def test_people_see_the_lanes_and_a_row_per_worker(command: Command, file: Path)
     assert "makespan 33   period 33   bubble ratio 0.2727" in outcome.out
     assert "  0.0 F0-F1-F2-F3-" in outcome.out
     assert sum(line.split()[:2] == [f"0.{r}", "24"] for line in outcome.out.splitlines() for r in range(4)) == 4
+
+
+def test_people_see_seconds_per_cause_and_what_could_have_run(command: Command, file: Path) -> None:
+    lines = command("simulate", file, "--comm", "0.5").out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["worker", "input", "transfer", "reduce", "memory", "order", "nothing", "left"] in rows
+    assert ["0.1", "5.5", "3", "0", "0", "6", "2.5"] in rows
+    assert "worker 0.0 waits 9 from 4 for 0B0.0: 0F0.4 could run there" in lines
+    assert any(line.endswith("1F0.2 at 3.5  ") for line in lines)
+    failed = [line.split() for line in command("simulate", CASES / "adaptive_without_1.2.json").out.splitlines()]
+    assert failed.count(["1.2", *["failed"] * 6]) == 2
 
 
 @pytest.mark.parametrize("times", ["1,2", "1,2,3,4", "1,2,x", "1,2,nan", "1,2,inf", "-1,2,3", "", "1,,2"])

@@ -97,6 +97,8 @@ def test_time_and_bytes_are_the_profiles() -> None:
     stage = EmulatedStage(JOB, 1, profile, scale=0.01)
     first = EmulatedStage(JOB, 0, profile, scale=0.0)
     assert stage.message_spec() == ((1024, 1, 1), torch.float32)
+    uneven = Profile([9.0, 2.0], message=[4096.0, 8.0])
+    assert [EmulatedStage(JOB, index, uneven).message_spec()[0] for index in (0, 1)] == [(1024, 1, 1)] * 2
     seconds = []
     batch = MicroBatch(0, 0)
     activation = first.forward(batch, None)

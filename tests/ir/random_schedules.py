@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from recycle import MicroBatch, Schedule, Shape, Worker
+from recycle import Link, MicroBatch, Profile, Schedule, Shape, Worker
 from recycle.ir.dependencies import Cause, dependencies
 from recycle.ir.instruction import (
     Backward,
@@ -87,6 +87,36 @@ def _pair_up(rng: random.Random, programs: dict[Worker, list[Instruction]]) -> d
     assert isinstance(second, Backward)
     merged = [*programs[worker][:n], OverlappedPair(first, second), *programs[worker][n + 2 :]]
     return {**programs, worker: merged}
+
+
+def random_profile(rng: random.Random, schedule: Schedule) -> Profile:
+    """Times that differ by stage, worker and link, some of them round numbers, so that ties occur."""
+    stages, workers = schedule.shape.stages, [*schedule.shape.workers()]
+
+    def seconds() -> float:
+        return rng.choice([1.0, 2.0, rng.uniform(0.2, 3.0)])
+
+    def any_of() -> str:
+        return ".".join(rng.choice(["*", str(number)]) for number in rng.choice(workers))
+
+    def link() -> Link:
+        return Link(rng.choice([0.0, 1.0, rng.uniform(0.0, 2.0)]), rng.choice([None, 4.0, rng.uniform(1.0, 9.0)]))
+
+    pairs = [f"{a}>{b}" for a in workers for b in workers if a != b and rng.random() < 0.2]
+    pairs += [pair for pair in (f"{any_of()}>{any_of()}" for _ in range(rng.randint(0, 3))) if "*" in pair]
+    return Profile(
+        forward=[seconds() for _ in range(stages)],
+        backward_input=seconds(),
+        backward_weight=[seconds() for _ in range(stages)] if rng.random() < 0.5 else seconds(),
+        overlapped_pair=rng.choice([None, 2.0, [seconds() for _ in range(stages)]]),
+        latency=rng.choice([0.0, 0.5, 3.0, rng.uniform(0.0, 2.0)]),
+        bandwidth=rng.choice([None, 5.0]),
+        links={pair: link() for pair in pairs} if rng.random() < 0.6 else {},
+        message=rng.choice([0.0, 3.0, [rng.uniform(0.0, 6.0) for _ in range(stages)]]),
+        step=rng.choice([0.0, 1.0, 0.3]),
+        reduce=rng.choice([0.0, 2.0, 0.7]),
+        speed={str(worker): rng.uniform(0.5, 2.0) for worker in schedule.live if rng.random() < 0.2},
+    )
 
 
 @dataclass

@@ -32,6 +32,9 @@ class Runtime:
         self.programs = {worker: self.schedule.program(worker) for worker in self.schedule.live}
         self.free = dict.fromkeys(self.programs, 0.0)
         self.lane: dict[tuple[Worker, Worker], float] = {}
+        self.crossing: dict[tuple[Worker, Worker, int], float] = {}
+        stages = schedule.shape.stages
+        self.reduce, self.step = profile.per_stage("reduce", stages), profile.per_stage("step", stages)
         self.stepped: dict[tuple[int, Worker], float] = {}
         self.committed = 0.0
         self.first = True
@@ -62,8 +65,6 @@ class Runtime:
 
     def run(self, worker: Worker, instruction: Instruction) -> bool:
         """Run one instruction if what it needs has happened."""
-        profile, stages = self.profile, self.schedule.shape.stages
-        seconds = {name: profile.per_stage(name, stages) for name in ("reduce", "step")}
         if isinstance(instruction, RecvActivation | RecvGradient):
             return True  # posted ahead
         if isinstance(instruction, OverlappedPair):
@@ -74,7 +75,7 @@ class Runtime:
             if len(self.at_reduce[stage]) < self.hosts[stage] or self.left[stage]:
                 return False
             begin = max(*self.at_reduce[stage].values(), self.gradient_end[stage])
-            self.free[worker] = self.reduced[stage, worker] = begin + seconds["reduce"][stage]
+            self.free[worker] = self.reduced[stage, worker] = begin + self.reduce[stage]
             return True
         if isinstance(instruction, OptimizerStep):
             if self.schedule.optimizer == "barrier":
@@ -83,14 +84,18 @@ class Runtime:
                 begin = max(self.free[worker], *self.reduced.values())
             else:
                 begin = max(self.free[worker], self.committed)
-            self.free[worker] = self.steps[stage, worker] = begin + seconds["step"][stage]
+            self.free[worker] = self.steps[stage, worker] = begin + self.step[stage]
             return True
         micro_batch = instruction.micro_batch  # type: ignore[attr-defined]
         if isinstance(instruction, Transfer):
             value = ("A" if isinstance(instruction, SendActivation) else "G", stage, micro_batch)
             assert isinstance(instruction, SendActivation | SendGradient)
-            end = max(self.made[value][0], self.lane.get((worker, instruction.peer), 0.0)) + profile.transfer()
-            self.lane[worker, instruction.peer] = self.arrived[(*value, instruction.peer)] = end
+            pair = (worker, instruction.peer)
+            crossing = (*pair, stage if isinstance(instruction, SendActivation) else stage - 1)
+            if crossing not in self.crossing:
+                self.crossing[crossing] = transfer_seconds(self.profile, *crossing)
+            end = max(self.made[value][0], self.lane.get(pair, 0.0)) + self.crossing[crossing]
+            self.lane[pair] = self.arrived[(*value, instruction.peer)] = end
             return True
         return self.compute(worker, [instruction])
 
@@ -101,6 +106,9 @@ class Runtime:
             return False
         begin = max(self.free[worker], *(time for time in ready if time is not None))
         cost = sum(self.cost(piece) for piece in pieces)
+        if len(pieces) == 2 and self.profile.overlapped_pair is not None:
+            together = self.profile.overlapped_pair
+            cost = together[pieces[0].stage] if isinstance(together, list) else together  # type: ignore[attr-defined]
         end = self.free[worker] = begin + cost * self.profile.speed_of(worker)
         for piece in pieces:
             stage, micro_batch = piece.stage, piece.micro_batch  # type: ignore[attr-defined]
@@ -139,6 +147,21 @@ class Runtime:
         """When a value is there on a worker, None while it is not."""
         end, maker = self.made.get((kind, stage, micro_batch), (None, None))
         return end if maker == worker else self.arrived.get((kind, stage, micro_batch, worker))
+
+
+def transfer_seconds(profile: Profile, sender: Worker, receiver: Worker, crossed: int) -> float:
+    """Seconds of one transfer of what stage `crossed` hands on, or of the gradient for it."""
+    fitting = []
+    for pair, link in profile.links.items():
+        numbers = [number for worker in pair.split(">") for number in worker.split(".")]
+        if all(number in ("*", str(actual)) for number, actual in zip(numbers, (*sender, *receiver), strict=True)):
+            fitting.append((numbers.count("*"), [number == "*" for number in numbers], link))
+    latency, bandwidth = profile.latency, profile.bandwidth
+    if fitting:
+        best = min(fitting, key=lambda entry: entry[:2])[2]
+        latency, bandwidth = best.latency, best.bandwidth
+    message = profile.message[crossed] if isinstance(profile.message, list) else profile.message
+    return latency if bandwidth is None else latency + message / bandwidth
 
 
 def _ends_gradient(instruction: Instruction, stage: int) -> bool:

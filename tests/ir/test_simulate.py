@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Profile, Schedule, ScheduleError, Shape, Worker, lower, simulate
+from recycle import JobError, Link, Profile, Schedule, ScheduleError, Shape, Worker, lower, simulate
+from recycle.ir import graph
+from recycle.ir.dependencies import Cause
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.instruction import Backward, Forward
 from recycle.ir.simulate import Timeline
-from tests.ir.random_schedules import random_schedule
+from tests.ir.random_schedules import random_profile, random_schedule
 from tests.ir.reference_runtime import growth
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -110,6 +112,36 @@ def test_transfers_of_one_lane_go_one_after_another_and_never_hold_up_computes()
     assert [starts[f"1F0.{j}"][0] for j in range(3)] == [6, 11, 16]
 
 
+def spans(timeline: Timeline, token: str) -> dict[str, tuple[float, float]]:
+    """Text -> (start, end) of the instructions with this token."""
+    texts = [str(timeline.schedule.instruction(row)) for row in range(len(timeline.start))]
+    return {
+        text: (float(timeline.start[row]), float(timeline.end[row])) for row, text in enumerate(texts) if token in text
+    }
+
+
+def test_each_directed_pair_has_its_own_link_and_each_boundary_its_own_message() -> None:
+    profile = Profile(
+        latency=1.0,
+        links={"0.0>0.1": Link(latency=2.0, bandwidth=10.0), "0.2>0.1": Link(bandwidth=4.0)},
+        message=[30.0, 8.0, 99.0],
+    )
+    timeline = simulate(gpipe(Shape(1, 3, 1)), profile)
+    assert spans(timeline, "SEND") == {
+        "0SEND_F0.0@0.1": (1, 6),  # 2 + 30 / 10
+        "1SEND_F0.0@0.2": (7, 8),  # the default has no bandwidth
+        "2SEND_B0.0@0.1": (11, 13),  # 8 / 4, without the default's latency
+        "1SEND_B0.0@0.0": (15, 16),
+    }
+
+
+def test_a_link_outside_the_schedule_is_refused() -> None:
+    with pytest.raises(JobError, match=r"links: '0\.1>0\.2' names a worker outside the grid of 1 pipelines by 2 ranks"):
+        simulate(gpipe(Shape(1, 2, 1)), Profile(links={"0.1>0.2": Link(1.0)}))
+    with pytest.raises(JobError, match=r"'\*\.\*>1\.\*' names a worker outside"):
+        simulate(gpipe(Shape(1, 2, 1)), Profile(links={"*.*>1.*": Link(1.0)}))
+
+
 def test_an_overlapped_pair_takes_its_own_time() -> None:
     schedule = Schedule.from_text(Shape(1, 1, 3), {"0.0": "0F0 (0F1;0B0) (0F2;0B1) 0B2"})
     assert simulate(schedule).makespan == 9
@@ -129,6 +161,21 @@ def test_bytes_follow_the_stage() -> None:
     assert timeline.peak_activations == [1, 1]
 
 
+def test_the_row_of_the_peak_is_the_first_that_reaches_it() -> None:
+    timeline = simulate(one_f_one_b(Shape(1, 4, 8)), Profile.uniform(link=0.5))
+    schedule = timeline.schedule
+    rows = [row for row in timeline.peak_row if row is not None]
+    assert [(str(schedule.instruction(row)), timeline.start[row]) for row in rows] == [
+        ("0F0.3", 3), ("1F0.2", 3.5), ("2F0.1", 4), ("3F0.0", 4.5),
+    ]  # fmt: skip
+    split = "0F0 1F0 1I0 0F1 0I0 1W0 0W0 1F1 1I1 0I1 1W1 0W1"  # 1F1 comes back to the 9 bytes of 1F0, but for rounding
+    timeline = simulate(
+        Schedule.from_text(Shape(1, 1, 2, 2), {"0.0": split}), Profile(activation=[1.0, 8.0], weight_stash=0.3)
+    )
+    assert (timeline.peak_bytes, timeline.peak_row) == ([9], [1])
+    assert simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).peak_row == [None]
+
+
 def test_the_critical_path_is_a_chain_without_gaps_over_the_whole_makespan() -> None:
     timeline = simulate(one_f_one_b(Shape(2, 4, 6)), Profile.uniform(1.1, 1.3, 0.7, link=0.2))
     path = timeline.critical_path
@@ -136,6 +183,29 @@ def test_the_critical_path_is_a_chain_without_gaps_over_the_whole_makespan() -> 
     assert timeline.end[path[-1]] == timeline.makespan
     for before, after in pairwise(path):
         assert timeline.end[before] == pytest.approx(timeline.start[after])
+
+
+def test_each_step_of_the_critical_path_says_why_it_waited() -> None:
+    timeline = simulate(gpipe(Shape(1, 2, 2), "barrier"), Profile.uniform(link=2.0, step=0.5))
+    schedule = timeline.schedule
+    told = [
+        (str(schedule.instruction(row)), cause)
+        for row, cause in zip(timeline.critical_path, timeline.critical_causes, strict=True)
+    ]
+    assert told == [
+        ("0F0.0", None),
+        ("0SEND_F0.0@0.1", Cause.DATA),
+        ("0SEND_F0.1@0.1", Cause.LANE),
+        ("1RECV_F0.1@0.0", Cause.TRANSFER),
+        ("1F0.1", Cause.DATA),
+        ("1B0.0", Cause.ORDER),
+        ("1B0.1", Cause.ORDER),
+        ("1SEND_B0.1@0.0", Cause.DATA),
+        ("0RECV_B0.1@0.1", Cause.TRANSFER),
+        ("0B0.1", Cause.DATA),
+        ("0REDUCE_GRAD", Cause.REDUCE),
+        ("0STEP", Cause.STEP),
+    ]
 
 
 def test_a_deadlock_is_refused_with_a_pointer_to_check() -> None:
@@ -179,23 +249,6 @@ def test_the_period_of_a_barrier_is_its_makespan() -> None:
     assert timeline.period == pytest.approx(timeline.makespan, rel=1e-14)
 
 
-def random_profile(rng: random.Random, schedule: Schedule) -> Profile:
-    stages = schedule.shape.stages
-
-    def seconds() -> float:
-        return rng.choice([1.0, 2.0, rng.uniform(0.2, 3.0)])
-
-    return Profile(
-        forward=[seconds() for _ in range(stages)],
-        backward_input=seconds(),
-        backward_weight=[seconds() for _ in range(stages)] if rng.random() < 0.5 else seconds(),
-        latency=rng.choice([0.0, 0.5, 3.0, rng.uniform(0.0, 2.0)]),
-        step=rng.choice([0.0, 1.0, 0.3]),
-        reduce=rng.choice([0.0, 2.0, 0.7]),
-        speed={str(worker): rng.uniform(0.5, 2.0) for worker in schedule.live if rng.random() < 0.2},
-    )
-
-
 @settings(bounded, max_examples=60)
 @given(st.integers(0, 10**6))
 def test_makespan_and_period_equal_those_of_the_slow_runtime(seed: int) -> None:
@@ -209,6 +262,21 @@ def test_makespan_and_period_equal_those_of_the_slow_runtime(seed: int) -> None:
     assert timeline.period <= timeline.makespan * (1 + 1e-9)
     if schedule.optimizer == "barrier":
         assert timeline.period == pytest.approx(last_step(timeline))
+
+
+def test_the_compiled_loops_time_schedules_as_the_plain_ones_do_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seed in range(25):
+        rng = random.Random(seed)
+        schedule = random_schedule(rng)
+        profile = random_profile(rng, schedule)
+        results = []
+        for compile_from in (10**9, 0):
+            monkeypatch.setattr(graph, "COMPILE_FROM", compile_from)
+            timeline = simulate(schedule, profile)
+            results.append((*(a.tobytes() for a in (timeline.start, timeline.end, timeline.last)), timeline.period))
+        assert results[0] == results[1]
 
 
 def last_step(timeline: Timeline) -> float:
@@ -232,18 +300,18 @@ def window_period(timeline: Timeline) -> float:
     """The right-shifted window of the widest worker, from the event graph's edges in reverse."""
     from recycle.ir.simulate import event_graph
 
-    graph, schedule = event_graph(timeline.schedule), timeline.schedule
-    seconds = [*(timeline.end - timeline.start).tolist()] + [0.0] * (graph.dependencies.nodes - len(timeline.start))
+    events, schedule = event_graph(timeline.schedule), timeline.schedule
+    seconds = [*(timeline.end - timeline.start).tolist()] + [0.0] * (events.dependencies.nodes - len(timeline.start))
     ends = [0.0] * schedule.shape.stages
     for row in range(len(timeline.start)):
         instruction = schedule.instruction(row)
         if "STEP" in str(instruction):
             ends[int(schedule.columns.stage[row])] = max(ends[int(schedule.columns.stage[row])], timeline.end[row])
-    late = [float("inf")] * graph.dependencies.nodes
-    for node in graph.order[::-1].tolist():
+    late = [float("inf")] * events.dependencies.nodes
+    for node in events.order[::-1].tolist():
         if node < len(timeline.start) and "STEP" in str(schedule.instruction(node)):
             late[node] = ends[int(schedule.columns.stage[node])] - seconds[node]
-        for source in graph.sources[graph.offsets[node] : graph.offsets[node + 1]].tolist():
+        for source in events.sources[events.offsets[node] : events.offsets[node + 1]].tolist():
             late[source] = min(late[source], late[node] - seconds[source])
     widest = 0.0
     for worker in schedule.live:

@@ -1,10 +1,11 @@
 import itertools
+import random
 
 import pytest
 from hypothesis import given, settings
 
 from recycle.ir.simulate import simulate
-from recycle.profile import Profile
+from recycle.profile import Link, Profile
 from recycle.solve import bounds
 from recycle.solve.construct import construct, portfolio
 from recycle.solve.problem import Problem
@@ -62,6 +63,23 @@ def test_a_slow_host_gets_fewer_micro_batches():
     slow = Profile(speed={"0.0": 2.0})
     problem = Problem.of(job(2, 1, 3), [], slow)
     assert bounds.load(problem, 0) == min(max(3 * a * 2, 3 * (6 - a)) for a in range(7)) == 12
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_links_differ_the_fastest_bounds_and_the_slowest_is_searched_with(seed):
+    draw = random.Random(seed).uniform
+    fast, slow = draw(0.1, 0.5), draw(1.0, 2.0)
+    profile = Profile(latency=fast, links={"*.*>0.*": Link(slow), "0.1>1.2": Link(0.0)}, message=[4.0, 1.0, 2.0, 9.0])
+    problem = Problem.of(worked_example([4, 3, 2, 1]), [DEAD], profile)
+    assert (problem.links, problem.link, problem.fastest_link) == ((fast, slow), slow, fast)  # 1.2 is dead
+    timeline = simulate(problem.schedule(construct(problem)), profile)
+    assert timeline.period >= bounds.lower_bound(problem) > 28
+
+
+def test_the_link_time_of_a_problem_counts_the_message_of_each_boundary():
+    profile = Profile(latency=1.0, bandwidth=2.0, message=[4.0, 1.0, 2.0, 9.0])
+    assert Problem.of(worked_example(4), [], profile).links == (1.5, 2.0, 3.0)
+    assert Problem.of(job(2, 1, 3), [], Profile(latency=1.0)).links == (0.0,)
 
 
 @settings(max_examples=60, deadline=None)
