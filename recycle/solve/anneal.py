@@ -15,13 +15,14 @@ own, so that both give the same result for the same seed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp
 from typing import Any
 
 import numpy as np
 
-from recycle.solve.compiled import as_arrays, compiled
-from recycle.solve.problem import Order, Problem
+from recycle.solve.compiled import as_lists, compiled
+from recycle.solve.problem import Operations, Order, Problem, flat
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,9 @@ def anneal(
         often: use the compiled loop, as many rounds will follow; the result is the same.
     """
     shape = problem.shape
-    sequence = [operation for program in order for operation in program]
-    offsets = np.concatenate([[0], np.cumsum([len(program) for program in order])]).tolist()
-    host = [-1] * problem.size
-    for worker, program in enumerate(order):
-        for operation in program:
-            host[operation] = worker
+    sequence, offsets = flat(order)
+    host = np.full(problem.size, -1, dtype=np.int64)
+    host[sequence] = np.repeat(np.arange(len(order)), np.diff(offsets))
     quantum = 1.0 if problem.is_integral else problem.unit / 4
     arguments: list[Any] = [
         shape.stages,
@@ -78,42 +76,45 @@ def anneal(
         sequence,
         offsets,
         host,
-        [*problem.forward, *problem.backward, *problem.weight],
-        list(problem.closing),
+        problem.times,
+        np.array(problem.closing),
         problem.link,
-        list(problem.speed),
-        list(problem.cap),
+        np.array(problem.speed),
+        np.array(problem.cap),
         problem.stash,
         int(problem.split),
         int(problem.staggered),
         _rerouted(problem),
-        [float(time) for time in due],
+        np.array(due, dtype=np.float64),
         float(target),
         quantum,
         steps,
         seed % 2147483647,
         hot * problem.unit,
         cold * problem.unit,
-        [0, 0],
+        np.zeros(2, dtype=np.int64),
         problem.needs,
         problem.feeds,
     ]
     if often:
-        arguments = as_arrays(arguments)
         compiled(_anneal)(*arguments)
-        sequence, due, outcome = (arguments[i].tolist() for i in (3, 15, 22))
+        arguments = as_lists(arguments)
     else:
+        arguments = as_lists(arguments)
         _anneal(*arguments)
-        due, outcome = arguments[15], arguments[22]
-    programs = [sequence[offsets[w] : offsets[w + 1]] for w in range(len(order))]
+    sequence, offsets, due, outcome = (arguments[i] for i in (3, 4, 15, 22))
+    programs = [sequence[first:end] for first, end in pairwise(offsets)]
     return Annealed(programs, due, bool(outcome[0]), outcome[1])
 
 
-def _rerouted(problem: Problem) -> list[int]:
+def _rerouted(problem: Problem) -> Operations:
     """1 for each (stage, micro-batch) whose home worker is dead."""
     m, ranks = problem.shape.micro_batches, problem.shape.ranks
-    stages, micro_batches = range(problem.shape.stages), range(problem.micro_batches)
-    return [int((g // m, s % ranks) in problem.dead) for s in stages for g in micro_batches]
+    dead = np.zeros((problem.shape.pipelines, ranks), dtype=np.int64)
+    for worker in problem.dead:
+        dead[worker] = 1
+    home, stage = np.arange(problem.micro_batches) // m, np.arange(problem.shape.stages) % ranks
+    return dead[home[None, :], stage[:, None]].ravel()
 
 
 def _anneal(

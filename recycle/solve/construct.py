@@ -27,10 +27,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from recycle.solve.compiled import compiled
-from recycle.solve.problem import Order, Problem
+from recycle.solve.compiled import as_lists, compiled
+from recycle.solve.problem import Operations, Order, Problem
 
 COMPILE_FROM = 60_000
 """Operations from which loading the compiled loop costs less than running in plain Python."""
@@ -102,25 +101,12 @@ def _warm_up(problem: Problem, more: int) -> tuple[int, ...]:
     return tuple((chunks - 1) * ranks + 2 * (ranks - 1 - s % ranks) + 1 + more for s in range(stages))
 
 
-def hosts_of(problem: Problem, policy: Policy) -> list[int]:
+def hosts_of(problem: Problem, policy: Policy) -> Operations:
     """Worker of each (stage, micro-batch): its home if that lives, else the peer that would be done with it first."""
-    shape = problem.shape
-    m, ranks, n = shape.micro_batches, shape.ranks, problem.micro_batches
-    host: list[int] = []
-    for s in range(shape.stages):
-        live = problem.hosts[s]
-        dead = [k for k in range(shape.pipelines) if k * ranks + s % ranks not in set(live)]
-        row = [(g // m) * ranks + s % ranks for g in range(n)]
-        load = [(problem.speed[w] * (m + 1), place, w) for place, w in enumerate(live)]
-        heapq.heapify(load)
-        for k in dead:
-            for j in range(m):
-                finished, place, w = heapq.heappop(load)
-                row[k * m + j] = w
-                heapq.heappush(load, (finished + problem.speed[w], place, w))
-        host += row
+    host = problem.hosts_by_load.copy()
     for s, g, h in policy.swaps:
-        host[s * n + g], host[s * n + h] = host[s * n + h], host[s * n + g]
+        g, h = s * problem.micro_batches + g, s * problem.micro_batches + h
+        host[g], host[h] = host[h], host[g]
     return host
 
 
@@ -136,7 +122,7 @@ def construct(
     """
     policy = policy or default_policy(problem)
     shape, n, m = problem.shape, problem.micro_batches, problem.shape.micro_batches
-    host = np.array(hosts_of(problem, policy), dtype=np.int64)
+    host = hosts_of(problem, policy)
     g = np.tile(np.arange(n), shape.stages)
     stage = np.repeat(np.arange(shape.stages), n)
     rerouted = host != g // m * shape.ranks + stage % shape.ranks
@@ -156,7 +142,7 @@ def construct(
         line,
         place,
         lanes,
-        np.array([*problem.forward, *problem.backward, *problem.weight]),
+        problem.times,
         problem.link,
         np.array(problem.speed),
         np.minimum(problem.cap, float(UNLIMITED)),
@@ -168,32 +154,19 @@ def construct(
         np.array(policy.weight_first, dtype=np.int64),
         noise,
         seed % 2147483647,
-        _wakes(problem),
+        problem.wakes,
         np.zeros(problem.size, dtype=np.int64),
     ]
     if use_arrays:
         done = compiled(_list_schedule)(*arguments)
     else:
-        arguments = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
+        arguments = as_lists(arguments)
         done = _list_schedule(*arguments)
     assert done == problem.size, "the list scheduler came to a halt"
     started = np.array(arguments[-1], dtype=np.int64)
     worker = host[started % len(host)]
     ends = np.cumsum(np.bincount(worker, minlength=shape.worker_count))[:-1]
     return [part.tolist() for part in np.split(started[np.argsort(worker, kind="stable")], ends)]
-
-
-def _wakes(problem: Problem) -> npt.NDArray[np.int64]:
-    """For each operation the F or backward that can start once it ends, -1 if none.
-
-    That is the one of another stage that waits for it; at the end of the model the backward of its own micro-batch.
-    """
-    wakes = np.array(problem.feeds)
-    plane = problem.shape.stages * problem.micro_batches
-    needs, here = np.array(problem.needs[plane : 2 * plane]), np.array(problem.needs_here[plane : 2 * plane])
-    at_the_end = np.flatnonzero(needs < 0)
-    wakes[here[at_the_end]] = plane + at_the_end
-    return wakes
 
 
 def _list_schedule(

@@ -100,8 +100,8 @@ def build(problem: Problem, start: Order, bound: float = 0.0) -> Model:
     host = {operation: w for w, program in enumerate(start) for operation in program}
     seconds = [problem.duration(x // plane, x // n % stages, host[x]) for x in range(problem.size)]
     after: list[tuple[int, int, float]] = []
-    for x in range(problem.size):
-        made, here = problem.needs[x], problem.needs_here[x]
+    needs = zip(problem.needs.tolist(), problem.needs_here.tolist(), strict=True)
+    for x, (made, here) in enumerate(needs):
         if made >= 0:
             after.append((made, x, seconds[made] + problem.link * (host[x] != host[made])))
         if here >= 0:

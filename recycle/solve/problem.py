@@ -9,11 +9,14 @@ the last word on every figure.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from recycle.errors import PlanError
 from recycle.ir.columns import Columns
@@ -24,10 +27,17 @@ from recycle.job import Job
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
+Operations = npt.NDArray[np.int64]
 Order = list[list[int]]
 """Operations of each worker, in program order, by worker index; empty for a dead worker."""
 
 _WHOLE = [Kind.FORWARD, Kind.BACKWARD]
+
+
+def flat(order: Order) -> tuple[Operations, Operations]:
+    """(all programs one after the other, where each begins and the last ends)."""
+    offsets = np.concatenate([[0], np.cumsum([len(program) for program in order])]).astype(np.int64)
+    return np.fromiter(chain.from_iterable(order), np.int64, int(offsets[-1])), offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,36 +119,46 @@ class Problem:
         )
 
     @cached_property
-    def needs(self) -> list[int]:
+    def needs(self) -> Operations:
         """For each operation the one of another stage that it waits for, -1 if none: `ir.dependencies`, by number."""
         return self._needs(across=True)
 
     @cached_property
-    def needs_here(self) -> list[int]:
+    def needs_here(self) -> Operations:
         """For each operation the one of its own stage that it waits for, -1 if none."""
         return self._needs(across=False)
 
     @cached_property
-    def feeds(self) -> list[int]:
+    def feeds(self) -> Operations:
         """For each operation the one of another stage that waits for it, -1 if none."""
-        feeds = [-1] * self.size
-        for operation, needed in enumerate(self.needs):
-            if needed >= 0:
-                feeds[needed] = operation
+        feeds = np.full(self.size, -1, dtype=np.int64)
+        waiting = np.flatnonzero(self.needs >= 0)
+        feeds[self.needs[waiting]] = waiting
         return feeds
 
-    def _needs(self, across: bool) -> list[int]:
+    @cached_property
+    def wakes(self) -> Operations:
+        """For each operation the F or backward that can start once it ends, -1 if none.
+
+        That is the one of another stage that waits for it; at the end of the model the backward of its own micro-batch.
+        """
+        wakes, plane = self.feeds.copy(), self.shape.stages * self.micro_batches
+        at_the_end = plane + np.flatnonzero(self.needs[plane : 2 * plane] < 0)
+        wakes[self.needs_here[at_the_end]] = at_the_end
+        return wakes
+
+    def _needs(self, across: bool) -> Operations:
         stages, n = self.shape.stages, self.micro_batches
         codes = [Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT] if self.split else _WHOLE
         makers = {value: code for code, kind in reversed([*enumerate(codes)]) for value in PRODUCES[kind]}
-        needs: list[int] = []
-        for kind in codes:
+        needs = np.full((len(codes), stages, n), -1, dtype=np.int64)
+        for row, kind in enumerate(codes):
             wanted = [(makers[value], offset) for value, offset in NEEDS[kind] if (offset != 0) == across]
             for stage in range(stages):
                 inside = [(code, stage + offset) for code, offset in wanted if 0 <= stage + offset < stages]
-                for g in range(n):
-                    needs.append((inside[0][0] * stages + inside[0][1]) * n + g if inside else -1)
-        return needs
+                if inside:
+                    needs[row, stage] = (inside[0][0] * stages + inside[0][1]) * n + np.arange(n)
+        return needs.ravel()
 
     @property
     def link(self) -> float:
@@ -175,6 +195,29 @@ class Problem:
             [k * ranks + s % ranks for k in range(self.shape.pipelines) if Worker(k, s % ranks) not in self.dead]
             for s in range(self.shape.stages)
         ]
+
+    @cached_property
+    def hosts_by_load(self) -> Operations:
+        """Worker of each (stage, micro-batch), flat: its home if that lives, else the peer that would be done first."""
+        shape = self.shape
+        m, ranks = shape.micro_batches, shape.ranks
+        host = np.empty((shape.stages, shape.pipelines, m), dtype=np.int64)
+        for s in range(shape.stages):
+            live = self.hosts[s]
+            host[s] = (np.arange(shape.pipelines) * ranks + s % ranks)[:, None]
+            load = [(self.speed[w] * (m + 1), place, w) for place, w in enumerate(live)]
+            heapq.heapify(load)
+            for k in sorted(set(range(shape.pipelines)) - {w // ranks for w in live}):
+                for j in range(m):
+                    finished, place, w = heapq.heappop(load)
+                    host[s, k, j] = w
+                    heapq.heappush(load, (finished + self.speed[w], place, w))
+        return host.ravel()
+
+    @cached_property
+    def times(self) -> npt.NDArray[np.float64]:
+        """Times of F, I (or B) and W of every stage, at speed 1."""
+        return np.array([*self.forward, *self.backward, *self.weight])
 
     @cached_property
     def closing(self) -> tuple[float, ...]:
@@ -218,8 +261,7 @@ class Problem:
     def schedule(self, order: Order) -> Schedule:
         """The compute-only schedule that `order` writes."""
         stages, m = self.shape.stages, self.shape.micro_batches
-        operations = np.array([op for program in order for op in program], dtype=np.int64)
-        offsets = np.concatenate([[0], np.cumsum([len(program) for program in order])]).astype(np.int64)
+        operations, offsets = flat(order)
         place, micro_batch = np.divmod(operations, self.micro_batches)
         kind, stage = np.divmod(place, stages)
         names = [Kind.FORWARD, Kind.BACKWARD_INPUT if self.split else Kind.BACKWARD, Kind.BACKWARD_WEIGHT]

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from recycle.solve.compiled import as_arrays, compiled
-from recycle.solve.problem import Order, Problem
+from recycle.solve.compiled import as_lists, compiled
+from recycle.solve.problem import Order, Problem, flat
 
 COMPILE_FROM = 20_000
 """Operations from which loading the compiled loop costs less than running in plain Python."""
@@ -45,9 +45,9 @@ def time_order(problem: Problem, order: Order, often: bool = False) -> Timing:
     """
     arguments = _arguments(problem, order)
     if problem.size >= COMPILE_FROM or (often and problem.size >= COMPILE_FROM // 20):
-        arguments = as_arrays(arguments)
         compiled(_time)(*arguments)
     else:
+        arguments = as_lists(arguments)
         _time(*arguments)
     last, (period, makespan) = [float(v) for v in arguments[12]], arguments[14]
     ranks = problem.shape.ranks
@@ -57,7 +57,7 @@ def time_order(problem: Problem, order: Order, often: bool = False) -> Timing:
 
 def start_times(problem: Problem, order: Order) -> list[float]:
     """Start of each operation: right-shifted, or with the barrier as early as possible."""
-    arguments = _arguments(problem, order)
+    arguments = as_lists(_arguments(problem, order))
     _time(*arguments)
     times: list[float] = arguments[13]
     return times
@@ -65,12 +65,10 @@ def start_times(problem: Problem, order: Order) -> list[float]:
 
 def _arguments(problem: Problem, order: Order) -> list[Any]:
     stages, ranks = problem.shape.stages, problem.shape.ranks
-    sequence = [operation for program in order for operation in program]
-    offsets = np.concatenate([[0], np.cumsum([len(program) for program in order])]).tolist()
-    host, place = [-1] * problem.size, [-1] * problem.size
-    for worker, program in enumerate(order):
-        for i, operation in enumerate(program):
-            host[operation], place[operation] = worker, offsets[worker] + i
+    sequence, offsets = flat(order)
+    host, place = np.full(problem.size, -1, dtype=np.int64), np.full(problem.size, -1, dtype=np.int64)
+    host[sequence] = np.repeat(np.arange(len(order)), np.diff(offsets))
+    place[sequence] = np.arange(len(sequence))
     return [
         stages,
         problem.micro_batches,
@@ -79,14 +77,14 @@ def _arguments(problem: Problem, order: Order) -> list[Any]:
         offsets,
         host,
         place,
-        [*problem.forward, *problem.backward, *problem.weight],
-        [problem.closing[s % ranks] for s in range(stages)],
+        problem.times,
+        np.array([problem.closing[s % ranks] for s in range(stages)]),
         problem.link,
-        list(problem.speed),
+        np.array(problem.speed),
         int(problem.staggered),
-        [0.0] * stages,
-        [0.0] * problem.size,
-        [0.0, 0.0],
+        np.zeros(stages),
+        np.zeros(problem.size),
+        np.zeros(2),
         problem.needs,
         problem.feeds,
     ]
