@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recycle.errors import JobError
+from recycle.cli import pricing
 
 if TYPE_CHECKING:
     from recycle.ir.simulate import Timeline
-    from recycle.profile import Profile
 
 DRAWN = 32
 """Workers up to which the timeline is drawn."""
@@ -29,10 +26,10 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     file: Annotated[Path, typer.Argument(help="Schedule file.")],
-    times: Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")] = None,
-    overlap: Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")] = None,
-    comm: Annotated[str | None, typer.Option(metavar="SECONDS", help="Time of a transfer; 0.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="Profile file, instead of --times.")] = None,
+    times: pricing.Times = None,
+    overlap: pricing.Overlap = None,
+    comm: pricing.Comm = None,
+    profile: pricing.ProfileFile = None,
     serialised: Annotated[
         bool, typer.Option("--serialised", help="One transfer per worker at a time, unbuffered, in program order.")
     ] = False,
@@ -46,7 +43,7 @@ def simulate(
     from recycle.ir.check import check
     from recycle.ir.simulate import simulate as timed
 
-    priced = _profile(times, overlap, comm, profile)
+    priced = pricing.priced("simulate", times, overlap, comm, profile)
     schedule = formats.read(file)
     timeline = timed(schedule, priced, serialised=serialised)
     errors = sum(finding.severity == "error" for finding in check(schedule, profile=priced))
@@ -56,33 +53,6 @@ def simulate(
         print(json.dumps(figures(timeline)))
     else:
         _print(timeline)
-
-
-def _profile(times: str | None, overlap: str | None, comm: str | None, file: Path | None) -> Profile:
-    from recycle.profile import Profile
-
-    if file is not None and times is not None:
-        raise JobError("simulate: give either --times or --profile, not both")
-    if file is not None:
-        profile = Profile.load(file)
-    else:
-        forward, backward_input, backward_weight = _numbers("--times", "1,1,1" if times is None else times, "F,I,W", 3)
-        profile = Profile(forward, backward_input, backward_weight)
-    if overlap is not None:
-        profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])
-    if comm is not None:
-        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None)
-    return profile
-
-
-def _numbers(option: str, text: str, form: str, count: int) -> list[float]:
-    try:
-        values = [float(word) for word in text.split(",")]
-    except ValueError:
-        values = []
-    if len(values) != count or not all(math.isfinite(value) and value >= 0 for value in values):
-        raise JobError(f"{option} {text!r}: write {form}, {count} finite number(s) of at least 0")
-    return values
 
 
 def figures(timeline: Timeline) -> dict[str, Any]:

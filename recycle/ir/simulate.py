@@ -233,14 +233,7 @@ def held_activations(schedule: Schedule, weight_stash: float, weights: Floats | 
     rest, B the whole. An overlapped pair holds both activations at once.
     """
     c, shape = schedule.columns, schedule.shape
-    weight = np.ones(shape.stages) if weights is None else weights
-    mine = weight[np.clip(c.stage, 0, shape.stages - 1)]
-    freed = np.zeros(len(c))
-    freed = np.where(c.kind == Kind.BACKWARD, mine, freed)
-    freed = np.where(c.kind == Kind.BACKWARD_INPUT, mine * (1 - weight_stash), freed)
-    freed = np.where(c.kind == Kind.BACKWARD_WEIGHT, mine * weight_stash, freed)
-    freed = np.where(c.kind == Kind.OVERLAPPED_PAIR, weight[np.clip(c.stage2, 0, shape.stages - 1)], freed)
-    added = np.where(np.isin(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)), mine, 0.0)
+    added, freed = activation_changes(schedule, weight_stash, weights)
     total = np.cumsum(added - freed)
     peaks, rows = [], []
     for w in range(shape.worker_count):
@@ -250,6 +243,19 @@ def held_activations(schedule: Schedule, weight_stash: float, weights: Floats | 
         rows.append(first + int(held.argmax()) if end > first else -1)
         peaks.append(round(float(held.max()), 9) if end > first else 0.0)
     return peaks, rows
+
+
+def activation_changes(schedule: Schedule, weight_stash: float, weights: Floats | None) -> tuple[Floats, Floats]:
+    """(weight that each row takes up as it starts, weight that it gives back as it ends); see `held_activations`."""
+    c, shape = schedule.columns, schedule.shape
+    weight = np.ones(shape.stages) if weights is None else weights
+    mine = weight[np.clip(c.stage, 0, shape.stages - 1)]
+    freed = np.zeros(len(c))
+    freed = np.where(c.kind == Kind.BACKWARD, mine, freed)
+    freed = np.where(c.kind == Kind.BACKWARD_INPUT, mine * (1 - weight_stash), freed)
+    freed = np.where(c.kind == Kind.BACKWARD_WEIGHT, mine * weight_stash, freed)
+    freed = np.where(c.kind == Kind.OVERLAPPED_PAIR, weight[np.clip(c.stage2, 0, shape.stages - 1)], freed)
+    return np.where(np.isin(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)), mine, 0.0), freed
 
 
 def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
