@@ -236,6 +236,21 @@ class Schedule:
         second = MicroBatch(int(c.pipeline2[row]), int(c.index2[row]))
         return OverlappedPair(Forward(stage, micro_batch), Backward(int(c.stage2[row]), second))
 
+    def texts(self, first: int, end: int) -> list[str]:
+        """The text of the instructions in rows `first` to `end`, straight from the columns."""
+        tokens = [cls.token for cls in KIND_CLASSES]
+        peers = [f"@{worker}" for worker in self.shape.workers()]
+        lists = (getattr(self.columns, name)[first:end].tolist() for name in Columns.FIELDS)
+        found = []
+        for kind, stage, pipeline, index, peer, stage2, pipeline2, index2 in zip(*lists, strict=True):
+            if stage2 >= 0:
+                found.append(f"({stage}F{pipeline}.{index};{stage2}B{pipeline2}.{index2})")
+            elif pipeline < 0:
+                found.append(f"{stage}{tokens[kind]}")
+            else:
+                found.append(f"{stage}{tokens[kind]}{pipeline}.{index}{peers[peer] if peer >= 0 else ''}")
+        return found
+
     def position(self, row: int) -> tuple[Worker, int]:
         """Worker and place in its program of row `row`."""
         w = int(np.searchsorted(self.columns.offsets, row, side="right")) - 1

@@ -32,7 +32,7 @@ import numpy as np
 
 from recycle.errors import JobError, ScheduleError
 from recycle.ir import chrome, trace
-from recycle.ir.dependencies import Cause, dependencies
+from recycle.ir.dependencies import CARRIERS, Cause, Rows, dependencies
 from recycle.ir.formats import native, profiler_trace, run_trace
 from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Instruction, Kind, parse_instruction
 from recycle.ir.lower import lower_with_origin
@@ -101,7 +101,8 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
     rerouted = trace.away_from(c, pipeline)
     start, end = chrome.nanoseconds(timeline.start), chrome.nanoseconds(timeline.end)
     track = chrome.track_of(c)
-    arrows = _Arrows.of(lowered, rerouted)
+    transfers = _transfers(lowered).tolist()
+    detours = _detours(lowered, rerouted, max(transfers, default=0))
     held = _Held.of(timeline)
     position = np.where(origin < 0, -1, origin - schedule.columns.offsets[c.worker])
     for w, place in _places(lowered).items():
@@ -111,22 +112,30 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
         tids, titles = chrome.thread_ids(track[rows], start[rows], end[rows])
         yield from chrome.process(pid, _title(lowered, worker), place)
         yield from chrome.threads(pid, titles)
-        columns = (c.kind, c.stage, c.pipeline, c.index, rerouted, position, start, end)
-        lists = [column[rows].tolist() for column in columns]
-        for row, tid, kind, stage, home, index, away, at, begin, finish in zip(
-            range(rows.start, rows.stop), tids.tolist(), *lists, strict=True
+        columns = (c.kind, c.stage, c.pipeline, c.index, rerouted, position, start, end, tids)
+        lists = (column if column is tids else column[rows] for column in columns)
+        names = lowered.texts(rows.start, rows.stop)
+        for row, name, kind, stage, home, index, away, at, begin, finish, tid in zip(
+            range(rows.start, rows.stop), names, *(column.tolist() for column in lists), strict=True
         ):
             arguments: dict[str, Any] = {"worker": text, "position": at if at >= 0 else None, "stage": stage}
             if home >= 0:
-                arguments |= {"home": home, "micro_batch": index, "rerouted": away}
-            name = str(lowered.instruction(row))
+                arguments["home"], arguments["micro_batch"], arguments["rerouted"] = home, index, away
             yield chrome.slice_event(name, _CATEGORY[kind], pid, tid, begin, finish, arguments)
-            for phase, flow, label, category in arrows.at(row):
-                yield chrome.flow_event(phase, flow, label, category, pid, tid, begin)
+            if flow := transfers[row]:
+                yield chrome.flow_event(_END[kind][0], flow, _END[kind][1], "transfer", pid, tid, begin)
+            for phase, flow in detours.get(row, ()):
+                yield chrome.flow_event(phase, flow, "re-routed activation", "re-routed", pid, tid, begin)
         for moment, value in held.steps(rows, start, end):
             yield chrome.counter_event("activations held", pid, moment, held.unit, value)
 
 
+_END = {
+    kind: (phase, value.name.lower().replace("_", " "))
+    for value, ends in CARRIERS.items()
+    for phase, kind in zip("sf", ends, strict=True)
+}
+"""Kind of a transfer -> phase and name of its end of the arrow."""
 _CATEGORY = {int(cls.kind): cls.kind.name.lower() for cls in KIND_CLASSES}
 
 
@@ -146,39 +155,20 @@ def _title(schedule: Schedule, worker: Worker) -> str:
     return f"worker {worker}, {'failed' if worker in schedule.failed else hosted}"
 
 
-class _Arrows(NamedTuple):
-    """Ends of arrows by row: those of transfers as columns, the few of re-routed work as a dictionary."""
-
-    transfer: list[int]
-    kind: list[int]
-    detours: dict[int, list[tuple[str, int]]]
-
-    @classmethod
-    def of(cls, lowered: Schedule, rerouted: np.ndarray) -> _Arrows:
-        sends = dependencies(lowered).sends
-        receives = np.flatnonzero(sends >= 0)
-        transfer = np.zeros(len(sends), dtype=np.int64)
-        transfer[receives] = transfer[sends[receives]] = np.arange(1, len(receives) + 1)
-        detours: dict[int, list[tuple[str, int]]] = {}
-        for flow, (source, target) in enumerate(_detours(lowered, rerouted), len(receives) + 1):
-            detours.setdefault(source, []).append(("s", flow))
-            detours.setdefault(target, []).append(("f", flow))
-        return cls(transfer.tolist(), lowered.columns.kind.tolist(), detours)
-
-    def at(self, row: int) -> Iterator[tuple[str, int, str, str]]:
-        """(phase, id, name, category) of the ends that lie at `row`."""
-        if flow := self.transfer[row]:
-            activation = self.kind[row] in (Kind.SEND_ACTIVATION, Kind.RECV_ACTIVATION)
-            sent = self.kind[row] in (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT)
-            yield "s" if sent else "f", flow, "activation" if activation else "gradient", "transfer"
-        for phase, flow in self.detours.get(row, ()):
-            yield phase, flow, "re-routed activation", "re-routed"
+def _transfers(lowered: Schedule) -> Rows:
+    """Number of the arrow that begins or ends at each row, from 1; 0 where there is none."""
+    sends = dependencies(lowered).sends
+    receives = np.flatnonzero(sends >= 0)
+    arrow = np.zeros(len(sends), dtype=np.int64)
+    arrow[receives] = arrow[sends[receives]] = np.arange(1, len(receives) + 1)
+    return arrow
 
 
-def _detours(lowered: Schedule, rerouted: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(row of the F of a stage, row of the next stage's F) of each activation where either F is re-routed."""
+def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, list[tuple[str, int]]]:
+    """Row -> (phase, number) of the arrows from an F to the next stage's F where either is re-routed; after `last`."""
+    ends: dict[int, list[tuple[str, int]]] = {}
     if not rerouted.any():
-        return
+        return ends
     compute = np.flatnonzero(~np.isin(lowered.columns.kind, [int(kind) for kind in TRANSFER_KINDS]))
     counts = np.bincount(lowered.columns.worker[compute], minlength=lowered.shape.worker_count)
     columns = lowered.columns.take(compute, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
@@ -189,7 +179,11 @@ def _detours(lowered: Schedule, rerouted: np.ndarray) -> Iterator[tuple[int, int
     onward = forwards[source] & forwards[target] & (columns.stage[source] + 1 == columns.stage[target])
     onward &= (columns.pipeline[source] == columns.pipeline[target]) & (columns.index[source] == columns.index[target])
     onward &= rerouted[compute[source]] | rerouted[compute[target]]
-    yield from zip(compute[source[onward]].tolist(), compute[target[onward]].tolist(), strict=True)
+    pairs = zip(compute[source[onward]].tolist(), compute[target[onward]].tolist(), strict=True)
+    for number, (produced, consumed) in enumerate(pairs, last + 1):
+        ends.setdefault(produced, []).append(("s", number))
+        ends.setdefault(consumed, []).append(("f", number))
+    return ends
 
 
 class _Held(NamedTuple):
