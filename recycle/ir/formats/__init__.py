@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recycle.errors import ScheduleError
 from recycle.files import write_whole
-from recycle.ir.formats import chrome_trace, native, torch_csv
+from recycle.ir.formats import chrome_trace, megatron_table, native, torch_csv
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 
@@ -49,6 +49,7 @@ FORMATS: dict[str, Format] = {
         timed=True,
         load_directory=chrome_trace.load_directory,
     ),
+    "megatron-table": Format((".json",), megatron_table.loads, megatron_table.dumps, megatron_table.recognises),
     "torch-csv": Format((".csv",), torch_csv.loads, torch_csv.dumps, torch_csv.recognises),
 }
 
