@@ -37,6 +37,16 @@ def test_programs_and_rows_are_two_views_of_one_order() -> None:
     assert schedule.columns.worker.tolist() == [0, 1, 1, 1]
 
 
+@settings(derandomize=True, max_examples=30, deadline=None, database=None)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_texts_from_the_columns_are_those_of_the_instructions(rng: random.Random, lowered: bool) -> None:
+    schedule = random_schedule(rng)
+    schedule = lower(schedule) if lowered else schedule
+    rows = len(schedule.columns)
+    assert schedule.texts(0, rows) == [str(schedule.instruction(row)) for row in range(rows)]
+    assert schedule.texts(rows // 2, rows) == schedule.texts(0, rows)[rows // 2 :]
+
+
 def test_position_skips_workers_with_empty_programs() -> None:
     schedule = Schedule.from_text(Shape(3, 1, 1), {"2.0": "0F2.0", "0.0": "0F0.0"})
     assert [schedule.position(row)[0] for row in range(2)] == [Worker(0, 0), Worker(2, 0)]

@@ -112,11 +112,11 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
         tids, titles = chrome.thread_ids(track[rows], start[rows], end[rows])
         yield from chrome.process(pid, _title(lowered, worker), place)
         yield from chrome.threads(pid, titles)
-        columns = (c.kind, c.stage, c.pipeline, c.index, rerouted, position, start, end, tids)
-        lists = (column if column is tids else column[rows] for column in columns)
         names = lowered.texts(rows.start, rows.stop)
-        for row, name, kind, stage, home, index, away, at, begin, finish, tid in zip(
-            range(rows.start, rows.stop), names, *(column.tolist() for column in lists), strict=True
+        columns = (c.kind, c.stage, c.pipeline, c.index, rerouted, position, start, end)
+        lists = (column[rows].tolist() for column in columns)
+        for row, name, tid, kind, stage, home, index, away, at, begin, finish in zip(
+            range(rows.start, rows.stop), names, tids.tolist(), *lists, strict=True
         ):
             arguments: dict[str, Any] = {"worker": text, "position": at if at >= 0 else None, "stage": stage}
             if home >= 0:
@@ -231,21 +231,21 @@ def load_directory(path: Path) -> Schedule:
     Raises:
         ScheduleError: as `loads`, or the files are not those of the ranks of one pipeline.
     """
-    contents = {}
-    for file in sorted(path.iterdir()):
-        if file.is_file() and file.name.endswith((".json", ".json.gz")):
-            try:
-                content = file.read_bytes()
-            except OSError as error:
-                raise ScheduleError(f"{file}: cannot be read ({error.strerror})") from None
-            if recognises(content):
-                contents[str(file)] = chrome.unpacked(content, str(file))
-    if not contents:
+    files = [file for file in sorted(path.iterdir()) if file.name.endswith((".json", ".json.gz")) and file.is_file()]
+    files = [file for file in files if recognises(_content(file))]
+    if not files:
         raise ScheduleError(f"{path}: holds no Chrome trace, no .json or .json.gz file with traceEvents")
-    if len(contents) == 1:
-        ((name, content),) = contents.items()
-        return loads(content, name)
-    return profiler_trace.load_ranks(contents, str(path))
+    if len(files) == 1:
+        return loads(_content(files[0]), str(files[0]))
+    traces = ((str(file), chrome.unpacked(_content(file), str(file))) for file in files)
+    return profiler_trace.load_ranks(traces, str(path))
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ScheduleError(f"{file}: cannot be read ({error.strerror})") from None
 
 
 class _Place(msgspec.Struct, frozen=True):

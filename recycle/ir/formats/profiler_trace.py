@@ -64,14 +64,18 @@ def loads(content: bytes, name: str) -> Schedule:
     return _from_ranks({f"process {pid}": ranks[pid] for pid in pids}, name, told)
 
 
-def load_ranks(contents: Mapping[str, bytes], name: str) -> Schedule:
-    """The schedule in several files, one per rank: file name -> content; `name` is that of the whole.
+def load_ranks(traces: Iterable[tuple[str, bytes]], name: str) -> Schedule:
+    """The schedule in several files, one per rank.
+
+    Args:
+        traces: (file name, content); held one at a time.
+        name: of the whole, for error messages.
 
     Raises:
         ScheduleError: as `loads`, and where a file does not say its rank or two say the same.
     """
     ranks: dict[int, tuple[str, list[_Action]]] = {}
-    for file, content in contents.items():
+    for file, content in traces:
         rank = chrome.decode(content, chrome.Head, file).distributedInfo.get("rank")
         if not isinstance(rank, int):
             raise ScheduleError(f"{file}: distributedInfo.rank is missing: it is no rank's trace of torch's profiler")
@@ -123,7 +127,7 @@ def _actions(content: bytes, name: str) -> list[_Action]:
         events = chrome.decode(content, _AnyFile, name).traceEvents
     found = []
     for place, event in enumerate(events):
-        if not isinstance(event.name, str) or not event.name.startswith(_LABEL) or event.cat == _ON_DEVICE:
+        if not isinstance(event.name, str) or not event.name.startswith(_LABEL) or str(event.cat).lower() == _ON_DEVICE:
             continue
         where = f"{name}: traceEvents[{place}]: {event.name[:60]!r}"
         if event.ph != "X":

@@ -66,6 +66,7 @@ def _placement_of(shape: Shape, columns: Columns) -> Placement:
     usual, found = loop_placement(shape), dict[int, tuple[int, ...]]()
     for w, (first, end) in enumerate(pairwise(columns.offsets.tolist())):
         if first < end:
-            found[w] = tuple(np.unique(columns.stage[first:end]).tolist())
+            stages = np.unique(columns.stage[first:end])
+            found[w] = tuple(stages[stages < shape.stages].tolist())
     of_rank = {w % shape.ranks: stages for w, stages in reversed(found.items())}
     return tuple(found.get(w, of_rank.get(w % shape.ranks, usual[w])) for w in range(shape.worker_count))

@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,16 @@ def test_one_chunk_is_1f1b_as_megatron_runs_it_without_interleaving(
     assert json.loads(megatron_table.dumps(schedule))["orders"] == megatron.orders(ranks, 1, micro_batches, ranks)
 
 
+def test_the_line_on_the_format_page_writes_a_table_that_is_read(
+    megatron: Megatron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "file-format.md").read_text()
+    (line,) = [line.strip() for line in page.splitlines() if line.startswith("    json.dump(")]
+    monkeypatch.chdir(tmp_path)
+    exec(line, {"json": json, "get_schedule_table": megatron.schedules.get_schedule_table, "open": open})
+    assert formats.read("table.json") == interleaved(Shape(1, 4, 8, 2))
+
+
 # Round trips
 
 
@@ -148,7 +159,7 @@ def test_an_imported_table_has_the_makespan_and_peaks_of_the_closed_form() -> No
     assert timeline.peak_activations == [11, 9, 7, 5]
 
 
-def test_suffix_and_content_decide_between_the_json_formats(tmp_path: Any) -> None:
+def test_suffix_and_content_decide_between_the_json_formats(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     schedule = interleaved(Shape(1, 2, 4, 2))
     formats.write(schedule, path, "megatron-table")
@@ -267,7 +278,7 @@ def test_positions_count_transfers_too() -> None:
 
 
 def test_convert_reads_a_table_and_warns_on_standard_error(
-    command: Command, tmp_path: Any, caplog: pytest.LogCaptureFixture
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, target, back = tmp_path / "table.json", tmp_path / "plan.json", tmp_path / "back.json"
     source.write_bytes(file(**FULL))
