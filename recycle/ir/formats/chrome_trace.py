@@ -234,7 +234,7 @@ def load_directory(path: Path) -> Schedule:
     files = [file for file in sorted(path.iterdir()) if file.name.endswith((".json", ".json.gz")) and file.is_file()]
     files = [file for file in files if recognises(_content(file))]
     if not files:
-        raise ScheduleError(f"{path}: holds no Chrome trace, no .json or .json.gz file with traceEvents")
+        raise ScheduleError(f"{path}: is a directory without any Chrome trace (.json or .json.gz with traceEvents)")
     if len(files) == 1:
         return loads(_content(files[0]), str(files[0]))
     traces = ((str(file), chrome.unpacked(_content(file), str(file))) for file in files)

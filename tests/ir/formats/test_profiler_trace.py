@@ -110,7 +110,7 @@ def test_convert_reads_the_directory(profiled: Path, command: Command, tmp_path:
     assert done.out == f"{target}: D=1 P=2 m=4 V=2, 88 instructions\n"
     assert formats.read(target) == formats.read(source)
     assert command("convert", source, target, "--from", "native").refused("is a directory", "chrome-trace does")
-    assert command("convert", tmp_path, tmp_path / "x.json").refused("holds no Chrome trace")
+    assert command("convert", tmp_path, tmp_path / "x.json").refused("is a directory without any Chrome trace")
 
 
 # Events by hand
