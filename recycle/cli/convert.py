@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from recycle.cli import pricing
+from recycle.errors import JobError
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -14,17 +17,30 @@ def register(app: typer.Typer) -> None:
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="File to read.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="File to read, or directory of traces.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     from_format: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Format of IN.")] = None,
     to_format: Annotated[str | None, typer.Option("--to", metavar="NAME", help="Format of OUT.")] = None,
+    times: pricing.Times = None,
+    overlap: pricing.Overlap = None,
+    comm: pricing.Comm = None,
+    profile: pricing.ProfileFile = None,
 ) -> None:
     """Convert a schedule file. Formats not named are known by suffix, then by content.
 
-    Example: **recycle convert plan.json copy.json --to native**
+    Times are for a timeline (chrome-trace) alone; the other formats hold an order.
+
+    Example: **recycle convert plan.json plan.trace.json --times 1,2,1**
     """
     from recycle.ir import formats
 
+    named = {"--times": times, "--overlap": overlap, "--comm": comm, "--profile": profile}
+    given = [option for option, value in named.items() if value is not None]
+    written = formats.written_as(target, to_format)
+    if given and not formats.FORMATS[written].timed:
+        timed = ", ".join(name for name, entry in formats.FORMATS.items() if entry.timed)
+        raise JobError(f"convert: {given[0]} is for timelines ({timed}), and {target} is written as {written}")
+    priced = pricing.priced("convert", times, overlap, comm, profile) if given else None
     schedule = formats.read(source, from_format)
-    formats.write(schedule, target, to_format)
+    formats.write(schedule, target, written, priced)
     print(f"{target}: {schedule.shape}, {len(schedule.columns)} instructions")

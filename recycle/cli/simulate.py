@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recycle.cli import pricing
 from recycle.cli.limits import Limits, job_limits
 from recycle.errors import JobError
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from recycle.ir.gaps import Gaps
     from recycle.ir.schedule import Schedule
     from recycle.ir.simulate import Timeline
-    from recycle.profile import Profile
     from recycle.shape import Worker
 
 DRAWN = 32
@@ -36,10 +34,10 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     file: Annotated[Path, typer.Argument(help="Schedule file.")],
-    times: Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")] = None,
-    overlap: Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")] = None,
-    comm: Annotated[str | None, typer.Option(metavar="SECONDS", help="Time of a transfer; 0.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="Profile file, instead of --times.")] = None,
+    times: pricing.Times = None,
+    overlap: pricing.Overlap = None,
+    comm: pricing.Comm = None,
+    profile: pricing.ProfileFile = None,
     job: Annotated[Path | None, typer.Option(help="Job file: its times, and its memory limits in the gaps.")] = None,
     serialised: Annotated[
         bool, typer.Option("--serialised", help="One transfer per worker at a time, unbuffered, in program order.")
@@ -57,8 +55,8 @@ def simulate(
     schedule = formats.read(file)
     if sum(given is not None for given in (times, profile, job)) > 1:
         raise JobError("simulate: give --times or --profile or --job, only one of them")
-    prices = job_limits(schedule, file, job) if job is not None else Limits(_profile(times, profile), None, None)
-    priced = _overridden(prices.profile, overlap, comm)
+    prices = job_limits(schedule, file, job) if job is not None else Limits(pricing.base(times, profile), None, None)
+    priced = pricing.overridden(prices.profile, overlap, comm)
     timeline = timed(schedule, priced, serialised=serialised)
     gaps = timeline.gaps(prices.activations, prices.bytes)
     errors = sum(finding.severity == "error" for finding in check(schedule, profile=priced))
@@ -68,33 +66,6 @@ def simulate(
         print(json.dumps(figures(timeline, gaps)))
     else:
         _print(timeline, gaps)
-
-
-def _profile(times: str | None, file: Path | None) -> Profile:
-    from recycle.profile import Profile
-
-    if file is not None:
-        return Profile.load(file)
-    forward, backward_input, backward_weight = _numbers("--times", "1,1,1" if times is None else times, "F,I,W", 3)
-    return Profile(forward, backward_input, backward_weight)
-
-
-def _overridden(profile: Profile, overlap: str | None, comm: str | None) -> Profile:
-    if overlap is not None:
-        profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])
-    if comm is not None:
-        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None, links={})
-    return profile
-
-
-def _numbers(option: str, text: str, form: str, count: int) -> list[float]:
-    try:
-        values = [float(word) for word in text.split(",")]
-    except ValueError:
-        values = []
-    if len(values) != count or not all(math.isfinite(value) and value >= 0 for value in values):
-        raise JobError(f"{option} {text!r}: write {form}, {count} finite number(s) of at least 0")
-    return values
 
 
 def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:

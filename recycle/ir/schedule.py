@@ -28,7 +28,7 @@ from recycle.ir.instruction import (
     Transfer,
     is_kind,
 )
-from recycle.ir.text import parse, render
+from recycle.ir.text import parse, render, words
 from recycle.shape import MicroBatch, Shape, Worker
 
 Optimizer = Literal["staggered", "barrier"]
@@ -198,6 +198,10 @@ class Schedule:
             return cls(stage, micro_batch, self.shape.worker_at(c.peer[row]))
         second = MicroBatch(int(c.pipeline2[row]), int(c.index2[row]))
         return OverlappedPair(Forward(stage, micro_batch), Backward(int(c.stage2[row]), second))
+
+    def words(self) -> list[str]:
+        """The text of every row's instruction, straight from the columns."""
+        return words(self.shape, self.columns)
 
     def position(self, row: int) -> tuple[Worker, int]:
         """Worker and place in its program of row `row`."""

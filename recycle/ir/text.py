@@ -37,27 +37,26 @@ _SINGLE = COMPUTE_KINDS - {Kind.OVERLAPPED_PAIR}
 
 def render(shape: Shape, columns: Columns) -> list[str]:
     """The program of each worker, by worker index."""
-    worker = [str(name) for name in shape.workers()]
-    words = np.empty(len(columns), dtype=object)
-    for kind, token in _TOKENS.items():
-        rows = np.flatnonzero(columns.kind == kind)
-        stage, pipeline, index, peer, stage2, pipeline2, index2 = (
-            getattr(columns, name)[rows].tolist() for name in Columns.FIELDS[1:]
-        )
-        if kind in STAGE_KINDS:
-            words[rows] = [f"{s}{token}" for s in stage]
-        elif kind in TRANSFER_KINDS:
-            ends = zip(stage, pipeline, index, peer, strict=True)
-            words[rows] = [f"{s}{token}{k}.{j}@{worker[w]}" for s, k, j, w in ends]
+    every = words(shape, columns)
+    return [" ".join(every[begin:end]) for begin, end in pairwise(columns.offsets.tolist())]
+
+
+def words(shape: Shape, columns: Columns) -> list[str]:
+    """The text of the instruction in each row."""
+    peers = [f"@{worker}" for worker in shape.workers()]
+    lists = [getattr(columns, name).tolist() for name in Columns.FIELDS]
+    f, b = Forward.token, Backward.token
+    found = []
+    for kind, stage, pipeline, index, peer, stage2, pipeline2, index2 in zip(*lists, strict=True):
+        if stage2 >= 0:
+            found.append(f"({stage}{f}{pipeline}.{index};{stage2}{b}{pipeline2}.{index2})")
+        elif pipeline < 0:
+            found.append(f"{stage}{_TOKENS[kind]}")
+        elif peer < 0:
+            found.append(f"{stage}{_TOKENS[kind]}{pipeline}.{index}")
         else:
-            words[rows] = [f"{s}{token}{k}.{j}" for s, k, j in zip(stage, pipeline, index, strict=True)]
-        if kind == Kind.OVERLAPPED_PAIR:
-            halves = zip(stage, pipeline, index, stage2, pipeline2, index2, strict=True)
-            f, b = Forward.token, Backward.token
-            words[rows] = [f"({s}{f}{k}.{j};{s2}{b}{k2}.{j2})" for s, k, j, s2, k2, j2 in halves]
-    every = words.tolist()
-    ends = columns.offsets.tolist()
-    return [" ".join(every[begin:end]) for begin, end in pairwise(ends)]
+            found.append(f"{stage}{_TOKENS[kind]}{pipeline}.{index}{peers[peer]}")
+    return found
 
 
 def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:

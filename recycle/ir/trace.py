@@ -11,14 +11,12 @@ machine's `time.monotonic()`: traces of several machines are not aligned here.
 
 from __future__ import annotations
 
-import heapq
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -26,17 +24,16 @@ import numpy.typing as npt
 
 from recycle.errors import JobError, RecycleError, ScheduleError
 from recycle.files import write_whole
+from recycle.ir import chrome
 from recycle.ir.columns import Columns, Ints
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import RECV_KINDS, SEND_KINDS, Instruction, is_kind, parse_instruction
+from recycle.ir.instruction import Instruction, parse_instruction
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-trace", 1
 FILE_NAME = "trace.json"
 LOG_SUFFIX = ".trace.jsonl"
-TRACKS = ("compute", "send", "recv")
-"""The lanes of one process in the Chrome trace."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,49 +269,26 @@ class _Builder:
 
 
 def write(trace: Trace, path: str | Path) -> None:
-    """Write Chrome trace JSON: `pid` is the worker's index + 1, `tid` its compute, send or recv track.
-
-    Time stamps are whole nanoseconds, written in microseconds. Transfers of one worker that overlap get tracks of their
-    own, since viewers drop slices of one track that overlap without nesting.
-    """
-    lines = [json.dumps(event, separators=(",", ":")) for event in _chrome_events(trace)]
+    """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track."""
     shape = {name: getattr(trace.shape, name) for name in trace.shape.__slots__}
     other = {"format": FORMAT, "version": VERSION, "shape": shape, "clock": "seconds since run start"}
-    body = ",\n".join(lines)
-    write_whole(path, f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n{body}\n]}}\n')
+    write_whole(path, chrome.document(other, _chrome_events(trace)))
 
 
-def _nanoseconds(seconds: Floats) -> npt.NDArray[np.int64]:
-    return np.rint(seconds * 1e9).astype(np.int64)
-
-
-def _microseconds(nanoseconds: int) -> int | float:
-    return nanoseconds / 1000 if nanoseconds % 1000 else nanoseconds // 1000
-
-
-def _chrome_events(trace: Trace) -> Iterable[dict[str, Any]]:
-    kind = trace.columns.kind
-    track = np.where(is_kind(kind, SEND_KINDS), 1, np.where(is_kind(kind, RECV_KINDS), 2, 0))
-    start, end = _nanoseconds(trace.start), _nanoseconds(trace.end)
+def _chrome_events(trace: Trace) -> Iterator[chrome.Event]:
+    track = chrome.track_of(trace.columns)
+    start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
     for w in np.flatnonzero(np.diff(trace.columns.offsets)).tolist():
-        pid, worker = w + 1, trace.shape.worker_at(w)  # viewers take pid 0 for the idle process
-        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"worker {worker}"}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": w}}
-        rows = np.arange(trace.columns.offsets[w], trace.columns.offsets[w + 1])
-        tid = np.zeros(len(rows), dtype=np.int64)
-        for lane, name in enumerate(TRACKS):
-            mine = np.flatnonzero(track[rows] == lane)
-            tid[mine] = 100 * lane + 1 + _separate(start[rows[mine]].tolist(), end[rows[mine]].tolist())
-            for thread in np.unique(tid[mine]).tolist():
-                place = thread - 100 * lane
-                title = {"name": name if place == 1 else f"{name} {place}"}
-                sort = {"sort_index": thread}
-                yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": title}
-                yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": sort}
-        for place, row in enumerate(rows.tolist()):
+        pid, worker = w + 1, trace.shape.worker_at(w)
+        rows = slice(int(trace.columns.offsets[w]), int(trace.columns.offsets[w + 1]))
+        tids, titles = chrome.thread_ids(track[rows], start[rows], end[rows])
+        yield from chrome.process(pid, f"worker {worker}", w)
+        yield from chrome.threads(pid, titles)
+        for row, tid in enumerate(tids.tolist(), rows.start):
             home = int(trace.columns.pipeline[row])
-            arguments = {
-                "instruction": str(trace.instruction(row)),
+            name, category = str(trace.instruction(row)), chrome.TRACKS[track[row]]
+            arguments: dict[str, Any] = {
+                "instruction": name,
                 "worker": str(worker),
                 "role": str(trace.shape.worker_at(trace.role[row])),
                 "step": int(trace.step[row]),
@@ -322,50 +296,36 @@ def _chrome_events(trace: Trace) -> Iterable[dict[str, Any]]:
             }
             if home >= 0:
                 arguments |= {"home": home, "rerouted": bool(trace.rerouted[row])}
-            yield {
-                "ph": "X",
-                "name": arguments["instruction"],
-                "cat": TRACKS[track[row]],
-                "pid": pid,
-                "tid": int(tid[place]),
-                "ts": _microseconds(int(start[row])),
-                "dur": _microseconds(int(end[row] - start[row])),
-                "args": arguments,
-            }
+            yield chrome.slice_event(name, category, pid, tid, int(start[row]), int(end[row]), arguments)
     for event in trace.events:
         seconds = event.get("time")
         moment = round(seconds * 1e9) if isinstance(seconds, int | float) else 0
-        yield {
-            "ph": "i",
-            "s": "g",
-            "name": str(event.get("kind", "event")),
-            "cat": "event",
-            "pid": 1,
-            "tid": 0,
-            "ts": _microseconds(moment),
-            "args": dict(event),
-        }
+        yield chrome.instant_event(str(event.get("kind", "event")), "event", moment, dict(event))
 
 
-def _separate(start: Sequence[int], end: Sequence[int]) -> npt.NDArray[np.int64]:
-    """The lowest track for each slice such that no two slices of a track overlap."""
-    places = np.zeros(len(start), dtype=np.int64)
-    running: list[tuple[int, int]] = []
-    free: list[int] = []
-    for slice_ in sorted(range(len(start)), key=lambda i: (start[i], end[i], i)):
-        while running and running[0][0] <= start[slice_]:
-            heapq.heappush(free, heapq.heappop(running)[1])
-        places[slice_] = heapq.heappop(free) if free else len(running)
-        heapq.heappush(running, (end[slice_], int(places[slice_])))
-    return places
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class _Arguments(msgspec.Struct, frozen=True):
     instruction: str
     worker: str
     role: str
-    step: int
-    generation: int
+    step: _Count
+    generation: _Count
+
+
+class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
+    ts: chrome.Moment
+    dur: chrome.Duration
+    args: _Arguments
+
+
+class _Instant(msgspec.Struct, frozen=True, tag_field="ph", tag="i"):
+    args: dict[str, Any] = {}
+
+
+class _Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
+    pass
 
 
 class _Other(msgspec.Struct, frozen=True):
@@ -375,8 +335,7 @@ class _Other(msgspec.Struct, frozen=True):
 
 
 class _ChromeFile(msgspec.Struct, frozen=True):
-    traceEvents: list[dict[str, Any]]
-    otherData: _Other
+    traceEvents: list[_Slice | _Instant | _Title]
 
 
 def read(path: str | Path) -> Trace:
@@ -389,37 +348,40 @@ def read(path: str | Path) -> Trace:
         content = Path(path).read_bytes()
     except OSError as error:
         raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
+    return loads(content, str(path))
+
+
+def loads(content: bytes, name: str) -> Trace:
+    """The trace in a file's content, as `read` says; `name` begins every error message. Raises ScheduleError."""
     try:
-        file = msgspec.json.decode(content, type=_ChromeFile)
+        other = msgspec.convert(chrome.decode(content, chrome.Head, name).otherData, _Other)
     except msgspec.ValidationError as error:
-        raise RecycleError(f"{path}: is not a trace that recycle wrote: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecycleError(f"{path}: not valid JSON, perhaps truncated: {error}") from None
-    if (file.otherData.format, file.otherData.version) != (FORMAT, VERSION):
-        raise RecycleError(f'{path}: otherData must say "format": "{FORMAT}", "version": {VERSION}')
-    events = []
+        raise ScheduleError(f"{name}: is not a trace that recycle wrote: otherData: {error}") from None
+    if (other.format, other.version) != (FORMAT, VERSION):
+        raise ScheduleError(f'{name}: otherData must say "format": "{FORMAT}", "version": {VERSION}')
     try:
-        shape = Shape(**file.otherData.shape)
-        builder = _Builder(shape)
+        shape = Shape(**other.shape)
     except (TypeError, JobError) as error:
-        raise RecycleError(f"{path}: otherData.shape: {error}") from None
-    for place, event in enumerate(file.traceEvents):
-        if event.get("ph") == "i":
-            events.append(event.get("args", {}))
-        if event.get("ph") != "X":
+        raise ScheduleError(f"{name}: otherData.shape: {error}") from None
+    builder, events = _Builder(shape), []
+    for place, event in enumerate(chrome.decode(content, _ChromeFile, name).traceEvents):
+        if isinstance(event, _Instant):
+            events.append(event.args)
+        if not isinstance(event, _Slice):
             continue
         try:
-            arguments = msgspec.convert(event.get("args"), _Arguments)
-            process = shape.require(Worker.parse(arguments.worker), "worker")
-            role = shape.require(Worker.parse(arguments.role), "role")
-            first = round(event["ts"] * 1000)
-            last = first + round(event["dur"] * 1000)
-            builder.add(
-                process, role, arguments.generation, arguments.step, arguments.instruction, first / 1e9, last / 1e9
-            )
-        except (msgspec.ValidationError, JobError, ScheduleError, KeyError, TypeError) as error:
-            raise RecycleError(f"{path}: traceEvents[{place}]: {error}") from None
-    return builder.build(events)
+            process = shape.require(Worker.parse(event.args.worker), "worker")
+            role = shape.require(Worker.parse(event.args.role), "role")
+            first = round(event.ts * 1000)
+            last = first + round(event.dur * 1000)
+            text, generation, step = event.args.instruction, event.args.generation, event.args.step
+            builder.add(process, role, generation, step, text, first / 1e9, last / 1e9)
+        except (JobError, ScheduleError) as error:
+            raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
+    try:
+        return builder.build(events)
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from None
 
 
 def load(run_dir: str | Path, shape: Shape) -> Trace:

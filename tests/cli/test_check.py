@@ -114,7 +114,7 @@ def test_unreadable_files_are_refused_by_name(command: Command, valid: Path, tmp
         file.write_bytes(content)
         assert command("check", file).refused(str(file), word), content
     assert command("check", tmp_path / "none.json").refused("cannot be read (No such file or directory)")
-    assert command("check", tmp_path).refused("cannot be read (Is a directory)")
+    assert command("check", tmp_path).refused("is a directory without any Chrome trace")
     assert command("check").refused("name a schedule file")
 
 

@@ -42,13 +42,13 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
             f"interleaved: group_size must be micro_batches = {m}, or at least ranks = {ranks} and leave no last group"
             f" of fewer, got {size}"
         )
-    units = _units(m, chunks, size)
+    order = units(m, chunks, size)
     programs = []
     for rank in range(ranks):
-        forwards = [Forward(chunk * ranks + rank, MicroBatch(0, j)) for chunk, j in units]
-        backwards = [Backward((chunks - 1 - chunk) * ranks + rank, MicroBatch(0, j)) for chunk, j in units]
-        warm_up = min(len(units), (chunks - 1) * size + 2 * (ranks - 1 - rank))
-        steady = len(units) - warm_up
+        forwards = [Forward(chunk * ranks + rank, MicroBatch(0, j)) for chunk, j in order]
+        backwards = [Backward((chunks - 1 - chunk) * ranks + rank, MicroBatch(0, j)) for chunk, j in order]
+        warm_up = min(len(order), (chunks - 1) * size + 2 * (ranks - 1 - rank))
+        steady = len(order) - warm_up
         program: list[Instruction] = [*forwards[:warm_up]]
         for forward, backward in zip(forwards[warm_up:], backwards[:steady], strict=True):
             program += (forward, backward)
@@ -58,7 +58,7 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
     return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": "interleaved", **given})
 
 
-def _units(micro_batches: int, chunks: int, size: int) -> list[tuple[int, int]]:
+def units(micro_batches: int, chunks: int, size: int) -> list[tuple[int, int]]:
     """(chunk, micro-batch) of each forward unit, in order."""
     return [
         (chunk, j)

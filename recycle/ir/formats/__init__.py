@@ -5,14 +5,15 @@ A file's format is known by its suffix, and where several formats share one, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.errors import ScheduleError
 from recycle.files import write_whole
-from recycle.ir.formats import native, torch_csv
+from recycle.ir.formats import chrome_trace, megatron_table, native, torch_csv
 from recycle.ir.schedule import Schedule
+from recycle.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -20,35 +21,52 @@ class Format:
     """One file format.
 
     Attributes:
-        suffixes: of its files, with the dot; the first format with a suffix is what is written by default.
+        suffixes: of its files, with the dots. Of the formats with a fitting suffix the one with the longest is what is
+            written by default; of several the first.
         loads: (content, name that begins error messages) -> schedule. Raises ScheduleError. None: write only.
-        dumps: schedule -> the file's text. Raises ScheduleError. None: read only.
-        recognises: whether a file's first bytes look like this format.
+        dumps: schedule -> the file's text, whole or in parts; if `timed`, also takes the profile. Raises ScheduleError.
+            None: read only.
+        recognises: whether a file with this content looks like this format.
+        timed: whether what is written holds times, which a profile gives.
+        load_directory: directory -> schedule, where a format may be spread over files. Raises ScheduleError.
     """
 
     suffixes: tuple[str, ...]
     loads: Callable[[bytes, str], Schedule] | None
-    dumps: Callable[[Schedule], str] | None
+    dumps: Callable[..., str | Iterable[str]] | None
     recognises: Callable[[bytes], bool]
+    timed: bool = False
+    load_directory: Callable[[Path], Schedule] | None = None
 
 
 FORMATS: dict[str, Format] = {
     "native": Format((".json",), native.loads, native.dumps, native.recognises),
+    "chrome-trace": Format(
+        (".trace.json", ".chrome.json", ".json"),
+        chrome_trace.loads,
+        chrome_trace.dumps,
+        chrome_trace.recognises,
+        timed=True,
+        load_directory=chrome_trace.load_directory,
+    ),
+    "megatron-table": Format((".json",), megatron_table.loads, megatron_table.dumps, megatron_table.recognises),
     "torch-csv": Format((".csv",), torch_csv.loads, torch_csv.dumps, torch_csv.recognises),
 }
 
 
 def read(path: str | Path, name: str | None = None) -> Schedule:
-    """The schedule in a file.
+    """The schedule in a file, or in a directory of a format that is spread over several.
 
     Args:
-        path: the file.
+        path: the file or directory.
         name: its format; found from suffix and content when None.
 
     Raises:
         ScheduleError: the file cannot be read, or its format is unknown; names the file and the place.
     """
     path = Path(path)
+    if path.is_dir():
+        return _read_directory(path, name)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -60,27 +78,47 @@ def read(path: str | Path, name: str | None = None) -> Schedule:
     return loads(content, str(path))
 
 
-def write(schedule: Schedule, path: str | Path, name: str | None = None) -> None:
+def _read_directory(path: Path, name: str | None) -> Schedule:
+    able = [known for known, entry in FORMATS.items() if entry.load_directory]
+    load_directory = _named(name or able[0]).load_directory
+    if load_directory is None:
+        raise ScheduleError(f"{path}: is a directory, of which format {name} reads none; {', '.join(able)} does")
+    return load_directory(path)
+
+
+def written_as(path: str | Path, name: str | None = None) -> str:
+    """The format in which `write` writes: `name`, or that of the suffix. Raises ScheduleError when it is unknown."""
+    if name is not None:
+        _named(name)
+        return name
+    fitting = [(known, len(_suffix(path, entry))) for known, entry in FORMATS.items() if entry.dumps]
+    best, length = max(fitting, key=lambda entry: entry[1])
+    if not length:
+        raise ScheduleError(f"{path}: no format has the suffix {Path(path).suffix!r}: {_known()}")
+    return best
+
+
+def write(schedule: Schedule, path: str | Path, name: str | None = None, profile: Profile | None = None) -> None:
     """Write a schedule in the format `name`, or in that of the suffix. The file is replaced whole or not at all.
 
+    Args:
+        profile: times of a format that holds times; unit times when left out.
+
     Raises:
-        ScheduleError: the format is unknown, or cannot hold this schedule.
+        ScheduleError: the format is unknown, cannot hold this schedule, or holds no times and there is a profile.
         RecycleError: the file cannot be written.
     """
-    path = Path(path)
-    if name is None:
-        fitting = [known for known, entry in FORMATS.items() if path.suffix.lower() in entry.suffixes and entry.dumps]
-        if not fitting:
-            raise ScheduleError(f"{path}: no format has the suffix {path.suffix!r}: {_known()}")
-        name = fitting[0]
-    dumps = _named(name).dumps
-    if dumps is None:
+    name = written_as(path, name)
+    entry = _named(name)
+    if entry.dumps is None:
         raise ScheduleError(f"{path}: format {name} can be read, not written")
-    write_whole(path, dumps(schedule))
+    if profile is not None and not entry.timed:
+        raise ScheduleError(f"{path}: format {name} holds an order without times, so it takes no profile")
+    write_whole(path, entry.dumps(schedule, profile) if entry.timed else entry.dumps(schedule))
 
 
 def _recognise(path: Path, content: bytes) -> str:
-    fitting = [name for name, entry in FORMATS.items() if path.suffix.lower() in entry.suffixes and entry.loads]
+    fitting = [name for name, entry in FORMATS.items() if _suffix(path, entry) and entry.loads]
     if len(fitting) == 1:
         return fitting[0]
     for name in fitting or FORMATS:
@@ -89,6 +127,12 @@ def _recognise(path: Path, content: bytes) -> str:
     if fitting:
         return fitting[0]
     raise ScheduleError(f"{path}: neither suffix nor content is that of a known format: {_known()}")
+
+
+def _suffix(path: str | Path, entry: Format) -> str:
+    """The longest suffix of the format that the file's name ends with, "" if none."""
+    fitting = (suffix for suffix in entry.suffixes if Path(path).name.lower().endswith(suffix))
+    return max(fitting, key=len, default="")
 
 
 def _named(name: str) -> Format:

@@ -1,0 +1,60 @@
+"""The options that price a schedule, for `simulate` and `convert`: times, overlap, transfers, or a profile file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recycle.errors import JobError
+
+if TYPE_CHECKING:
+    from recycle.profile import Profile
+
+Times = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
+Overlap = Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")]
+Comm = Annotated[str | None, typer.Option(metavar="SECONDS", help="Time of a transfer; 0.")]
+ProfileFile = Annotated[Path | None, typer.Option(help="Profile file, instead of --times.")]
+
+
+def priced(command: str, times: str | None, overlap: str | None, comm: str | None, file: Path | None) -> Profile:
+    """The profile that the options of `command` describe; unit times where none is given.
+
+    Raises:
+        JobError: an option is no number of the wanted form, or both --times and --profile are given.
+    """
+    if file is not None and times is not None:
+        raise JobError(f"{command}: give either --times or --profile, not both")
+    return overridden(base(times, file), overlap, comm)
+
+
+def base(times: str | None, file: Path | None) -> Profile:
+    """The profile in `file`, else the times of --times, 1,1,1 when left out. Raises JobError as `priced`."""
+    from recycle.profile import Profile
+
+    if file is not None:
+        return Profile.load(file)
+    forward, backward_input, backward_weight = _numbers("--times", "1,1,1" if times is None else times, "F,I,W", 3)
+    return Profile(forward, backward_input, backward_weight)
+
+
+def overridden(profile: Profile, overlap: str | None, comm: str | None) -> Profile:
+    """`profile` with --overlap and --comm, which counts for every pair of workers. Raises JobError as `priced`."""
+    if overlap is not None:
+        profile = replace(profile, overlapped_pair=_numbers("--overlap", overlap, "FB", 1)[0])
+    if comm is not None:
+        profile = replace(profile, latency=_numbers("--comm", comm, "SECONDS", 1)[0], bandwidth=None, links={})
+    return profile
+
+
+def _numbers(option: str, text: str, form: str, count: int) -> list[float]:
+    try:
+        values = [float(word) for word in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) != count or not all(math.isfinite(value) and value >= 0 for value in values):
+        raise JobError(f"{option} {text!r}: write {form}, {count} finite number(s) of at least 0")
+    return values

@@ -1,0 +1,202 @@
+"""Chrome's Trace Event JSON, which Perfetto and chrome://tracing open: the one place that knows how it is written.
+
+    {"displayTimeUnit": "ms", "otherData": {...}, "traceEvents": [event, ...]}
+
+Plans (`formats.chrome_trace`) and executed runs (`trace`) both write it: a process per worker, in it a thread per track
+(compute, send, recv), a slice per instruction. Events used: M names and sorts processes and threads, X is a slice, C a
+counter, s and f the ends of a flow (an arrow), i an instant. Source: the Trace Event Format document of the Chromium
+project. Times are whole nanoseconds, written in microseconds, so that slices that touch do not overlap by rounding.
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from recycle.errors import ScheduleError
+from recycle.ir.columns import Columns
+from recycle.ir.graph import Floats
+from recycle.ir.instruction import RECV_KINDS, SEND_KINDS
+
+Nanoseconds = npt.NDArray[np.int64]
+Event = dict[str, Any]
+T = TypeVar("T")
+
+TRACKS = ("compute", "send", "recv")
+"""The threads of one process."""
+MOST_SECONDS = 2.0**53 / 1e9
+"""Beyond this (104 days) a double no longer counts every nanosecond."""
+
+Moment = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""A `ts` and a `dur` as read: microseconds."""
+
+
+# Writing
+
+
+def document(other: Mapping[str, Any], events: Iterable[Event]) -> Iterator[str]:
+    """The text of a file, in parts of some thousand events, so that none need be held whole.
+
+    Args:
+        other: `otherData`, JSON values.
+        events: any iterable of events; consumed as the parts are.
+    """
+    encode = msgspec.json.Encoder().encode
+    yield f'{{"displayTimeUnit":"ms","otherData":{encode(other).decode()},"traceEvents":[\n'
+    rest = iter(events)
+    between = b""
+    while batch := [encode(event) for event in islice(rest, 4096)]:
+        yield (between + b",\n".join(batch)).decode()
+        between = b",\n"
+    yield "\n]}\n"
+
+
+def nanoseconds(seconds: Floats) -> Nanoseconds:
+    """Rounded to whole nanoseconds."""
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+def microseconds(nanoseconds: int) -> int | float:
+    """What `ts` and `dur` hold."""
+    return nanoseconds / 1000 if nanoseconds % 1000 else nanoseconds // 1000
+
+
+def process(pid: int, name: str, sort_index: int) -> Iterator[Event]:
+    """Name and place of a process. Viewers take pid 0 for the idle process."""
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": sort_index}}
+
+
+def threads(pid: int, titles: Mapping[int, str]) -> Iterator[Event]:
+    """Names of the threads of a process, and their order: by number."""
+    for tid, title in titles.items():
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": title}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+
+
+def slice_event(
+    name: str, category: str, pid: int, tid: int, start: int, end: int, arguments: Mapping[str, Any]
+) -> Event:
+    """An instruction from `start` to `end`, in nanoseconds."""
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": microseconds(start),
+        "dur": microseconds(end - start),
+        "args": arguments,
+    }
+
+
+def flow_event(phase: str, flow: int, name: str, category: str, pid: int, tid: int, start: int) -> Event:
+    """One end of an arrow, "s" or "f": it holds on to the slice of that thread that lies at `start`, in nanoseconds.
+
+    Viewers take the innermost slice of that moment, so the event must come right behind its slice in the file.
+    """
+    ends: Event = {"bp": "e"} if phase == "f" else {}
+    where = {"pid": pid, "tid": tid, "ts": microseconds(start)}
+    return {"ph": phase, "id": flow, "name": name, "cat": category, **where, **ends}
+
+
+def counter_event(name: str, pid: int, moment: int, series: str, value: float) -> Event:
+    """A step of a process's counter, at a moment in nanoseconds."""
+    return {"ph": "C", "name": name, "pid": pid, "ts": microseconds(moment), "args": {series: value}}
+
+
+def instant_event(name: str, category: str, moment: int, arguments: Mapping[str, Any]) -> Event:
+    """A moment of the whole run, in nanoseconds."""
+    return {
+        "ph": "i",
+        "s": "g",
+        "name": name,
+        "cat": category,
+        "pid": 1,
+        "tid": 0,
+        "ts": microseconds(moment),
+        "args": arguments,
+    }
+
+
+def track_of(columns: Columns) -> npt.NDArray[np.int64]:
+    """Index into TRACKS of each row."""
+    kind = columns.kind
+    return np.where(np.isin(kind, list(SEND_KINDS)), 1, np.where(np.isin(kind, list(RECV_KINDS)), 2, 0))
+
+
+def thread_ids(
+    track: npt.NDArray[np.int64], start: Nanoseconds, end: Nanoseconds
+) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
+    """(thread of each slice of one process, title of each thread).
+
+    Slices of one track that overlap get threads of their own: viewers drop those that overlap without nesting.
+    """
+    places = np.zeros(len(track), dtype=np.int64)
+    for lane in range(len(TRACKS)):
+        mine = np.flatnonzero(track == lane)
+        places[mine] = _separate(start[mine], end[mine])
+    stride = max(100, int(places.max(initial=0)) + 1)
+    tids = stride * track + places + 1
+    found = (divmod(tid - 1, stride) for tid in np.unique(tids).tolist())
+    titles = {
+        stride * lane + place + 1: TRACKS[lane] if not place else f"{TRACKS[lane]} {place + 1}" for lane, place in found
+    }
+    return tids, titles
+
+
+def _separate(start: Nanoseconds, end: Nanoseconds) -> npt.NDArray[np.int64]:
+    """The lowest place for each slice such that no two slices of a place overlap."""
+    places = np.zeros(len(start), dtype=np.int64)
+    order = np.lexsort((end, start))
+    if (start[order[1:]] >= end[order[:-1]]).all():
+        return places
+    begins, ends = start.tolist(), end.tolist()
+    running: list[tuple[int, int]] = []
+    free: list[int] = []
+    for slice_ in order.tolist():
+        while running and running[0][0] <= begins[slice_]:
+            heapq.heappush(free, heapq.heappop(running)[1])
+        places[slice_] = heapq.heappop(free) if free else len(running)
+        heapq.heappush(running, (ends[slice_], int(places[slice_])))
+    return places
+
+
+# Reading
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What a file says of itself beside its events."""
+
+    traceEvents: msgspec.Raw
+    otherData: dict[str, Any] = {}
+    distributedInfo: dict[str, Any] = {}
+
+
+def unpacked(content: bytes, name: str) -> bytes:
+    """`content`, unzipped if it is gzip. Raises ScheduleError that begins with `name`."""
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ScheduleError(f"{name}: not a whole gzip file: {error}") from None
+
+
+def decode(content: bytes, kind: type[T], name: str) -> T:
+    """The file as `kind`, a msgspec type. Raises ScheduleError that begins with `name` and names the event."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise ScheduleError(f"{name}: {str(error).replace('`$.', '`')}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ScheduleError(f"{name}: not valid JSON, perhaps truncated: {error}") from None

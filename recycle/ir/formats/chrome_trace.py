@@ -1,0 +1,338 @@
+"""Chrome Trace Event JSON: writes a schedule as the timeline that Perfetto and chrome://tracing show, and reads three
+kinds of such files. `recycle.ir.chrome` owns how events look.
+
+Written (format "recycle-timeline" in `otherData`): the schedule, lowered and timed by the simulator. One unit of the
+profile is one second. A process per worker, sorted by pipeline, then stage; threads for compute, sends and receives,
+with further ones where the transfers of a worker overlap (a send lasts as long as its transfer, a receive no time).
+
+- Slices: name = instruction, cat = kind, args = worker, stage, home pipeline and index of the micro-batch (of a pair:
+  its forward's), whether it is re-routed, and its position in the program; null where `lower` only implied it.
+- Arrows: from each send to its receive, and along each activation that leaves or re-enters its home pipeline because
+  its F is re-routed, from that F or to it.
+- Counters: activations held, from the start of F to the end of W (or B). In bytes when the profile weighs activations
+  (its `activation` is not 1 everywhere), else in chunks.
+
+`otherData` holds the rest of the schedule and the profile, so that reading gives back the schedule, metadata too.
+
+Read: what is written above, of which name, worker and position of the slices count, each position exactly once; what
+`recycle train` wrote ("recycle-trace", see `run_trace`); and traces of torch's profiler (see `profiler_trace`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from recycle.errors import JobError, ScheduleError
+from recycle.ir import chrome, trace
+from recycle.ir.columns import Columns
+from recycle.ir.dependencies import CARRIERS, Cause, Rows, dependencies
+from recycle.ir.formats import native, profiler_trace, run_trace
+from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Instruction, Kind, parse_instruction
+from recycle.ir.lower import lower_with_origin
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import Timeline, activation_changes, simulate
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+
+_log = logging.getLogger(__name__)
+
+FORMAT, VERSION = "recycle-timeline", 1
+_HEAD = ("shape", "optimizer", "failed", "placement", "ties", "metadata")
+"""Keys of the native file that `otherData` holds as they are."""
+
+
+def recognises(content: bytes) -> bool:
+    """Whether a file is such JSON, or gzip, as which torch's profiler writes it on request."""
+    return content.startswith(b"\x1f\x8b") or b'"traceEvents"' in content
+
+
+# Writing
+
+
+def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
+    """The file's text, in parts.
+
+    Args:
+        profile: what times and weighs the instructions; the unit profile when left out.
+
+    Raises:
+        ScheduleError: the schedule deadlocks, so that it has no timeline; its metadata holds what JSON cannot; or a
+            time is too long to be told to the nanosecond.
+    """
+    profile = profile or Profile()
+    lowered, origin = lower_with_origin(schedule)
+    timeline = simulate(lowered, profile)
+    if timeline.makespan > chrome.MOST_SECONDS:
+        raise ScheduleError(
+            f"a makespan of {timeline.makespan:g} cannot be written to the nanosecond, one unit being one second:"
+            f" use times that add up to at most {chrome.MOST_SECONDS:.0f}"
+        )
+    other = {
+        "format": FORMAT,
+        "version": VERSION,
+        "clock": "one unit of the profile is one second",
+        "microseconds_per_unit": 1_000_000,
+        "makespan": timeline.makespan,
+        "period": timeline.period,
+        **_head(schedule),
+        "instructions": np.diff(schedule.columns.offsets).tolist(),
+        "profile": profile.to_json(),
+    }
+    return chrome.document(other, _events(schedule, timeline, origin))
+
+
+def _head(schedule: Schedule) -> dict[str, Any]:
+    empty = Columns.from_arrays(np.zeros(schedule.shape.worker_count + 1, dtype=np.int64))
+    native_file = json.loads(native.dumps(replace(schedule, columns=empty)))
+    return {key: native_file[key] for key in _HEAD}
+
+
+def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Iterator[chrome.Event]:
+    lowered, shape = timeline.schedule, timeline.schedule.shape
+    c, offsets = lowered.columns, lowered.columns.offsets.tolist()
+    pipeline = c.worker // shape.ranks
+    rerouted = trace.away_from(c, pipeline)
+    start, end = chrome.nanoseconds(timeline.start), chrome.nanoseconds(timeline.end)
+    track = chrome.track_of(c)
+    transfers = _transfers(lowered).tolist()
+    detours = _detours(lowered, rerouted, max(transfers, default=0))
+    held, names = _Held.of(timeline), lowered.words()
+    position = np.where(origin < 0, -1, origin - schedule.columns.offsets[c.worker])
+    for w, place in _places(lowered).items():
+        pid, worker = w + 1, shape.worker_at(w)
+        text = str(worker)
+        rows = slice(offsets[w], offsets[w + 1])
+        tids, titles = chrome.thread_ids(track[rows], start[rows], end[rows])
+        yield from chrome.process(pid, _title(lowered, worker), place)
+        yield from chrome.threads(pid, titles)
+        columns = (c.kind, c.stage, c.pipeline, c.index, rerouted, position, start, end)
+        lists = (column[rows].tolist() for column in columns)
+        for row, name, tid, kind, stage, home, index, away, at, begin, finish in zip(
+            range(rows.start, rows.stop), names[rows], tids.tolist(), *lists, strict=True
+        ):
+            arguments: dict[str, Any] = {"worker": text, "position": at if at >= 0 else None, "stage": stage}
+            if home >= 0:
+                arguments["home"], arguments["micro_batch"], arguments["rerouted"] = home, index, away
+            yield chrome.slice_event(name, _CATEGORY[kind], pid, tid, begin, finish, arguments)
+            if flow := transfers[row]:
+                yield chrome.flow_event(_END[kind][0], flow, _END[kind][1], "transfer", pid, tid, begin)
+            for phase, flow in detours.get(row, ()):
+                yield chrome.flow_event(phase, flow, "re-routed activation", "re-routed", pid, tid, begin)
+        for moment, value in held.steps(rows, start, end):
+            yield chrome.counter_event("activations held", pid, moment, held.unit, value)
+
+
+_END = {
+    kind: (phase, value.name.lower().replace("_", " "))
+    for value, ends in CARRIERS.items()
+    for phase, kind in zip("sf", ends, strict=True)
+}
+"""Kind of a transfer -> phase and name of its end of the arrow."""
+_CATEGORY = {int(cls.kind): cls.kind.name.lower() for cls in KIND_CLASSES}
+
+
+def _places(schedule: Schedule) -> dict[int, int]:
+    """Worker index -> place among the processes: by pipeline, then by first stage."""
+    shape = schedule.shape
+
+    def key(w: int) -> tuple[int, int, int]:
+        return w // shape.ranks, min(schedule.placement[w], default=shape.stages), w
+
+    return {w: place for place, w in enumerate(sorted(range(shape.worker_count), key=key))}
+
+
+def _title(schedule: Schedule, worker: Worker) -> str:
+    stages = schedule.stages_of(worker)
+    hosted = f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))}" if stages else "no stage"
+    return f"worker {worker}, {'failed' if worker in schedule.failed else hosted}"
+
+
+def _transfers(lowered: Schedule) -> Rows:
+    """Number of the arrow that begins or ends at each row, from 1; 0 where there is none."""
+    sends = dependencies(lowered).sends
+    receives = np.flatnonzero(sends >= 0)
+    arrow = np.zeros(len(sends), dtype=np.int64)
+    arrow[receives] = arrow[sends[receives]] = np.arange(1, len(receives) + 1)
+    return arrow
+
+
+def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, list[tuple[str, int]]]:
+    """Row -> (phase, number) of the arrows from an F to the next stage's F where either is re-routed; after `last`."""
+    ends: dict[int, list[tuple[str, int]]] = {}
+    if not rerouted.any():
+        return ends
+    compute = np.flatnonzero(~np.isin(lowered.columns.kind, [int(kind) for kind in TRANSFER_KINDS]))
+    counts = np.bincount(lowered.columns.worker[compute], minlength=lowered.shape.worker_count)
+    columns = lowered.columns.take(compute, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    graph = dependencies(replace(lowered, columns=columns))
+    data = graph.cause == Cause.DATA
+    source, target = graph.source[data], graph.target[data]
+    forwards = np.isin(columns.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR))
+    onward = forwards[source] & forwards[target] & (columns.stage[source] + 1 == columns.stage[target])
+    onward &= (columns.pipeline[source] == columns.pipeline[target]) & (columns.index[source] == columns.index[target])
+    onward &= rerouted[compute[source]] | rerouted[compute[target]]
+    pairs = zip(compute[source[onward]].tolist(), compute[target[onward]].tolist(), strict=True)
+    for number, (produced, consumed) in enumerate(pairs, last + 1):
+        ends.setdefault(produced, []).append(("s", number))
+        ends.setdefault(consumed, []).append(("f", number))
+    return ends
+
+
+class _Held(NamedTuple):
+    """What each row adds to the activations held when it starts, and frees when it ends."""
+
+    unit: str
+    added: np.ndarray
+    freed: np.ndarray
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> _Held:
+        profile, stages = timeline.profile, timeline.schedule.shape.stages
+        weights = np.array(profile.per_stage("activation", stages))
+        in_bytes = bool((weights != 1).any())
+        changes = activation_changes(timeline.schedule, profile.weight_stash, weights)
+        return cls("bytes" if in_bytes else "chunks", *changes)
+
+    def steps(self, rows: slice, start: chrome.Nanoseconds, end: chrome.Nanoseconds) -> Iterator[tuple[int, float]]:
+        """(moment, held from then on) of one worker, once per moment at which anything changes."""
+        moments = np.concatenate([start[rows], end[rows]])
+        change = np.concatenate([self.added[rows], -self.freed[rows]])
+        moments, change = moments[change != 0], change[change != 0]
+        distinct, place = np.unique(moments, return_inverse=True)
+        total = np.round(np.cumsum(np.bincount(place, weights=change, minlength=len(distinct))), 6) + 0.0
+        yield from zip(distinct.tolist(), total.tolist(), strict=True)
+
+
+# Reading
+
+
+def loads(content: bytes, name: str = "trace") -> Schedule:
+    """The schedule in one file of any of the three kinds; `name` begins every error message. Logs what is dropped.
+
+    Raises:
+        ScheduleError: the file is none of them, or an event of it is not whole; names the event.
+    """
+    content = chrome.unpacked(content, name)
+    other = {} if content.lstrip().startswith(b"[") else chrome.decode(content, chrome.Head, name).otherData
+    return _READERS.get(str(other.get("format")), profiler_trace.loads)(content, name)
+
+
+def load_directory(path: Path) -> Schedule:
+    """The schedule in a directory: of its one trace, or of one trace of torch's profiler per rank.
+
+    Raises:
+        ScheduleError: as `loads`, or the files are not those of the ranks of one pipeline.
+    """
+    files = [file for file in sorted(path.iterdir()) if file.name.endswith((".json", ".json.gz")) and file.is_file()]
+    files = [file for file in files if recognises(_content(file))]
+    if not files:
+        raise ScheduleError(f"{path}: is a directory without any Chrome trace (.json or .json.gz with traceEvents)")
+    if len(files) == 1:
+        return loads(_content(files[0]), str(files[0]))
+    traces = ((str(file), chrome.unpacked(_content(file), str(file))) for file in files)
+    return profiler_trace.load_ranks(traces, str(path))
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ScheduleError(f"{file}: cannot be read ({error.strerror})") from None
+
+
+class _Place(msgspec.Struct, frozen=True):
+    worker: str
+    position: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
+    name: str
+    ts: chrome.Moment
+    dur: chrome.Duration
+    args: _Place
+
+
+class _Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
+    pass
+
+
+class _Counter(msgspec.Struct, frozen=True, tag_field="ph", tag="C"):
+    pass
+
+
+class _FlowStart(msgspec.Struct, frozen=True, tag_field="ph", tag="s"):
+    pass
+
+
+class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
+    pass
+
+
+class _Timeline(msgspec.Struct, frozen=True):
+    traceEvents: list[_Slice | _Title | _Counter | _FlowStart | _FlowEnd]
+
+
+def _from_timeline(content: bytes, name: str) -> Schedule:
+    other = chrome.decode(content, chrome.Head, name).otherData
+    if other.get("version") != VERSION:
+        raise ScheduleError(
+            f"{name}: version {other.get('version')!r} is not known; this recycle reads version {VERSION}"
+        )
+    missing = [key for key in (*_HEAD, "instructions") if key not in other]
+    if missing:
+        raise ScheduleError(f"{name}: otherData: {missing[0]} is missing")
+    head = {"format": native.FORMAT, "version": native.VERSION, **{key: other[key] for key in _HEAD}, "programs": {}}
+    empty = native.loads(json.dumps(head), f"{name}: otherData")
+    programs = _placed(empty.shape, other["instructions"], content, name)
+    if other.get("profile") != Profile().to_json():
+        _log.warning("%s: left out the times and the profile that they follow from", name)
+    try:
+        return replace(empty, columns=Schedule.build(empty.shape, programs).columns)
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from None
+
+
+def _placed(shape: Shape, counts: Any, content: bytes, name: str) -> dict[Worker, list[Instruction]]:
+    """The instructions of the slices, each at its place; every place of every worker must be taken exactly once."""
+    events = chrome.decode(content, _Timeline, name).traceEvents
+    whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= len(events) for count in counts)
+    if not whole or len(counts) != shape.worker_count:
+        raise ScheduleError(
+            f"{name}: otherData: instructions must list how many each of the {shape.worker_count} workers has,"
+            f" none more than there are events ({len(events)})"
+        )
+    placed: list[list[Instruction | None]] = [[None] * count for count in counts]
+    for number, event in enumerate(events):
+        if not isinstance(event, _Slice) or event.args.position is None:
+            continue
+        try:
+            worker, position = shape.require(Worker.parse(event.args.worker), "worker"), event.args.position
+            program = placed[shape.worker_index(worker)]
+            if position >= len(program):
+                raise ScheduleError(f"position {position} of worker {worker}, which has {len(program)} instructions")
+            if program[position] is not None:
+                raise ScheduleError(f"position {position} of worker {worker} a second time")
+            program[position] = parse_instruction(event.name, shape.pipelines == 1)
+        except (JobError, ScheduleError) as error:
+            raise ScheduleError(f"{name}: traceEvents[{number}]: {error}") from None
+    for worker, found in zip(shape.workers(), placed, strict=True):
+        if None in found:
+            raise ScheduleError(
+                f"{name}: no event for position {found.index(None)} of worker {worker},"
+                f" which has {len(found)} instructions"
+            )
+    return {
+        worker: [one for one in program if one is not None]
+        for worker, program in zip(shape.workers(), placed, strict=True)
+    }
+
+
+_READERS = {FORMAT: _from_timeline, trace.FORMAT: run_trace.loads}

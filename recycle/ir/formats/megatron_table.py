@@ -1,0 +1,234 @@
+"""Megatron's interleaved schedule as data: its schedule table, and the order of chunks that each rank runs.
+
+    {"format": "megatron-schedule-table", "version": 1, "ranks": 2, "chunks": 2, "micro_batches": 2,
+     "table": [[0, 0], [1, 0], [0, 1], [1, 1]],
+     "orders": [[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, -2, 2, -2, -1, -1]]}
+
+`table` is what megatron-core's `get_schedule_table(micro_batches, chunks, group_size)` returns: micro-batch and chunk
+of each forward, in the order of every rank. `orders` is, rank by rank, what its `convert_schedule_table_to_order`
+returns and logs: a forward of chunk c is c + 1, a backward -(c + 1); the n-th of either is micro-batch n (megatron-core
+0.16.1, pipeline_parallel/schedules.py and transformer/cuda_graphs.py). Reading needs `ranks` and one of the two; all
+else is compared with what follows from it.
+
+Backwards run in the order of the table with the chunks mirrored. A rank r of P begins with 2 (P - 1 - r) + (V - 1) N
+forwards, N being the micro-batches that the table takes through a chunk before the next, and all if there are fewer;
+then a forward and a backward alternate. With one chunk Megatron runs 1F1B instead, P - 1 - r forwards. These are the
+families `interleaved` and `1f1b`, D = 1. Megatron refuses tables with groups of fewer than P micro-batches and
+interleaving on one rank; so does this module, both ways, and any order but these, naming where it deviates.
+
+Transfers, reduces and steps are Megatron's own affair: writing leaves them out, and metadata and `optimizer`, logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from recycle.errors import JobError, ScheduleError
+from recycle.ir.families.interleaved import interleaved, units
+from recycle.ir.families.one_f_one_b import one_f_one_b
+from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair
+from recycle.ir.schedule import Schedule, loop_placement
+from recycle.shape import Shape, Worker
+
+_log = logging.getLogger(__name__)
+
+FORMAT, VERSION = "megatron-schedule-table", 1
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+_Size = Annotated[int, msgspec.Meta(ge=1, lt=10**9)]
+Table = list[tuple[int, int]]
+"""(micro-batch, chunk) of each forward of a rank."""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    version: int
+    ranks: _Size
+    chunks: _Size | None = None
+    micro_batches: _Size | None = None
+    table: list[tuple[_Number, _Number]] | None = None
+    orders: list[list[int]] | None = None
+
+
+def recognises(content: bytes) -> bool:
+    """Whether a file that begins so names this format, or is a table alone, which `loads` says how to complete."""
+    return f'"{FORMAT}"'.encode() in content[:4096] or _is_table_alone(content)
+
+
+def _is_table_alone(content: bytes) -> bool:
+    return re.match(rb"\s*\[\s*[\[(]", content) is not None
+
+
+def loads(content: bytes, name: str = "table") -> Schedule:
+    """The compute-only schedule that Megatron runs by the table or the orders; `name` begins every error message.
+
+    Raises:
+        ScheduleError: the file is no whole table, or Megatron runs no such order; names the entry.
+    """
+    if _is_table_alone(content):
+        raise ScheduleError(
+            f'{name}: a table alone does not say how many ranks there are: write {{"format": "{FORMAT}",'
+            f' "version": {VERSION}, "ranks": P, "table": [[micro_batch, chunk], ...]}}'
+        )
+    try:
+        file = msgspec.json.decode(content, type=_File)
+        return _read(file)
+    except msgspec.ValidationError as error:
+        raise ScheduleError(f"{name}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ScheduleError(f"{name}: not valid JSON, perhaps truncated: {error}") from None
+    except (ScheduleError, JobError) as error:
+        raise ScheduleError(f"{name}: {error}") from None
+
+
+def _read(file: _File) -> Schedule:
+    if (file.format, file.version) != (FORMAT, VERSION):
+        raise ScheduleError(
+            f'is "{file.format}" version {file.version}; this recycle reads "{FORMAT}" version {VERSION}'
+        )
+    if file.orders is not None and len(file.orders) != file.ranks:
+        raise ScheduleError(f"orders: {len(file.orders)} lists for {file.ranks} ranks")
+    source, table = "table", file.table
+    if table is None:
+        if file.orders is None:
+            raise ScheduleError('neither "table" nor "orders" is there')
+        source, table = "orders[0], its forwards", _table_of(file.orders[0])
+    if not table:
+        raise ScheduleError(f"{source}: is empty")
+    micro_batches, chunks = (max(numbers) + 1 for numbers in zip(*table, strict=True))
+    for key, declared, found in (
+        ("micro_batches", file.micro_batches, micro_batches),
+        ("chunks", file.chunks, chunks),
+    ):
+        if declared not in (None, found):
+            raise ScheduleError(f"{key} is {declared}, but {source} is of {found}")
+    if len(table) != micro_batches * chunks:
+        needed = f"{micro_batches} micro-batches in {chunks} chunk(s) need {micro_batches * chunks}"
+        raise ScheduleError(f"{source}: {len(table)} entries, but {needed}")
+    size = _group_size(table)
+    expected = units(micro_batches, chunks, size)
+    for place, ((micro_batch, chunk), (right_chunk, right)) in enumerate(zip(table, expected, strict=True)):
+        if (micro_batch, chunk) != (right, right_chunk):
+            raise ScheduleError(
+                f"{source}[{place}] is [{micro_batch}, {chunk}], Megatron's with groups of {size} micro-batches has"
+                f" [{right}, {right_chunk}]"
+            )
+    schedule = _run_by_megatron(Shape(1, file.ranks, micro_batches, chunks), size)
+    for rank, (found_order, right_order) in enumerate(zip(file.orders or (), _orders(schedule), strict=False)):
+        if (at := _first_difference(found_order, right_order)) is not None:
+            there, wanted = (_at(order, at) for order in (found_order, right_order))
+            raise ScheduleError(f"orders[{rank}][{at}] is {there}, Megatron's order has {wanted}")
+    return schedule
+
+
+def dumps(schedule: Schedule) -> str:
+    """The file's text, with both table and orders. Logs what it leaves out.
+
+    Raises:
+        ScheduleError: Megatron runs no such order; names the first instruction that deviates.
+    """
+    shape = schedule.shape
+    if schedule.failed:
+        raise _refusal(f"failed workers ({', '.join(map(str, sorted(schedule.failed)))})", "every rank runs")
+    if shape.pipelines > 1:
+        raise _refusal(f"{shape.pipelines} pipelines", "its ranks are those of one, so build it with D = 1")
+    if schedule.ties:
+        raise _refusal(f"ties (stages {schedule.ties[0]} reduce together)", "untie them")
+    if schedule.placement != loop_placement(shape):
+        raise _refusal("this placement", "chunk c of rank r is stage c * P + r")
+    programs = [_work(schedule, worker) for worker in shape.workers()]
+    first = [one for _, one in programs[0] if isinstance(one, Forward)]
+    table = [(one.micro_batch.index, one.stage // shape.ranks) for one in first]
+    size = _group_size(table) if table else shape.ranks
+    try:
+        right = _run_by_megatron(shape, size)
+    except ScheduleError as error:
+        raise _refusal(f"groups of {size} micro-batches, by the first forwards of worker 0.0", str(error)) from None
+    for worker, program in zip(shape.workers(), programs, strict=True):
+        wanted = right.program(worker)
+        place = _first_difference([one for _, one in program], wanted)
+        if place is not None:
+            position, one = program[place] if place < len(program) else (len(schedule.program(worker)), "the end")
+            raise _refusal(f"{one} on worker {worker} (position {position})", f"Megatron has {_at(wanted, place)}")
+    _tell_left_out(schedule)
+    head = {"format": FORMAT, "version": VERSION, "ranks": shape.ranks, "chunks": shape.chunks}
+    head |= {"micro_batches": shape.micro_batches}
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in (*head.items(), ("table", table))]
+    orders = ",\n".join(f"    {json.dumps(order)}" for order in _orders(schedule))
+    return "{\n" + "\n".join(lines) + '\n  "orders": [\n' + orders + "\n  ]\n}\n"
+
+
+def _run_by_megatron(shape: Shape, size: int) -> Schedule:
+    """The family that Megatron runs on such ranks and chunks. Raises ScheduleError where it refuses to."""
+    if shape.chunks == 1:
+        return one_f_one_b(shape)
+    if shape.ranks == 1:
+        raise ScheduleError(f"Megatron interleaves on two ranks or more, not {shape.chunks} chunks on one")
+    if size < shape.ranks:
+        raise ScheduleError(f"Megatron wants groups of at least as many micro-batches as ranks, {shape.ranks}")
+    return interleaved(shape, group_size=size)
+
+
+def _group_size(table: Table) -> int:
+    """N: how many micro-batches come before the second chunk; at least 1."""
+    return max(1, next((place for place, (_, chunk) in enumerate(table) if chunk), len(table)))
+
+
+def _table_of(order: Sequence[int]) -> Table:
+    """The forwards of an order; the n-th of a chunk is micro-batch n."""
+    count: Counter[int] = Counter()
+    table = []
+    for entry in order:
+        if entry > 0:
+            table.append((count[entry], entry - 1))
+            count[entry] += 1
+    return table
+
+
+def _orders(schedule: Schedule) -> list[list[int]]:
+    """Rank by rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
+    ranks = schedule.shape.ranks
+    return [
+        [
+            one.stage // ranks + 1 if isinstance(one, Forward) else -(one.stage // ranks + 1)
+            for _, one in _work(schedule, worker)
+            if isinstance(one, Compute)
+        ]
+        for worker in schedule.shape.workers()
+    ]
+
+
+def _work(schedule: Schedule, worker: Worker) -> list[tuple[int, Instruction]]:
+    """(position, instruction) of the compute of a worker."""
+    program = enumerate(schedule.program(worker))
+    return [(position, one) for position, one in program if isinstance(one, Compute | OverlappedPair)]
+
+
+def _first_difference(found: Sequence[object], wanted: Sequence[object]) -> int | None:
+    longest = range(max(len(found), len(wanted)))
+    return next((place for place in longest if _at(found, place) != _at(wanted, place)), None)
+
+
+def _at(sequence: Sequence[object], place: int) -> object:
+    return sequence[place] if place < len(sequence) else "the end"
+
+
+def _tell_left_out(schedule: Schedule) -> None:
+    left_out = [f"metadata ({', '.join(schedule.metadata)})"] if schedule.metadata else []
+    if schedule.is_lowered:
+        left_out.append("transfers, reduces and steps, which Megatron places itself")
+    if schedule.optimizer != "staggered":
+        left_out.append(f'optimizer = "{schedule.optimizer}"')
+    if left_out:
+        _log.warning("a Megatron schedule table cannot hold, and leaves out: %s", ", ".join(left_out))
+
+
+def _refusal(what: str, why: str) -> ScheduleError:
+    return ScheduleError(f"a Megatron schedule table cannot hold {what}: {why}")

@@ -1,0 +1,185 @@
+"""What torch.distributed.pipelining writes of a schedule: the text of an action, and what all ranks together imply.
+
+The schedule CSV has one action per cell, the profiler one per label. The grammar is that of `torch_csv`; a rank's
+actions alone say no shape, no placement and no peers, so these follow from all of them together:
+
+- D = 1, and P is the number of ranks. m is the number of micro-batches that most stages forward (the larger if even).
+- A stage counts when it forwards at least half of m micro-batches. V is the number of such stages over P.
+- A stage lives on the rank with most of its compute. The peer of a transfer is the home of the stage after or before;
+  where there is none, or it is the same rank, the transfer gets its own worker as peer, which no schedule may have.
+- torch leaves the optimizer to its caller, who steps when the rank's program is over. So where there is any
+  REDUCE_GRAD, each rank gets a STEP for each of its stages at the end, last stage first, as `lower` puts them.
+- UNSHARD and RESHARD gather and free sharded parameters; a recycle worker holds its own whole. They are dropped and
+  counted in the metadata, under "dropped".
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from recycle.errors import ScheduleError
+from recycle.ir.dependencies import CARRIERS, NEEDS
+from recycle.ir.instruction import (
+    KIND_CLASSES,
+    Backward,
+    Compute,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    OverlappedPair,
+    ReduceGradients,
+    StageWide,
+    Transfer,
+)
+from recycle.ir.schedule import Placement, Schedule
+from recycle.shape import MicroBatch, Shape, Worker
+
+_CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls not in (OverlappedPair, OptimizerStep)}
+_SHARDING = ("UNSHARD", "RESHARD")
+_TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
+_LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
+_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+_OLD_BACKWARD = re.compile(r"([0-9]+)BW([0-9]+)")
+OTHER_END = {
+    kind: toward * NEEDS[receive][0][1]
+    for send, receive in CARRIERS.values()
+    for kind, toward in ((send, -1), (receive, 1))
+}
+"""Kind of a transfer -> stage at its other end, relative to its own."""
+
+Program = list[Instruction]
+
+
+def looks_like_action(text: str) -> bool:
+    """Whether `text` has the form of an action."""
+    return bool(_LEAF.fullmatch(text) or _PAIR.fullmatch(text))
+
+
+def parse_action(text: str, worker: Worker) -> Instruction | str:
+    """The instruction that `text` writes on `worker`, or the name of a sharding action, which none stands for.
+
+    A transfer gets `worker` itself as its peer; `schedule_of` puts in the one that follows from all ranks.
+
+    Raises:
+        ScheduleError: `text` is not one whole action; says what is wrong with it.
+    """
+    shown = repr(text if len(text) <= 60 else text[:60] + "...")
+    pair = _PAIR.fullmatch(text)
+    if pair is not None:
+        leaves = (_leaf(part.strip(), worker, shown) for part in pair.groups())
+        halves = {type(leaf): leaf for leaf in leaves}
+        forward, backward = halves.get(Forward), halves.get(Backward)
+        if isinstance(forward, Forward) and isinstance(backward, Backward):
+            return OverlappedPair(forward, backward)
+    if text.startswith("("):
+        raise ScheduleError(f"{shown}: expected one F and one B of one level, for example (0F1;0B0)OVERLAP_F_B")
+    return _leaf(text, worker, shown)
+
+
+def _leaf(text: str, worker: Worker, shown: str) -> Instruction | str:
+    old = _OLD_BACKWARD.fullmatch(text)
+    if old is not None:
+        raise ScheduleError(
+            f"{shown}: the notation of before October 2024, where BW was the whole backward and B the input's:"
+            f" write {old[1]}B{old[2]} for this one and {old[1]}I{old[2]} for its B"
+        )
+    match = _LEAF.fullmatch(text)
+    if match is None:
+        raise ScheduleError(f"{shown} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
+    stage, token, micro_batch = match.groups()
+    cls = _CLASSES.get(token)
+    if cls is None or issubclass(cls, StageWide):
+        if micro_batch:
+            raise ScheduleError(f"{shown}: {token} takes no micro-batch, write {stage}{token}")
+        return token if cls is None else cls(int(stage))
+    if not micro_batch:
+        raise ScheduleError(f"{shown}: the micro-batch is missing, write for example {stage}{token}0")
+    home = MicroBatch(0, int(micro_batch))
+    if issubclass(cls, Transfer):
+        return cls(int(stage), home, worker)
+    assert issubclass(cls, Compute)
+    return cls(int(stage), home)
+
+
+def schedule_of(programs: Sequence[Program], dropped: Counter[str]) -> Schedule:
+    """The schedule of parsed programs, one per rank: shape, placement, peers and steps filled in as the module says.
+
+    Args:
+        programs: what `parse_action` gave, rank by rank.
+        dropped: how many sharding actions were left out, by name.
+
+    Raises:
+        ScheduleError: the programs imply no shape.
+    """
+    shape, placement = inferred(programs)
+    home = homes(placement)
+    reduces = any(isinstance(instruction, ReduceGradients) for program in programs for instruction in program)
+    full: dict[Worker, Program] = {}
+    for rank, program in enumerate(programs):
+        worker = Worker(0, rank)
+        full[worker] = [
+            replace(one, peer=implied_peer(one, worker, home)) if isinstance(one, Transfer) else one for one in program
+        ] + (final_steps(placement[rank]) if reduces else [])
+    metadata = {"dropped": dict(sorted(dropped.items()))} if dropped else {}
+    return Schedule.build(shape, full, placement=placement, metadata=metadata)
+
+
+def dropped_message(dropped: Counter[str]) -> str:
+    """What to tell of sharding actions that were left out."""
+    counts = " and ".join(f"{count} {action}" for action, count in sorted(dropped.items()))
+    return f"dropped {counts}: workers here hold their parameters whole"
+
+
+def computes(program: Iterable[Instruction]) -> Iterator[Compute]:
+    """The computes of a program, overlapped pairs taken apart."""
+    for one in program:
+        if isinstance(one, OverlappedPair):
+            yield from (one.forward, one.backward)
+        elif isinstance(one, Compute):
+            yield one
+
+
+def inferred(programs: Sequence[Program]) -> tuple[Shape, Placement]:
+    """Shape and placement that the programs imply, as the module says. Raises ScheduleError where they imply none."""
+    forwards: dict[int, set[int]] = {}
+    compute: dict[int, Counter[int]] = {}
+    for rank, program in enumerate(programs):
+        for piece in computes(program):
+            compute.setdefault(piece.stage, Counter())[rank] += 1
+            if isinstance(piece, Forward):
+                forwards.setdefault(piece.stage, set()).add(piece.micro_batch.index)
+    if not forwards:
+        raise ScheduleError("no forward in any row: stages and micro-batches follow from the forwards")
+    sizes = Counter(len(found) for found in forwards.values())
+    m = max(sizes, key=lambda size: (sizes[size], size))
+    counted = [stage for stage, found in sorted(forwards.items()) if 2 * len(found) >= m]
+    ranks = len(programs)
+    if len(counted) % ranks:
+        raise ScheduleError(
+            f"{len(counted)} stage(s) on {ranks} rows: as many stages are needed for each rank, S = P * V"
+            f" (stages that forward at least half of {m} micro-batches: {', '.join(map(str, counted))})"
+        )
+    shape = Shape(1, ranks, m, len(counted) // ranks)
+    stages: list[list[int]] = [[] for _ in programs]
+    for stage, count in sorted(compute.items()):
+        if stage < shape.stages:
+            stages[max(count, key=lambda rank: (count[rank], -rank))].append(stage)
+    return shape, tuple(map(tuple, stages))
+
+
+def homes(placement: Placement) -> dict[int, Worker]:
+    """The worker that each stage lives on."""
+    return {stage: Worker(0, rank) for rank, stages in enumerate(placement) for stage in stages}
+
+
+def implied_peer(transfer: Transfer, worker: Worker, home: dict[int, Worker]) -> Worker:
+    """The worker at the other end of a transfer, itself where the placement has none."""
+    return home.get(transfer.stage + OTHER_END[transfer.kind], worker)
+
+
+def final_steps(stages: Iterable[int]) -> Program:
+    """What torch's caller does at the end of a rank's program."""
+    return [OptimizerStep(stage) for stage in sorted(stages, reverse=True)]

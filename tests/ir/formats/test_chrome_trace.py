@@ -1,0 +1,419 @@
+"""Chrome traces of schedules: what viewers are shown is what the simulator says, and the schedule comes back whole."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle import Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
+from recycle.files import write_whole
+from recycle.ir import formats
+from recycle.ir import trace as traces
+from recycle.ir.families import interleaved, one_f_one_b
+from recycle.ir.formats import chrome_trace
+from tests.ir.random_schedules import random_schedule
+
+TIMES = Profile(1.0, 2.0, 0.5, latency=0.25, weight_stash=0.5)
+
+
+def text(schedule: Schedule, profile: Profile | None = None) -> str:
+    return "".join(chrome_trace.dumps(schedule, profile))
+
+
+def file(schedule: Schedule, profile: Profile | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text(schedule, profile))
+    return found
+
+
+def events(schedule: Schedule, phase: str, profile: Profile | None = None) -> list[dict[str, Any]]:
+    return [event for event in file(schedule, profile)["traceEvents"] if event["ph"] == phase]
+
+
+def rerouted() -> Schedule:
+    """Three pipelines of two ranks; worker 1.1 is dead and its micro-batches run on 0.1 and 2.1."""
+    return Schedule.from_text(
+        Shape(3, 2, 2),
+        {
+            "0.0": "0F0.0 0F0.1 0I0.0 0I0.1 0W0.1 0W0.0",
+            "0.1": "1F0.0 1B0.0 1F1.0 1I1.0 1F0.1 1I0.1 1W1.0 1W0.1",
+            "1.0": "0F1.0 0F1.1 0B1.0 0B1.1",
+            "2.0": "0F2.0 0F2.1 0B2.0 0B2.1",
+            "2.1": "1F2.0 1B2.0 1F1.1 1B1.1 1F2.1 1B2.1",
+        },
+        failed=["1.1"],
+        metadata={"note": 'quotes " and \\ and é', "nested": {"list": [1, 2.5, None, True]}},
+    )
+
+
+# Round trips
+
+
+@settings(derandomize=True, max_examples=40, deadline=None, database=None)
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, TIMES]))
+def test_any_schedule_comes_back_equal_with_its_metadata(seed: int, lowered: bool, profile: Profile | None) -> None:
+    rng = random.Random(seed)
+    schedule = random_schedule(rng).with_metadata(seed=seed, words=["recycle", None, 0.1])
+    schedule = lower(schedule) if lowered else schedule
+    again = chrome_trace.loads(text(schedule, profile).encode(), "t.json")
+    assert again == schedule
+    assert again.metadata == schedule.metadata
+
+
+def test_ties_failed_workers_foreign_placement_and_the_barrier_come_back() -> None:
+    schedule = Schedule.from_text(
+        Shape(1, 2, 1, 2),
+        {"0.0": "0F0 3F0 3B0 0B0", "0.1": "1F0 2F0 2B0 1B0"},
+        placement={"0.0": [0, 3], "0.1": [1, 2]},
+        optimizer="barrier",
+        ties=[(0, 2)],
+    )
+    for one in (schedule, rerouted(), Schedule.build(Shape(2, 2, 1), {}, failed=["0.0"])):
+        again = chrome_trace.loads(text(one).encode())
+        assert again == one
+        assert again.metadata == one.metadata
+
+
+def test_the_order_of_the_events_in_the_file_does_not_matter() -> None:
+    schedule = rerouted()
+    shuffled = file(schedule)
+    random.Random(1).shuffle(shuffled["traceEvents"])
+    assert chrome_trace.loads(json.dumps(shuffled).encode()) == schedule
+
+
+def test_reading_says_that_measured_times_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    chrome_trace.loads(text(rerouted()).encode(), "t.json")
+    assert caplog.messages == []
+    chrome_trace.loads(text(rerouted(), TIMES).encode(), "t.json")
+    assert caplog.messages == ["t.json: left out the times and the profile that they follow from"]
+
+
+# What viewers are shown
+
+
+@pytest.mark.parametrize("profile", [None, TIMES])
+def test_slices_have_the_simulators_times_in_microseconds(profile: Profile | None) -> None:
+    schedule = rerouted()
+    timeline = simulate(schedule, profile)
+    slices = events(schedule, "X", profile)
+    assert len(slices) == len(timeline.schedule.columns) == 62
+    assert [event["name"] for event in slices] == [str(timeline.schedule.instruction(row)) for row in range(62)]
+    assert [event["ts"] for event in slices] == [1e6 * start for start in timeline.start]
+    assert [event["dur"] for event in slices] == [1e6 * seconds for seconds in timeline.end - timeline.start]
+    assert {event["pid"] - 1 for event in slices} == {0, 1, 2, 4, 5}
+
+
+def test_measured_seconds_are_written_to_the_nanosecond() -> None:
+    schedule = interleaved(Shape(2, 3, 6, 2))
+    profile = Profile(1.23456789e-3, 2.0000001e-3, 0.9999999e-3, latency=1.7e-5)
+    timeline = simulate(schedule, profile)
+    slices = events(schedule, "X", profile)
+    begin = np.array([event["ts"] for event in slices])
+    end = begin + [event["dur"] for event in slices]
+    assert np.abs(begin - 1e6 * timeline.start).max() < 0.001
+    assert np.abs(end - 1e6 * timeline.end).max() < 0.001
+
+
+def test_slices_of_one_thread_never_overlap() -> None:
+    rng = random.Random(5)
+    profile = Profile(0.1, 0.2, 0.3, latency=0.7, step=0.05)
+    for _ in range(20):
+        threads = defaultdict(list)
+        for event in events(random_schedule(rng), "X", profile):
+            threads[event["pid"], event["tid"]].append((round(1000 * event["ts"]), round(1000 * event["dur"])))
+        for slices in threads.values():
+            slices.sort()
+            assert all(a + length <= b for (a, length), (b, _) in pairwise(slices))
+
+
+def test_arguments_tell_home_place_and_rerouting() -> None:
+    slices = {event["name"]: event for event in events(rerouted(), "X")}
+    assert slices["1F1.0"]["cat"] == "forward"
+    assert slices["1F1.0"]["args"] == {
+        "worker": "0.1", "position": 2, "stage": 1, "home": 1, "micro_batch": 0, "rerouted": True,
+    }  # fmt: skip
+    assert slices["0F1.0"]["args"]["rerouted"] is False
+    assert slices["0SEND_F1.0@0.1"]["args"]["position"] is None
+    assert slices["1STEP"]["args"] == {"worker": "2.1", "position": None, "stage": 1}
+    assert Counter(event["cat"] for event in slices.values())["recv_gradient"] == 6
+
+
+def test_processes_are_named_and_sorted_by_pipeline_then_stage_and_threads_by_track() -> None:
+    shape = Shape(2, 2, 1)
+    schedule = Schedule.from_text(
+        shape,
+        {"0.0": "1F0.0 1B0.0", "0.1": "0F0.0 0B0.0", "1.0": "0F1.0 0B1.0"},
+        placement={"0.0": [1], "0.1": [0], "1.0": [0], "1.1": [1]},
+        failed=["1.1"],
+    )
+    titles = {event["pid"]: {} for event in events(schedule, "M")}
+    threads = defaultdict(list)
+    for event in events(schedule, "M"):
+        titles[event["pid"]] |= event["args"] if event["name"].startswith("process") else {}
+        threads[event["pid"]] += [event["args"]["name"]] if event["name"] == "thread_name" else []
+    assert titles == {
+        1: {"name": "worker 0.0, stage 1", "sort_index": 1},
+        2: {"name": "worker 0.1, stage 0", "sort_index": 0},
+        3: {"name": "worker 1.0, stage 0", "sort_index": 2},
+        4: {"name": "worker 1.1, failed", "sort_index": 3},
+    }
+    assert threads[1] == ["compute", "send", "recv"]
+    assert threads[3] == ["compute"]
+
+
+def arrows(schedule: Schedule, profile: Profile | None = None) -> list[tuple[str, str, str]]:
+    """(name, slice at the beginning, slice at the end) of each arrow; every end must lie right behind its slice."""
+    slice_: dict[str, Any] = {}
+    ends: dict[int, dict[str, tuple[str, str, str]]] = defaultdict(dict)
+    for event in file(schedule, profile)["traceEvents"]:
+        if event["ph"] == "X":
+            slice_ = event
+        elif event["ph"] in "sf":
+            assert (event["pid"], event["tid"], event["ts"]) == (slice_["pid"], slice_["tid"], slice_["ts"])
+            assert (event.get("bp") == "e") == (event["ph"] == "f")
+            assert event["ph"] not in ends[event["id"]]
+            ends[event["id"]][event["ph"]] = (event["name"], event["cat"], slice_["name"])
+    assert all(set(both) == {"s", "f"} and both["s"][:2] == both["f"][:2] for both in ends.values())
+    return sorted((both["s"][0], both["s"][2], both["f"][2]) for both in ends.values())
+
+
+def test_arrows_lead_from_each_send_to_its_receive_and_along_rerouted_activations() -> None:
+    found = arrows(rerouted(), TIMES)
+    assert len(found) == 12 + 2
+    assert ("activation", "0SEND_F1.0@0.1", "1RECV_F1.0@1.0") in found
+    assert ("input gradient", "1SEND_B1.1@1.0", "0RECV_B1.1@2.1") in found
+    assert [arrow for arrow in found if arrow[0] == "re-routed activation"] == [
+        ("re-routed activation", "0F1.0", "1F1.0"),
+        ("re-routed activation", "0F1.1", "1F1.1"),
+    ]
+
+
+def test_every_arrow_of_any_schedule_has_both_its_ends() -> None:
+    rng = random.Random(3)
+    for _ in range(30):
+        schedule = random_schedule(rng)
+        c = lower(schedule).columns
+        sends = [name for name, _, _ in arrows(schedule) if name != "re-routed activation"]
+        assert len(sends) == np.isin(c.kind, [5, 7]).sum()
+
+
+@pytest.mark.parametrize(
+    ("profile", "unit", "peaks"),
+    [
+        (Profile(), "chunks", [4, 3, 2, 1]),
+        (Profile(activation=[8.0, 4.0, 2.0, 3.0]), "bytes", [32, 12, 4, 3]),
+    ],
+)
+def test_counters_rise_to_the_peak_and_end_at_nothing(profile: Profile, unit: str, peaks: list[float]) -> None:
+    counters = defaultdict(list)
+    for event in events(one_f_one_b(Shape(1, 4, 8)), "C", profile):
+        assert event["name"] == "activations held"
+        counters[event["pid"]].append((event["ts"], event["args"][unit]))
+    assert [max(value for _, value in counters[pid]) for pid in (1, 2, 3, 4)] == peaks
+    for steps in counters.values():
+        assert steps == sorted(steps)
+        assert len({moment for moment, _ in steps}) == len(steps)
+        assert steps[-1][1] == 0
+
+
+def test_counters_of_any_schedule_reach_the_simulators_peak_and_end_at_nothing() -> None:
+    rng = random.Random(9)
+    for _ in range(20):
+        schedule = random_schedule(rng)
+        peaks = simulate(schedule, TIMES).peak_activations
+        counters = defaultdict(list)
+        for event in events(schedule, "C", TIMES):
+            counters[event["pid"] - 1].append(event["args"]["chunks"])
+        for w, peak in enumerate(peaks):
+            assert max(counters[w], default=None) == peak or not peak
+            assert counters[w][-1:] in ([], [0])
+            assert min(counters[w], default=0) >= 0
+
+
+def test_other_data_tells_unit_makespan_and_profile() -> None:
+    other = file(one_f_one_b(Shape(1, 4, 8)), TIMES)["otherData"]
+    timeline = simulate(one_f_one_b(Shape(1, 4, 8)), TIMES)
+    assert (other["format"], other["version"], other["microseconds_per_unit"]) == ("recycle-timeline", 1, 1000000)
+    assert (other["makespan"], other["period"]) == (timeline.makespan, timeline.period)
+    assert other["profile"] == TIMES.to_json()
+    assert other["instructions"] == [16, 16, 16, 16]
+
+
+def test_a_schedule_without_timeline_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    deadlock = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0B0 0F0 0F1 0B1", "0.1": "1F0 1B0 1F1 1B1"})
+    with pytest.raises(ScheduleError, match="the schedule deadlocks"):
+        formats.write(deadlock, tmp_path / "t.trace.json")
+    with pytest.raises(ScheduleError, match=r"a makespan of 3\.3e\+09 cannot be written to the nanosecond"):
+        formats.write(one_f_one_b(Shape(1, 4, 8)), tmp_path / "t.trace.json", profile=Profile(1e8, 1e8, 1e8))
+    with pytest.raises(ScheduleError, match="metadata: only finite JSON values"):
+        formats.write(rerouted().with_metadata(gap=float("nan")), tmp_path / "t.trace.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_not_left_half_written_when_its_parts_fail(tmp_path: Path) -> None:
+    def parts() -> Iterator[str]:
+        yield "half"
+        raise ScheduleError("no more")
+
+    with pytest.raises(ScheduleError, match="no more"):
+        write_whole(tmp_path / "t.json", parts())
+    assert list(tmp_path.iterdir()) == []
+
+
+# What is refused
+
+
+def altered(change: Any) -> bytes:
+    found = file(one_f_one_b(Shape(1, 2, 2)))
+    change(found)
+    return json.dumps(found).encode()
+
+
+def nth(found: dict[str, Any], name: str) -> dict[str, Any]:
+    event: dict[str, Any] = next(event for event in found["traceEvents"] if event["name"] == name)
+    return event
+
+
+WHOLE = text(one_f_one_b(Shape(1, 2, 2)))
+
+
+def slice_with(name: str, **entries: Any) -> bytes:
+    """The file with entries of one slice's args replaced."""
+    return altered(lambda found: nth(found, name)["args"].update(entries))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not valid JSON"),
+        (WHOLE[:-10].encode(), "not valid JSON, perhaps truncated"),
+        (b"\x1f\x8b\x08nothing", "not a whole gzip file"),
+        (b"{}", "missing required field `traceEvents`"),
+        (b'{"traceEvents": 5}', "Expected `array`, got `int` - at `traceEvents`"),
+        (b'{"traceEvents": [5]}', r"Expected `object`, got `int` - at `traceEvents\[0\]`"),
+        (b'{"traceEvents": [], "otherData": 5}', "Expected `object`, got `int` - at `otherData`"),
+        (b'{"traceEvents": []}', "no event is named PP:<action>"),
+        (b'{"traceEvents": [], "otherData": {"format": "other"}}', "no event is named PP:<action>"),
+        (altered(lambda f: f["otherData"].update(version=2)), "version 2 is not known; this recycle reads version 1"),
+        (altered(lambda f: f["otherData"].pop("failed")), "otherData: failed is missing"),
+        (altered(lambda f: f["otherData"].pop("instructions")), "otherData: instructions is missing"),
+        (altered(lambda f: f["otherData"].update(instructions=[4])), "instructions must list how many each of the 2"),
+        (altered(lambda f: f["otherData"].update(instructions=[4, 10**9])), "none more than there are events"),
+        (altered(lambda f: f["otherData"].update(instructions=[4, True])), "instructions must list"),
+        (altered(lambda f: f["otherData"]["shape"].update(ranks=0)), "otherData: shape: ranks must be a whole number"),
+        (altered(lambda f: f["otherData"]["shape"].update(size=1)), "otherData: shape: unknown key 'size'"),
+        (altered(lambda f: f["otherData"].update(optimizer="x")), r"otherData: Invalid enum value 'x'"),
+        (altered(lambda f: nth(f, "0F0.0").update(ph="B")), r"Invalid value 'B' - at `traceEvents\[8\]\.ph`"),
+        (altered(lambda f: nth(f, "0F0.0").pop("ph")), r"missing required field `ph` - at `traceEvents\[8\]`"),
+        (altered(lambda f: nth(f, "0F0.0").pop("dur")), r"missing required field `dur` - at `traceEvents\[8\]`"),
+        (altered(lambda f: nth(f, "0F0.0").update(dur=-1)), r"Expected `float` >= 0.* at `traceEvents\[8\]\.dur`"),
+        (altered(lambda f: nth(f, "0F0.0").update(ts="0")), r"Expected `float`, got `str` - at `traceEvents\[8\]\.ts`"),
+        (altered(lambda f: nth(f, "0F0.0").pop("args")), r"missing required field `args` - at `traceEvents\[8\]`"),
+        (slice_with("0F0.0", position=-1), r"`int` >= 0 .*traceEvents\[8\]\.args\.position"),
+        (slice_with("0F0.0", position=9), r"traceEvents\[8\]: position 9 of worker 0.0, which has 4"),
+        (slice_with("0F0.1", position=0), r"traceEvents\[\d+\]: position 0 of worker 0.0 a second time"),
+        (slice_with("0F0.0", position=None), "no event for position 0 of worker 0.0, which has 4"),
+        (altered(lambda f: f["traceEvents"].remove(nth(f, "1B0.1"))), "no event for position 3 of worker 0.1"),
+        (slice_with("0F0.0", worker="9.0"), r"traceEvents\[8\]: worker: worker 9.0 is outside"),
+        (slice_with("0F0.0", worker="x"), r"traceEvents\[8\]: 'x' is not a worker"),
+        (altered(lambda f: nth(f, "0F0.0").update(name="0Q0")), r"traceEvents\[8\]: '0Q0' is not an instruction"),
+        (altered(lambda f: nth(f, "0F0.0").update(name="0SEND_F0.0@7.7")), r"worker 7.7 is outside the grid"),
+    ],
+)  # fmt: skip
+def test_what_is_not_whole_is_refused_by_event(content: bytes, message: str) -> None:
+    with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
+        chrome_trace.loads(content, "t.json")
+
+
+@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@given(st.integers(0, len(WHOLE) - 1), st.text(min_size=0, max_size=3), st.integers(0, 4))
+def test_a_file_damaged_anywhere_is_read_or_refused_as_a_schedule_error(place: int, put: str, cut: int) -> None:
+    damaged = (WHOLE[:place] + put + WHOLE[place + cut :]).encode("utf-8", "surrogatepass")
+    try:
+        schedule = chrome_trace.loads(damaged, "t.json")
+    except ScheduleError as error:
+        refusal = str(error)
+    else:
+        check(schedule)
+        return
+    assert refusal.startswith("t.json: ")
+
+
+# Formats by suffix and content
+
+
+def test_the_longest_suffix_is_written_and_content_decides_when_reading(tmp_path: Path) -> None:
+    schedule = rerouted()
+    for name in ("a.trace.json", "a.chrome.json", "A.TRACE.JSON"):
+        formats.write(schedule, tmp_path / name)
+        assert b'"recycle-timeline"' in (tmp_path / name).read_bytes()
+        (tmp_path / name).rename(tmp_path / "plain.json")
+        assert formats.read(tmp_path / "plain.json") == schedule
+    schedule.save(tmp_path / "native.trace.json")
+    assert formats.read(tmp_path / "native.trace.json") == schedule
+    formats.write(schedule, tmp_path / "plain.json")
+    assert b'"recycle-schedule"' in (tmp_path / "plain.json").read_bytes()
+    with pytest.raises(ScheduleError, match="format native holds an order without times"):
+        formats.write(schedule, tmp_path / "plain.json", profile=TIMES)
+
+
+# Executed runs
+
+
+def log(run: Path, schedule: Schedule, step: int, workers: Sequence[Worker], players: Mapping[str, str]) -> None:
+    """What `workers` leave behind of a step in generation 7; `players` are processes that play another role."""
+    for worker in workers:
+        process = Worker.parse(players.get(str(worker), str(worker)))
+        ran = [(one, step + n / 100, step + n / 100 + 0.01) for n, one in enumerate(schedule.program(worker))]
+        traces.append_iteration(traces.log_path(run, process), step, 7, worker, ran)
+
+
+def merged(run: Path, shape: Shape) -> Path:
+    traces.write(traces.merge(run, shape), run / "trace.json")
+    return run / "trace.json"
+
+
+def test_an_executed_run_gives_the_schedule_of_its_last_whole_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule = lower(rerouted())
+    for step in (3, 4):
+        log(tmp_path, schedule, step, schedule.live, {"0.1": "2.1", "2.1": "0.1"})
+    log(tmp_path, schedule, 5, schedule.live[:2], {})
+    found = formats.read(merged(tmp_path, schedule.shape))
+    assert found == schedule
+    assert found.metadata == {"executed": {"step": 4, "generation": 7}}
+    assert check(found) == []
+    assert caplog.messages == [
+        f"{tmp_path / 'trace.json'}: kept step 4 of generation 7, in role names;"
+        " left out 2 other step(s) and all times and events"
+    ]
+    assert formats.read(tmp_path) == schedule
+
+
+def test_a_placement_of_ones_own_is_seen_in_an_executed_run(tmp_path: Path) -> None:
+    shape = Shape(2, 2, 1, 2)
+    programs = {
+        "0.0": "0F0.0 3F0.0 3B0.0 0B0.0 0F1.0 3F1.0 3B1.0 0B1.0",
+        "0.1": "1F0.0 2F0.0 2B0.0 1B0.0",
+        "1.1": "1F1.0 2F1.0 2B1.0 1B1.0",
+    }
+    placement = {f"{k}.{r}": stages for k in (0, 1) for r, stages in enumerate(([0, 3], [1, 2]))}
+    schedule = lower(Schedule.from_text(shape, programs, placement=placement, failed=["1.0"]))
+    log(tmp_path, schedule, 0, schedule.live, {})
+    assert formats.read(merged(tmp_path, shape)) == schedule
+
+
+def test_a_run_without_a_whole_step_is_refused(tmp_path: Path) -> None:
+    log(tmp_path, lower(rerouted()), 0, [Worker(0, 0)], {})
+    with pytest.raises(ScheduleError, match=r"trace\.json: no step of it ran completely"):
+        formats.read(merged(tmp_path, rerouted().shape))

@@ -1,0 +1,291 @@
+"""The Megatron schedule table: megatron-core's own tables and orders are read as our families, and written alike."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import Schedule, ScheduleError, Shape, Worker, check, lower, simulate
+from recycle.ir import formats
+from recycle.ir.families import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1
+from recycle.ir.formats import megatron_table
+from tests.cli.command import Command
+
+GRID = [
+    (ranks, chunks, micro_batches, size)
+    for ranks in (2, 3, 4)
+    for chunks in (2, 3)
+    for micro_batches in (4, 6, 8, 10)
+    for size in (2, 3, 4, 6, 8, 10)
+    if ranks <= size <= micro_batches and (micro_batches % size == 0 or micro_batches % size >= ranks)
+]
+"""(P, V, m, N) that Megatron runs: N in [P, m], and no last group of fewer than P."""
+
+
+@dataclass
+class RankOf:
+    """A pipeline group as far as `get_pp_rank_microbatches` asks for one; it stands for the communicator as well."""
+
+    ranks: int
+    place: int
+    virtual_pipeline_model_parallel_size: int | None
+
+    @property
+    def pp_group(self) -> RankOf:
+        return self
+
+    def size(self) -> int:
+        return self.ranks
+
+    def rank(self) -> int:
+        return self.place
+
+
+@dataclass
+class Megatron:
+    """megatron-core's table, and the order of chunks that it makes of it on each rank."""
+
+    schedules: Any
+    cuda_graphs: Any
+
+    def table(self, chunks: int, micro_batches: int, size: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = self.schedules.get_schedule_table(micro_batches, chunks, size)
+        return found
+
+    def orders(self, ranks: int, chunks: int, micro_batches: int, size: int) -> list[list[int]]:
+        found = []
+        for rank in range(ranks):
+            group = RankOf(ranks, rank, chunks if chunks > 1 else None)
+            numbers = self.schedules.get_pp_rank_microbatches(micro_batches, chunks, size, p2p_communicator=group)
+            table = self.table(chunks, micro_batches, size)
+            found.append(self.cuda_graphs.convert_schedule_table_to_order(numbers[2], chunks, table))
+        return found
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Megatron:
+    pytest.importorskip("megatron.core")
+    names = ("megatron.core.pipeline_parallel.schedules", "megatron.core.transformer.cuda_graphs")
+    return Megatron(*map(importlib.import_module, names))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def file(**entries: Any) -> bytes:
+    return json.dumps({"format": "megatron-schedule-table", "version": 1, **entries}).encode()
+
+
+def read(**entries: Any) -> Schedule:
+    return megatron_table.loads(file(**entries), "table.json")
+
+
+# Against megatron-core
+
+
+def test_the_tables_of_megatron_core_are_read_as_the_interleaved_family(megatron: Megatron) -> None:
+    assert len(GRID) == 58
+    for ranks, chunks, micro_batches, size in GRID:
+        schedule = read(ranks=ranks, table=megatron.table(chunks, micro_batches, size))
+        shape = Shape(1, ranks, micro_batches, chunks)
+        assert schedule == interleaved(shape, group_size=size)
+        if size == ranks and micro_batches % ranks == 0:
+            assert schedule == interleaved(shape)
+        assert check(schedule) == []
+
+
+def test_the_orders_of_megatron_core_are_those_written_and_alone_say_the_same(megatron: Megatron) -> None:
+    for ranks, chunks, micro_batches, size in GRID:
+        orders = megatron.orders(ranks, chunks, micro_batches, size)
+        schedule = interleaved(Shape(1, ranks, micro_batches, chunks), group_size=size)
+        written = json.loads(megatron_table.dumps(schedule))
+        assert written["orders"] == orders
+        assert [tuple(entry) for entry in written["table"]] == megatron.table(chunks, micro_batches, size)
+        assert read(ranks=ranks, orders=orders) == schedule
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (1, 3), (2, 2), (4, 2), (4, 8)])
+def test_one_chunk_is_1f1b_as_megatron_runs_it_without_interleaving(
+    megatron: Megatron, ranks: int, micro_batches: int
+) -> None:
+    schedule = read(ranks=ranks, table=megatron.table(1, micro_batches, ranks))
+    assert schedule == one_f_one_b(Shape(1, ranks, micro_batches))
+    assert json.loads(megatron_table.dumps(schedule))["orders"] == megatron.orders(ranks, 1, micro_batches, ranks)
+
+
+def test_the_line_on_the_format_page_writes_a_table_that_is_read(
+    megatron: Megatron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "file-format.md").read_text()
+    (line,) = [line.strip() for line in page.splitlines() if line.startswith("    json.dump(")]
+    monkeypatch.chdir(tmp_path)
+    exec(line, {"json": json, "get_schedule_table": megatron.schedules.get_schedule_table, "open": open})
+    assert formats.read("table.json") == interleaved(Shape(1, 4, 8, 2))
+
+
+# Round trips
+
+
+def test_the_written_file_reads_back_and_says_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    schedule = interleaved(Shape(1, 2, 2, 2))
+    text = megatron_table.dumps(schedule)
+    assert text == (
+        '{\n  "format": "megatron-schedule-table",\n  "version": 1,\n  "ranks": 2,\n  "chunks": 2,\n'
+        '  "micro_batches": 2,\n  "table": [[0, 0], [1, 0], [0, 1], [1, 1]],\n  "orders": [\n'
+        "    [1, 1, 2, 2, -2, -2, -1, -1],\n    [1, 1, 2, -2, 2, -2, -1, -1]\n  ]\n}\n"
+    )
+    assert caplog.messages == ["a Megatron schedule table cannot hold, and leaves out: metadata (family)"]
+    again = megatron_table.loads(text.encode())
+    assert again == schedule
+    assert again.metadata == {"family": "interleaved", "group_size": 2}
+    caplog.clear()
+    assert megatron_table.dumps(lower(interleaved(Shape(1, 2, 2, 2), "barrier"))) == text
+    (message,) = caplog.messages
+    assert "transfers, reduces and steps" in message
+    assert 'optimizer = "barrier"' in message
+
+
+def test_an_imported_table_has_the_makespan_and_peaks_of_the_closed_form() -> None:
+    timeline = simulate(read(ranks=4, table=[(j, c) for g in (0, 4) for c in (0, 1) for j in range(g, g + 4)]))
+    assert timeline.makespan == 57
+    assert timeline.peak_activations == [11, 9, 7, 5]
+
+
+def test_suffix_and_content_decide_between_the_json_formats(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    schedule = interleaved(Shape(1, 2, 4, 2))
+    formats.write(schedule, path, "megatron-table")
+    assert formats.read(path) == schedule
+    formats.write(schedule, path)
+    assert b'"recycle-schedule"' in path.read_bytes()
+
+
+# What is refused when reading
+
+FULL = {"ranks": 2, "table": [[0, 0], [1, 0], [0, 1], [1, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[[0, 0], [1, 0]]", r"a table alone does not say how many ranks there are: write \{.*\"ranks\": P"),
+        (b"[(0, 0), (1, 0)]", "a table alone"),
+        (b"", "not valid JSON"),
+        (file(**FULL)[:-3], "not valid JSON, perhaps truncated"),
+        (b"\xff\xfe", "not valid JSON"),
+        (file(table=[[0, 0]]), "missing required field `ranks`"),
+        (file(ranks=2), 'neither "table" nor "orders" is there'),
+        (file(**FULL, rank=1), "unknown field `rank`"),
+        (file(**{**FULL, "version": 2}), 'version 2; this recycle reads "megatron-schedule-table" version 1'),
+        (file(**{**FULL, "format": "x"}), 'is "x" version 1'),
+        (file(**{**FULL, "ranks": 0}), r"Expected `int` >= 1 - at `\$.ranks`"),
+        (file(ranks=2, table=[[0, 0], [1]]), r"`array` of length 2 - at `\$.table\[1\]`"),
+        (file(ranks=2, table=[[0, 0], [1, "0"]]), r"Expected `int`, got `str` - at `\$.table\[1\]\[1\]`"),
+        (file(ranks=2, table=[[0, -1]]), r"Expected `int` >= 0"),
+        (file(ranks=2, table=[]), "table: is empty"),
+        (file(**FULL, chunks=3), "chunks is 3, but table is of 2"),
+        (file(**FULL, micro_batches=4), "micro_batches is 4, but table is of 2"),
+        (file(ranks=2, table=[[0, 0], [1, 0], [0, 1]]), r"3 entries, but 2 micro-batches in 2 chunk\(s\) need 4"),
+        (file(ranks=2, table=[[999999999, 0]]), "1 entries, but 1000000000 micro-batches"),
+        (
+            file(ranks=2, table=[[0, 0], [1, 0], [1, 1], [0, 1]]),
+            r"table\[2\] is \[1, 1\], Megatron's with groups of 2 micro-batches has \[0, 1\]",
+        ),
+        (file(ranks=3, table=FULL["table"]), "groups of at least as many micro-batches as ranks, 3"),
+        (file(ranks=1, table=FULL["table"]), "interleaves on two ranks or more, not 2 chunks on one"),
+        (
+            file(ranks=2, table=[(j, c) for g in ((0, 1), (2,)) for c in (0, 1) for j in g]),
+            "group_size must be micro_batches = 3, or at least ranks = 2 and leave no last group of fewer, got 2",
+        ),
+        (file(**FULL, orders=[[1, 1]]), "orders: 1 lists for 2 ranks"),
+        (
+            file(**FULL, orders=[[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, 2, -2, -2, -1, -1]]),
+            r"orders\[1\]\[3\] is 2, Megatron's order has -2",
+        ),
+        (
+            file(ranks=2, orders=[[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, -2, 2, -2, -1]]),
+            r"orders\[1\]\[7\] is the end, Megatron's order has -1",
+        ),
+        (file(ranks=2, orders=[[-1], [-1]]), r"orders\[0\], its forwards: is empty"),
+        (file(ranks=2, orders=[[1, 0.5], []]), "Expected `int`, got `float`"),
+        (file(ranks=2**19, table=[[j, c] for c in (0, 1) for j in range(2)]), "as many micro-batches as ranks"),
+    ],
+)
+def test_what_is_no_table_of_megatron_is_refused_by_place(content: bytes, message: str) -> None:
+    with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
+        megatron_table.loads(content, "t.json")
+
+
+# What is refused when writing
+
+
+def changed(worker: str, program: str, **keywords: Any) -> Schedule:
+    """Interleaved 1F1B on two ranks of two chunks with one program replaced."""
+    schedule = interleaved(Shape(1, 2, 2, 2))
+    return Schedule.from_text(schedule.shape, {**schedule.text(), worker: program}, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (interleaved(Shape(2, 2, 2, 2)), "2 pipelines: its ranks are those of one, so build it with D = 1"),
+        (changed("0.1", "1F0", failed=["0.1"]), r"failed workers \(0.1\)"),
+        (changed("0.0", "0F0", ties=[(0, 3)]), r"ties \(stages \(0, 3\)"),
+        (changed("0.0", "0F0", placement={"0.0": [0, 3], "0.1": [1, 2]}), "this placement"),
+        (changed("0.0", ""), r"the end on worker 0.0 \(position 0\): Megatron has 0F0.0"),
+        (
+            changed("0.1", "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"),
+            r"3F0.1 on worker 0.1 \(position 3\): Megatron has 3B0.0",
+        ),
+        (
+            changed("0.1", "1F0 1F1 3F0 3I0 3F1 3B1 1B0 1B1 3W0"),
+            r"3I0.0 on worker 0.1 \(position 3\): Megatron has 3B0.0",
+        ),
+        (changed("0.1", "1F0 1F1 3F0 (3F1;3B0) 3B1 1B0 1B1"), r"\(3F0.1;3B0.0\) on worker 0.1 \(position 3\)"),
+        (
+            changed("0.0", "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1 0B1"),
+            r"0B0.1 on worker 0.0 \(position 8\): Megatron has the end",
+        ),
+        (gpipe(Shape(1, 2, 3)), r"0F0.2 on worker 0.0 \(position 2\): Megatron has 0B0.0"),
+        (zb_h1(Shape(1, 2, 3)), r"0I0.0 on worker 0.0 \(position 2\): Megatron has 0B0.0"),
+        (looped_bfs(Shape(1, 2, 2, 2)), "on worker 0.0 .position 4.: Megatron has 2B0.0"),
+        (interleaved(Shape(1, 3, 2, 2), group_size=2), "groups of 2 micro-batches, by the first forwards"),
+        (interleaved(Shape(1, 1, 2, 2)), "two ranks or more"),
+    ],
+)
+def test_what_megatron_does_not_run_is_refused_by_place(schedule: Schedule, message: str) -> None:
+    with pytest.raises(ScheduleError, match=f"^a Megatron schedule table cannot hold .*{message}"):
+        megatron_table.dumps(schedule)
+
+
+def test_positions_count_transfers_too() -> None:
+    lowered = lower(interleaved(Shape(1, 2, 2, 2)))
+    programs = {str(w): " ".join(map(str, lowered.program(w))) for w in (Worker(0, 0), Worker(0, 1))}
+    programs["0.1"] = programs["0.1"].replace("1F0.1", "1F0.7")
+    broken = Schedule.from_text(lowered.shape, programs)
+    at = [str(one) for one in broken.program(Worker(0, 1))].index("1F0.7")
+    assert at > 1
+    with pytest.raises(ScheduleError, match=rf"1F0.7 on worker 0.1 \(position {at}\): Megatron has 1F0.1"):
+        megatron_table.dumps(broken)
+
+
+def test_convert_reads_a_table_and_warns_on_standard_error(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, target, back = tmp_path / "table.json", tmp_path / "plan.json", tmp_path / "back.json"
+    source.write_bytes(file(**FULL))
+    assert command("convert", source, target).out == f"{target}: D=1 P=2 m=2 V=2, 16 instructions\n"
+    with caplog.at_level(logging.WARNING):
+        assert command("convert", target, back, "--to", "megatron-table").status == 0
+    assert ["metadata" in message for message in caplog.messages] == [True]
+    assert formats.read(back) == formats.read(target)
+    source.write_text("[[0, 0]]")
+    assert command("convert", source, target).refused("table.json", "how many ranks")

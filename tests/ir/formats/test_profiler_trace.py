@@ -1,0 +1,192 @@
+"""Traces of torch's profiler: what torch's pipeline runtime really wrote is read as the schedule that it ran."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import Schedule, ScheduleError, Shape, Worker, check
+from recycle.ir import formats
+from recycle.ir.families import interleaved
+from recycle.ir.formats import chrome_trace
+from recycle.ir.instruction import Compute, OverlappedPair
+from tests.cli.command import Command
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of traces that torch wrote, and the CSVs of the schedules that it ran."""
+    directory = tmp_path_factory.mktemp("profiled")
+    line = [sys.executable, "-m", "tests.ir.formats.profiled_pipelines", str(directory)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+# What torch wrote
+
+
+@pytest.mark.parametrize("name", ["interleaved", "dualpipe"])
+def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(
+    profiled: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule = formats.read(profiled / name)
+    expected = formats.read(profiled / f"{name}.csv")
+    assert schedule == expected
+    assert schedule.metadata == expected.metadata == {"dropped": {"RESHARD": 4, "UNSHARD": 4}}
+    assert check(schedule) == []
+    assert caplog.messages[:2] == [
+        f"{profiled / name}: left out the times; kept the last whole one of 2 iterations",
+        f"{profiled / name}: dropped 4 RESHARD and 4 UNSHARD: workers here hold their parameters whole",
+    ]
+
+
+def test_torchs_interleaved_computes_in_the_order_of_our_family(profiled: Path) -> None:
+    schedule, ours = formats.read(profiled / "interleaved"), interleaved(Shape(1, 2, 4, 2))
+    for worker in (Worker(0, 0), Worker(0, 1)):
+        assert tuple(one for one in schedule.program(worker) if isinstance(one, Compute)) == ours.program(worker)
+
+
+def test_overlapped_pairs_and_the_v_of_dualpipe_are_seen(profiled: Path) -> None:
+    schedule = formats.read(profiled / "dualpipe")
+    assert schedule.placement == ((0, 3), (1, 2))
+    pairs = [[str(one) for one in schedule.program(w) if isinstance(one, OverlappedPair)] for w in schedule.live]
+    assert pairs == [["(0F0.3;3B0.1)", "(3F0.2;0B0.0)", "(3F0.3;0B0.1)"],
+                     ["(2F0.2;1B0.0)", "(1F0.3;2B0.1)", "(2F0.3;1B0.1)"]]  # fmt: skip
+
+
+def test_zipped_files_of_odd_names_are_ordered_by_their_rank(profiled: Path, tmp_path: Path) -> None:
+    for rank, name in ((0, "z"), (1, "a")):
+        content = (profiled / "dualpipe" / f"of-rank-{rank}.json").read_bytes()
+        (tmp_path / f"{name}.pt.trace.json.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "notes.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("traceEvents")
+    assert formats.read(tmp_path) == formats.read(profiled / "dualpipe")
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("pids", [(0, 1), (1, 0), (None, None), ("b", "a")])
+def test_one_merged_file_is_read_by_process(
+    profiled: Path, pids: tuple[Any, Any], as_list: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = []
+    for rank, pid in enumerate(pids):
+        for event in json.loads((profiled / "interleaved" / f"of-rank-{rank}.json").read_text())["traceEvents"]:
+            events.append(event | {"pid": event["pid"] if pid is None else pid})
+    content = json.dumps(events if as_list else {"traceEvents": events}).encode()
+    if pids == (1, 0):
+        merged = chrome_trace.loads(content, "merged.json")
+        assert merged.placement == ((1, 3), (0, 2))
+        return
+    assert chrome_trace.loads(content, "merged.json") == formats.read(profiled / "interleaved")
+    assert ("for ranks, by their first stages" in caplog.messages[0]) == (pids != (0, 1))
+
+
+def test_a_rank_alone_and_a_schedule_that_labels_nothing_are_refused(profiled: Path) -> None:
+    with pytest.raises(ScheduleError, match=r"of-rank-0\.json: stage 1 runs in no rank: give the traces of all ranks"):
+        formats.read(profiled / "interleaved" / "of-rank-0.json")
+    with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no event is named PP:<action>"):
+        formats.read(profiled / "unlabelled" / "of-rank-0.json")
+    with pytest.raises(ScheduleError, match="unlabelled: rank 0 has no label PP:<action>"):
+        formats.read(profiled / "unlabelled")
+
+
+def test_convert_reads_the_directory(profiled: Path, command: Command, tmp_path: Path) -> None:
+    source, target = profiled / "interleaved", tmp_path / "ran.csv"
+    done = command("convert", source, target, "--from", "chrome-trace")
+    assert done.out == f"{target}: D=1 P=2 m=4 V=2, 88 instructions\n"
+    assert formats.read(target) == formats.read(source)
+    assert command("convert", source, target, "--from", "native").refused("is a directory", "chrome-trace does")
+    assert command("convert", tmp_path, tmp_path / "x.json").refused("is a directory without any Chrome trace")
+
+
+# Events by hand
+
+
+def label(text: str, begin: float, **entries: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "user_annotation", "name": f"PP:{text}", "pid": 0, "ts": begin, "dur": 1.0, **entries}
+
+
+def events(*rows: str) -> list[dict[str, Any]]:
+    """A process per row, its actions one after another."""
+    return [label(text, n, pid=pid) for pid, row in enumerate(rows) for n, text in enumerate(row.split())]
+
+
+def read(found: list[dict[str, Any]]) -> Schedule:
+    return chrome_trace.loads(json.dumps({"traceEvents": found}).encode(), "t.json")
+
+
+ROWS = ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
+
+
+def test_actions_are_ordered_by_their_begin_and_repeats_on_a_gpu_are_passed_over() -> None:
+    found = events(*ROWS)
+    on_device = [label(event["name"][3:], 100 - event["ts"], cat="gpu_user_annotation") for event in found]
+    other = [{"ph": "M", "name": "process_name", "pid": "x"}, {"ph": "X", "name": None}, {"name": ["PP:"]}]
+    schedule = read([*on_device, *other, *found[::-1]])
+    assert schedule.text() == {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
+
+
+def test_the_last_whole_iteration_is_kept_with_its_own_sharding_actions(caplog: pytest.LogCaptureFixture) -> None:
+    first = "0UNSHARD 0F0 0B0 0F1 0B1 0RESHARD"
+    second = "0UNSHARD 0F1 0RESHARD 0UNSHARD 0F0 0B1 0B0 0RESHARD"
+    schedule = read(events(f"{first} {second} 0UNSHARD 0F0"))
+    assert schedule.text() == {"0.0": "0F0.1 0F0.0 0B0.1 0B0.0"}
+    assert schedule.metadata == {"dropped": {"RESHARD": 2, "UNSHARD": 2}}
+    assert caplog.messages[0] == "t.json: left out the times; kept the last whole one of 3 iterations"
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([label("0F0junk", 0)], r"traceEvents\[0\]: '0F0junk' is not an action"),
+        ([{}, label("", 0)], r"traceEvents\[1\]: '' is not an action"),
+        ([label("0BW0", 0)], "the notation of before October 2024"),
+        ([label("0F", 0)], "the micro-batch is missing"),
+        ([label("0F0", 0, ph="B")], r"traceEvents\[0\]: 'PP:0F0': ph must be \"X\".*got 'B'"),
+        ([label("0F0", 0, ts="0")], r"traceEvents\[0\]: 'PP:0F0': ts must be a number of microseconds, got '0'"),
+        ([label("0F0", 0, ts=True)], "ts must be a number of microseconds, got True"),
+        ([label("0F0", 0, pid=None)], "pid must be a number or text, got None"),
+        ([label("0F0", 0, pid=[1])], r"pid must be a number or text, got \[1\]"),
+        (events("0B0"), "no forward in any row"),
+        (events("0F0", "0F0"), "stage 0 runs in process 0 and in process 1: keep the ranks of one pipeline"),
+        (events("0F0 0SEND_F0 0RECV_B0 0B0"), "stage 1 runs in no rank"),
+        (events("1RECV_F0 1F0 1B0 1SEND_B0"), "stage 0 runs in no rank"),
+        (events("0F0 0SEND_F0", "999999999F0"), "stage 1 runs in no rank"),
+        (events("0F0 1F0", "2F0"), r"3 stage\(s\) on 2 rows"),
+        (events("0UNSHARD"), "no forward in any row"),
+    ],
+)
+def test_labels_that_make_no_schedule_are_refused_by_event(found: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
+        read(found)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        (({"rank": 0}, {"rank": 0}), r"b\.json: is of rank 0, as .*a\.json is: keep one trace of each rank"),
+        (({"rank": 0}, {}), r"b\.json: distributedInfo\.rank is missing"),
+        (({"rank": "0"}, {"rank": 1}), r"a\.json: distributedInfo\.rank is missing"),
+        (({"rank": 1}, []), r"b\.json: Expected `object`, got `array` - at `distributedInfo`"),
+    ],
+)
+def test_files_that_do_not_say_their_rank_are_refused(tmp_path: Path, heads: Any, message: str) -> None:
+    for name, head, row in zip("ab", heads, ROWS, strict=True):
+        content = {"distributedInfo": head, "traceEvents": events(row)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    with pytest.raises(ScheduleError, match=message):
+        formats.read(tmp_path)
