@@ -8,16 +8,14 @@ from recycle import Profile, Schedule, ScheduleError, Shape, check, lower, simul
 from recycle.ir.families import FAMILIES
 from recycle.ir.graph import earliest
 from recycle.ir.simulate import durations, event_graph
-
-CHUNKS = {"interleaved": 3, "looped-bfs": 3, "zb-v": 2, "v-half": 2, "v-min": 2, "dualpipe-v": 2}
-"""Chunks of a shape that the family takes; the others take 1."""
+from tests.ir.families.chunks import chunks_of
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[str, Shape]:
     """A family and a shape, mostly with a number of chunks that the family takes."""
     family = draw(st.sampled_from(sorted(FAMILIES)))
-    chunks = draw(st.sampled_from([CHUNKS.get(family, 1)] * 4 + [1, 2, 3]))
+    chunks = draw(st.sampled_from([chunks_of(family)] * 4 + [1, 2, 3]))
     return family, Shape(draw(st.integers(1, 3)), draw(st.integers(1, 6)), draw(st.integers(1, 14)), chunks)
 
 
@@ -85,4 +83,4 @@ def test_the_same_shape_gives_the_same_order_whatever_the_optimizer(case: tuple[
 
 def test_every_family_takes_a_shape_with_its_chunks() -> None:
     for family in FAMILIES:
-        assert isinstance(built(family, Shape(2, 3, 6, CHUNKS.get(family, 1))), Schedule)
+        assert isinstance(built(family, Shape(2, 3, 6, chunks_of(family))), Schedule)

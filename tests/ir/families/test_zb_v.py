@@ -1,8 +1,10 @@
 """ZB-V: order, figures in closed form and where that ends, orders made for other times."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from recycle import Profile, ScheduleError, Shape, check, lower, simulate
+from recycle import Profile, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.ir.families import FAMILIES, zb_v
 
 TIMES = [(1, 1, 1), (2, 3, 1), (1, 2, 3), (3, 2, 1)]
@@ -87,6 +89,17 @@ def test_every_schedule_is_valid_and_keeps_the_cap(ranks: int, micro_batches: in
     schedule = zb_v(Shape(2, ranks, micro_batches, 2))
     assert check(schedule, limits=[2 * ranks] * ranks) == []
     assert check(lower(schedule), about_to_run=True) == []
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), GRID)
+def test_the_order_for_equal_times_is_that_of_torchs_schedule(ranks: int, micro_batches: int) -> None:
+    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    shape = SimpleNamespace(pp_group_size=ranks, _n_microbatches=micro_batches, num_stages=2 * ranks)
+    schedule = zb_v(Shape(1, ranks, micro_batches, 2))
+    for rank in range(ranks):
+        actions = torch.ScheduleZBVZeroBubble._calculate_single_rank_operations(shape, rank)
+        texts = [str(action) for action in actions if action is not None]
+        assert [str(i).replace("0.", "", 1) for i in schedule.program(Worker(0, rank))] == texts
 
 
 def test_other_chunks_are_refused_and_the_family_is_registered() -> None:
