@@ -68,11 +68,12 @@ def building_block(ranks: int, steps: Sequence[int], waits: Sequence[int]) -> li
     """
     block: list[list[int]] = [[] for _ in range(ranks)]
     slot = 0
-    for leg, step in enumerate(steps):
-        ways = range(ranks) if leg % 2 == 0 else range(ranks)[::-1]
-        for n, rank in enumerate(ways):
+    way = range(ranks)
+    for step, wait in zip(steps, (*waits, 0), strict=True):
+        for n, rank in enumerate(way):
             block[rank].append(slot + n * step)
-        slot += (ranks - 1) * step + 1 + (waits[leg] if leg < len(waits) else 0)
+        slot += (ranks - 1) * step + 1 + wait
+        way = way[::-1]
     return block
 
 
