@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from recycle import check
+from recycle import ScheduleError, Shape, check
+from recycle.ir import families
 from recycle.ir.formats import native
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
@@ -49,6 +51,26 @@ def test_read_a_timeline_runs_from_top_to_bottom(
 def test_every_cause_of_a_gap_is_on_its_page() -> None:
     table = (DOCS / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
     assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
+
+
+def test_the_family_and_the_test_of_the_family_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    family, its_test = blocks("docs/add-a-family.md", "python")
+    (registration,) = blocks("docs/add-a-family.md", "diff")
+    assert '"one-at-a-time": one_at_a_time' in registration
+    defined: dict[str, Any] = {}
+    exec(compile(family, "one_at_a_time.py", "exec"), defined)
+    one_at_a_time = defined["one_at_a_time"]
+    monkeypatch.setattr(families, "one_at_a_time", one_at_a_time, raising=False)
+    monkeypatch.setitem(families.FAMILIES, "one-at-a-time", one_at_a_time)
+    exec(compile(its_test, "test_one_at_a_time.py", "exec"), defined)
+    run = defined["test_bubble_and_peak_follow_the_formulas"]
+    sizes, times = (mark.args[1] for mark in run.pytestmark)
+    for ranks, micro_batches in sizes:
+        for given in times:
+            run(ranks, micro_batches, given)
+    assert check(one_at_a_time(Shape(2, 3, 4))) == []
+    with pytest.raises(ScheduleError, match="one-at-a-time: needs chunks = 1, got 2"):
+        one_at_a_time(Shape(1, 2, 2, 2))
 
 
 def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None:

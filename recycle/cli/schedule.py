@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,9 @@ def schedule(
     micro_batches: Annotated[int, typer.Option("-m", "--micro-batches", help="Micro-batches per pipeline.")],
     pipelines: Annotated[int, typer.Option("-D", "--pipelines", help="Data-parallel pipelines.")] = 1,
     chunks: Annotated[int, typer.Option("-V", "--chunks", help="Stages per worker.")] = 1,
+    group_size: Annotated[
+        int | None, typer.Option("--group-size", metavar="N", help="Interleaved: micro-batches per turn of a chunk; P.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; else print it.")] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Write sends, receives, reduces and steps too.")] = False,
     optimizer: Annotated[Optimizer, typer.Option(help="Each stage steps by itself, or all together.")] = (
@@ -48,7 +52,12 @@ def schedule(
     if family not in FAMILIES:
         raise ScheduleError(f"{family!r} is not a family: known are {', '.join(FAMILIES)}")
     shape = Shape(pipelines, ranks, micro_batches, chunks)
-    built = FAMILIES[family](shape, optimizer=optimizer.value)
+    options = {} if group_size is None else {"group_size": group_size}
+    if options:
+        takers = [known for known, build in FAMILIES.items() if "group_size" in signature(build).parameters]
+        if family not in takers:
+            raise ScheduleError(f"--group-size: {family} takes none, only {', '.join(takers)} does")
+    built = FAMILIES[family](shape, optimizer=optimizer.value, **options)
     if lower:
         built = lowered(built)
     if output is None:

@@ -7,21 +7,52 @@ from pathlib import Path
 import pytest
 
 from recycle import Schedule, Shape, lower
-from recycle.ir.families import FAMILIES, one_f_one_b
+from recycle.ir.families import FAMILIES, interleaved, one_f_one_b
 from recycle.ir.formats import native
 from tests.cli.command import Command
+from tests.ir.families.chunks import ANY, chunks_of
 
 SCRIPT = Path(sys.executable).parent / "recycle"
 
 
-@pytest.mark.parametrize("family", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_written_as_built(command: Command, tmp_path: Path, family: str) -> None:
     file = tmp_path / "s.json"
-    outcome = command("schedule", family, "-D", 3, "-P", 4, "-m", 6, "-o", file)
+    shape = Shape(2, 4, 8, chunks_of(family))
+    built = FAMILIES[family](shape)
+    outcome = command("schedule", family, "-D", 2, "-P", 4, "-m", 8, "-V", shape.chunks, "-o", file)
     assert (outcome.status, outcome.err) == (0, "")
-    assert outcome.out == f"{file}: {family}, D=3 P=4 m=6, 144 instructions\n"
-    assert Schedule.load(file) == FAMILIES[family](Shape(3, 4, 6))
+    assert outcome.out == f"{file}: {family}, {shape}, {len(built.columns)} instructions\n"
+    assert Schedule.load(file) == built
     assert Schedule.load(file).metadata["family"] == family
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_printed_passes_the_checker(command: Command, tmp_path: Path, family: str) -> None:
+    printed = command("schedule", family, "-P", 2, "-m", 4, "-V", chunks_of(family), "--lower")
+    assert (printed.status, printed.err) == (0, "")
+    file = tmp_path / "s.json"
+    file.write_text(printed.out)
+    checked = command("check", file, "--strict", "--json")
+    assert (checked.status, checked.json["findings"]) == (0, [])
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - ANY))
+def test_a_wrong_number_of_chunks_is_refused(command: Command, family: str) -> None:
+    needed = chunks_of(family)
+    assert command("schedule", family, "-P", 2, "-m", 4, "-V", 3 - needed).refused(f"{family}: needs chunks = {needed}")
+    assert command("schedule", family, "-P", 2, "-m", 4, "-V", 3).refused(f"{family}: needs chunks = {needed}", "got 3")
+
+
+def test_a_group_size_is_an_option_of_interleaved_alone(command: Command) -> None:
+    arguments = ("-P", 2, "-m", 5, "-V", 2)
+    outcome = command("schedule", "interleaved", *arguments, "--group-size", 3)
+    assert native.loads(outcome.out) == interleaved(Shape(1, 2, 5, 2), group_size=3)
+    assert command("schedule", "interleaved", *arguments).refused("divisible by ranks = 2 or a group_size, got 5")
+    assert command("schedule", "interleaved", *arguments, "--group-size", 4).refused("group_size must be", "got 4")
+    for family in FAMILIES.keys() - {"interleaved"}:
+        refused = command("schedule", family, *arguments, "--group-size", 3)
+        assert refused.refused(f"--group-size: {family} takes none, only interleaved does")
 
 
 def test_lower_and_barrier_are_options(command: Command, tmp_path: Path) -> None:

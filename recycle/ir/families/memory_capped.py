@@ -1,0 +1,263 @@
+"""Orders on the V that keep a memory cap: a building block repeated for every micro-batch, then squeezed.
+
+A building block (Qi et al., 2024, arXiv 2405.15362) gives each rank four slots, for F and I of both chunks of one
+micro-batch; the next micro-batch follows six slots later, and W takes what stays free. How long the block holds its
+activations decides what the whole order holds. Repeated, it leaves bubbles at both ends, and squeezing closes them.
+
+Squeezing is list scheduling over the order it is given: whenever a rank is free it takes the first piece of work in
+its order that is ready. It may take a forward ahead of other work only if that work can still follow under the cap, so
+what is left of the order stays possible at any time: a squeezed order neither deadlocks nor exceeds the cap. A rank may
+spare W for when nothing else is ready. Squeezing from the end towards the start, where W takes an activation and F
+gives it back, and reading the result forwards finds what the first pass could not see. The best order is kept.
+
+Nothing here is random; an order costs about seven passes over its instructions. It is the best of a few, without proof
+that no better one exists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+from recycle.errors import ScheduleError
+from recycle.ir.families.every_pipeline import every_pipeline
+from recycle.ir.families.vee import F0, F1, I0, I1, W0, W1, Orders, vee_programs, vee_stages
+from recycle.ir.schedule import Optimizer, Schedule
+from recycle.shape import Shape
+
+PERIOD = 6
+"""Slots of one micro-batch on one rank: F, I and W of two chunks."""
+
+Times = tuple[float, float, float]
+"""Times of F, I and W of one chunk, in any unit."""
+UNIT_TIMES: Times = (1, 1, 1)
+
+Score = tuple[float, float]
+"""Makespan and largest inner bubble; less is better, the makespan first."""
+
+
+def memory_capped(
+    shape: Shape, family: str, starts: Sequence[Orders], cap: int, optimizer: Optimizer, times: Times
+) -> Schedule:
+    """The compute-only schedule with the best order found from `starts` (see `best_under_cap`).
+
+    Args:
+        family: name for metadata and errors.
+
+    Raises:
+        ScheduleError: chunks is not 2, or `times` is not three finite numbers of at least 0.
+    """
+    stages = vee_stages(shape, family)
+    orders = best_under_cap(starts, shape.micro_batches, cap, times)
+    metadata: dict[str, Any] = {"family": family}
+    if tuple(times) != UNIT_TIMES:
+        metadata["times"] = list(times)
+    programs = vee_programs(shape, orders, stages)
+    return every_pipeline(shape, programs, optimizer=optimizer, metadata=metadata, stages=stages)
+
+
+def building_block(ranks: int, steps: Sequence[int], waits: Sequence[int]) -> list[list[int]]:
+    """The slots of F0, F1, I1 and I0 on each rank, for the first micro-batch.
+
+    Args:
+        steps: slots from one rank to the next on the way down (F0), up (F1), down again (I1) and up again (I0).
+        waits: slots lost at each of the three turns.
+    """
+    block: list[list[int]] = [[] for _ in range(ranks)]
+    slot = 0
+    way = range(ranks)
+    for step, wait in zip(steps, (*waits, 0), strict=True):
+        for n, rank in enumerate(way):
+            block[rank].append(slot + n * step)
+        slot += (ranks - 1) * step + 1 + wait
+        way = way[::-1]
+    return block
+
+
+def repeated(block: Sequence[Sequence[int]], micro_batches: int) -> Orders:
+    """The building block for every micro-batch, PERIOD slots apart, with W in the slots that stay free.
+
+    Args:
+        block: as `building_block` makes it; the slots of a rank must differ modulo PERIOD.
+    """
+    orders = []
+    for slots in block:
+        taken = sorted((slot + PERIOD * j, work) for work, slot in enumerate(slots) for j in range(micro_batches))
+        order: list[int] = []
+        waiting: list[int] = []
+        now = done = 0
+        for slot, work in taken:
+            free = slot - now
+            order += waiting[done : done + free]
+            done = min(done + free, len(waiting))
+            order.append(work)
+            if work in (I0, I1):
+                waiting.append(W1 if work == I1 else W0)
+            now = slot + 1
+        orders.append(order + waiting[done:])
+    return orders
+
+
+def best_under_cap(starts: Sequence[Orders], micro_batches: int, cap: int, times: Times) -> Orders:
+    """The best order found from `starts`, which keep the cap: least makespan, then least inner bubble, then first.
+
+    Args:
+        cap: activations, in chunks, that a rank may hold.
+        times: what the order is made for; under them it is never longer than the order made for unit times.
+
+    Raises:
+        ScheduleError: `times` is not three finite numbers of at least 0.
+    """
+    if len(times) != 3 or not all(0 <= seconds < math.inf for seconds in times):
+        raise ScheduleError(f"times must be three finite numbers of at least 0 (F, I and W), got {times!r}")
+    if tuple(times) != UNIT_TIMES:
+        starts = [*starts, best_under_cap(starts, micro_batches, cap, UNIT_TIMES)]
+    ideal = (2 * micro_batches * sum(times) + (len(starts[0]) - 1) * times[0], 0)
+    best: tuple[Score, Orders] | None = None
+    for score, orders in _candidates(starts, micro_batches, cap, times):
+        if best is None or score < best[0]:
+            best = score, orders
+        if score <= ideal:
+            break
+    assert best is not None
+    return best[1]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How a pass goes over an order.
+
+    Attributes:
+        ahead: work may be taken ahead of other work in the order.
+        spare_weights: W only when nothing else is ready.
+        backwards: from the end of time to its start.
+    """
+
+    ahead: bool = True
+    spare_weights: bool = False
+    backwards: bool = False
+
+
+_AS_IT_IS = _Rule(ahead=False)
+_FORWARDS = (_Rule(spare_weights=True), _Rule())
+_BACKWARDS = _Rule(backwards=True)
+
+
+def _candidates(starts: Iterable[Orders], micro_batches: int, cap: int, times: Times) -> Iterator[tuple[Score, Orders]]:
+    for start in starts:
+        yield _squeeze(start, micro_batches, cap, times, _AS_IT_IS)
+        for rule in _FORWARDS:
+            score, orders = _squeeze(start, micro_batches, cap, times, rule)
+            yield score, orders
+            _, orders = _squeeze(orders, micro_batches, cap, times, _BACKWARDS)
+            yield _squeeze(orders, micro_batches, cap, times, _AS_IT_IS)
+
+
+def _links(ranks: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """(rank, work) pairs, the first of which the second waits for, micro-batch by micro-batch.
+
+    A backward's own forward is left out: the chain through the last stage implies it.
+    """
+    last = ranks - 1
+    for r in range(1, ranks):
+        yield (r - 1, F0), (r, F0)
+        yield (r, F1), (r - 1, F1)
+        yield (r - 1, I1), (r, I1)
+        yield (r, I0), (r - 1, I0)
+    yield (last, F0), (last, F1)
+    yield (0, F1), (0, I1)
+    yield (last, I1), (last, I0)
+    for r in range(ranks):
+        yield (r, I1), (r, W1)
+        yield (r, I0), (r, W0)
+
+
+def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _Rule) -> tuple[Score, Orders]:
+    """One pass: the new orders, and their score (of a pass backwards: that of the mirrored times)."""
+    ranks = len(orders)
+    cost = [times[0], times[0], times[1], times[1], times[2], times[2]]
+    holds = [1, 1, 0, 0, -1, -1]
+    links = list(_links(ranks))
+    if rule.backwards:
+        orders = [order[::-1] for order in orders]
+        holds = [-held for held in holds]
+        links = [(after, before) for before, after in links]
+    followers: list[list[list[tuple[int, int, int]]]] = [[[] for _ in cost] for _ in orders]
+    # Micro-batches that have come over each link into a kind of work; two links at most, and what has none is there.
+    come = [[[micro_batches, micro_batches] for _ in cost] for _ in orders]
+    entered = [[0] * len(cost) for _ in orders]
+    for (rank, work), (next_rank, next_work) in links:
+        link = entered[next_rank][next_work]
+        entered[next_rank][next_work] += 1
+        come[next_rank][next_work][link] = 0
+        followers[rank][work].append((next_rank, next_work, link))
+
+    left = [list(order) for order in orders]
+    result: Orders = [[] for _ in orders]
+    begun = [[0] * len(cost) for _ in orders]
+    held = [0] * ranks
+    busy = [False] * ranks
+    first, end = [math.inf] * ranks, [0.0] * ranks
+    running: list[tuple[float, int, int]] = []
+    now, woken = 0.0, set(range(ranks))
+    while woken:
+        for rank in sorted(woken):
+            if busy[rank] or not left[rank]:
+                continue
+            place = _next_work(left[rank], come[rank], begun[rank], held[rank], cap, holds, rule)
+            if place < 0:
+                continue
+            work = left[rank].pop(place)
+            result[rank].append(work)
+            begun[rank][work] += 1
+            held[rank] += holds[work]
+            busy[rank] = True
+            first[rank] = min(first[rank], now)
+            end[rank] = now + cost[work]
+            heappush(running, (end[rank], rank, work))
+        woken = set()
+        if running:
+            now = running[0][0]
+        while running and running[0][0] == now:
+            _, rank, work = heappop(running)
+            busy[rank] = False
+            woken.add(rank)
+            for next_rank, next_work, link in followers[rank][work]:
+                come[next_rank][next_work][link] += 1
+                woken.add(next_rank)
+    assert not any(left), "an order that cannot be run was given"
+    inner = max(e - f for e, f in zip(end, first, strict=True)) - micro_batches * sum(cost)
+    if rule.backwards:
+        result = [order[::-1] for order in result]
+    return (max(end), inner), result
+
+
+def _next_work(
+    left: list[int], come: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
+) -> int:
+    """Place in `left` of the work that a free rank takes now, -1 for none."""
+    ready = [begun[work] < there[0] and begun[work] < there[1] for work, there in enumerate(come)]
+    if not rule.ahead:
+        return 0 if ready[left[0]] else -1
+    unseen = sum(ready)
+    if not unseen:
+        return -1
+    peak, spare = held, -1
+    for place, work in enumerate(left):
+        if ready[work]:
+            if holds[work] <= 0 or peak < cap:
+                if work < W1 or not rule.spare_weights:
+                    return place
+                if spare < 0:
+                    spare = place
+            ready[work] = False
+            unseen -= 1
+            if not unseen:
+                break
+        if holds[work]:
+            held += holds[work]
+            peak = max(peak, held)
+    return spare
