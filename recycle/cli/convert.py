@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,7 @@ def convert(
     overlap: pricing.Overlap = None,
     comm: pricing.Comm = None,
     profile: pricing.ProfileFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Convert a schedule file. Formats not named are known by suffix, then by content.
 
@@ -43,4 +46,6 @@ def convert(
     priced = pricing.priced("convert", times, overlap, comm, profile) if given else None
     schedule = formats.read(source, from_format)
     formats.write(schedule, target, written, priced)
-    print(f"{target}: {schedule.shape}, {len(schedule.columns)} instructions")
+    count = len(schedule.columns)
+    about = {"file": str(target), "format": written, "shape": asdict(schedule.shape), "instructions": count}
+    print(json.dumps(about) if as_json else f"{target}: {schedule.shape}, {count} instructions")

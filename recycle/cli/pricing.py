@@ -37,8 +37,13 @@ def base(times: str | None, file: Path | None) -> Profile:
 
     if file is not None:
         return Profile.load(file)
-    forward, backward_input, backward_weight = _numbers("--times", "1,1,1" if times is None else times, "F,I,W", 3)
-    return Profile(forward, backward_input, backward_weight)
+    return Profile() if times is None else Profile(*times_of(times))
+
+
+def times_of(text: str) -> tuple[float, float, float]:
+    """F, I and W in the text of --times. Raises JobError."""
+    forward, backward_input, backward_weight = _numbers("--times", text, "F,I,W", 3)
+    return forward, backward_input, backward_weight
 
 
 def overridden(profile: Profile, overlap: str | None, comm: str | None) -> Profile:

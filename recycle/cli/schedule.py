@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
+from dataclasses import asdict
 from enum import StrEnum
 from inspect import signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recycle.cli import pricing
 from recycle.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from recycle.ir.schedule import Schedule
 
 
 class Optimizer(StrEnum):
@@ -29,39 +37,66 @@ def schedule(
     ranks: Annotated[int, typer.Option("-P", "--ranks", help="Workers per pipeline.")],
     micro_batches: Annotated[int, typer.Option("-m", "--micro-batches", help="Micro-batches per pipeline.")],
     pipelines: Annotated[int, typer.Option("-D", "--pipelines", help="Data-parallel pipelines.")] = 1,
-    chunks: Annotated[int, typer.Option("-V", "--chunks", help="Stages per worker.")] = 1,
+    chunks: Annotated[
+        int | None, typer.Option("-V", "--chunks", help="Stages per worker; 2 for families on the V, else 1.")
+    ] = None,
     group_size: Annotated[
         int | None, typer.Option("--group-size", metavar="N", help="Interleaved: micro-batches per turn of a chunk; P.")
+    ] = None,
+    times: Annotated[
+        str | None, typer.Option("--times", metavar="F,I,W", help="zb-v, v-half, v-min: what to make the order for.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; else print it.")] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Write sends, receives, reduces and steps too.")] = False,
     optimizer: Annotated[Optimizer, typer.Option(help="Each stage steps by itself, or all together.")] = (
         Optimizer.STAGGERED
     ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Build a schedule of a known family.
+    """Build a schedule of a known family: into a file, as a picture on a terminal, or as the file's text elsewhere.
 
     Example: **recycle schedule 1f1b -D 3 -P 4 -m 6 -o 1f1b.json**
     """
     from recycle.ir import formats
-    from recycle.ir.families import FAMILIES
+    from recycle.ir.families import FAMILIES, TWO_CHUNKS
     from recycle.ir.formats import native
     from recycle.ir.lower import lower as lowered
     from recycle.shape import Shape
 
     if family not in FAMILIES:
         raise ScheduleError(f"{family!r} is not a family: known are {', '.join(FAMILIES)}")
+    if chunks is None:
+        chunks = 2 if family in TWO_CHUNKS else 1
     shape = Shape(pipelines, ranks, micro_batches, chunks)
-    options = {} if group_size is None else {"group_size": group_size}
-    if options:
-        takers = [known for known, build in FAMILIES.items() if "group_size" in signature(build).parameters]
+    options: dict[str, Any] = {}
+    if group_size is not None:
+        options["group_size"] = group_size
+    if times is not None:
+        options["times"] = pricing.times_of(times)
+    for option in options:
+        takers = [known for known, build in FAMILIES.items() if option in signature(build).parameters]
         if family not in takers:
-            raise ScheduleError(f"--group-size: {family} takes none, only {', '.join(takers)} does")
+            raise ScheduleError(f"--{option.replace('_', '-')}: {family} takes none, it is for {', '.join(takers)}")
     built = FAMILIES[family](shape, optimizer=optimizer.value, **options)
     if lower:
         built = lowered(built)
-    if output is None:
+    if output is not None:
+        formats.write(built, output)
+        about = {"file": str(output), "family": family, "shape": asdict(shape), "instructions": len(built.columns)}
+        print(json.dumps(about) if as_json else f"{output}: {family}, {shape}, {len(built.columns)} instructions")
+    elif as_json or not sys.stdout.isatty():
         print(native.dumps(built), end="")
-        return
-    formats.write(built, output)
-    print(f"{output}: {family}, {shape}, {len(built.columns)} instructions")
+    else:
+        _show(built)
+
+
+def _show(schedule: Schedule) -> None:
+    from recycle.ir.simulate import simulate
+    from recycle.ir.text_grid import DRAWN, text_grid
+
+    timeline = simulate(schedule)
+    if schedule.shape.worker_count <= DRAWN:
+        print(text_grid(timeline, shutil.get_terminal_size((120, 24)).columns))
+    print(f"{schedule.metadata['family']}, {schedule.shape}, {len(schedule.columns)} instructions")
+    print(f"makespan {timeline.makespan:g}   period {timeline.period:g}   bubble ratio {timeline.bubble_ratio:.4g}")
+    print("times 1,1,1; -o FILE writes the schedule, --json prints the file")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from recycle.ir.simulate import Timeline
     from recycle.shape import Worker
 
-DRAWN = 32
-"""Workers up to which the timeline is drawn."""
 HINTS = 3
 """Longest gaps shown in which another instruction could have run."""
 FAILED = "failed"
@@ -120,7 +118,7 @@ def _gaps(schedule: Schedule, gaps: Gaps) -> list[list[dict[str, Any]] | None]:
 
 def _print(timeline: Timeline, gaps: Gaps) -> None:
     from recycle.ir.gaps import GapCause
-    from recycle.ir.text_grid import text_grid
+    from recycle.ir.text_grid import DRAWN, text_grid
 
     schedule = timeline.schedule
     if schedule.shape.worker_count <= DRAWN and timeline.makespan:

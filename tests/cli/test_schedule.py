@@ -1,5 +1,7 @@
 """`recycle schedule`."""
 
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recycle import Schedule, Shape, lower
-from recycle.ir.families import FAMILIES, interleaved, one_f_one_b
+from recycle.ir.families import FAMILIES, TWO_CHUNKS, interleaved, one_f_one_b, v_min
 from recycle.ir.formats import native
 from tests.cli.command import Command
 from tests.ir.families.chunks import ANY, chunks_of
@@ -52,7 +54,7 @@ def test_a_group_size_is_an_option_of_interleaved_alone(command: Command) -> Non
     assert command("schedule", "interleaved", *arguments, "--group-size", 4).refused("group_size must be", "got 4")
     for family in FAMILIES.keys() - {"interleaved"}:
         refused = command("schedule", family, *arguments, "--group-size", 3)
-        assert refused.refused(f"--group-size: {family} takes none, only interleaved does")
+        assert refused.refused(f"--group-size: {family} takes none, it is for interleaved")
 
 
 def test_lower_and_barrier_are_options(command: Command, tmp_path: Path) -> None:
@@ -98,3 +100,38 @@ def test_the_console_script_and_its_version() -> None:
     refused = subprocess.run([SCRIPT, "check", "/nowhere.json"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert refused.stderr == "recycle: /nowhere.json: cannot be read (No such file or directory)\n"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_v_a_family_gets_the_chunks_it_takes(command: Command, family: str) -> None:
+    outcome = command("schedule", family, "-P", 2, "-m", 4)
+    assert native.loads(outcome.out).shape.chunks == (2 if family in TWO_CHUNKS else 1)
+
+
+def test_times_are_what_an_order_is_made_for(command: Command) -> None:
+    outcome = command("schedule", "v-min", "-P", 4, "-m", 8, "--times", "2,3,1")
+    assert native.loads(outcome.out) == v_min(Shape(1, 4, 8, 2), times=(2, 3, 1))
+    assert native.loads(outcome.out) != v_min(Shape(1, 4, 8, 2))
+    assert command("schedule", "gpipe", "-P", 4, "-m", 8, "--times", "2,3,1").refused(
+        "--times: gpipe takes none, it is for zb-v, v-half, v-min"
+    )
+    assert command("schedule", "v-min", "-P", 4, "-m", 8, "--times", "2,x").refused("--times '2,x': write F,I,W")
+
+
+def test_json_is_the_file_or_what_was_written(command: Command, tmp_path: Path) -> None:
+    assert command("schedule", "1f1b", "-P", 2, "-m", 2, "--json").json["format"] == "recycle-schedule"
+    file = tmp_path / "s.json"
+    outcome = command("schedule", "1f1b", "-P", 2, "-m", 2, "-o", file, "--json")
+    shape = {"pipelines": 1, "ranks": 2, "micro_batches": 2, "chunks": 1}
+    assert outcome.json == {"file": str(file), "family": "1f1b", "shape": shape, "instructions": 8}
+
+
+def test_on_a_terminal_the_schedule_is_drawn() -> None:
+    main, shown = pty.openpty()
+    subprocess.run([SCRIPT, "schedule", "zb-v", "-P", "2", "-m", "2"], stdout=shown, check=True)
+    os.close(shown)
+    text = os.read(main, 1 << 16).decode()
+    os.close(main)
+    assert "  0.0 F0-F1-" in text
+    assert "f0-" in text  # the worker's second stage
+    assert "makespan 13   period 1" in text

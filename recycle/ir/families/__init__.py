@@ -29,8 +29,12 @@ FAMILIES: dict[str, Callable[..., Schedule]] = {
     "dualpipe-v": dualpipe_v,
 }
 
+TWO_CHUNKS = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
+"""Families on the V, where each worker hosts two stages."""
+
 __all__ = [
     "FAMILIES",
+    "TWO_CHUNKS",
     "dualpipe_v",
     "gpipe",
     "interleaved",
