@@ -18,22 +18,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import JobError, RecycleError, ScheduleError
-from recycle.files import write_whole
+from recycle.files import read_whole, write_whole
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import RECV_KINDS, SEND_KINDS, Instruction, parse_instruction
+from recycle.ir.instruction import RECV_KINDS, SEND_KINDS, Instruction, Transfer, parse_instruction
 from recycle.ir.schedule import Columns, Ints, Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-trace", 1
 FILE_NAME = "trace.json"
 LOG_SUFFIX = ".trace.jsonl"
+MOST_BYTES = 2**32
+"""Size of the largest trace or log that is read; a long run fills far more than a schedule."""
+_Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 TRACKS = ("compute", "send", "recv")
 """The lanes of one process in the Chrome trace."""
 
@@ -143,8 +146,8 @@ def away_from(columns: Columns, pipeline: Ints) -> npt.NDArray[np.bool_]:
 class _Iteration(msgspec.Struct, frozen=True):
     """One line of a process's trace log."""
 
-    step: int
-    generation: int
+    step: _Count
+    generation: _Count
     role: str
     instructions: list[tuple[str, float, float]]
 
@@ -219,17 +222,14 @@ def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
 
     A line that is not a JSON object is skipped: it was cut short when its process was killed.
     """
-    try:
-        content = Path(path).read_bytes()
-    except FileNotFoundError:
+    if not Path(path).exists():
         return []
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
+    content = read_whole(path, RecycleError, MOST_BYTES)
     lines = []
     for number, line in enumerate(content.split(b"\n"), start=1):
         try:
             lines.append((number, msgspec.json.decode(line, type=dict[str, Any])))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return lines
 
@@ -247,11 +247,14 @@ class _Builder:
     def add(
         self, process: Worker, role: Worker, generation: int, step: int, text: str, start: float, end: float
     ) -> None:
-        """Add one executed instruction. Raises ScheduleError when `text` is none."""
+        """Add one executed instruction. Raises ScheduleError when `text` is none, JobError at a peer out of shape."""
         code = self.codes.get(text)
         if code is None:
+            instruction = parse_instruction(text, self.shape.pipelines == 1)
+            if isinstance(instruction, Transfer):
+                self.shape.require(instruction.peer, text)
             code = self.codes[text] = len(self.vocabulary)
-            self.vocabulary.append(parse_instruction(text, self.shape.pipelines == 1))
+            self.vocabulary.append(instruction)
         index = self.shape.worker_index
         self.rows.append((index(process), index(role), generation, step, code))
         self.times.append((start, end))
@@ -363,8 +366,14 @@ class _Arguments(msgspec.Struct, frozen=True):
     instruction: str
     worker: str
     role: str
-    step: int
-    generation: int
+    step: _Count
+    generation: _Count
+
+
+class _Slice(msgspec.Struct, frozen=True):
+    ts: float
+    dur: float
+    args: _Arguments
 
 
 class _Other(msgspec.Struct, frozen=True):
@@ -384,15 +393,12 @@ def read(path: str | Path) -> Trace:
     Raises:
         RecycleError: the file cannot be read, is not a trace of recycle, or an event of it is not whole.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
+    content = read_whole(path, RecycleError, MOST_BYTES)
     try:
         file = msgspec.json.decode(content, type=_ChromeFile)
     except msgspec.ValidationError as error:
         raise RecycleError(f"{path}: is not a trace that recycle wrote: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecycleError(f"{path}: not valid JSON, perhaps truncated: {error}") from None
     if (file.otherData.format, file.otherData.version) != (FORMAT, VERSION):
         raise RecycleError(f'{path}: otherData must say "format": "{FORMAT}", "version": {VERSION}')
@@ -403,20 +409,21 @@ def read(path: str | Path) -> Trace:
     except (TypeError, JobError) as error:
         raise RecycleError(f"{path}: otherData.shape: {error}") from None
     for place, event in enumerate(file.traceEvents):
-        if event.get("ph") == "i":
-            events.append(event.get("args", {}))
-        if event.get("ph") != "X":
-            continue
         try:
-            arguments = msgspec.convert(event.get("args"), _Arguments)
+            if event.get("ph") == "i":
+                events.append(msgspec.convert(event.get("args", {}), dict[str, Any]))
+            if event.get("ph") != "X":
+                continue
+            found = msgspec.convert(event, _Slice)
+            arguments = found.args
             process = shape.require(Worker.parse(arguments.worker), "worker")
             role = shape.require(Worker.parse(arguments.role), "role")
-            first = round(event["ts"] * 1000)
-            last = first + round(event["dur"] * 1000)
+            first = round(found.ts * 1000)
+            last = first + round(found.dur * 1000)
             builder.add(
                 process, role, arguments.generation, arguments.step, arguments.instruction, first / 1e9, last / 1e9
             )
-        except (msgspec.ValidationError, JobError, ScheduleError, KeyError, TypeError) as error:
+        except (msgspec.ValidationError, JobError, ScheduleError, OverflowError) as error:
             raise RecycleError(f"{path}: traceEvents[{place}]: {error}") from None
     return builder.build(events)
 

@@ -58,6 +58,8 @@ _TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 _OLD_BACKWARD = re.compile(r"([0-9]+)BW([0-9]+)")
+_MOST_CHARACTERS, _MOST_CELLS = 2**26, 2**23
+"""A million instructions with their transfers take half of either; every cell becomes an object."""
 _LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
 _OTHER_END = {
     kind: toward * NEEDS[receive][0][1]
@@ -149,6 +151,8 @@ def dumps(schedule: Schedule) -> str:
 
 
 def _rows(text: str, told: list[str]) -> list[list[str]]:
+    if len(text) > _MOST_CHARACTERS or sum(map(text.count, ",\r\n")) > _MOST_CELLS:
+        raise ScheduleError(f"too large: at most {_MOST_CHARACTERS} characters and {_MOST_CELLS} cells")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         rows = [[cell.strip() for cell in row] for row in reader]
