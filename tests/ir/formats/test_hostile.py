@@ -35,10 +35,10 @@ SCHEDULES = (
 
 def seeds(name: str) -> list[bytes]:
     """What the format writes of the schedules that it can hold."""
-    texts = []
+    dumps, texts = formats.FORMATS[name].dumps or native.dumps, []
     for schedule in SCHEDULES:
         with contextlib.suppress(ScheduleError):
-            texts.append((formats.FORMATS[name].dumps or native.dumps)(schedule).encode())
+            texts.append("".join(dumps(schedule)).encode())
     return texts
 
 
