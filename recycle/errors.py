@@ -1,11 +1,18 @@
 """The one exception family. A message says what, where (file, worker, position, key) and what to do.
 
-The command line prints the message on one line and exits with 2; a traceback is a bug of ours.
+The command line prints the message on one line and exits with 2; a traceback is a bug of ours. A message may quote a
+file that means harm, so it is one printable line of bounded length whatever it quotes.
 """
+
+LONGEST = 4000
+"""Characters of a message; of a longer one the middle is left out."""
 
 
 class RecycleError(Exception):
     """Base of every error that recycle raises on purpose."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_one_line(str(message)))
 
 
 class JobError(RecycleError):
@@ -22,3 +29,10 @@ class PlanError(RecycleError):
 
 class RunError(RecycleError):
     """A training run that cannot start or cannot go on; names the worker or the stage."""
+
+
+def _one_line(text: str) -> str:
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)

@@ -1,14 +1,44 @@
-"""Write files whole or not at all."""
+"""Files are written whole or not at all, and read whole or refused: never an endless, a waiting or a giant one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from recycle.errors import RecycleError
+
+MOST_BYTES = 2**29
+"""Size of the largest file that is read unless said otherwise. A million instructions are 15 MB, as a timeline 280."""
+
+
+def read_whole(path: str | Path, refusal: type[RecycleError], most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    A directory, pipe or device is refused unread: it may have no end, or wait for ever for a writer.
+
+    Raises:
+        `refusal`: the file cannot be read, is not a regular file or is too large.
+    """
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as stream:
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise refusal(f"{path}: cannot be read (not a regular file: write what it gives to one first)")
+            if found.st_size > most:
+                raise refusal(f"{path}: too large to be what it should be ({found.st_size} bytes, at most {most})")
+            return stream.read()
+    except OSError as error:
+        raise refusal(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # a path with a NUL byte
+        raise refusal(f"{path}: cannot be read ({error})") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_whole(path: str | Path, text: str | Iterable[str]) -> None:

@@ -15,12 +15,14 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from recycle.errors import JobError
+from recycle.files import read_whole
 from recycle.profile import PerStage, Profile
 from recycle.shape import Shape
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+_MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
 
 class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,10 +207,9 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def load(cls, path: str | Path) -> Job:
         """Read a job file. Raises JobError that names the file, the key and the expected type."""
+        content = read_whole(path, JobError, _MOST_BYTES)
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise JobError(f"{path}: cannot be read ({error.strerror})") from None
+            text = content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise JobError(f"{path}: is not UTF-8 text (byte {error.start})") from None
         job = cls.from_toml(text, str(path))
@@ -226,10 +227,10 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
         try:
             job = msgspec.convert(tomllib.loads(text), type=cls)
             job.validate()
-        except tomllib.TOMLDecodeError as error:
-            raise JobError(f"{name}: not valid TOML: {error}") from None
         except msgspec.ValidationError as error:
             raise JobError(f"{name}: {_place(str(error))}") from None
+        except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers of over 4300 digits, nesting
+            raise JobError(f"{name}: not valid TOML: {error}") from None
         except JobError as error:
             raise JobError(f"{name}: {error}") from None
         return job
@@ -237,7 +238,7 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
     def validate(self) -> None:
         """Raise JobError for values that are well-typed but impossible together."""
         shape = self.shape
-        for key in ("forward", "backward_input", "backward_weight", "step"):
+        for key in ("forward", "backward_input", "backward_weight", "step", "link"):
             value = getattr(self.times, key)
             values = value if isinstance(value, list) else [value]
             if isinstance(value, list) and len(value) != shape.stages:
@@ -255,6 +256,8 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
                 raise JobError(f"[memory] limit: lists {len(limit)} ranks, the shape has {shape.ranks}")
             if min(limits) < shape.chunks:
                 raise JobError(f"[memory] limit: a worker must hold at least {shape.chunks} activation(s), got {limit}")
+            if max(limits) > _MOST_ACTIVATIONS:
+                raise JobError(f"[memory] limit: at most {_MOST_ACTIVATIONS} activations, got {limit}")
         if self.model.hidden % self.model.heads:
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
 

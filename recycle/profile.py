@@ -18,9 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import JobError
+from recycle.files import read_whole
+from recycle.json_objects import entries
 from recycle.shape import Shape, Worker
 
 PerStage = float | list[float]
+_MOST_BYTES = 2**25
 _NUMBER = r"(0|[1-9][0-9]{0,8}|\*)"
 _PAIR = re.compile(rf"{_NUMBER}\.{_NUMBER}>{_NUMBER}\.{_NUMBER}")
 
@@ -184,15 +187,13 @@ class Profile:
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read what `save` wrote. Raises JobError that names the file and the field."""
+        content = read_whole(path, JobError, _MOST_BYTES)
         try:
-            content = Path(path).read_bytes()
-            unknown = set(msgspec.json.decode(content, type=dict[str, msgspec.Raw])) - {f.name for f in fields(cls)}
+            unknown = set(entries(content, JobError)) - {f.name for f in fields(cls)}
             if unknown:
                 raise JobError(f"{sorted(unknown)[0]!r} is not a field of a profile")
             return msgspec.json.decode(content, type=cls)
-        except OSError as error:
-            raise JobError(f"{path}: cannot be read ({error.strerror})") from None
-        except (msgspec.MsgspecError, JobError, RecursionError) as error:
+        except (msgspec.MsgspecError, JobError, UnicodeDecodeError, RecursionError) as error:
             raise JobError(f"{path}: {error}") from None
 
 

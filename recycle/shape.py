@@ -14,8 +14,9 @@ from typing import NamedTuple
 from recycle.errors import JobError
 
 _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
-_MOST_WORKERS, _MOST_CELLS = 2**20, 2**27
-"""Beyond these a typing error is likelier than a job; tables over stages and micro-batches would not fit."""
+_MOST_COPIES, _MOST_CELLS = 2**20, 2**24
+"""Beyond these a typing error is likelier than a job, and tables over stages and micro-batches, or over workers and
+stages, would not fit into the memory of a workstation."""
 
 
 class Worker(NamedTuple):
@@ -70,9 +71,11 @@ class Shape:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise JobError(f"shape: {name} must be a whole number of at least 1, got {value!r}")
-        if self.worker_count > _MOST_WORKERS or self.stages * self.global_micro_batches > _MOST_CELLS:
+        copies, cells = self.stages * self.pipelines, self.stages * max(self.global_micro_batches, self.worker_count)
+        if copies > _MOST_COPIES or cells > _MOST_CELLS:
             raise JobError(
-                f"shape: {self} is too large: at most {_MOST_WORKERS} workers (D*P), {_MOST_CELLS} forwards (P*V*D*m)"
+                f"shape: {self} is too large: at most {_MOST_COPIES} chunks in all (D*P*V), {_MOST_CELLS} forwards"
+                f" (P*V*D*m) and {_MOST_CELLS} pairs of worker and stage (D*P*P*V)"
             )
 
     @property

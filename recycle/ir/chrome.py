@@ -10,7 +10,6 @@ project. Times are whole nanoseconds, written in microseconds, so that slices th
 
 from __future__ import annotations
 
-import gzip
 import heapq
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import ScheduleError
+from recycle.files import MOST_BYTES
 from recycle.ir.columns import Columns
 from recycle.ir.graph import Floats
 from recycle.ir.instruction import RECV_KINDS, SEND_KINDS
@@ -186,10 +186,16 @@ def unpacked(content: bytes, name: str) -> bytes:
     """`content`, unzipped if it is gzip. Raises ScheduleError that begins with `name`."""
     if not content.startswith(b"\x1f\x8b"):
         return content
+    stream = zlib.decompressobj(wbits=31)
     try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+        text = stream.decompress(content, MOST_BYTES + 1)
+    except zlib.error as error:
         raise ScheduleError(f"{name}: not a whole gzip file: {error}") from None
+    if len(text) > MOST_BYTES:
+        raise ScheduleError(f"{name}: too large: unzipped it has more than {MOST_BYTES} bytes")
+    if not stream.eof:
+        raise ScheduleError(f"{name}: not a whole gzip file: it ends too early")
+    return text
 
 
 def decode(content: bytes, kind: type[T], name: str) -> T:

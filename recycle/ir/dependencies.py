@@ -409,11 +409,19 @@ class _Builder:
 def _tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
     """Group number of each stage, dense from 0; tied stages share one."""
     leader = list(range(stages))
+
+    def first(stage: int) -> int:
+        while leader[stage] != stage:
+            leader[stage] = leader[leader[stage]]
+            stage = leader[stage]
+        return stage
+
     for tie in ties:
-        inside = [s for s in tie if 0 <= s < stages]
-        merged = {leader[s] for s in inside}
-        leader = [min(merged) if entry in merged else entry for entry in leader]
-    return np.unique(leader, return_inverse=True)[1].astype(np.int64)
+        merged = [first(stage) for stage in tie if 0 <= stage < stages]
+        lowest = min(merged, default=0)
+        for stage in merged:
+            leader[stage] = lowest
+    return np.unique([first(stage) for stage in range(stages)], return_inverse=True)[1].astype(np.int64)
 
 
 def _find(keys: Rows, wanted: Rows) -> Rows:

@@ -269,11 +269,15 @@ def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequen
         return loop_placement(shape)
     if isinstance(placement, Mapping):
         full = list(loop_placement(shape))
+        given: set[Worker] = set()
         for name, stages in placement.items():
             try:
                 worker = shape.require(Worker.parse(name) if isinstance(name, str) else name, "placement")
             except JobError as error:
                 raise ScheduleError(str(error)) from None
+            if worker in given:
+                raise ScheduleError(f"placement: worker {worker} is there twice")
+            given.add(worker)
             full[shape.worker_index(worker)] = tuple(stages)
         placement = tuple(full)
     if len(placement) != shape.worker_count:
@@ -282,4 +286,6 @@ def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequen
         for stage in stages:
             if not isinstance(stage, int) or not 0 <= stage < shape.stages:
                 raise ScheduleError(f"placement: worker {worker}: {stage!r} is not a stage (0 to {shape.stages - 1})")
+        if len(set(stages)) < len(stages):
+            raise ScheduleError(f"placement: worker {worker} hosts a stage twice: {' '.join(map(str, stages))}")
     return placement

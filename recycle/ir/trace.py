@@ -23,17 +23,20 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import JobError, RecycleError, ScheduleError
-from recycle.files import write_whole
+from recycle.files import read_whole, write_whole
 from recycle.ir import chrome
 from recycle.ir.columns import Columns, Ints
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import Instruction, parse_instruction
+from recycle.ir.instruction import Instruction, Transfer, parse_instruction
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-trace", 1
 FILE_NAME = "trace.json"
 LOG_SUFFIX = ".trace.jsonl"
+MOST_BYTES = 2**32
+"""Size of the largest trace or log that is read; a long run fills far more than a schedule."""
+_Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +144,8 @@ def away_from(columns: Columns, pipeline: Ints) -> npt.NDArray[np.bool_]:
 class _Iteration(msgspec.Struct, frozen=True):
     """One line of a process's trace log."""
 
-    step: int
-    generation: int
+    step: _Count
+    generation: _Count
     role: str
     instructions: list[tuple[str, float, float]]
 
@@ -217,17 +220,14 @@ def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
 
     A line that is not a JSON object is skipped: it was cut short when its process was killed.
     """
-    try:
-        content = Path(path).read_bytes()
-    except FileNotFoundError:
+    if not Path(path).exists():
         return []
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
+    content = read_whole(path, RecycleError, MOST_BYTES)
     lines = []
     for number, line in enumerate(content.split(b"\n"), start=1):
         try:
             lines.append((number, msgspec.json.decode(line, type=dict[str, Any])))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return lines
 
@@ -245,11 +245,14 @@ class _Builder:
     def add(
         self, process: Worker, role: Worker, generation: int, step: int, text: str, start: float, end: float
     ) -> None:
-        """Add one executed instruction. Raises ScheduleError when `text` is none."""
+        """Add one executed instruction. Raises ScheduleError when `text` is none, JobError at a peer out of shape."""
         code = self.codes.get(text)
         if code is None:
+            instruction = parse_instruction(text, self.shape.pipelines == 1)
+            if isinstance(instruction, Transfer):
+                self.shape.require(instruction.peer, text)
             code = self.codes[text] = len(self.vocabulary)
-            self.vocabulary.append(parse_instruction(text, self.shape.pipelines == 1))
+            self.vocabulary.append(instruction)
         index = self.shape.worker_index
         self.rows.append((index(process), index(role), generation, step, code))
         self.times.append((start, end))
@@ -303,9 +306,6 @@ def _chrome_events(trace: Trace) -> Iterator[chrome.Event]:
         yield chrome.instant_event(str(event.get("kind", "event")), "event", moment, dict(event))
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-
-
 class _Arguments(msgspec.Struct, frozen=True):
     instruction: str
     worker: str
@@ -344,11 +344,7 @@ def read(path: str | Path) -> Trace:
     Raises:
         RecycleError: the file cannot be read, is not a trace of recycle, or an event of it is not whole.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
-    return loads(content, str(path))
+    return loads(read_whole(path, RecycleError, MOST_BYTES), str(path))
 
 
 def loads(content: bytes, name: str) -> Trace:

@@ -94,6 +94,12 @@ def test_tied_stages_share_a_join() -> None:
     assert sorted(tied.source[tied.target == tied.groups[0]].tolist()) == [1, 4]
 
 
+def test_ties_that_share_a_stage_make_one_group() -> None:
+    ties = [[5, 4], [0, 2], [1, 3], [2, 5], [6], [9, -1, 6]]
+    groups = dependencies(Schedule.from_text(Shape(1, 1, 1, 8), {}, ties=ties)).groups
+    assert groups.tolist() == [0, 1, 0, 1, 0, 0, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("row_0", "row_1", "why"),
     [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.errors import ScheduleError
-from recycle.files import write_whole
+from recycle.files import read_whole, write_whole
 from recycle.ir.formats import chrome_trace, megatron_table, native, torch_csv
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
@@ -67,10 +67,7 @@ def read(path: str | Path, name: str | None = None) -> Schedule:
     path = Path(path)
     if path.is_dir():
         return _read_directory(path, name)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ScheduleError(f"{path}: cannot be read ({error.strerror})") from None
+    content = read_whole(path, ScheduleError)
     name = name or _recognise(path, content)
     loads = _named(name).loads
     if loads is None:

@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 
 from recycle.errors import JobError, ScheduleError
+from recycle.files import read_whole
 from recycle.ir import chrome, trace
 from recycle.ir.columns import Columns
 from recycle.ir.dependencies import CARRIERS, Cause, Rows, dependencies
@@ -232,20 +233,13 @@ def load_directory(path: Path) -> Schedule:
         ScheduleError: as `loads`, or the files are not those of the ranks of one pipeline.
     """
     files = [file for file in sorted(path.iterdir()) if file.name.endswith((".json", ".json.gz")) and file.is_file()]
-    files = [file for file in files if recognises(_content(file))]
+    files = [file for file in files if recognises(read_whole(file, ScheduleError))]
     if not files:
         raise ScheduleError(f"{path}: is a directory without any Chrome trace (.json or .json.gz with traceEvents)")
     if len(files) == 1:
-        return loads(_content(files[0]), str(files[0]))
-    traces = ((str(file), chrome.unpacked(_content(file), str(file))) for file in files)
+        return loads(read_whole(files[0], ScheduleError), str(files[0]))
+    traces = ((str(file), chrome.unpacked(read_whole(file, ScheduleError), str(file))) for file in files)
     return profiler_trace.load_ranks(traces, str(path))
-
-
-def _content(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ScheduleError(f"{file}: cannot be read ({error.strerror})") from None
 
 
 class _Place(msgspec.Struct, frozen=True):

@@ -15,11 +15,15 @@ from typing import Any, Literal
 import msgspec
 
 from recycle.errors import JobError, ScheduleError
-from recycle.files import write_whole
+from recycle.files import read_whole, write_whole
 from recycle.ir.schedule import Schedule, loop_placement
+from recycle.json_objects import entries
 from recycle.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-schedule", 1
+_MOST_BYTES_BESIDE = 2**25
+"""Bytes of all but the programs: more than the placement of a million workers. In memory, small values take many times
+their text."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,7 +56,7 @@ def dumps(schedule: Schedule) -> str:
     }
     try:
         lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}," for key, value in head.items()]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ScheduleError(f"metadata: only finite JSON values can be written ({error})") from None
     programs = ",\n".join(f"    {json.dumps(w)}: {json.dumps(text)}" for w, text in schedule.text().items())
     return "{\n" + "\n".join(lines) + '\n  "programs": {\n' + programs + "\n  }\n}\n"
@@ -61,12 +65,13 @@ def dumps(schedule: Schedule) -> str:
 def loads(text: str | bytes, name: str = "schedule") -> Schedule:
     """The schedule that `text` holds; `name` begins every error message. Raises ScheduleError."""
     try:
-        head = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        version = msgspec.json.decode(head.get("version", b"null"))
-        if msgspec.json.decode(head.get("format", b"null")) != FORMAT:
+        head = entries(text, ScheduleError)
+        version = _value(head, "version")
+        if _value(head, "format") != FORMAT:
             raise ScheduleError(f'is not a schedule: "format" must be "{FORMAT}"')
         if version != VERSION:
             raise ScheduleError(f"version {version!r} is not known; this recycle reads version {VERSION}")
+        _refuse_ambiguous_or_bloated(head)
         file = msgspec.json.decode(text, type=_File)
         unknown = set(file.shape) - set(Shape.__slots__)
         if unknown:
@@ -94,6 +99,26 @@ def loads(text: str | bytes, name: str = "schedule") -> Schedule:
         raise ScheduleError(f"{name}: {error}") from None
 
 
+def _value(head: dict[str, msgspec.Raw], name: str) -> Any:
+    try:
+        return msgspec.json.decode(head.get(name, b"null"))
+    except msgspec.ValidationError as error:
+        raise ScheduleError(f"{name}: {error}") from None
+
+
+def _refuse_ambiguous_or_bloated(head: dict[str, msgspec.Raw]) -> None:
+    """Raise ScheduleError when an object has a key twice, or when all but the programs is larger than any job's."""
+    beside = {name: len(memoryview(value)) for name, value in head.items() if name != "programs"}
+    if sum(beside.values()) > _MOST_BYTES_BESIDE:
+        largest = max(beside, key=beside.__getitem__)
+        raise ScheduleError(
+            f"{largest}: {beside[largest]} bytes; all but the programs may take {_MOST_BYTES_BESIDE} bytes together"
+        )
+    for name, value in head.items():
+        if memoryview(value)[:1].tobytes() == b"{":
+            entries(value, ScheduleError, f"{name}: ")
+
+
 def recognises(content: bytes) -> bool:
     """Whether a file that begins so is a native schedule file."""
     return f'"{FORMAT}"'.encode() in content[:4096]
@@ -101,11 +126,7 @@ def recognises(content: bytes) -> bool:
 
 def read(path: str | Path) -> Schedule:
     """Read a schedule file. Raises ScheduleError that names the file and the place."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ScheduleError(f"{path}: cannot be read ({error.strerror})") from None
-    return loads(content, str(path))
+    return loads(read_whole(path, ScheduleError), str(path))
 
 
 def write(schedule: Schedule, path: str | Path) -> None:

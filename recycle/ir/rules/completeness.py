@@ -8,7 +8,7 @@ import numpy as np
 
 from recycle.ir.dependencies import Rows
 from recycle.ir.instruction import STAGE_KINDS, Kind, is_kind
-from recycle.ir.rules.rule import Defect, Flags, Inspection, firsts, listed, rule
+from recycle.ir.rules.rule import Defect, Flags, Inspection, firsts, rule
 
 
 @rule("stage-range", "a stage that the shape does not have")
@@ -116,12 +116,11 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
     hint = "add its forward and backward, on its home worker or on a peer; or correct the shape"
     nowhere = absent.all(axis=0)
     if nowhere.any():
-        names = [inspection.micro_batch(number) for number in np.flatnonzero(nowhere).tolist()]
-        yield Defect(f"no stage runs micro-batch {listed(names)}", hint)
+        yield Defect(f"no stage runs micro-batch {inspection.micro_batches(np.flatnonzero(nowhere))}", hint)
     orphaned = ~inspection.hosted[~inspection.dead].any(axis=0)
     for stage in np.flatnonzero((absent & ~nowhere).any(axis=1) & ~orphaned).tolist():
-        names = [inspection.micro_batch(number) for number in np.flatnonzero(absent[stage] & ~nowhere).tolist()]
-        yield Defect(f"stage {stage} does not run micro-batch {listed(names)}", hint)
+        names = inspection.micro_batches(np.flatnonzero(absent[stage] & ~nowhere))
+        yield Defect(f"stage {stage} does not run micro-batch {names}", hint)
 
 
 def _incomplete(inspection: Inspection, token: str, name: str, hole: Flags) -> Iterator[Defect]:
@@ -133,10 +132,10 @@ def _incomplete(inspection: Inspection, token: str, name: str, hole: Flags) -> I
     for key, place in zip(host.tolist(), first.tolist(), strict=True):
         worker, stage = divmod(key, shape.stages)
         mine = at[(pieces.worker[at] == worker) & (pieces.stage[at] == stage)]
-        names = [inspection.micro_batch(number) for number in np.unique(pieces.micro_batch[mine]).tolist()]
+        numbers = np.unique(pieces.micro_batch[mine])
         yield Defect(
-            f"the {name} of stage {stage} is missing for micro-batch {listed(names)}",
-            f"add {stage}{token}{names[0]} to worker {shape.worker_at(worker)}",
+            f"the {name} of stage {stage} is missing for micro-batch {inspection.micro_batches(numbers)}",
+            f"add {stage}{token}{inspection.micro_batch(numbers[0])} to worker {shape.worker_at(worker)}",
             int(pieces.row[at[place]]),
         )
 

@@ -275,6 +275,10 @@ class Inspection:
         """The micro-batch with this global number."""
         return MicroBatch(*divmod(int(number), self.schedule.shape.micro_batches))
 
+    def micro_batches(self, numbers: Rows) -> str:
+        """The micro-batches with these global numbers, as `listed` lists them."""
+        return listed([self.micro_batch(number) for number in numbers[:SHOWN].tolist()], len(numbers))
+
     def given(self, row: int) -> int | None:
         """Given row of a lowered row or node; None for what lowering added and for joins."""
         return int(self.origin[row]) if row < len(self.origin) and self.origin[row] >= 0 else None
@@ -293,11 +297,11 @@ class Inspection:
         return tuple(receive for _, receive in CARRIERS.values())
 
 
-def listed(names: Iterable[object]) -> str:
-    """`a, b, c and 4 more`."""
-    every = [str(name) for name in names]
-    rest = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ", ".join(every[:SHOWN]) + rest
+def listed(names: Sequence[object], count: int | None = None) -> str:
+    """`a, b, c and 4 more`, of `count` names in all where the sequence is only their beginning."""
+    count = len(names) if count is None else count
+    rest = f" and {count - SHOWN} more" if count > SHOWN else ""
+    return ", ".join(map(str, names[:SHOWN])) + rest
 
 
 def repeats(entries: int, first: Rows) -> Rows:

@@ -216,7 +216,7 @@ FULL = {"ranks": 2, "table": [[0, 0], [1, 0], [0, 1], [1, 1]]}
         ),
         (file(ranks=2, orders=[[-1], [-1]]), r"orders\[0\], its forwards: is empty"),
         (file(ranks=2, orders=[[1, 0.5], []]), "Expected `int`, got `float`"),
-        (file(ranks=2**19, table=[[j, c] for c in (0, 1) for j in range(2)]), "as many micro-batches as ranks"),
+        (file(ranks=2**9, table=[[j, c] for c in (0, 1) for j in range(2)]), "as many micro-batches as ranks"),
     ],
 )
 def test_what_is_no_table_of_megatron_is_refused_by_place(content: bytes, message: str) -> None:
