@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recycle.errors import ScheduleError
+from recycle.ir.columns import Columns
 from recycle.ir.dependencies import (
     Cause,
     Dependencies,
@@ -76,7 +77,7 @@ def event_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
     """
     graph = dependencies(schedule)
     columns = schedule.columns
-    extra = [compute_order(columns), lane_order(columns), _arrivals(graph, columns.kind, *compute_order(columns))]
+    extra = [compute_order(columns), lane_order(columns), _arrivals(graph, columns, *compute_order(columns))]
     if serialised:
         extra.append(serial_order(columns, graph.sends))
     source = np.concatenate([graph.source, *(edge[0] for edge in extra)])
@@ -87,14 +88,22 @@ def event_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
     return EventGraph(schedule, graph, offsets, sources, order, serialised)
 
 
-def _arrivals(graph: Dependencies, kind: np.ndarray, before: Rows, after: Rows) -> tuple[Rows, Rows]:
-    """A reduce is collective: it begins when the last host arrives at it, so the join waits for what is before it."""
-    at_reduce = kind[after] == Kind.REDUCE_GRADIENTS
+def _arrivals(graph: Dependencies, columns: Columns, before: Rows, after: Rows) -> tuple[Rows, Rows]:
+    """A reduce is collective: it begins when the last host arrives at it, so the join waits for what is before it.
+
+    Tied stages reduce as one: a worker that hosts several of them arrives with the first of its reduces.
+    """
+    at_reduce = columns.kind[after] == Kind.REDUCE_GRADIENTS
     join_of_row = np.full(graph.rows, -1, dtype=np.int64)
     from_join = graph.source >= graph.rows
     join_of_row[graph.target[from_join]] = graph.source[from_join]
-    source, join = before[at_reduce], join_of_row[after[at_reduce]]
-    return source[join >= 0], join[join >= 0]
+    source, reduce = before[at_reduce], after[at_reduce]
+    source, reduce = source[join_of_row[reduce] >= 0], reduce[join_of_row[reduce] >= 0]
+    join = join_of_row[reduce]
+    order = np.lexsort((reduce, join, columns.worker[reduce]))
+    same = (np.diff(join[order]) == 0) & (np.diff(columns.worker[reduce[order]]) == 0)
+    first = order[np.concatenate([[True], ~same])] if len(order) else order
+    return source[first], join[first]
 
 
 def durations(schedule: Schedule, profile: Profile) -> Floats:

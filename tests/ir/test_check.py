@@ -102,7 +102,7 @@ def test_a_peak_over_the_limit_is_found_at_the_instruction_that_sets_it() -> Non
     (finding,) = check(schedule, limits=[1, 1])
     assert (finding.rule, finding.worker, finding.position, finding.instruction) == (
         "activation-limit", "0.0", 1, "0F0.1")  # fmt: skip
-    assert "holds 2 activations here, the limit of rank 0 is 1" in finding.message
+    assert "holds 2 activations here at time 1, the limit of rank 0 is 1" in finding.message
     assert check(schedule, limits=[2, 1]) == []
 
 
@@ -236,7 +236,7 @@ def test_bytes_count_static_and_held_bytes_of_the_stage() -> None:
     assert check(schedule, profile=profile, byte_limit=2010) == []
     (finding,) = check(schedule, profile=profile, byte_limit=2009)
     assert (finding.rule, finding.worker, finding.instruction) == ("byte-limit", "0.1", "1F0.0")
-    assert "2010 bytes here (2000 static, 10 of activations)" in finding.message
+    assert "2010 bytes here at time 1 (2000 static, 10 of activations)" in finding.message
     findings = check(schedule, profile=profile, byte_limit=1100)
     assert [(f.rule, f.worker, f.instruction) for f in findings] == [
         ("byte-limit", "0.0", "0F0.1"), ("byte-limit", "0.1", None)]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import JobError, Link, Profile, Schedule, ScheduleError, Shape, Worker, lower, simulate
+from recycle import JobError, Link, Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.ir import graph
 from recycle.ir.dependencies import Cause
 from recycle.ir.families import gpipe, one_f_one_b
@@ -347,3 +347,14 @@ def test_many_stages_of_uneven_times_have_a_period(shape: Shape) -> None:
     profile = Profile(forward=[rng.uniform(0.5, 2) for _ in range(shape.stages)], latency=0.3)
     timeline = simulate(lower(one_f_one_b(shape)), profile)
     assert max(b for b in timeline.busy if b is not None) <= timeline.period <= timeline.makespan * (1 + 1e-9)
+
+
+def test_tied_stages_of_one_worker_reduce_as_one() -> None:
+    text = {"0.0": "0F0 3F0 3B0 0B0", "0.1": "1F0 2F0 2B0 1B0"}
+    vee = {"0.0": [0, 3], "0.1": [1, 2]}
+    schedule = Schedule.from_text(Shape(1, 2, 1, 2), text, placement=vee, ties=[[0, 3]])
+    assert check(schedule) == check(lower(schedule), about_to_run=True) == []
+    timeline = simulate(schedule, Profile(reduce=1.0))
+    begins = {str(timeline.schedule.instruction(row)): timeline.start[row] for row in range(len(timeline.start))}
+    assert begins["3REDUCE_GRAD"] == begins["0F0.0"] + 12  # with the last gradient of stage 0
+    assert begins["0REDUCE_GRAD"] == begins["3REDUCE_GRAD"] + 1

@@ -17,7 +17,8 @@ _HINT = "run a B or W of a held micro-batch before it, delay this forward, or ra
 def activation_limit(inspection: Inspection) -> Iterator[Defect]:
     """An activation is held from the start of its F to the end of its W or B; of a split backward, the profile's
     `weight_stash` share is what stays between I and W. Counted in chunks, in program order, against the limit of the
-    worker's rank. The finding points at the instruction that sets the peak. Incomplete schedules are not judged."""
+    worker's rank. The finding points at the instruction that sets the peak and says when it starts.
+    Incomplete schedules are not judged."""
     if inspection.limits is None or not inspection.complete.all():
         return
     shape = inspection.schedule.shape
@@ -26,8 +27,8 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
         limit = inspection.limits[w % shape.ranks]
         if row >= 0 and peak > limit + SLACK and not inspection.dead[w]:
             yield Defect(
-                f"worker {shape.worker_at(w)} holds {peak:g} activations here, the limit of rank {w % shape.ranks}"
-                f" is {limit:g}",
+                f"worker {shape.worker_at(w)} holds {peak:g} activations here{inspection.time_of(row)}, the limit of"
+                f" rank {w % shape.ranks} is {limit:g}",
                 _HINT,
                 row,
             )
@@ -37,7 +38,7 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
 def byte_limit(inspection: Inspection) -> Iterator[Defect]:
     """The bytes of the activations held, by the profile's weight of each stage, and the static bytes of the stages
     that the worker hosts, against one limit for all workers. The finding points at the instruction that sets the
-    peak, or at the worker when its static bytes alone exceed the limit."""
+    peak and says when it starts, or at the worker when its static bytes alone exceed the limit."""
     if inspection.byte_limit is None or not inspection.complete.all():
         return
     schedule, profile, limit = inspection.schedule, inspection.profile, inspection.byte_limit
@@ -57,8 +58,8 @@ def byte_limit(inspection: Inspection) -> Iterator[Defect]:
             )
         else:
             yield Defect(
-                f"worker {worker} holds {fixed + peak:.6g} bytes here ({fixed:.6g} static, {peak:.6g} of activations),"
-                f" the limit is {limit:.6g}",
+                f"worker {worker} holds {fixed + peak:.6g} bytes here{inspection.time_of(row)} ({fixed:.6g} static,"
+                f" {peak:.6g} of activations), the limit is {limit:.6g}",
                 _HINT,
                 row,
             )

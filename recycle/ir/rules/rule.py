@@ -20,7 +20,7 @@ from recycle.ir.dependencies import CARRIERS, Dependencies, Missing, Rows, Why, 
 from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import EventGraph, event_graph
+from recycle.ir.simulate import EventGraph, event_graph, simulate
 from recycle.profile import Profile
 from recycle.shape import MicroBatch, Worker
 
@@ -278,6 +278,18 @@ class Inspection:
     def micro_batches(self, numbers: Rows) -> str:
         """The micro-batches with these global numbers, as `listed` lists them."""
         return listed([self.micro_batch(number) for number in numbers[:SHOWN].tolist()], len(numbers))
+
+    @cached_property
+    def _starts(self) -> dict[int, float]:
+        """Start of each given row from idle, under the profile; empty when the order cannot finish."""
+        if not self.events.is_acyclic:
+            return {}
+        start = simulate(self.lowered, self.profile).start
+        return {int(row): float(time) for row, time in zip(self.origin, start, strict=True) if row >= 0}
+
+    def time_of(self, row: int) -> str:
+        """` at time 7` for a given row, nothing when the order cannot finish."""
+        return f" at time {self._starts[row]:g}" if row in self._starts else ""
 
     def given(self, row: int) -> int | None:
         """Given row of a lowered row or node; None for what lowering added and for joins."""
