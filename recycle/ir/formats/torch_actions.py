@@ -66,37 +66,41 @@ def parse_action(text: str, worker: Worker) -> Instruction | str:
     Raises:
         ScheduleError: `text` is not one whole action; says what is wrong with it.
     """
-    shown = repr(text if len(text) <= 60 else text[:60] + "...")
+    if not text.startswith("("):
+        return _leaf(text, worker, text)
     pair = _PAIR.fullmatch(text)
     if pair is not None:
-        leaves = (_leaf(part.strip(), worker, shown) for part in pair.groups())
+        leaves = (_leaf(part.strip(), worker, text) for part in pair.groups())
         halves = {type(leaf): leaf for leaf in leaves}
         forward, backward = halves.get(Forward), halves.get(Backward)
         if isinstance(forward, Forward) and isinstance(backward, Backward):
             return OverlappedPair(forward, backward)
-    if text.startswith("("):
-        raise ScheduleError(f"{shown}: expected one F and one B of one level, for example (0F1;0B0)OVERLAP_F_B")
-    return _leaf(text, worker, shown)
+    raise ScheduleError(f"{_shown(text)}: expected one F and one B of one level, for example (0F1;0B0)OVERLAP_F_B")
 
 
-def _leaf(text: str, worker: Worker, shown: str) -> Instruction | str:
-    old = _OLD_BACKWARD.fullmatch(text)
-    if old is not None:
-        raise ScheduleError(
-            f"{shown}: the notation of before October 2024, where BW was the whole backward and B the input's:"
-            f" write {old[1]}B{old[2]} for this one and {old[1]}I{old[2]} for its B"
-        )
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "...")
+
+
+def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
+    """What the leaf `text` of the action `whole` writes."""
     match = _LEAF.fullmatch(text)
     if match is None:
-        raise ScheduleError(f"{shown} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
+        old = _OLD_BACKWARD.fullmatch(text)
+        if old is None:
+            raise ScheduleError(f"{_shown(whole)} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
+        raise ScheduleError(
+            f"{_shown(whole)}: the notation of before October 2024, where BW was the whole backward and B the input's:"
+            f" write {old[1]}B{old[2]} for this one and {old[1]}I{old[2]} for its B"
+        )
     stage, token, micro_batch = match.groups()
     cls = _CLASSES.get(token)
     if cls is None or issubclass(cls, StageWide):
         if micro_batch:
-            raise ScheduleError(f"{shown}: {token} takes no micro-batch, write {stage}{token}")
+            raise ScheduleError(f"{_shown(whole)}: {token} takes no micro-batch, write {stage}{token}")
         return token if cls is None else cls(int(stage))
     if not micro_batch:
-        raise ScheduleError(f"{shown}: the micro-batch is missing, write for example {stage}{token}0")
+        raise ScheduleError(f"{_shown(whole)}: the micro-batch is missing, write for example {stage}{token}0")
     home = MicroBatch(0, int(micro_batch))
     if issubclass(cls, Transfer):
         return cls(int(stage), home, worker)

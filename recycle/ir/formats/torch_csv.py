@@ -151,19 +151,19 @@ def _parse(rows: list[list[str]], told: list[str]) -> tuple[list[Program], Count
     empty = communication = ""
     for rank, row in enumerate(rows):
         programs.append([])
+        worker = Worker(0, rank)
         for number, text in enumerate(row, 1):
-            where = f"row {rank + 1} (rank {rank}), cell {number}"
             if not text:
-                empty = empty or where
+                empty = empty or _place(rank, number)
                 continue
             try:
-                action = parse_action(text, Worker(0, rank))
+                action = parse_action(text, worker)
             except ScheduleError as error:
-                raise ScheduleError(f"{where}: {error}") from None
-            if _LEADING_ZERO.search(text):
-                zeros.append(f"{where}: {text!r}")
-            if not isinstance(action, Compute | OverlappedPair):
-                communication = communication or f"{text} in {where}"
+                raise ScheduleError(f"{_place(rank, number)}: {error}") from None
+            if "0" in text and _LEADING_ZERO.search(text):
+                zeros.append(f"{_place(rank, number)}: {text!r}")
+            if not (communication or isinstance(action, Compute | OverlappedPair)):
+                communication = f"{text} in {_place(rank, number)}"
             if isinstance(action, str):
                 dropped[action] += 1
             else:
@@ -178,6 +178,10 @@ def _parse(rows: list[list[str]], told: list[str]) -> tuple[list[Program], Count
     if dropped:
         told.append(dropped_message(dropped))
     return programs, dropped
+
+
+def _place(rank: int, number: int) -> str:
+    return f"row {rank + 1} (rank {rank}), cell {number}"
 
 
 def _refusal(what: str, why: str) -> ScheduleError:
