@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any, Protocol
 
 from recycle.solve.anneal import anneal
 from recycle.solve.construct import UNLIMITED, Policy, construct, default_policy, portfolio
@@ -24,6 +25,12 @@ HEATS = ((0.15, 0.12), (0.25, 0.12), (0.2, 0.08))
 """First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""
 PATIENCE = 12
 """Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
+LEADS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -1.0)
+"""Places, in micro-batch indices, by which re-routed micro-batches may be moved up."""
+SWAPS = 40
+"""Exchanges of hosts that a policy holds at most."""
+_PER_STAGE = ("hold", "hold", "weights", "forward_first", "weight_first")
+"""What a policy says per stage; the hold matters most."""
 WORTH_COMPILING, WORTH_COMPILING_FOR = 5.0, 20_000_000
 """Seconds that must be left, and operations times steps, for compiled loops to pay even when nothing is cached."""
 
@@ -37,15 +44,28 @@ class Found:
     steps: int = 0
 
 
-class Deadline:
-    """A wall-clock limit that may be absent."""
+class Stop(Protocol):
+    """Something that is set when a search should end with what it has, such as an event."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def is_set(self) -> bool: ...
+
+
+class Deadline:
+    """A wall-clock limit that may be absent, and that ends early once `stop` is set."""
+
+    def __init__(self, seconds: float | None, stop: Stop | None = None) -> None:
         self.end = None if seconds is None else time.monotonic() + seconds
+        self.stop = stop
 
     @property
     def left(self) -> float:
+        if self.stop is not None and self.stop.is_set():
+            return 0.0
         return float("inf") if self.end is None else self.end - time.monotonic()
+
+    def part(self, share: float) -> Deadline:
+        """A deadline after this share of the time that is left."""
+        return Deadline(None if self.end is None else self.left * share, self.stop)
 
     @property
     def is_over(self) -> bool:
@@ -68,9 +88,17 @@ def first(problem: Problem, bound: float, deadline: Deadline, most: int = 1 << 3
 
 
 def vary(
-    problem: Problem, start: Found, policy: Policy, bound: float, *, steps: int, seed: int, deadline: Deadline
+    problem: Problem,
+    start: Found,
+    policy: Policy,
+    bound: float,
+    *,
+    steps: int,
+    seed: int,
+    deadline: Deadline,
+    progress: Progress | None = None,
 ) -> Found:
-    """Local search over policies: change one to three parameters or swap two hosts, keep what is not worse."""
+    """Local search over policies: change a few things at random, keep what is not worse."""
     random = Random(seed)
     often = deadline.left > WORTH_COMPILING and problem.size * steps > WORTH_COMPILING_FOR / 100
     best, current, standing = start, policy, start.period
@@ -85,41 +113,63 @@ def vary(
             current, standing = candidate, period
             if period < best.period:
                 best = Found(order, period)
+        if progress:
+            progress("searching", best.period)
     return replace(best, steps=steps)
 
 
 def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
-    stages, m = problem.shape.stages, problem.shape.micro_batches
-    hold, weights = list(policy.hold), list(policy.weights)
-    forward_first, weight_first = list(policy.forward_first), list(policy.weight_first)
-    for _ in range(random.randint(1, 3)):
-        s = random.randrange(stages)
-        what = random.randrange(4)
-        if what == 0 and problem.shape.chunks == 1:
-            hold[s] = random.choice((UNLIMITED, stages - s, stages - s + 1, random.randint(1, 2 * stages)))
-        elif what == 1:
-            forward_first[s] = not forward_first[s]
-        elif what == 2:
-            weights[s] = random.choice((UNLIMITED, 1, 2, random.randint(1, stages + 1)))
-        else:
-            weight_first[s] = not weight_first[s]
+    """The policy with one to three things changed, each for one stage, a run of stages or all of them.
+
+    Neighbouring stages want like values: what one lets through, the next has to take.
+    """
+    lists: dict[str, list[Any]] = {name: list(getattr(policy, name)) for name in _PER_STAGE}
+    for _ in range(random.choice((1, 1, 2, 3))):
+        name = random.choice(_PER_STAGE)
+        span = _some_stages(problem.shape.stages, random)
+        if name in ("forward_first", "weight_first"):
+            lists[name][span.start : span.stop] = [random.random() < 0.5] * len(span)
+        elif name == "weights" or problem.shape.chunks == 1:
+            _change(lists[name], span, problem.shape.stages, name == "weights", random)
     swaps = policy.swaps
-    dead = sorted(problem.dead)
-    if dead and random.random() < 0.4:
-        worker = random.choice(dead)
-        s = worker.rank + problem.shape.ranks * random.randrange(problem.shape.chunks)
-        peers = [w.pipeline for w in dead if w.rank == worker.rank]
-        g, h = (random.choice(peers) * m + random.randrange(m) for _ in range(2))
-        swaps = (*swaps, (s, g, h)) if g != h else swaps
-    return replace(
-        policy,
-        hold=tuple(hold),
-        weights=tuple(weights),
-        forward_first=tuple(forward_first),
-        weight_first=tuple(weight_first),
-        swaps=swaps[-40:],
-        lead=random.choice((policy.lead, policy.lead, 0.0, 1.0, 2.0)),
-    )
+    if problem.dead and random.random() < 0.2:
+        swaps = (*swaps, *_swap(problem, random))[-SWAPS:]
+    lead = random.choice(LEADS) if random.random() < 0.15 else policy.lead
+    return replace(policy, **{name: tuple(entries) for name, entries in lists.items()}, swaps=swaps, lead=lead)
+
+
+def _some_stages(stages: int, random: Random) -> range:
+    kind, first = random.random(), random.randrange(stages)
+    if kind < 0.35:
+        return range(first, first + 1)
+    if kind < 0.8:
+        return range(first, min(stages, first + 1 + random.randrange(max(1, stages // 2))))
+    return range(stages)
+
+
+def _change(entries: list[int], span: range, stages: int, rising: bool, random: Random) -> None:
+    """New limits for a run of stages: none, a little more or less, or a line that rises or falls with the stage."""
+    how = random.randrange(4)
+    step, more, slope = random.choice((-2, -1, 1, 2)), random.randint(0, 6), random.choice((1, 1, 1, 1.25, 1.5, 2))
+    for s in span:
+        line = s if rising else stages - s
+        if how == 0:
+            entries[s] = UNLIMITED
+        elif how == 1:
+            entries[s] = max(1, (entries[s] if entries[s] < UNLIMITED else 2 * line) + step)
+        elif how == 2:
+            entries[s] = max(1, line + more)
+        else:
+            entries[s] = max(1, int(line * slope) + more - 1)
+
+
+def _swap(problem: Problem, random: Random) -> list[tuple[int, int, int]]:
+    """Two micro-batches of one stage whose homes are dead, to change hosts."""
+    m, worker = problem.shape.micro_batches, random.choice(sorted(problem.dead))
+    stage = worker.rank + problem.shape.ranks * random.randrange(problem.shape.chunks)
+    peers = [dead.pipeline for dead in sorted(problem.dead) if dead.rank == worker.rank]
+    g, h = (random.choice(peers) * m + random.randrange(m) for _ in range(2))
+    return [(stage, g, h)] if g != h else []
 
 
 def improve(

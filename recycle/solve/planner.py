@@ -12,7 +12,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -33,20 +32,14 @@ from recycle.plans import (
     likely_vectors,
 )
 from recycle.shape import Worker
-from recycle.solve import milp
 from recycle.solve.bounds import lower_bound
-from recycle.solve.construct import Policy
-from recycle.solve.improve import Deadline, Found, Progress, first, improve, is_met, vary
+from recycle.solve.improve import Deadline, Progress, Stop, first
 from recycle.solve.problem import Problem
+from recycle.solve.search import search
 
 QUICK_SECONDS = 0.5
 TRAINING_SECONDS = 1.2
 """Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
-SEARCH_STEPS = 1 << 40
-POLICIES, WALKS = 4_000, 4
-"""Policies to try, and from how many seeds: walks over policies soon settle, each somewhere else."""
-EXACT_UP_TO, EXACT_SECONDS = 100, 4.0
-"""Operations up to which the exact model is asked, and for how long: above, the search finds what it would."""
 
 
 def plan(
@@ -55,6 +48,8 @@ def plan(
     *,
     seconds: float | None = None,
     steps: int | None = None,
+    processes: int = 1,
+    stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """The plan for `job` without the workers in `failed`, written in their names.
@@ -63,6 +58,8 @@ def plan(
         seconds: wall limit; the job's when left out. Without any dead or slow worker left to re-arrange it stops
             as soon as the bound is met.
         steps: search steps instead of a wall limit; then the result depends on the seed and the steps only.
+        processes: searches at once.
+        stop: ends the search with the best so far once it is set.
         progress: told what is going on.
 
     Raises:
@@ -71,8 +68,10 @@ def plan(
     failed = frozenset(failed)
     vector = failure_vector(job.shape, failed)
     if job.profile().speed:
-        return _plan(job, failed, seconds, steps, False, progress)  # peers are not alike: no renaming
-    return plan_vector(job, vector, seconds=seconds, steps=steps, progress=progress).for_processes(failed)
+        # peers are not alike: no renaming
+        return _plan(job, failed, seconds=seconds, steps=steps, processes=processes, stop=stop, progress=progress)
+    made = plan_vector(job, vector, seconds=seconds, steps=steps, processes=processes, stop=stop, progress=progress)
+    return made.for_processes(failed)
 
 
 def plan_vector(
@@ -82,6 +81,8 @@ def plan_vector(
     *,
     seconds: float | None = None,
     steps: int | None = None,
+    processes: int = 1,
+    stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """The plan of a failure vector, in role names.
@@ -89,11 +90,22 @@ def plan_vector(
     Args:
         quick: the list scheduler only: for a vector that training needs now.
     """
-    return _plan(job, dead_roles(job.shape, vector), seconds, steps, quick, progress)
+    dead = dead_roles(job.shape, vector)
+    return _plan(
+        job, dead, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
+    )
 
 
 def _plan(
-    job: Job, dead: frozenset[Worker], seconds: float | None, steps: int | None, quick: bool, progress: Progress | None
+    job: Job,
+    dead: frozenset[Worker],
+    *,
+    seconds: float | None,
+    steps: int | None,
+    quick: bool = False,
+    processes: int = 1,
+    stop: Stop | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     begun = time.perf_counter()
     profile = job.profile()
@@ -103,7 +115,7 @@ def _plan(
     if seconds is None and steps is None:
         steps = section.steps
         seconds = None if steps is not None else section.seconds
-    deadline = Deadline(QUICK_SECONDS if quick else seconds)
+    deadline = Deadline(QUICK_SECONDS if quick else seconds, stop)
     if progress:
         progress("constructing", float("inf"))
     found, policy = first(problem, bound, deadline, 4 if quick else 1 << 30)
@@ -111,7 +123,17 @@ def _plan(
         progress("searching", found.period)
     start = found
     if not quick:
-        found = _search(problem, found, policy, bound, steps, section.seed, deadline, progress)
+        found = search(
+            problem,
+            found,
+            policy,
+            bound,
+            steps=steps,
+            seed=section.seed,
+            deadline=deadline,
+            processes=processes,
+            progress=progress,
+        )
     if not problem.is_exact and found.order != start.order:
         found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
     schedule = problem.schedule(found.order).with_metadata(planner="recycle")
@@ -130,44 +152,6 @@ def _plan(
         limits=None if limits is None else tuple(limits),
         planner={**msgspec.to_builtins(section), "quick": quick, "search_steps": found.steps},
     )
-
-
-def _search(
-    problem: Problem,
-    start: Found,
-    policy: Policy,
-    bound: float,
-    steps: int | None,
-    seed: int,
-    deadline: Deadline,
-    progress: Progress | None,
-) -> Found:
-    """Policies first where there is much to order, then single operations."""
-    policies = min(POLICIES, 3 * problem.size, steps // 50 if steps is not None else POLICIES)
-    a_quarter = Deadline(None if steps is not None else deadline.left / 4)
-    found = start
-    for walk in range(WALKS):
-        walked = vary(
-            problem, start, policy, bound, steps=policies // WALKS, seed=seed * WALKS + walk, deadline=a_quarter
-        )
-        better = walked if walked.period < found.period else found
-        found = replace(better, steps=found.steps + walked.steps)
-    found = improve(
-        problem,
-        found,
-        bound,
-        steps=SEARCH_STEPS if steps is None else steps,
-        seed=seed,
-        deadline=deadline,
-        progress=progress,
-    )
-    if steps is None and problem.size <= EXACT_UP_TO and not is_met(problem, found.period, bound):
-        seconds = min(deadline.left, EXACT_SECONDS)
-        if seconds > 2.0:
-            solved = milp.solve(problem, found.order, bound, seconds=seconds)
-            if solved.period < found.period:
-                found = replace(found, order=solved.order, period=solved.period)
-    return found
 
 
 def plan_library(
