@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,9 @@ class Policy:
         weight_first: a W goes before a ready I when a forward waits for memory.
         lead: places by which re-routed micro-batches are moved up in the queues, in micro-batch indices.
         swaps: pairs of (stage, micro-batch) whose hosts change places.
+        evenness: how far the clock by which the scheduler decides is from the true times (0) to one where F, I and W
+            take the same and links nothing (1). A true clock fills each wait with a W that then holds up the next F or
+            I; an even one keeps the rotation, and what it decides is timed truly afterwards.
     """
 
     hold: tuple[int, ...]
@@ -55,6 +59,7 @@ class Policy:
     weight_first: tuple[bool, ...]
     lead: float = 0.0
     swaps: tuple[tuple[int, int, int], ...] = ()
+    evenness: float = 0.0
 
 
 def default_policy(problem: Problem) -> Policy:
@@ -69,17 +74,18 @@ def portfolio(problem: Problem) -> Iterator[Policy]:
     plain = default_policy(problem)
     leads = (0.0, 2.0) if problem.dead else (0.0,)
     yield plain
-    for more in (0, 1, 2, 3):
-        for lead in leads:
-            for weight_first in (True, False) if problem.split else (False,):
-                yield replace(
-                    plain,
-                    hold=_warm_up(problem, more),
-                    weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
-                    forward_first=(True,) * stages,
-                    weight_first=(weight_first,) * stages,
-                    lead=lead,
-                )
+    evennesses = (0.0,) if problem.is_even else (0.0, 1.0)
+    for more, evenness, lead in product((0, 1, 2, 3), evennesses, leads):
+        for weight_first in (True, False) if problem.split else (False,):
+            yield replace(
+                plain,
+                hold=_warm_up(problem, more),
+                weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
+                forward_first=(True,) * stages,
+                weight_first=(weight_first,) * stages,
+                lead=lead,
+                evenness=evenness,
+            )
     limits = [plain.weights]
     if problem.split:
         limits += [(1,) * stages, (2,) * stages, tuple(max(1, s % ranks) for s in range(stages)), (4,) * stages]
@@ -142,8 +148,8 @@ def construct(
         line,
         place,
         lanes,
-        problem.times,
-        problem.link,
+        problem.times + policy.evenness * (problem.unit - problem.times),
+        problem.link * (1 - policy.evenness),
         np.array(problem.speed),
         np.minimum(problem.cap, float(UNLIMITED)),
         problem.stash,

@@ -76,11 +76,12 @@ def first(problem: Problem, bound: float, deadline: Deadline, most: int = 1 << 3
     """The best of the policy portfolio; stops at the bound, at the deadline (one policy at least) or after `most`."""
     best: Found | None = None
     chosen = default_policy(problem)
+    often = deadline.left > WORTH_COMPILING and problem.size > WORTH_COMPILING_FOR / 10_000
     for count, policy in enumerate(portfolio(problem)):
         if best is not None and (deadline.is_over or count >= most or is_met(problem, best.period, bound)):
             break
-        order = construct(problem, policy)
-        period = time_order(problem, order).period
+        order = construct(problem, policy, often=often)
+        period = time_order(problem, order, often).period
         if best is None or period < best.period:
             best, chosen = Found(order, period), policy
     assert best is not None
@@ -135,7 +136,12 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
     if problem.dead and random.random() < 0.2:
         swaps = (*swaps, *_swap(problem, random))[-SWAPS:]
     lead = random.choice(LEADS) if random.random() < 0.15 else policy.lead
-    return replace(policy, **{name: tuple(entries) for name, entries in lists.items()}, swaps=swaps, lead=lead)
+    evenness = policy.evenness
+    if not problem.is_even and random.random() < 0.15:
+        evenness = random.choice((0.0, 0.25, 0.5, 0.75, 1.0))
+    return replace(
+        policy, **{name: tuple(entries) for name, entries in lists.items()}, swaps=swaps, lead=lead, evenness=evenness
+    )
 
 
 def _some_stages(stages: int, random: Random) -> range:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from recycle.errors import PlanError
 from recycle.ir.check import check
+from recycle.ir.families import zb_h1
 from recycle.ir.simulate import simulate
 from recycle.profile import Profile
 from recycle.shape import Worker
@@ -102,3 +103,19 @@ def test_a_dead_worker_without_re_routing_is_refused():
 
 def test_small_problems_do_not_load_numba():
     assert Problem.of(worked_example(4)).size < module.COMPILE_FROM
+
+
+def test_forwards_first_keeps_the_pace_of_zb_h1_without_failures():
+    problem = Problem.of(job(2, 16, 64, 16))
+    assert min(time_order(problem, construct(problem, policy)).period for policy in portfolio(problem)) == 64 * 3 + 15
+
+
+def test_an_even_clock_keeps_the_pace_where_times_differ():
+    made = job(1, 8, 32, 8, forward=100, backward_input=115, backward_weight=85, link=4, step=40)
+    problem = Problem.of(made)
+    best = {}
+    for policy in portfolio(problem):
+        period = time_order(problem, construct(problem, policy)).period
+        best[policy.evenness] = min(period, best.get(policy.evenness, period))
+    zb_h1_period = simulate(zb_h1(made.shape), made.profile()).period
+    assert best[1.0] <= zb_h1_period < best[0.0]
