@@ -3,6 +3,7 @@ import itertools
 import json
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from recycle.plans import (
     likely_vectors,
     rename,
 )
+from recycle.plans.packed import pack
 from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan_vector
 from tests.solve.jobs import job, small_jobs, worked_example
@@ -184,6 +186,27 @@ def test_a_library_whose_manifest_is_lost_is_found_again_from_its_files(tmp_path
     assert library.lookup([Worker(2, 0)])[0].period == 9
 
 
+def test_packed_programs_are_read_as_the_text_is_and_never_when_they_are_damaged(tmp_path):
+    made = worked_example(6)
+    plan = plan_vector(made, (0, 0, 1, 0), quick=True)
+    PlanLibrary(tmp_path, made).add(plan)
+    (packed,) = tmp_path.glob("*.columns")
+    whole = packed.read_bytes()
+    assert len(whole) == 4 * (13 + 4 * len(plan.schedule.columns))
+    swapped = np.frombuffer(whole, dtype="<i4").copy()
+    swapped[13 + len(plan.schedule.columns)] += 1
+    for content in (whole, whole[:100], b"", swapped.tobytes()):
+        packed.write_bytes(content)
+        read = PlanLibrary(tmp_path, made).get((0, 0, 1, 0))
+        assert read is not None
+        assert (read.schedule, read.hash, read.text()) == (plan.schedule, plan.hash, plan.text())
+    packed.unlink()
+    read = PlanLibrary(tmp_path, made).get((0, 0, 1, 0))
+    assert read is not None
+    assert read.schedule == plan.schedule
+    assert pack(lower(plan.schedule)) is None
+
+
 def test_a_better_plan_takes_the_place_of_the_file_before(tmp_path):
     made = worked_example(5, steps=3000)
     library = PlanLibrary(tmp_path, made)
@@ -191,7 +214,8 @@ def test_a_better_plan_takes_the_place_of_the_file_before(tmp_path):
     searched = library.add(plan_vector(made, (0, 0, 1, 0)))
     assert (hurried.quick, searched.quick) == (True, False)
     assert searched.period < hurried.period
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([searched.file, "manifest.json"])
+    stem = searched.file.removesuffix(".json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{stem}.columns", f"{stem}.json", "manifest.json"]
     assert PlanLibrary(tmp_path, made).entry((0, 0, 1, 0)) == searched
 
 

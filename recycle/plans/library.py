@@ -32,6 +32,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.plans.cache import cached_plan, errors
 from recycle.plans.moves import Arrangement, Move, arrange, roles_after
+from recycle.plans.packed import SUFFIX, pack, unpack
 from recycle.plans.plan import VERSION, Plan
 from recycle.plans.vectors import Vector, failure_vector
 from recycle.profile import Profile
@@ -57,6 +58,7 @@ class Entry(msgspec.Struct, frozen=True):
         profile: digest of the profile that it was planned with.
         job: hash of all that the plan must fit: shape, profile, limits and techniques.
         quick: no search has been made yet, and one might find a better plan.
+        columns: hash of the packed programs beside the file; empty where there are none.
     """
 
     vector: Vector
@@ -71,9 +73,10 @@ class Entry(msgspec.Struct, frozen=True):
     profile: str
     job: str
     quick: bool = False
+    columns: str = ""
 
     @classmethod
-    def of(cls, plan: Plan, file: str = "", digest: str = "") -> Entry:
+    def of(cls, plan: Plan, file: str = "", digest: str = "", columns: str = "") -> Entry:
         return cls(
             plan.vector,
             file,
@@ -87,6 +90,7 @@ class Entry(msgspec.Struct, frozen=True):
             plan.profile,
             _key_of_plan(plan),
             bool(plan.planner.get("quick")) and plan.gap > 0,
+            columns,
         )
 
     @property
@@ -187,13 +191,18 @@ class PlanLibrary:
             self.prepare()
         text = plan.text()
         digest = _digest(text.encode())
-        entry = Entry.of(plan, f"{digest}.json", digest)
+        packed = pack(plan.schedule)
+        entry = Entry.of(plan, f"{digest}.json", digest, "" if packed is None else _digest(packed))
         write_whole(self.directory / entry.file, text)
+        if packed is not None:
+            with contextlib.suppress(OSError):  # half of it has another hash, and is not read
+                self._packed(entry).write_bytes(packed)
         entries = dict(self.entries())
         before = entries.get(entry.vector)
         self._write({**entries, entry.vector: entry})
         if before is not None and before.file != entry.file:
             (self.directory / before.file).unlink(missing_ok=True)
+            self._packed(before).unlink(missing_ok=True)
         return entry
 
     def entries(self) -> dict[Vector, Entry]:
@@ -245,8 +254,9 @@ class PlanLibrary:
             content = self._content(entry)
             if content is None:
                 return None
+            packed = self._verified(self._packed(entry), entry.columns) if entry.columns else None
             try:
-                plan = Plan.from_text(content, entry.file)
+                plan = Plan.from_text(content, entry.file) if packed is None else unpack(content, packed, entry.file)
             except RecycleError:
                 return None
             if plan.vector != entry.vector or _key_of_plan(plan) != entry.job:
@@ -261,11 +271,19 @@ class PlanLibrary:
         return self._content(entry) is not None
 
     def _content(self, entry: Entry) -> bytes | None:
+        return self._verified(self.directory / Path(entry.file).name, entry.digest)
+
+    def _packed(self, entry: Entry) -> Path:
+        return self.directory / f"{Path(entry.file).stem}{SUFFIX}"
+
+    @staticmethod
+    def _verified(path: Path, digest: str) -> bytes | None:
+        """What a file holds, if it is what was stored."""
         try:
-            content = (self.directory / Path(entry.file).name).read_bytes()
+            content = path.read_bytes()
         except OSError:
             return None
-        return content if _digest(content) == entry.digest else None
+        return content if _digest(content) == digest else None
 
     def lookup(
         self, failed: Iterable[Worker], shape: Shape | None = None
@@ -303,7 +321,7 @@ class PlanLibrary:
             f" run `recycle plan` for it"
         )
 
-    def _nearest(self, shape: Shape, failed: frozenset[Worker], vector: Vector) -> list[tuple[Entry, Arrangement]]:
+    def _nearest(self, shape: Shape, failed: frozenset[Worker], vector: Vector) -> Iterator[tuple[Entry, Arrangement]]:
         """The best few plans that can be filled, some of them by moves, and how; the best of all first."""
         entries, vectors, periods = self._table(shape.ranks)
         short = np.maximum(np.array(vector) - vectors, 0).sum(axis=1)
@@ -317,10 +335,12 @@ class PlanLibrary:
                 chosen += order[(short[order] > 0) & (short[order] <= spare[order])][:MOST].tolist()
         scored = []
         for i in chosen:
-            arrangement = arrange(shape, failed, entries[i].vector, profile)
-            period = entries[i].period + arrangement.seconds / horizon
-            scored.append((period, len(arrangement.moves), int(spare[i]), i, arrangement))
-        return [(entries[i], arrangement) for *_, i, arrangement in sorted(scored, key=lambda found: found[:4])]
+            period = entries[i].period
+            if short[i]:
+                period += arrange(shape, failed, entries[i].vector, profile).seconds / horizon
+            scored.append((period, int(short[i]), int(spare[i]), i))
+        for *_, i in sorted(scored):
+            yield entries[i], arrange(shape, failed, entries[i].vector, profile)
 
     def _table(self, ranks: int | None = None) -> tuple[list[Entry], Any, Any]:
         """Usable entries with their vectors and periods as arrays."""

@@ -82,23 +82,15 @@ def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profi
     dead_in = Counter(worker.pipeline for worker in failed)
     taken: list[Worker] = []
     given: list[Worker] = []
-    for rank, (now, wanted) in enumerate(zip(here, vector, strict=True)):
-        for _ in range(now - wanted):
-            role = min(
-                (w for w in failed if w.rank == rank and w not in taken),
-                key=lambda w: (dead_in[w.pipeline], w.pipeline),
-            )
-            taken.append(role)
-            dead_in[role.pipeline] -= 1
-    for rank, (now, wanted) in enumerate(zip(here, vector, strict=True)):
-        for _ in range(wanted - now):
-            column = (Worker(k, rank) for k in range(shape.pipelines))
-            leaver = max(
-                (w for w in column if w not in failed and w not in given),
-                key=lambda w: (dead_in[w.pipeline], w.pipeline),
-            )
-            given.append(leaver)
-            dead_in[leaver.pipeline] += 1
+    columns = [[Worker(k, rank) for k in range(shape.pipelines)] for rank in range(shape.ranks)]
+    for column, now, wanted in zip(columns, here, vector, strict=True):
+        fewest = sorted((w for w in column if w in failed), key=lambda w: (dead_in[w.pipeline], w.pipeline))
+        taken += fewest[: max(0, now - wanted)]
+        dead_in.subtract(worker.pipeline for worker in fewest[: max(0, now - wanted)])
+    for column, now, wanted in zip(columns, here, vector, strict=True):
+        most = sorted((w for w in column if w not in failed), key=lambda w: (-dead_in[w.pipeline], -w.pipeline))
+        given += most[: max(0, wanted - now)]
+        dead_in.update(worker.pipeline for worker in most[: max(0, wanted - now)])
     moves, seconds = _copies(shape, failed, taken, given, profile)
     return Arrangement(failed - set(taken) | set(given), moves, seconds)
 

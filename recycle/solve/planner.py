@@ -51,8 +51,8 @@ EXACT_UP_TO, EXACT_SECONDS = 100, 4.0
 def plan(
     job: Job,
     failed: Iterable[Worker] = (),
-    quick: bool = False,
     *,
+    quick: bool = False,
     seconds: float | None = None,
     steps: int | None = None,
     progress: Progress | None = None,
