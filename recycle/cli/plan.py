@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -226,48 +227,45 @@ def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
 
 
 def _plan_table(made: Plan, title: str) -> None:
-    table = _table(title, "vector", "period", "makespan", "bound", "gap", "seconds")
+    table = _table("vector", "period", "makespan", "bound", "gap", "seconds")
     table.add_row(
-        " ".join(map(str, made.vector)),
+        _vector(made.vector),
         f"{made.period:g}",
         f"{made.makespan:g}",
         f"{made.lower_bound:g}",
         _gap(made.gap),
         f"{made.seconds:.1f}",
     )
-    _show(table)
+    _show(title, table)
 
 
 def _library_table(rows: list[dict[str, Any]], title: str) -> None:
-    table = _table(
-        title, "vector", "failures", "period", "makespan", "bound", "gap", "throughput", "of ideal", "seconds"
-    )
+    table = _table("vector", "failures", "period", "bound", "gap", "throughput", "of ideal", "seconds")
     for row in rows:
         table.add_row(
-            " ".join(map(str, row["vector"])),
+            _vector(row["vector"]),
             str(row["failures"]),
             f"{row['period']:g}",
-            f"{row['makespan']:g}",
             f"{row['lower_bound']:g}",
             _gap(row["gap"]),
             _share(row["throughput"]),
             _share(row["of_ideal"]),
             f"{row['seconds']:.1f}",
         )
-    table.caption = "throughput: of fault-free; of ideal: of fault-free times live workers / all"
-    _show(table)
+    _show(title, table)
+    print("throughput: of fault-free; of ideal: of fault-free times live workers / all workers")
 
 
 def _drift_table(drifts: list[Drift], threshold: float, entries: list[Entry]) -> None:
     stale = sum(drift.is_stale(threshold) for drift in drifts)
-    table = _table(
-        f"{stale} of {len(drifts)} plans made for another profile are stale (gap grown by more than {threshold:.1%})",
-        *("vector", "was", "is", "bound", "gap was", "gap is", "", "now"),
+    title = (
+        f"{stale} of {len(drifts)} plans made for another profile are stale (gap grown by more than {threshold:.1%})"
     )
+    table = _table("vector", "was", "is", "bound", "gap was", "gap is", "", "now")
     now = {entry.vector: entry.period for entry in entries}
     for drift in drifts:
         table.add_row(
-            " ".join(map(str, drift.vector)),
+            _vector(drift.vector),
             f"{drift.stored_period:g}",
             "not valid" if drift.period is None else f"{drift.period:g}",
             f"{drift.lower_bound:g}",
@@ -276,7 +274,10 @@ def _drift_table(drifts: list[Drift], threshold: float, entries: list[Entry]) ->
             "stale" if drift.is_stale(threshold) else "kept",
             f"{now[drift.vector]:g}" if drift.vector in now else "",
         )
-    _show(table)
+    if drifts:
+        _show(title, table)
+    else:
+        print("all plans are of this profile")
 
 
 def _gap(gap: float) -> str:
@@ -287,18 +288,26 @@ def _share(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _table(title: str, *columns: str) -> Table:
+def _vector(vector: Sequence[int]) -> str:
+    """Dead workers of each rank; of many ranks as runs: 1×3 0×61."""
+    if len(vector) <= 16:
+        return " ".join(map(str, vector))
+    return " ".join(f"{dead}×{len(list(run))}" for dead, run in groupby(vector))
+
+
+def _table(*columns: str) -> Table:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", caption_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
     return table
 
 
-def _show(table: Table) -> None:
+def _show(title: str, table: Table) -> None:
     from rich.console import Console
 
+    print(title)
     Console().print(table)
 
 
@@ -337,7 +346,7 @@ def _bar() -> Iterator[Callable[[Filling], None]]:
             bar.update(
                 tasks[filling.phase],
                 completed=filling.done if filling.made else None,
-                description=f"{filling.phase}, vector {' '.join(map(str, filling.vector))}",
+                description=f"{filling.phase}, vector {_vector(filling.vector)}",
             )
 
         yield report
