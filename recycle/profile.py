@@ -134,6 +134,13 @@ class Profile:
         Raises:
             JobError: a link names a worker outside `shape`, or `message` has not one entry per stage.
         """
+        message = np.array(self.per_stage("message", shape.stages))
+        return self.copy_seconds(shape, sender, receiver, message[np.clip(boundary, 0, shape.stages - 1)])
+
+    def copy_seconds(
+        self, shape: Shape, sender: npt.ArrayLike, receiver: npt.ArrayLike, amount: npt.ArrayLike
+    ) -> npt.NDArray[np.float64]:
+        """Seconds to copy `amount` bytes between workers, given by index. Raises JobError as `transfer_seconds`."""
         sender, receiver = np.asarray(sender, dtype=np.int64), np.asarray(receiver, dtype=np.int64)
         links, which = [Link(self.latency, self.bandwidth)], np.zeros(sender.shape, dtype=np.int64)
         if self.links:
@@ -141,8 +148,7 @@ class Profile:
             links = self._links_of(shape, pairs.tolist())
         latency = np.array([link.latency for link in links])[which]
         bandwidth = np.array([link.bandwidth or math.inf for link in links])[which]
-        message = np.array(self.per_stage("message", shape.stages))
-        seconds: npt.NDArray[np.float64] = latency + message[np.clip(boundary, 0, shape.stages - 1)] / bandwidth
+        seconds: npt.NDArray[np.float64] = latency + np.asarray(amount) / bandwidth
         return seconds
 
     def _links_of(self, shape: Shape, pairs: list[int]) -> list[Link]:

@@ -1,6 +1,9 @@
+import collections
 import itertools
+import json
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,14 +20,16 @@ from recycle.plans import (
     cache_directory,
     cache_path,
     cached_plan,
+    count_vectors,
     dead_roles,
     failure_vector,
     likely_vectors,
     rename,
 )
+from recycle.plans.packed import pack
 from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan_vector
-from tests.solve.jobs import job, small_jobs
+from tests.solve.jobs import job, small_jobs, worked_example
 
 TINY = job(3, 2, 2, 3)
 
@@ -105,28 +110,113 @@ def test_a_library_looks_up_any_set_of_dead_workers(tmp_path):
         assert set(roles) == set(TINY.shape.workers()) - failed
         assert set(roles.values()) == set(plan.schedule.live)
         assert all(process.rank == role.rank for process, role in roles.items())
-    with pytest.raises(PlanError, match=r"no plan for failure vector \(1, 0\)"):
-        library.lookup([Worker(0, 0)])
+    with pytest.raises(PlanError, match=r"no plan for failure vector \(2, 0\)"):
+        library.lookup([Worker(0, 0), Worker(1, 0)])
     with pytest.raises(PlanError, match="outside the grid"):
         library.lookup([Worker(7, 0)])
     assert library.vectors() == [(1, 1)]
 
 
+def test_a_set_without_a_plan_gets_the_best_for_more_dead_workers_and_the_rest_stand_idle(tmp_path):
+    library = PlanLibrary(tmp_path, TINY)
+    for vector in ((2, 2), (1, 2), (0, 2)):
+        library.add(plan_vector(TINY, vector, quick=True))
+    failed = {Worker(1, 0), Worker(0, 1)}
+    plan, roles, moves = library.lookup(failed)
+    assert (plan.vector, moves) == ((1, 2), [])  # as good as (2, 2) and leaves more at work
+    assert set(roles.values()) == set(plan.schedule.live)
+    idle = set(TINY.shape.workers()) - failed - set(roles)
+    assert {worker.rank for worker in idle} == {1}
+    assert len(idle) == 1
+    named = plan.for_processes(failed | idle).schedule
+    assert check(named, profile=TINY.profile(), limits=TINY.activation_limits()) == []
+
+
+def test_a_lookup_moves_workers_where_the_job_lets_them_and_it_pays(tmp_path):
+    still, moving = job(4, 4, 8, 7), job(4, 4, 8, 7, move=True)
+    for vector in ((0, 2, 0, 0), (0, 1, 1, 0), (2, 2, 2, 2)):
+        PlanLibrary(tmp_path, still).add(plan_vector(still, vector, quick=True))
+    failed = {Worker(0, 1), Worker(3, 1)}
+    plan, _, moves = PlanLibrary(tmp_path, still).lookup(failed)
+    assert (plan.vector, moves) == ((0, 2, 0, 0), [])
+    plan, roles, moves = PlanLibrary(tmp_path, moving).lookup(failed)
+    assert plan.vector == (0, 1, 1, 0)
+    (move,) = moves
+    assert Worker.parse(move.worker).rank == 2
+    assert roles[Worker.parse(move.worker)].rank == 1
+    assert Worker.parse(move.source) in {Worker(1, 1), Worker(2, 1)}
+    assert set(roles) == set(moving.shape.workers()) - failed
+    assert set(roles.values()) == set(plan.schedule.live)
+
+
 def test_files_that_are_no_valid_plan_of_the_job_are_ignored(tmp_path):
     library = PlanLibrary(tmp_path, TINY)
-    path = library.add(plan_vector(TINY, (1, 0), quick=True))
+    path = tmp_path / library.add(plan_vector(TINY, (1, 0), quick=True)).file
     text = path.read_text()
-    assert library.get((1, 0)) is not None
     other = plan_vector(job(3, 2, 2, 3, forward=2.0), (1, 0), quick=True).text()
     boast = text.replace('"period": 9.0', '"period": 8.0')
     assert boast != text
+    assert PlanLibrary(tmp_path, TINY).get((1, 0)) is not None
     for broken in ("", boast, text[:200], text.replace("0F0.0 ", "", 1), text.replace('"1.0"', '"0.0"', 1), other):
         path.write_text(broken)
-        assert library.get((1, 0)) is None
-    path.rename(library.path((0, 1)))
-    library.path((0, 1)).write_text(text)
-    assert library.get((0, 1)) is None
-    assert list(library.list()) == []
+        again = PlanLibrary(tmp_path, TINY)
+        assert again.get((1, 0)) is None
+        assert list(again.plans()) == []
+        (tmp_path / "manifest.json").rename(tmp_path / "manifest")  # without it the file is adopted, or not
+        lost = PlanLibrary(tmp_path, TINY)
+        lost.prepare()
+        assert lost.vectors() == []
+        (tmp_path / "manifest").rename(tmp_path / "manifest.json")
+    path.unlink()
+    assert PlanLibrary(tmp_path, TINY).get((1, 0)) is None
+    assert PlanLibrary(tmp_path, job(3, 2, 2, 4)).vectors() == []
+    assert PlanLibrary(tmp_path, job(3, 2, 2, 3, seconds=1.0)).vectors() == [(1, 0)]  # effort makes no other job
+
+
+@pytest.mark.parametrize("manifest", [None, "", '{"format": "recycle-plan-library", "version": 1, "plans": [{}]}'])
+def test_a_library_whose_manifest_is_lost_is_found_again_from_its_files(tmp_path, manifest):
+    for vector in ((1, 0), (0, 1)):
+        plan_vector(TINY, vector, quick=True).save(tmp_path / f"{'-'.join(map(str, vector))}.json")
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest)
+    assert PlanLibrary(tmp_path, TINY).vectors() == [(0, 1), (1, 0)]
+    library = PlanLibrary(tmp_path, TINY)
+    library.prepare()
+    assert json.loads((tmp_path / "manifest.json").read_text())["plans"][0]["file"] == "0-1.json"
+    assert library.lookup([Worker(2, 0)])[0].period == 9
+
+
+def test_packed_programs_are_read_as_the_text_is_and_never_when_they_are_damaged(tmp_path):
+    made = worked_example(6)
+    plan = plan_vector(made, (0, 0, 1, 0), quick=True)
+    PlanLibrary(tmp_path, made).add(plan)
+    (packed,) = tmp_path.glob("*.columns")
+    whole = packed.read_bytes()
+    assert len(whole) == 4 * (13 + 4 * len(plan.schedule.columns))
+    swapped = np.frombuffer(whole, dtype="<i4").copy()
+    swapped[13 + len(plan.schedule.columns)] += 1
+    for content in (whole, whole[:100], b"", swapped.tobytes()):
+        packed.write_bytes(content)
+        read = PlanLibrary(tmp_path, made).get((0, 0, 1, 0))
+        assert read is not None
+        assert (read.schedule, read.hash, read.text()) == (plan.schedule, plan.hash, plan.text())
+    packed.unlink()
+    read = PlanLibrary(tmp_path, made).get((0, 0, 1, 0))
+    assert read is not None
+    assert read.schedule == plan.schedule
+    assert pack(lower(plan.schedule)) is None
+
+
+def test_a_better_plan_takes_the_place_of_the_file_before(tmp_path):
+    made = worked_example(5, steps=3000)
+    library = PlanLibrary(tmp_path, made)
+    hurried = library.add(plan_vector(made, (0, 0, 1, 0), quick=True))
+    searched = library.add(plan_vector(made, (0, 0, 1, 0)))
+    assert (hurried.quick, searched.quick) == (True, False)
+    assert searched.period < hurried.period
+    stem = searched.file.removesuffix(".json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{stem}.columns", f"{stem}.json", "manifest.json"]
+    assert PlanLibrary(tmp_path, made).entry((0, 0, 1, 0)) == searched
 
 
 def test_an_invalid_plan_is_not_stored(tmp_path):
@@ -169,3 +259,11 @@ def test_vectors_of_impossible_sets_are_refused():
 def test_vectors_come_likeliest_first_and_leave_each_stage_a_host():
     found = list(likely_vectors(Shape(2, 2, 2), 3))
     assert found == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    spread = list(likely_vectors(Shape(4, 3, 1), 2))[4:]
+    assert spread == [(1, 1, 0), (1, 0, 1), (0, 1, 1), (2, 0, 0), (0, 2, 0), (0, 0, 2)]  # 16 sets each, then 6
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 2, 2), Shape(3, 4, 1), Shape(5, 2, 1), Shape(1, 3, 1)])
+def test_vectors_are_counted_without_being_made(shape):
+    found = collections.Counter(sum(vector) for vector in likely_vectors(shape, 6))
+    assert count_vectors(shape, 6) == [found[dead] for dead in range(7)]

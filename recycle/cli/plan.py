@@ -1,24 +1,33 @@
-"""`recycle plan`: one schedule around dead workers, or the library of all failure vectors."""
+"""`recycle plan`: one schedule around dead workers, a library of them, or a library under a new profile."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from recycle.errors import JobError, PlanError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from recycle.job import Job
-    from recycle.plans import Plan, Vector
-    from recycle.shape import Worker
+    from recycle.plans import Entry, Plan
+    from recycle.shape import Shape, Worker
+    from recycle.solve.drift import Drift
     from recycle.solve.improve import Progress
+    from recycle.solve.library import Filling
+
+INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -30,36 +39,75 @@ def plan(
     job: Annotated[Path, typer.Argument(help="Job file: [shape], [times] and [memory] are enough.")],
     failed: Annotated[str | None, typer.Option(metavar="K.R,…", help="Dead workers, for example 1.2,0.3.")] = None,
     failures: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan every failure vector with up to N dead workers.")
+        int | None, typer.Option(metavar="N", help="Plan for up to N dead workers: every failure vector if few enough.")
     ] = None,
     library: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep plans in DIR, one file per failure vector.")
+        Path | None, typer.Option(metavar="DIR", help="Keep plans in DIR, a file each, and a manifest.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the schedule to this file.")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Profile to plan with; with --library, re-plan what it made stale."),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(metavar="SHARE", help="Growth of a plan's gap from which --profile re-plans it.")
+    ] = 0.02,
+    within: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time for all plans of --failures or --profile together.")
+    ] = 600.0,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Plans or searches at the same time; as many as there are CPUs if left out."),
+    ] = None,
+    move: Annotated[
+        bool | None, typer.Option("--move/--no-move", help="Whether live workers may change stage; else as in the job.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Plan the schedule of a job around its dead workers, with a proven lower bound and the gap to it.
 
-    Without --failed it is the fault-free plan. With --failures N all failure vectors with up to N dead workers are
-    planned, likeliest first; a library that was interrupted goes on where it stopped.
+    Ctrl-C ends a search with the best plan so far. Without --failed it is the fault-free plan. With --failures N a
+    library for up to N dead workers is planned, likeliest first; one that was interrupted goes on where it stopped.
+    With --library and --profile the plans of a library are timed under the new profile, and those whose gap has grown
+    are planned again.
 
     Example: **recycle plan job.toml --failed 1.2 -o plan.json**
 
     Example: **recycle plan job.toml --failures 2 --library plans**
+
+    Example: **recycle plan job.toml --library plans --profile measured.json**
     """
+    from msgspec.structs import replace
+
     from recycle.job import Job
+    from recycle.profile import Profile
 
     if failed is not None and failures is not None:
         raise PlanError("plan: give --failed or --failures, not both")
     if failures is not None and failures < 0:
         raise PlanError(f"plan: --failures: must be at least 0, got {failures}")
+    if not within > 0:
+        raise PlanError(f"plan: --within: must be above 0 seconds, got {within:g}")
+    if not threshold >= 0:
+        raise PlanError(f"plan: --threshold: must be at least 0, got {threshold:g}")
+    if processes is not None and processes < 1:
+        raise PlanError(f"plan: --processes: must be at least 1, got {processes}")
     loaded = Job.load(job)
-    if failures is None:
-        _one(loaded, _workers(loaded, failed or ""), library, output, as_json)
+    if move is not None:
+        loaded = replace(loaded, planner=replace(loaded.planner, move=move))
+    if profile is not None:
+        Profile.load(profile)
+        loaded = replace(loaded, times=replace(loaded.times, profile=str(profile)))
+    processes = processes or len(os.sched_getaffinity(0))
+    drifting = profile is not None and library is not None and failed is None
+    if failures is None and not drifting:
+        _one(loaded, _workers(loaded, failed or ""), library, output, as_json, processes)
         return
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
-    _all(loaded, failures, library, as_json)
+    _many(
+        loaded, failures, library, threshold if drifting else None, as_json, {"processes": processes, "seconds": within}
+    )
 
 
 def _workers(job: Job, text: str) -> list[Worker]:
@@ -71,22 +119,25 @@ def _workers(job: Job, text: str) -> list[Worker]:
         raise PlanError(str(error) if "--failed" in str(error) else f"plan: --failed: {error}") from None
 
 
-def _one(job: Job, failed: list[Worker], library: Path | None, output: Path | None, as_json: bool) -> None:
+def _one(
+    job: Job, failed: list[Worker], library: Path | None, output: Path | None, as_json: bool, processes: int
+) -> None:
     from recycle.plans import PlanLibrary, failure_vector
     from recycle.solve.planner import plan as plan_one
     from recycle.solve.planner import plan_vector
 
     if output is not None and not output.parent.is_dir():
         raise PlanError(f"{output}: cannot be written (the folder {output.parent} does not exist)")
-    with _progress() as report:
-        if library is None or job.profile().speed:
-            made = plan_one(job, failed, progress=report)
+    with _progress() as report, _ended_by_interrupt() as stop:
+        if library is None or job.profile().speed or job.planner.move:
+            made = plan_one(job, failed, processes=processes, stop=stop, progress=report)
         else:
             shelf = PlanLibrary(library, job)
             shelf.prepare()
             kept = shelf.get(failure_vector(job.shape, failed))
             if kept is None:
-                kept = plan_vector(job, failure_vector(job.shape, failed), progress=report)
+                vector = failure_vector(job.shape, failed)
+                kept = plan_vector(job, vector, processes=processes, stop=stop, progress=report)
                 shelf.add(kept)
             made = kept.for_processes(failed)
     if output is not None:
@@ -94,44 +145,195 @@ def _one(job: Job, failed: list[Worker], library: Path | None, output: Path | No
     if as_json:
         print(json.dumps(made.summary()))
         return
-    _table([made], "Plan" + (f" without {', '.join(map(str, sorted(set(failed))))}" if failed else ""))
+    _plan_table(made, "Plan" + (f" without {', '.join(map(str, sorted(set(failed))))}" if failed else ""))
+    for step in made.moves:
+        print(f"{step.worker} takes over {step.role}: copies {step.bytes:g} bytes from {step.source}")
     if output is not None:
         print(f"{output}: written, hash {made.hash}")
 
 
-def _all(job: Job, failures: int, library: Path | None, as_json: bool) -> None:
-    from recycle.plans import PlanLibrary, cache_directory, likely_vectors
-    from recycle.solve.planner import plan_library
+@contextmanager
+def _ended_by_interrupt() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets, so that a search ends with the best so far; a second one gives up."""
+    stop = threading.Event()
 
-    total = sum(1 for _ in likely_vectors(job.shape, failures))
+    def end(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        print("recycle: interrupted; ending with the best plan so far", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _many(
+    job: Job,
+    failures: int | None,
+    library: Path | None,
+    threshold: float | None,
+    as_json: bool,
+    effort: dict[str, Any],
+) -> None:
+    """Plan a library, after bringing the one that is there to a new profile where a `threshold` says so."""
+    from recycle.plans import PlanLibrary, cache_directory
+    from recycle.solve.drift import refresh
+    from recycle.solve.library import library_vectors, plan_library
+
     cache = cache_directory(os.environ)
-    if library is not None:
-        PlanLibrary(library, job).prepare()
-    with _bar(total) as report:
-        plans = plan_library(job, failures, library, report, cache=cache)
+    printed: dict[str, Any] = {}
+    entries: list[Entry] = []
+    complete = True
+    try:
+        with _bar() as report:
+            if library is not None and failures is not None:
+                PlanLibrary(library, job).prepare()
+            if library is not None and threshold is not None:
+                is_new = failures is not None and not PlanLibrary(library, job).entries()
+                drifts, entries = (
+                    ([], []) if is_new else refresh(job, library, threshold, report, cache=cache, **effort)
+                )
+                printed = {"profile": job.profile().digest(), "threshold": threshold, "drift": drifts}
+            if failures is not None:
+                _, complete = library_vectors(job, failures)
+                entries = plan_library(job, failures, library, report, cache=cache, **effort)
+    except KeyboardInterrupt:
+        print(
+            f"recycle: interrupted; what was planned is kept in {library or cache}: run it again to go on",
+            file=sys.stderr,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    table = _rows(job.shape, entries)
     if as_json:
-        print(json.dumps({"failures": failures, "plans": [p.summary() for p in plans]}))
+        if threshold is not None:
+            periods = {entry.vector: entry.period for entry in entries}
+            printed["drift"] = [
+                {**drift.summary(), "stale": drift.is_stale(threshold), "period_now": periods.get(drift.vector)}
+                for drift in printed["drift"]
+            ]
+        stated = {} if failures is None else {"failures": failures, "complete": complete}
+        print(json.dumps({**stated, **printed, "plans": [entry.summary() for entry in entries], "table": table}))
         return
-    _table(plans, f"{len(plans)} plans in {library or cache}")
+    if threshold is not None:
+        _drift_table(printed["drift"], threshold, entries)
+    _library_table(table, f"{len(entries)} plans in {library or cache}")
+    if not complete:
+        print(
+            f"Up to {failures} dead have too many failure vectors to plan each: these are the likeliest,"
+            f" (k … k), which serve all others, and the normalized ones of each number of dead."
+        )
 
 
-def _table(plans: list[Plan], title: str) -> None:
-    from rich.console import Console
+def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
+    """Throughput of each plan against the fault-free one, and against the share of the workers that is alive."""
+    whole = next((entry.period for entry in entries if entry.failures == 0), None)
+    rows = []
+    for entry in entries:
+        live = 1 - entry.failures / shape.worker_count
+        throughput = None if whole is None else whole / entry.period
+        rows.append(
+            {
+                "failures": entry.failures,
+                "vector": list(entry.vector),
+                "period": entry.period,
+                "makespan": entry.makespan,
+                "lower_bound": entry.lower_bound,
+                "gap": entry.gap,
+                "throughput": throughput,
+                "of_ideal": None if throughput is None else throughput / live,
+                "seconds": entry.seconds,
+                "hash": entry.hash,
+                "file": entry.file,
+            }
+        )
+    return rows
+
+
+def _plan_table(made: Plan, title: str) -> None:
+    table = _table("vector", "period", "makespan", "bound", "gap", "seconds")
+    table.add_row(
+        _vector(made.vector),
+        f"{made.period:g}",
+        f"{made.makespan:g}",
+        f"{made.lower_bound:g}",
+        _gap(made.gap),
+        f"{made.seconds:.1f}",
+    )
+    _show(title, table)
+
+
+def _library_table(rows: list[dict[str, Any]], title: str) -> None:
+    table = _table("vector", "failures", "period", "bound", "gap", "throughput", "of ideal", "seconds")
+    for row in rows:
+        table.add_row(
+            _vector(row["vector"]),
+            str(row["failures"]),
+            f"{row['period']:g}",
+            f"{row['lower_bound']:g}",
+            _gap(row["gap"]),
+            _share(row["throughput"]),
+            _share(row["of_ideal"]),
+            f"{row['seconds']:.1f}",
+        )
+    _show(title, table)
+    print("throughput: of fault-free; of ideal: of fault-free times live workers / all workers")
+
+
+def _drift_table(drifts: list[Drift], threshold: float, entries: list[Entry]) -> None:
+    stale = sum(drift.is_stale(threshold) for drift in drifts)
+    title = (
+        f"{stale} of {len(drifts)} plans made for another profile are stale (gap grown by more than {threshold:.1%})"
+    )
+    table = _table("vector", "was", "is", "bound", "gap was", "gap is", "", "now")
+    now = {entry.vector: entry.period for entry in entries}
+    for drift in drifts:
+        table.add_row(
+            _vector(drift.vector),
+            f"{drift.stored_period:g}",
+            "not valid" if drift.period is None else f"{drift.period:g}",
+            f"{drift.lower_bound:g}",
+            _gap(drift.stored_gap),
+            "" if drift.gap is None else _gap(drift.gap),
+            "stale" if drift.is_stale(threshold) else "kept",
+            f"{now[drift.vector]:g}" if drift.vector in now else "",
+        )
+    if drifts:
+        _show(title, table)
+    else:
+        print("all plans are of this profile")
+
+
+def _gap(gap: float) -> str:
+    return f"{gap:.1%}" if gap > 1e-9 else "optimal"
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _vector(vector: Sequence[int]) -> str:
+    """Dead workers of each rank; of many ranks as runs: 1×3 0×61."""
+    if len(vector) <= 16:
+        return " ".join(map(str, vector))
+    return " ".join(f"{dead}×{len(list(run))}" for dead, run in groupby(vector))
+
+
+def _table(*columns: str) -> Table:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("vector")
-    for column in ("period", "makespan", "bound", "gap", "seconds"):
-        table.add_column(column, justify="right")
-    for made in plans:
-        table.add_row(
-            " ".join(map(str, made.vector)),
-            f"{made.period:g}",
-            f"{made.makespan:g}",
-            f"{made.lower_bound:g}",
-            f"{made.gap:.1%}" if made.gap else "optimal",
-            f"{made.seconds:.1f}",
-        )
+    table = Table(box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def _show(title: str, table: Table) -> None:
+    from rich.console import Console
+
+    print(title)
     Console().print(table)
 
 
@@ -152,19 +354,25 @@ def _progress() -> Iterator[Progress | None]:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[Vector, Plan | None], None]]:
-    """A bar on the terminal's standard error that moves on with each planned vector."""
+def _bar() -> Iterator[Callable[[Filling], None]]:
+    """A bar on the terminal's standard error for each phase of filling a library."""
     if not sys.stderr.isatty():
-        yield lambda vector, made: None
+        yield lambda filling: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("planning", total=total)
+        tasks: dict[str, Any] = {}
 
-        def report(vector: Vector, made: Plan | None) -> None:
-            bar.update(task, advance=int(made is not None), description="vector " + " ".join(map(str, vector)))
+        def report(filling: Filling) -> None:
+            if filling.phase not in tasks:
+                tasks[filling.phase] = bar.add_task(filling.phase, total=filling.total)
+            bar.update(
+                tasks[filling.phase],
+                completed=filling.done if filling.made else None,
+                description=f"{filling.phase}, vector {_vector(filling.vector)}",
+            )
 
         yield report

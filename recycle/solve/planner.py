@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,20 +21,19 @@ from recycle.errors import PlanError
 from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.plans import (
+    Move,
     Plan,
-    PlanLibrary,
-    Vector,
     cache_directory,
     cache_path,
     cached_plan,
     dead_roles,
     errors,
     failure_vector,
-    likely_vectors,
 )
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.improve import Deadline, Progress, Stop, first
+from recycle.solve.normalize import normalize
 from recycle.solve.problem import Problem
 from recycle.solve.search import search
 
@@ -46,6 +46,7 @@ def plan(
     job: Job,
     failed: Iterable[Worker] = (),
     *,
+    quick: bool = False,
     seconds: float | None = None,
     steps: int | None = None,
     processes: int = 1,
@@ -54,7 +55,10 @@ def plan(
 ) -> Plan:
     """The plan for `job` without the workers in `failed`, written in their names.
 
+    With `[planner] move` live workers may change stage first, as `Plan.moves` then says.
+
     Args:
+        quick: the list scheduler only, and nobody moves.
         seconds: wall limit; the job's when left out. Without any dead or slow worker left to re-arrange it stops
             as soon as the bound is met.
         steps: search steps instead of a wall limit; then the result depends on the seed and the steps only.
@@ -66,12 +70,21 @@ def plan(
         PlanError: no plan exists (a stage has no live worker, a cap is too small).
     """
     failed = frozenset(failed)
-    vector = failure_vector(job.shape, failed)
+    vector, vacant = failure_vector(job.shape, failed), failed
+    moves: tuple[Move, ...] = ()
     if job.profile().speed:
         # peers are not alike: no renaming
-        return _plan(job, failed, seconds=seconds, steps=steps, processes=processes, stop=stop, progress=progress)
-    made = plan_vector(job, vector, seconds=seconds, steps=steps, processes=processes, stop=stop, progress=progress)
-    return made.for_processes(failed)
+        return _plan(
+            job, failed, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
+        )
+    if failed and job.planner.move and not quick:
+        if progress:
+            progress("normalizing", float("inf"))
+        vector, vacant, moves, *_ = normalize(job, failed)
+    made = plan_vector(
+        job, vector, quick, seconds=seconds, steps=steps, processes=processes, stop=stop, progress=progress
+    )
+    return replace(made.for_processes(vacant), moves=moves)
 
 
 def plan_vector(
@@ -154,52 +167,7 @@ def _plan(
     )
 
 
-def plan_library(
-    job: Job,
-    failures: int,
-    directory: str | Path | None,
-    progress: Callable[[Vector, Plan | None], None] | None = None,
-    *,
-    cache: str | Path | None = None,
-) -> list[Plan]:
-    """Plans of all vectors with up to `failures` dead, in `directory`; those that are there and valid are kept.
-
-    Args:
-        directory: the library to fill; None when the plans are only wanted in the cache or in memory.
-        progress: told each vector before it is planned (with None) and after.
-        cache: directory of plans that outlive runs, read before planning and written after.
-
-    Raises:
-        PlanError: the directory cannot be written.
-    """
-    library = None if directory is None else PlanLibrary(Path(directory), job)
-    plans = []
-    for vector in likely_vectors(job.shape, failures):
-        if progress:
-            progress(vector, None)
-        made = None if library is None else library.get(vector)
-        if made is None:
-            made = _through_cache(job, vector, cache)
-            if library is not None:
-                library.add(made)
-        plans.append(made)
-        if progress:
-            progress(vector, made)
-    return plans
-
-
-def _through_cache(job: Job, vector: Vector, cache: str | Path | None) -> Plan:
-    if cache is None:
-        return plan_vector(job, vector)
-    path = cache_path(cache, job, vector)
-    kept = cached_plan(path, job, vector)
-    if kept is None:
-        kept = plan_vector(job, vector)
-        _keep(kept, path)
-    return kept
-
-
-def _keep(made: Plan, path: Path) -> None:
+def keep(made: Plan, path: Path) -> None:
     """Write to the cache; one that cannot be written is no reason to fail."""
     with contextlib.suppress(OSError, PlanError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +178,8 @@ def plan_for_training(job: Job, vector: Sequence[int], quick: bool = False) -> s
     """The plan file's text for a vector that a run needs: from the cache, else planned within about a second.
 
     A job that states `steps` gets them, however long they take; `quick` never searches.
-    Top-level and with plain arguments, so that a launcher can run it in a child process.
+    Nobody moves: the executor has no way to copy a stage to another worker. Top-level and with plain arguments, so that
+    a launcher can run it in a child process.
     """
     vector, cache = tuple(vector), cache_directory(os.environ)
     thorough = cached_plan(cache_path(cache, job, vector), job, vector)
@@ -223,5 +192,5 @@ def plan_for_training(job: Job, vector: Sequence[int], quick: bool = False) -> s
     if kept is None:
         kept = plan_vector(job, vector, quick)
         if not quick:
-            _keep(kept, path)
+            keep(kept, path)
     return kept.text()

@@ -75,7 +75,8 @@ class Problem:
         """The problem of `job` without the workers in `dead`.
 
         Raises:
-            PlanError: a stage has no live worker, re-routing is off although workers are dead, or a cap is too small.
+            PlanError: a stage has no live worker, re-routing is off although workers are dead, a cap is too small for
+                one micro-batch, or an F or I takes no time.
         """
         shape, planner, stages = job.shape, job.planner, job.shape.stages
         profile = profile or job.profile()
@@ -95,9 +96,13 @@ class Problem:
         for rank, limit in enumerate(limits):
             if limit < shape.chunks:
                 raise PlanError(
-                    f"[memory] limit: rank {rank} may hold {limit:g} activations, and needs at least {shape.chunks};"
-                    f" raise the limit"
+                    f"[memory] limit: stage {rank} has memory for {max(0.0, limit):g} activations beside its static"
+                    f" bytes, and one micro-batch needs {shape.chunks}; raise the limit"
                 )
+        for key in ("forward", "backward_input"):
+            for stage, seconds in enumerate(profile.per_stage(key, stages)):
+                if seconds <= 0:
+                    raise PlanError(f"[times] {key}: stage {stage} takes {seconds:g}; a plan needs a time above 0")
         whole = np.array(profile.per_stage("backward_input", stages))
         weight = np.array(profile.per_stage("backward_weight", stages))
         if not planner.decoupled:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from recycle.errors import PlanError
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
-from recycle.plans import Plan, PlanLibrary, likely_vectors
+from recycle.plans import Plan, likely_vectors
 from recycle.shape import Worker
-from recycle.solve.planner import plan, plan_for_training, plan_library, plan_vector
+from recycle.solve.planner import plan, plan_for_training, plan_vector
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
@@ -89,20 +89,33 @@ def test_a_broken_cache_file_is_planned_again(monkeypatch, tmp_path):
         assert Plan.from_text(plan_for_training(tiny, (1, 0))).vector == (1, 0)
 
 
-def test_a_library_goes_on_where_it_stopped(tmp_path):
-    tiny = job(3, 2, 2, 3, steps=100)
-    plan_library(tiny, 1, tmp_path)
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
-    told = []
-    plans = plan_library(tiny, 2, tmp_path, lambda vector, made: told.append((vector, made is not None)))
-    assert [p.vector for p in plans] == list(likely_vectors(tiny.shape, 2))
-    assert len(told) == 2 * len(plans)
-    assert all(path.stat().st_mtime_ns == before for path, before in times.items())
-    assert [p.hash for p in PlanLibrary(tmp_path, tiny).list()] == [
-        p.hash for p in sorted(plans, key=lambda p: (sum(p.vector), p.vector))
-    ]
-
-
 def test_a_vector_that_leaves_no_host_is_refused():
     with pytest.raises(PlanError, match="no live worker is left for stage 0"):
         plan_vector(job(2, 2, 2), (2, 0))
+
+
+def test_workers_change_stage_where_the_job_lets_them():
+    made = job(4, 4, 8, 7, steps=200, move=True)
+    planned = plan(made, [Worker(0, 1), Worker(1, 1)])
+    assert sum(planned.vector) == 2
+    assert max(planned.vector) == 1
+    assert (planned.period, planned.lower_bound) == (33, 33)
+    (moved,) = planned.moves
+    leaver, role, source = (Worker.parse(name) for name in (moved.worker, moved.role, moved.source))
+    assert role in {Worker(0, 1), Worker(1, 1)}
+    assert source.rank == 1
+    assert planned.schedule.failed == {Worker(0, 1), Worker(1, 1), leaver} - {role}
+    assert Plan.from_text(planned.text()).moves == planned.moves
+    assert plan(job(4, 4, 8, 7, steps=200), [Worker(0, 1), Worker(1, 1)]).moves == ()
+
+
+def test_a_plan_for_training_moves_nobody(monkeypatch, tmp_path):
+    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path))
+    planned = Plan.from_text(plan_for_training(job(4, 4, 8, 7, steps=50, move=True), (0, 2, 0, 0)))
+    assert (planned.vector, planned.moves) == ((0, 2, 0, 0), ())
+
+
+@pytest.mark.parametrize("key", ["forward", "backward_input"])
+def test_work_without_a_duration_is_refused_by_stage(key):
+    with pytest.raises(PlanError, match=rf"\[times\] {key}: stage 1 takes 0; a plan needs a time above 0"):
+        plan(job(2, 2, 2, **{key: [1.0, 0.0]}))

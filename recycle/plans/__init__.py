@@ -1,0 +1,40 @@
+"""Plans: schedules for failure vectors as files, who plays which role in them, and the library that finds them.
+
+`plan` is one file, `vectors` and `roles` say what it serves and how, `moves` who may change stage, `library` keeps the
+plans of a job, `cache` those of all jobs. Written by `solve`, read by `exec` and the viewer.
+"""
+
+from recycle.plans.cache import cache_directory, cache_path, cached_plan, errors, plan_key
+from recycle.plans.library import Entry, PlanLibrary, job_key
+from recycle.plans.moves import Arrangement, Move, arrange, can_reach, moves_needed, roles_after, touched
+from recycle.plans.plan import VERSION, Plan, schedule_hash
+from recycle.plans.roles import assign_roles, dead_roles, rename
+from recycle.plans.vectors import Vector, count_vectors, failure_vector, likely_vectors
+
+__all__ = [
+    "VERSION",
+    "Arrangement",
+    "Entry",
+    "Move",
+    "Plan",
+    "PlanLibrary",
+    "Vector",
+    "arrange",
+    "assign_roles",
+    "cache_directory",
+    "cache_path",
+    "cached_plan",
+    "can_reach",
+    "count_vectors",
+    "dead_roles",
+    "errors",
+    "failure_vector",
+    "job_key",
+    "likely_vectors",
+    "moves_needed",
+    "plan_key",
+    "rename",
+    "roles_after",
+    "schedule_hash",
+    "touched",
+]

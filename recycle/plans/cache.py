@@ -1,0 +1,73 @@
+"""Plans that outlive a run: one file per plan in the user's cache, named by everything that the plan depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from recycle.errors import RecycleError
+from recycle.ir.check import check
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import simulate
+from recycle.job import Job
+from recycle.plans.plan import VERSION, Plan
+
+BESIDE = ("ahead", "move", "iterations_between_changes")
+"""Keys of `[planner]` that say which vectors to plan, not how: the plan of a vector does not depend on them."""
+
+
+def plan_key(job: Job, vector: Sequence[int]) -> str:
+    """Content hash of everything that a plan of `vector` depends on: the cache's file name."""
+    asked = {
+        "version": VERSION,
+        "shape": msgspec.to_builtins(job.grid),
+        "profile": job.profile().digest(),
+        "limits": job.activation_limits(),
+        "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key not in BESIDE},
+        "vector": list(vector),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Where plans outlive a run: $RECYCLE_CACHE/plans, else $XDG_CACHE_HOME/recycle/plans, else ~/.cache."""
+    if environment.get("RECYCLE_CACHE"):
+        return Path(environment["RECYCLE_CACHE"]) / "plans"
+    home = environment.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path(environment.get("HOME") or Path.home()) / ".cache") / "recycle" / "plans"
+
+
+def cache_path(directory: str | Path, job: Job, vector: Sequence[int]) -> Path:
+    """File of the plan of `vector` in a cache directory."""
+    return Path(directory) / f"{plan_key(job, vector)}.json"
+
+
+def cached_plan(path: str | Path, job: Job, vector: Sequence[int]) -> Plan | None:
+    """The plan in `path` if it is whole, of this job and vector, valid, and its figures are true; else None."""
+    try:
+        plan = Plan.load(path)
+        limits = job.activation_limits()
+        fits = (
+            plan.shape == job.shape
+            and plan.vector == tuple(vector)
+            and plan.profile == job.profile().digest()
+            and plan.limits == (None if limits is None else tuple(limits))
+        )
+        if not fits or errors(plan.schedule, job):
+            return None
+        timeline = simulate(plan.schedule, job.profile())
+        stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
+        return plan if np.allclose(stated, found, rtol=1e-6) and plan.lower_bound <= plan.period else None
+    except RecycleError:
+        return None
+
+
+def errors(schedule: Schedule, job: Job) -> list[str]:
+    """What `check` has against running the schedule under the job's limits; empty when nothing."""
+    found = check(schedule, profile=job.profile(), limits=job.activation_limits())
+    return [finding.message for finding in found if finding.severity == "error"]

@@ -1,0 +1,398 @@
+"""PlanLibrary: the plans of a job in a directory, found within milliseconds for any set of dead workers.
+
+A plan is one file named by the hash of its content, and `manifest.json` says which file holds the plan of which
+failure vector, with its figures. A plan passes `check` before it is stored, and a file is read only while its content
+has the hash in the manifest: what was half-written, edited or swapped counts as absent. Files that the manifest does
+not name (it was lost; they were put there by hand) are adopted by `prepare`, after a full check and a simulation.
+Limits: the manifest itself is believed; whatever runs a schedule checks it once more.
+
+A set whose vector has no plan is served by a plan for more dead workers: the live ones beyond it stand idle, or move
+to the stage that lacks them (`[planner] move`). The most-hit stage rules the period, so little is lost by that where
+the library holds the vectors (k, ..., k).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from recycle.errors import PlanError, RecycleError, ScheduleError
+from recycle.files import write_whole
+from recycle.ir.check import check
+from recycle.ir.schedule import Schedule
+from recycle.job import Job
+from recycle.plans.cache import cached_plan, errors
+from recycle.plans.moves import Arrangement, Move, arrange, roles_after
+from recycle.plans.packed import SUFFIX, pack, unpack
+from recycle.plans.plan import VERSION, Plan
+from recycle.plans.vectors import Vector, failure_vector
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+
+MANIFEST = "manifest.json"
+FORMAT = "recycle-plan-library"
+LOADED = 32
+"""Plans kept in memory once they are read."""
+MOST = 4
+"""Plans that are tried without moves, and as many with moves, best period first."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One plan as the manifest lists it.
+
+    Attributes:
+        vector: dead workers of each rank.
+        file: its name in the directory.
+        digest: hash of the file's content.
+        hash: content hash of the schedule, by which runs name it.
+        makespan, period, lower_bound, gap, seconds: as in `Plan`.
+        profile: digest of the profile that it was planned with.
+        job: hash of all that the plan must fit: shape, profile, limits and techniques.
+        quick: no search has been made yet, and one might find a better plan.
+        columns: hash of the packed programs beside the file; empty where there are none.
+    """
+
+    vector: Vector
+    file: str
+    digest: str
+    hash: str
+    makespan: float
+    period: float
+    lower_bound: float
+    gap: float
+    seconds: float
+    profile: str
+    job: str
+    quick: bool = False
+    columns: str = ""
+
+    @classmethod
+    def of(cls, plan: Plan, file: str = "", digest: str = "", columns: str = "") -> Entry:
+        return cls(
+            plan.vector,
+            file,
+            digest,
+            plan.hash,
+            plan.makespan,
+            plan.period,
+            plan.lower_bound,
+            plan.gap,
+            plan.seconds,
+            plan.profile,
+            _key_of_plan(plan),
+            bool(plan.planner.get("quick")) and plan.gap > 0,
+            columns,
+        )
+
+    @property
+    def failures(self) -> int:
+        return sum(self.vector)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as `recycle plan --json` prints them."""
+        return {
+            "vector": list(self.vector),
+            "makespan": self.makespan,
+            "period": self.period,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "seconds": self.seconds,
+            "moves": [],
+        }
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    plans: list[Entry]
+
+
+def job_key(job: Job) -> str:
+    """Hash of what a library's plans must fit; the effort spent on them and the seed do not count."""
+    limits = job.activation_limits()
+    return _key(job.shape, job.profile().digest(), limits, job.planner.decoupled, job.planner.staggered)
+
+
+def _key_of_plan(plan: Plan) -> str:
+    limits = None if plan.limits is None else list(plan.limits)
+    staggered = plan.schedule.optimizer == "staggered"
+    return _key(plan.shape, plan.profile, limits, bool(plan.planner.get("decoupled", True)), staggered)
+
+
+def _key(shape: Shape, profile: str, limits: list[float] | None, decoupled: bool, staggered: bool) -> str:
+    sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
+    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+class PlanLibrary:
+    """Plans of one job in a directory.
+
+    Args:
+        directory: is made when the first plan is added, or by `prepare`.
+        job: what the plans must be for. None takes any checked plan, whatever job it was made for.
+    """
+
+    def __init__(self, directory: Path, job: Job | None = None) -> None:
+        self.directory, self.job = Path(directory), job
+        self._stamp: tuple[int, ...] | None = None
+        self._entries: dict[Vector, Entry] = {}
+        self._is_listed = False
+        self._usable: tuple[list[Entry], Any, Any] | None = None
+        self._loaded: dict[str, Plan] = {}
+
+    @cached_property
+    def key(self) -> str | None:
+        return None if self.job is None else job_key(self.job)
+
+    def prepare(self) -> None:
+        """Make the directory and adopt the plan files that the manifest does not list.
+
+        Raises:
+            PlanError: it cannot be made or written; said before any time is spent.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PlanError(f"{self.directory}: cannot be made a plan library ({error.strerror})") from None
+        if not os.access(self.directory, os.W_OK):
+            raise PlanError(f"{self.directory}: is not writable: choose another directory for the plan library")
+        entries = dict(self.entries())
+        adopted = self._adopt({entry.file for entry in entries.values()})
+        new = {vector: entry for vector, entry in adopted.items() if not self._fits(entries.get(vector))}
+        if new or (entries and not self._is_listed):
+            self._write({**entries, **new})
+
+    def add(self, plan: Plan) -> Entry:
+        """Store a plan that passes `check`, in place of the one that its vector had.
+
+        Raises:
+            PlanError: it does not pass, it has moves, or the directory is not writable.
+        """
+        found = self._errors(plan.schedule)
+        if found or plan.moves:
+            raise PlanError(
+                f"plan of vector {plan.vector} is not valid and was not stored: {(found or ['has moves'])[0]}"
+            )
+        if not self.directory.is_dir():
+            self.prepare()
+        text = plan.text()
+        digest = _digest(text.encode())
+        packed = pack(plan.schedule)
+        entry = Entry.of(plan, f"{digest}.json", digest, "" if packed is None else _digest(packed))
+        write_whole(self.directory / entry.file, text)
+        if packed is not None:
+            with contextlib.suppress(OSError):  # half of it has another hash, and is not read
+                self._packed(entry).write_bytes(packed)
+        entries = dict(self.entries())
+        before = entries.get(entry.vector)
+        self._write({**entries, entry.vector: entry})
+        if before is not None and before.file != entry.file:
+            (self.directory / before.file).unlink(missing_ok=True)
+            self._packed(before).unlink(missing_ok=True)
+        return entry
+
+    def entries(self) -> dict[Vector, Entry]:
+        """All that the manifest lists, for whatever job; read again when the file has changed."""
+        stamp = self._now()
+        if stamp != self._stamp:
+            listed: list[Entry] | None = None
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                read = msgspec.json.decode((self.directory / MANIFEST).read_bytes(), type=_Manifest)
+                listed = read.plans if (read.format, read.version) == (FORMAT, VERSION) else None
+            self._is_listed = listed is not None
+            self._entries = self._adopt(set()) if listed is None else {entry.vector: entry for entry in listed}
+            self._stamp, self._usable = stamp, None
+        return self._entries
+
+    def _now(self) -> tuple[int, ...]:
+        """What changes when the manifest does; where there is none, when the directory does."""
+        for path in (self.directory / MANIFEST, self.directory):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                return status.st_ino, status.st_mtime_ns, status.st_size
+        return ()
+
+    def usable(self) -> list[Entry]:
+        """The plans for the library's job, fewest failures first."""
+        return self._table()[0]
+
+    def vectors(self) -> list[Vector]:
+        """Vectors that have a plan for the library's job, fewest failures first."""
+        return [entry.vector for entry in self.usable()]
+
+    def entry(self, vector: Sequence[int]) -> Entry | None:
+        """What the manifest says of a vector's plan; None when there is none for the library's job."""
+        entry = self.entries().get(tuple(vector))
+        return entry if self._fits(entry) else None
+
+    def get(self, vector: Sequence[int]) -> Plan | None:
+        """The plan of a vector; None when there is none, or its file is half-written, foreign or edited."""
+        entry = self.entry(vector)
+        return None if entry is None else self.read(entry)
+
+    def plans(self) -> Iterator[Plan]:
+        """The usable plans, fewest failures first."""
+        return filter(None, map(self.read, self.usable()))
+
+    def read(self, entry: Entry) -> Plan | None:
+        """The plan of an entry, for whatever job; None when its file is not what was stored."""
+        if entry.digest not in self._loaded:
+            content = self._content(entry)
+            if content is None:
+                return None
+            packed = self._verified(self._packed(entry), entry.columns) if entry.columns else None
+            try:
+                plan = Plan.from_text(content, entry.file) if packed is None else unpack(content, packed, entry.file)
+            except RecycleError:
+                return None
+            if plan.vector != entry.vector or _key_of_plan(plan) != entry.job:
+                return None
+            while len(self._loaded) >= LOADED:
+                del self._loaded[next(iter(self._loaded))]
+            self._loaded[entry.digest] = plan
+        return self._loaded[entry.digest]
+
+    def is_whole(self, entry: Entry) -> bool:
+        """Whether an entry's file is there and as it was stored."""
+        return self._content(entry) is not None
+
+    def _content(self, entry: Entry) -> bytes | None:
+        return self._verified(self.directory / Path(entry.file).name, entry.digest)
+
+    def _packed(self, entry: Entry) -> Path:
+        return self.directory / f"{Path(entry.file).stem}{SUFFIX}"
+
+    @staticmethod
+    def _verified(path: Path, digest: str) -> bytes | None:
+        """What a file holds, if it is what was stored."""
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        return content if _digest(content) == digest else None
+
+    def lookup(
+        self, failed: Iterable[Worker], shape: Shape | None = None
+    ) -> tuple[Plan, dict[Worker, Worker], list[Move]]:
+        """(plan, role of each process that works, moves) for a set of dead processes.
+
+        Of the plans that the live workers can fill, the one with the least period, where each move costs its copy over
+        the iterations until the next change. Live processes without a role stand idle. Moves are made only where the
+        job has `[planner] move`.
+
+        Args:
+            failed: the dead processes, whatever their number per stage.
+            shape: of the job; may be left out where the library knows its job.
+
+        Raises:
+            PlanError: no usable plan can be filled, or workers differ in speed, so that peers are not alike.
+        """
+        failed = frozenset(failed)
+        if shape is None:
+            if self.job is None:
+                raise PlanError(f"{self.directory}: a lookup needs the job or its shape")
+            shape = self.job.shape
+        if self.job is not None and self.job.profile().speed:
+            raise PlanError(
+                f"{self.directory}: the profile's workers differ in speed: plan for the very set of workers"
+            )
+        vector = failure_vector(shape, failed)
+        for entry, arrangement in self._nearest(shape, failed, vector):
+            plan = self.read(entry)
+            if plan is not None and plan.shape == shape:
+                roles = roles_after(arrangement.moves, plan.roles(arrangement.vacant))
+                return plan, roles, list(arrangement.moves)
+        raise PlanError(
+            f"{self.directory}: no plan for failure vector {vector}, nor one for more dead workers;"
+            f" run `recycle plan` for it"
+        )
+
+    def _nearest(self, shape: Shape, failed: frozenset[Worker], vector: Vector) -> Iterator[tuple[Entry, Arrangement]]:
+        """The best few plans that can be filled, some of them by moves, and how; the best of all first."""
+        entries, vectors, periods = self._table(shape.ranks)
+        short = np.maximum(np.array(vector) - vectors, 0).sum(axis=1)
+        spare = np.maximum(vectors - np.array(vector), 0).sum(axis=1)
+        order = np.lexsort((spare, short, periods))
+        chosen = order[short[order] == 0][:MOST].tolist()
+        profile, horizon = Profile.uniform(), 1.0
+        if self.job is not None:
+            profile, horizon = self.job.profile(), self.job.planner.iterations_between_changes
+            if self.job.planner.move:
+                chosen += order[(short[order] > 0) & (short[order] <= spare[order])][:MOST].tolist()
+        scored = []
+        for i in chosen:
+            period = entries[i].period
+            if short[i]:
+                period += arrange(shape, failed, entries[i].vector, profile).seconds / horizon
+            scored.append((period, int(short[i]), int(spare[i]), i))
+        for *_, i in sorted(scored):
+            yield entries[i], arrange(shape, failed, entries[i].vector, profile)
+
+    def _table(self, ranks: int | None = None) -> tuple[list[Entry], Any, Any]:
+        """Usable entries with their vectors and periods as arrays."""
+        entries = self.entries()
+        if self._usable is None:
+            usable = sorted(
+                (entry for entry in entries.values() if self._fits(entry)), key=lambda e: (sum(e.vector), e.vector)
+            )
+            self._usable = (usable, None, None)
+        if ranks is not None and self._usable[1] is None:
+            usable = [entry for entry in self._usable[0] if len(entry.vector) == ranks]
+            vectors = np.array([entry.vector for entry in usable], dtype=np.int64).reshape(len(usable), ranks)
+            self._usable = (usable, vectors, np.array([entry.period for entry in usable]))
+        return self._usable
+
+    def _fits(self, entry: Entry | None) -> bool:
+        return entry is not None and (self.key is None or entry.job == self.key)
+
+    def _errors(self, schedule: Schedule) -> list[str]:
+        if self.job is not None:
+            return errors(schedule, self.job)
+        return [finding.message for finding in check(schedule) if finding.severity == "error"]
+
+    def _adopt(self, listed: set[str]) -> dict[Vector, Entry]:
+        """Entries for the plan files that are not listed, as far as they are valid plans of the job."""
+        found: dict[Vector, Entry] = {}
+        for path in sorted(self.directory.glob("*.json")):
+            if path.name == MANIFEST or path.name in listed:
+                continue
+            try:
+                content = path.read_bytes()
+                plan: Plan | None = Plan.from_text(content, path.name)
+            except (OSError, ScheduleError, PlanError):
+                continue
+            assert plan is not None
+            if self.job is not None:
+                plan = cached_plan(path, self.job, plan.vector)
+            elif self._errors(plan.schedule):
+                plan = None
+            if plan is None or plan.moves:
+                continue
+            entry = Entry.of(plan, path.name, _digest(content))
+            kept = found.get(entry.vector)
+            if self._fits(entry) and (kept is None or (entry.quick, entry.period) < (kept.quick, kept.period)):
+                found[entry.vector] = entry
+        return found
+
+    def _write(self, entries: dict[Vector, Entry]) -> None:
+        manifest = _Manifest(
+            FORMAT, VERSION, [entries[vector] for vector in sorted(entries, key=lambda v: (sum(v), v))]
+        )
+        write_whole(
+            self.directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1).decode() + "\n"
+        )
+        self._entries, self._usable, self._stamp, self._is_listed = entries, None, self._now(), True

@@ -1,0 +1,172 @@
+"""Plan: a schedule with what the planner knows about it, as a file.
+
+A plan is a schedule in *role* names: the dead roles of a failure vector are chosen once. Workers of one stage are
+interchangeable, so any set of dead processes with that vector is served by the same plan; `Plan.roles` says who plays
+what, survivors keeping their own positions wherever they can. A plan file *is* a native schedule file whose metadata
+holds what the planner knows (period, bound, vector, ...), so `check`, `simulate` and the viewer read it as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from recycle.errors import PlanError
+from recycle.files import write_whole
+from recycle.ir.formats import native
+from recycle.ir.schedule import Schedule
+from recycle.plans.moves import Move
+from recycle.plans.roles import align, assign_roles, rename
+from recycle.plans.vectors import Vector
+from recycle.shape import Shape, Worker
+
+VERSION = 1
+"""Of the metadata of a plan file, and of the planner's results that the cache may hold."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule with what the planner knows about it.
+
+    Attributes:
+        schedule: compute-only, in role names; its `failed` are the dead roles.
+        makespan: of one iteration from idle, in the profile's unit of time.
+        period: between two iterations in steady state, as `simulate` gives it.
+        lower_bound: proven for this failure vector: no schedule has a smaller period.
+        seconds: what planning took.
+        profile: digest of the profile that it was planned with.
+        limits: activations that the worker of each rank may hold; None when there is no limit.
+        planner: the `[planner]` section and what the search came to.
+        moves: workers that change stage before this schedule can run. It is then in the names of the *positions*: what
+            a mover leaves is among the failed workers, what it takes over is not. Plans in role names have none.
+    """
+
+    schedule: Schedule
+    makespan: float
+    period: float
+    lower_bound: float
+    seconds: float
+    profile: str
+    limits: tuple[float, ...] | None = None
+    planner: Mapping[str, Any] = field(default_factory=dict)
+    moves: tuple[Move, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        return self.schedule.shape
+
+    @cached_property
+    def vector(self) -> Vector:
+        """Dead workers of each rank: the plan's key in a library."""
+        return self.schedule.failure_vector()
+
+    @property
+    def gap(self) -> float:
+        """(period - lower bound) / lower bound; 0 for a plan that is proven optimal."""
+        excess = self.period - self.lower_bound
+        return 0.0 if excess <= 1e-9 * max(1.0, self.period) else excess / max(self.lower_bound, 1e-300)
+
+    @cached_property
+    def hash(self) -> str:
+        """Content hash of what runs."""
+        return schedule_hash(self.schedule)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as `recycle plan --json` prints them."""
+        return {
+            "vector": list(self.vector),
+            "makespan": self.makespan,
+            "period": self.period,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "seconds": self.seconds,
+            "moves": [msgspec.to_builtins(move) for move in self.moves],
+        }
+
+    def text(self) -> str:
+        """The plan file's text: a native schedule file."""
+        figures = {**self.summary(), "profile": self.profile, "limits": self.limits and list(self.limits)}
+        metadata = {**self.schedule.metadata, **figures, "planner": dict(self.planner), "plan_version": VERSION}
+        return native.dumps(replace(self.schedule, metadata=metadata))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan file; whole or not at all."""
+        write_whole(path, self.text())
+
+    @classmethod
+    def from_schedule(cls, schedule: Schedule, name: str = "plan") -> Plan:
+        """The plan that a schedule's metadata describes. Raises PlanError when they are not those of a plan."""
+        try:
+            stated = msgspec.convert(dict(schedule.metadata), type=_Metadata)
+        except msgspec.ValidationError as error:
+            raise PlanError(f"{name}: is a schedule but not a plan: metadata: {error}") from None
+        if stated.plan_version != VERSION:
+            raise PlanError(f"{name}: plan version {stated.plan_version} is not {VERSION}: plan it again")
+        if stated.vector != schedule.failure_vector():
+            raise PlanError(f"{name}: metadata vector {stated.vector} is not that of the failed workers: plan it again")
+        return cls(
+            schedule,
+            stated.makespan,
+            stated.period,
+            stated.lower_bound,
+            stated.seconds,
+            stated.profile,
+            stated.limits,
+            stated.planner,
+            stated.moves,
+        )
+
+    @classmethod
+    def from_text(cls, text: str | bytes, name: str = "plan") -> Plan:
+        """Read `text()` back. Raises ScheduleError or PlanError that begin with `name`."""
+        return cls.from_schedule(native.loads(text, name), name)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file. Raises ScheduleError or PlanError that name the file."""
+        return cls.from_schedule(Schedule.load(path), str(path))
+
+    def roles(self, failed: Iterable[Worker]) -> dict[Worker, Worker]:
+        """Role of each live process when `failed` are dead. Raises PlanError when the vector is another one."""
+        return assign_roles(self.shape, self.schedule.failed, failed)
+
+    def for_processes(self, failed: Iterable[Worker]) -> Plan:
+        """The same plan written in the names of the processes: its failed workers are `failed`.
+
+        Micro-batches are renamed along with whole pipelines where that leaves more workers in their positions, so
+        that the re-routed ones are those whose home is dead.
+        """
+        failed = frozenset(failed)
+        homes = align(self.shape, self.schedule.failed, failed)
+        dead = {Worker(homes[worker.pipeline], worker.rank) for worker in self.schedule.failed}
+        back = {homes[k]: k for k in range(self.shape.pipelines)}
+        roles = {
+            process: Worker(back[role.pipeline], role.rank)
+            for process, role in assign_roles(self.shape, dead, failed).items()
+        }
+        return replace(self, schedule=rename(self.schedule, roles, homes))
+
+
+class _Metadata(msgspec.Struct):
+    vector: Vector
+    makespan: float
+    period: float
+    lower_bound: float
+    seconds: float
+    profile: str
+    plan_version: int
+    limits: tuple[float, ...] | None = None
+    planner: dict[str, Any] = {}
+    moves: tuple[Move, ...] = ()
+
+
+def schedule_hash(schedule: Schedule) -> str:
+    """Content hash of what runs: shape, programs, failed workers and optimizer; not of how it was found."""
+    text = native.dumps(replace(schedule, metadata={}))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

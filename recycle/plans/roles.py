@@ -1,0 +1,111 @@
+"""Who plays which role: plans name roles, and the processes that are alive take them, each within its own stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from recycle.errors import PlanError
+from recycle.ir.columns import Columns
+from recycle.ir.schedule import Schedule
+from recycle.plans.vectors import failure_vector
+from recycle.shape import Shape, Worker
+
+
+def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
+    """The canonical dead roles of a vector: the last pipelines of each stage.
+
+    So dead roles of several stages lie in the same pipelines, which is nearly always as good or better for the period.
+
+    Raises:
+        PlanError: the vector has another length, or leaves a stage without a live worker.
+    """
+    if len(vector) != shape.ranks:
+        raise PlanError(f"failure vector {tuple(vector)}: needs {shape.ranks} entries, one per rank")
+    for rank, count in enumerate(vector):
+        if not 0 <= count <= shape.pipelines:
+            raise PlanError(f"failure vector {tuple(vector)}: rank {rank} has {shape.pipelines} workers")
+        if count == shape.pipelines:
+            raise PlanError(f"no live worker is left for stage {rank}: all {shape.pipelines} of its workers are dead")
+    return frozenset(Worker(shape.pipelines - 1 - k, rank) for rank, count in enumerate(vector) for k in range(count))
+
+
+def assign_roles(shape: Shape, dead: Iterable[Worker], failed: Iterable[Worker]) -> dict[Worker, Worker]:
+    """Role of each live process, where `dead` are the plan's dead roles and `failed` the dead processes.
+
+    Whoever can keep the role of its own position does; the others take the roles of the dead of their stage, in order.
+
+    Raises:
+        PlanError: the two sets have different vectors.
+    """
+    dead, failed = frozenset(dead), frozenset(failed)
+    here, there = failure_vector(shape, failed), failure_vector(shape, dead)
+    if here != there:
+        raise PlanError(f"a plan for vector {there} cannot serve the failure vector {here}")
+    roles: dict[Worker, Worker] = {}
+    for rank in range(shape.ranks):
+        column = [Worker(k, rank) for k in range(shape.pipelines)]
+        vacant = iter([worker for worker in column if worker in failed and worker not in dead])
+        for process in column:
+            if process not in failed:
+                roles[process] = next(vacant) if process in dead else process
+    return roles
+
+
+def align(shape: Shape, dead: frozenset[Worker], failed: frozenset[Worker]) -> list[int]:
+    """Pipeline permutation (role pipeline -> process pipeline) that brings dead roles onto dead processes, greedily."""
+    at = [{w.rank for w in dead if w.pipeline == k} for k in range(shape.pipelines)]
+    to = [{w.rank for w in failed if w.pipeline == k} for k in range(shape.pipelines)]
+    scored = sorted(
+        (-len(at[k] & to[p]), len(at[k] ^ to[p]), k != p, k, p)
+        for k in range(shape.pipelines)
+        for p in range(shape.pipelines)
+    )
+    homes: dict[int, int] = {}
+    for *_, k, p in scored:
+        if k not in homes and p not in homes.values():
+            homes[k] = p
+    return [homes[k] for k in range(shape.pipelines)]
+
+
+def rename(schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[int] | None = None) -> Schedule:
+    """The schedule in process names: each process gets the program of its role.
+
+    Peers are interchangeable, so validity, makespan and period stay (as long as workers are equally fast).
+
+    Args:
+        roles: process -> role. Workers left out are dead, and take the dead roles in order.
+        homes: pipeline -> new pipeline of its micro-batches; as they are when left out.
+
+    Raises:
+        PlanError: `roles` is no permutation within the stages.
+    """
+    shape = schedule.shape
+    full = dict(roles)
+    for rank in range(shape.ranks):
+        column = [Worker(k, rank) for k in range(shape.pipelines)]
+        rest = [role for role in column if role not in roles.values()]
+        without = [process for process in column if process not in roles]
+        if len(rest) != len(without):
+            raise PlanError(f"roles of stage {rank} are no permutation: two processes play one role, or change stage")
+        full.update(zip(without, rest, strict=True))
+    role_of = [shape.worker_index(full[process]) for process in shape.workers()]
+    process_of = np.full(shape.worker_count + 1, -1, dtype=np.int64)  # the last entry maps peer -1 to itself
+    process_of[role_of] = np.arange(shape.worker_count)
+    c = schedule.columns
+    rows = np.concatenate([np.arange(c.offsets[w], c.offsets[w + 1]) for w in role_of]).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(np.diff(c.offsets)[role_of])]).astype(np.int64)
+    taken = c.take(rows, offsets)
+    columns = {name: getattr(taken, name) for name in Columns.FIELDS}
+    columns["peer"] = process_of[taken.peer]
+    if homes is not None:
+        to = np.array([*homes, -1])
+        columns["pipeline"], columns["pipeline2"] = to[taken.pipeline], to[taken.pipeline2]
+    return replace(
+        schedule,
+        columns=Columns.from_arrays(offsets, **columns),
+        placement=tuple(schedule.placement[w] for w in role_of),
+        failed=frozenset(process for process, role in full.items() if role in schedule.failed),
+    )

@@ -1,0 +1,154 @@
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle.errors import PlanError
+from recycle.plans import arrange, dead_roles, failure_vector, moves_needed, touched
+from recycle.profile import Link, Profile
+from recycle.shape import Shape, Worker
+from recycle.solve.bounds import lower_bound
+from recycle.solve.normalize import StageBounds, cheapest, normal_vectors, normalize
+from recycle.solve.problem import Problem
+from tests.solve.jobs import job, small_jobs
+
+
+def moving(*arguments, **other):
+    return job(*arguments, move=True, **other)
+
+
+def bound_of(made, vector):
+    return lower_bound(Problem.of(made, dead_roles(made.shape, vector)))
+
+
+def test_where_the_ceilings_agree_one_stage_takes_all_the_dead():
+    made = moving(16, 4, 4, 7)
+    spread = [Worker(0, 1), Worker(1, 2), Worker(2, 3)]
+    assert normalize(job(16, 4, 4, 7), spread).period == 17
+    found = normalize(made, spread)
+    assert (found.vector, found.period) == ((0, 3, 0, 0), 16)
+    assert len(found.moves) == 2
+    assert normalize(made, [Worker(k, 1) for k in range(3)]).moves == ()
+
+
+@pytest.mark.parametrize(("limit", "stays", "moves"), [(7, 48, 33), (4, 49, 35)])
+def test_where_the_ceilings_differ_the_dead_are_spread(limit, stays, moves):
+    stacked = [Worker(0, 1), Worker(1, 1)]
+    before = normalize(job(4, 4, 8, limit), stacked)
+    after = normalize(moving(4, 4, 8, limit), stacked)
+    assert (before.vector, before.moves) == ((0, 2, 0, 0), ())
+    assert (max(after.vector), len(after.moves)) == (1, 1)
+    assert stays <= before.period <= stays + 3
+    assert after.period == moves
+
+
+def test_tight_memory_moves_the_dead_away_from_the_first_stage():
+    made = moving(8, 8, 16, 8)
+    assert [bound_of(made, tuple(int(r == s) for r in range(8))) for s in (0, 3, 4)] == [64, 58, 58]
+    found = normalize(made, [Worker(0, 0)])
+    assert (found.vector[0], found.period) == (0, 63)
+    roomy = normalize(moving(8, 8, 16, 15), [Worker(0, 0)])  # ample memory: every stage is equal, and nobody moves
+    assert (roomy.period, roomy.moves) == (57, ())
+
+
+def test_the_most_hit_stage_rules_the_bound():
+    made = job(8, 4, 16, 7)
+    bounds = StageBounds(made, 4)
+    by_most = {most: set() for most in range(1, 5)}
+    for vector in itertools.product(range(5), repeat=4):
+        if max(vector) and sum(vector) <= 4:
+            by_most[max(vector)].add(bounds.of(vector))
+    assert by_most == {1: {57}, 2: {66}, 3: {78}, 4: {96}}
+
+
+@settings(max_examples=40, deadline=None)
+@given(small_jobs())
+def test_the_bound_of_a_vector_is_the_largest_of_its_stages(case):
+    made, dead = case
+    vector = failure_vector(made.shape, dead)
+    bounds = StageBounds(made, sum(vector))
+    assert bounds.of(vector) == pytest.approx(bound_of(made, vector))
+
+
+def test_nobody_moves_when_copying_takes_longer_than_it_saves(tmp_path):
+    stacked = [Worker(0, 1), Worker(1, 1)]  # moving one worker saves 15 units of time in each iteration
+
+    def moved(seconds, **planner):
+        path = tmp_path / f"{seconds}.json"
+        Profile(static=[0.0, 2.0 * seconds, 0.0, 0.0], bandwidth=2.0).save(path)
+        found = normalize(moving(4, 4, 8, 7, profile=str(path), **planner), stacked)
+        assert all((move.bytes, found.seconds) == (2.0 * seconds, seconds) for move in found.moves)
+        return len(found.moves)
+
+    assert (moved(14_000), moved(16_000)) == (1, 0)
+    assert moved(16_000, iterations_between_changes=10_000.0) == 1
+    assert moved(140, iterations_between_changes=1.0) == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000))
+def test_moving_is_never_worse_than_staying(seed):
+    chance = random.Random(seed)
+    shape = Shape(chance.randint(2, 4), chance.randint(2, 4), chance.randint(1, 4))
+    sizes = (shape.pipelines, shape.ranks, shape.micro_batches)
+    limit = chance.choice([None, shape.ranks, 2 * shape.ranks - 1])
+    dead = chance.sample(list(shape.workers()), chance.randint(1, shape.worker_count - shape.ranks))
+    if max(failure_vector(shape, dead)) == shape.pipelines:
+        dead = [worker for worker in dead if worker.pipeline]
+    stays, moves = normalize(job(*sizes, limit), dead), normalize(moving(*sizes, limit), dead)
+    made = moving(*sizes, limit)
+    assert moves.period <= stays.period
+    assert bound_of(made, moves.vector) <= bound_of(made, stays.vector)
+    assert (moves.period < stays.period) == bool(moves.moves)
+    assert failure_vector(shape, moves.vacant) == moves.vector
+    assert len(moves.moves) == moves_needed(stays.vector, moves.vector)
+    assert max(moves.vector) < shape.pipelines
+
+
+def test_a_stage_without_a_live_worker_cannot_be_taken_over():
+    with pytest.raises(PlanError, match="no live worker is left for stage 1"):
+        normalize(moving(2, 2, 2), [Worker(0, 1), Worker(1, 1)])
+    with pytest.raises(PlanError, match="no live worker is left for stage 1"):
+        arrange(Shape(2, 2, 2), [Worker(0, 1), Worker(1, 1)], (1, 1), Profile())
+
+
+def test_copies_come_from_the_peer_that_is_done_first():
+    shape = Shape(4, 2, 1)
+    profile = Profile(static=[10.0, 40.0], bandwidth=1.0, links={"3.1>*.0": Link(0.0, 4.0)})
+    failed = [Worker(0, 1), Worker(1, 1)]
+    vacant, moves, seconds = arrange(shape, failed, (1, 1), profile)
+    assert [(m.worker, m.role, m.source, m.bytes) for m in moves] == [("1.0", "0.1", "3.1", 40.0)]
+    assert seconds == 10
+    assert vacant == {Worker(1, 1), Worker(1, 0)}  # the dead roles lie in one pipeline
+    _, both, seconds = arrange(shape, failed, (2, 0), Profile(static=[10.0, 40.0], bandwidth=1.0))
+    assert sorted(m.source for m in both) == ["2.1", "3.1"]  # each sends one
+    assert seconds == 40
+    with pytest.raises(PlanError, match="needs more live workers"):
+        arrange(shape, failed, (0, 1), profile)
+
+
+def test_normal_vectors_are_the_most_even_and_the_one_that_touches_fewest_stages():
+    assert normal_vectors(StageBounds(job(16, 4, 4, 7), 3), 3) == [(0, 2, 1, 0), (0, 3, 0, 0)]
+    even = normal_vectors(StageBounds(job(4, 4, 8, 7), 4), 4)
+    assert even == [(1, 1, 1, 1)]
+    assert normal_vectors(StageBounds(job(2, 2, 2), 3), 3) == []
+
+
+def test_the_dynamic_program_finds_the_least_cost():
+    chance = random.Random(3)
+    for _ in range(30):
+        room = [chance.randint(0, 3) for _ in range(4)]
+        table = {(rank, dead): chance.random() for rank in range(4) for dead in range(4)}
+        total = chance.randint(0, 6)
+        fitting = [v for v in itertools.product(*(range(most + 1) for most in room)) if sum(v) == total]
+        found = cheapest(room, total, lambda rank, dead, costs=table: costs[rank, dead])
+        least = min((sum(table[pair] for pair in enumerate(v)) for v in fitting), default=None)
+        assert (found is None) == (least is None)
+        if found is not None:
+            assert sum(table[pair] for pair in enumerate(found)) == pytest.approx(least)
+
+
+def test_touched_counts_stages_and_moves_count_workers():
+    assert (touched((0, 3, 0, 1)), moves_needed((3, 0, 0), (1, 1, 1)), moves_needed((1, 1), (2, 2))) == (2, 2, 0)
