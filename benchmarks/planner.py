@@ -1,0 +1,144 @@
+"""The planner on its targets: period, proven bound, gap, and how long it took.
+
+    python benchmarks/planner.py [--only NAME ...] [--scale F] [--processes N] [--cp-sat SECONDS]
+
+gap is period / bound - 1 with all bounds that `recycle.solve.bounds` proves; "3 bounds" is the gap to load, round trip
+and memory alone, so that progress of the schedule and of the bound can be told apart. "first" is when the first valid
+order was there. Dead sets are drawn once and stand in `dead_sets.json`, by D x P : number of dead. `--scale` shortens
+all time limits. With OR-tools (extra `bench`) CP-SAT works on the small cases for `--cp-sat` seconds each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from recycle.job import Job
+from recycle.shape import Worker
+from recycle.solve import bounds
+from recycle.solve.planner import plan
+from recycle.solve.problem import Problem
+
+DEAD_SETS = json.loads((Path(__file__).parent / "dead_sets.json").read_text())
+MEASURED = {"forward": 100.0, "backward_input": 115.0, "backward_weight": 85.0, "link": 4.0, "step": 40.0}
+CP_SAT_UP_TO = 2_000
+"""Operations of the largest case that CP-SAT is asked about."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: a job, its dead workers, and what is expected of the plan."""
+
+    name: str
+    shape: tuple[int, int, int]
+    cap: int | list[int]
+    dead: str
+    seconds: float
+    target: str
+    times: dict[str, float] = field(default_factory=dict)
+    stash: float = 1.0
+    planner: dict[str, Any] = field(default_factory=dict)
+
+    def job(self) -> Job:
+        shape = zip(("pipelines", "ranks", "micro_batches"), self.shape, strict=True)
+        lines = ["[shape]", *(f"{key} = {n}" for key, n in shape)]
+        lines += ["[times]", *(f"{key} = {value}" for key, value in self.times.items())]
+        lines += ["[memory]", f"limit = {self.cap}", f"weight_stash = {self.stash}"]
+        lines += ["[planner]", *(f"{key} = {str(value).lower()}" for key, value in self.planner.items())]
+        return Job.from_toml("\n".join(lines), self.name)
+
+    def workers(self) -> list[Worker]:
+        pipelines, ranks, _ = self.shape
+        text = DEAD_SETS.get(f"{pipelines}x{ranks}:{self.dead}", self.dead)
+        return [Worker.parse(name) for name in text.split(",") if name]
+
+
+def cases() -> list[Case]:
+    whole, barrier = {"decoupled": False, "staggered": False}, {"staggered": False}
+    worked = [
+        ([4, 3, 2, 1], whole, "36"), (4, whole, "33"), (8, {"decoupled": False}, "33"), ([4, 3, 2, 1], barrier, "32"),
+        (4, barrier, "29"), ([4, 3, 2, 1], {}, "32"), (4, {}, "29"), (5, {}, "28"), (6, {}, "27"),
+    ]  # fmt: skip
+    rows = [
+        Case(f"worked-{n}", (3, 4, 6), cap, "1.2", 30, target, planner=planner)
+        for n, (cap, planner, target) in enumerate(worked)
+    ]
+    rows += [Case(f"d4p4-{cap}", (4, 4, 8), cap, "1.2", 10, target) for cap, target in ((4, "<= 35"), (7, "33"))]
+    rows += [Case(f"d4p8-{cap}", (4, 8, 16), cap, "1.3", 30, target) for cap, target in ((8, "<= 2 %"), (15, "0 %"))]
+    rows += [Case(f"d16p16-{n}", (16, 16, 64), 16, str(n), 60, "<= 3 %") for n in (1, 6, 13)]
+    rows += [Case(f"d24p64-{n}", (24, 64, 64), 64, str(n), 120, "<= 5 %") for n in (1, 15, 77)]
+    rows += [Case(f"d24p64-{n}-cap127", (24, 64, 64), 127, str(n), 120, "<= 2 %") for n in (1, 15, 77)]
+    for shape, dead in (((4, 8, 16), "1.3,2.6"), ((8, 8, 32), "1.4,2.7"), ((16, 16, 64), "1.4,2.7")):
+        for cap in (shape[1], 2 * shape[1] - 1):
+            for stash in (1.0, 0.6):
+                name = f"measured-d{shape[0]}p{shape[1]}-{cap}-{stash:g}"
+                rows.append(Case(name, shape, cap, dead, 60, "<= 4 %", MEASURED, stash))
+    rows += [Case(f"d64p32-{n}", (64, 32, 128), 32, str(n), 300, "<= 300 s") for n in (20, 205)]
+    return rows
+
+
+def three_bounds(problem: Problem) -> float:
+    """The bound of load, round trip and memory alone."""
+    stages = range(problem.shape.stages)
+    return max(max(bounds.load(problem, s), bounds.round_trip(problem, s), bounds.memory(problem, s)) for s in stages)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names of cases, or beginnings of them")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the time limits")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--cp-sat", type=float, default=0.0, metavar="SECONDS", help="per small case; 0: leave it out")
+    arguments = parser.parse_args()
+    titles = ("case", "D,P,m", "cap", "dead", "period", "bound", "gap", "3 bounds", "first s", "s", "target", "CP-SAT")
+    print("".join(f"{title:>{width}}" for title, width in zip(titles, WIDTHS, strict=True)))
+    for case in cases():
+        if arguments.only and not any(case.name.startswith(name) for name in arguments.only):
+            continue
+        row = measured(case, arguments)
+        print("".join(f"{cell:>{width}}" for cell, width in zip(row, WIDTHS, strict=True)), flush=True)
+
+
+WIDTHS = (23, 12, 10, 6, 9, 9, 8, 10, 9, 8, 10, 16)
+
+
+def measured(case: Case, arguments: argparse.Namespace) -> list[str]:
+    job, dead = case.job(), case.workers()
+    begun, first = time.perf_counter(), 0.0
+
+    def progress(stage: str, period: float) -> None:
+        nonlocal first
+        if not first and period < float("inf"):
+            first = time.perf_counter() - begun
+
+    made = plan(job, dead, seconds=case.seconds * arguments.scale, processes=arguments.processes, progress=progress)
+    took = time.perf_counter() - begun
+    problem = Problem.of(job, made.schedule.failed)
+    weaker = three_bounds(problem)
+    peer = ""
+    if arguments.cp_sat and problem.size <= CP_SAT_UP_TO:
+        peer = cp_sat(problem, arguments.cp_sat)
+    return [
+        case.name, ",".join(map(str, case.shape)), str(case.cap).replace(" ", ""), str(len(dead)), f"{made.period:g}",
+        f"{made.lower_bound:g}", f"{made.gap:.2%}", f"{made.period / weaker - 1:.1%}", f"{first:.1f}", f"{took:.1f}",
+        case.target, peer,
+    ]  # fmt: skip
+
+
+def cp_sat(problem: Problem, seconds: float) -> str:
+    if importlib.util.find_spec("ortools") is None:
+        return "no ortools"
+    from benchmarks import cp_sat as peer
+
+    return peer.summary(problem, seconds)
+
+
+if __name__ == "__main__":
+    main()
