@@ -72,7 +72,9 @@ class Deadline:
         return self.left <= 0
 
 
-def first(problem: Problem, bound: float, deadline: Deadline, most: int = 1 << 30) -> tuple[Found, Policy]:
+def first(
+    problem: Problem, bound: float, deadline: Deadline, most: int = 1 << 30, progress: Progress | None = None
+) -> tuple[Found, Policy]:
     """The best of the policy portfolio; stops at the bound, at the deadline (one policy at least) or after `most`."""
     best: Found | None = None
     chosen = default_policy(problem)
@@ -84,6 +86,8 @@ def first(problem: Problem, bound: float, deadline: Deadline, most: int = 1 << 3
         period = time_order(problem, order, often).period
         if best is None or period < best.period:
             best, chosen = Found(order, period), policy
+            if progress:
+                progress("constructing", period)
     assert best is not None
     return best, chosen
 

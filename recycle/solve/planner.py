@@ -32,6 +32,7 @@ from recycle.plans import (
 )
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
+from recycle.solve.fuse import fuse
 from recycle.solve.improve import Deadline, Progress, Stop, first
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Problem
@@ -131,7 +132,7 @@ def _plan(
     deadline = Deadline(QUICK_SECONDS if quick else seconds, stop)
     if progress:
         progress("constructing", float("inf"))
-    found, policy = first(problem, bound, deadline, 4 if quick else 1 << 30)
+    found, policy = first(problem, bound, deadline, 4 if quick else 1 << 30, progress)
     if progress:
         progress("searching", found.period)
     start = found
@@ -149,11 +150,15 @@ def _plan(
         )
     if not problem.is_exact and found.order != start.order:
         found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
-    schedule = problem.schedule(found.order).with_metadata(planner="recycle")
+    schedule = problem.schedule(found.order)
+    if section.decoupled and not quick:
+        schedule, timeline = fuse(schedule, profile, deadline)
+    else:
+        timeline = simulate(schedule, profile)
+    schedule = schedule.with_metadata(planner="recycle")
     wrong = errors(schedule, job)
     if wrong:
         raise PlanError(f"the planner made an invalid schedule, which is a bug: {wrong[0]}")
-    timeline = simulate(schedule, profile)
     limits = job.activation_limits()
     return Plan(
         schedule=schedule,
