@@ -4,7 +4,11 @@ Each bound looks at one stage and asks what its worst-off live host must at leas
 dealt to the hosts in any way; since every bound grows with a host's number of micro-batches, the best deal is found
 host by host (`fewest`). With one chunk per worker (V = 1) all bounds apply; with more, load and memory in their
 averaged form. Times, caps, speeds and links are those of the problem; a backward that stays whole counts as I with
-no W. Sources: load and round trip after ReCycle's section 4 figures, memory is Little's law on activation slots.
+no W. Sources: load and round trip after ReCycle's section 4 figures, memory is Little's law on activation slots. What
+these closed forms give is raised by the linear program of `fluid` on the stages that they point to.
+
+Whole times make whole bounds: each bound is about E_s - S_s of one stage, or about the makespan; starts counted from
+S_s and rounded down make a schedule still, so the smallest is whole, and what is proven may be rounded up.
 """
 
 from __future__ import annotations
@@ -13,9 +17,12 @@ import heapq
 from collections.abc import Callable
 from math import ceil, floor, inf
 
+from recycle.solve import fluid
 from recycle.solve.problem import Problem
 
 _SLACK = 1e-9
+ALL_STAGES = 4
+"""Stages up to which the linear program looks at all of them at once."""
 
 
 def lower_bound(problem: Problem) -> float:
@@ -27,19 +34,20 @@ def period_bound(problem: Problem) -> float:
     """Largest of load, round trip, memory and detour over the stages: the steady state of a staggered schedule.
 
     Each of them bounds E_s - S_w, last end of the stage minus first start of one of its hosts, and the host cannot
-    start the next iteration before the stage has stepped. Whole times make whole periods where a worker hosts one
-    stage: E_s and S_w of some worker are then starts and ends of a chain without gaps.
+    start the next iteration before the stage has stepped.
     """
     stages = range(problem.shape.stages)
-    alone = max(max(load(problem, s), round_trip(problem, s), memory(problem, s)) for s in stages)
-    return max(alone, detours(problem))
+    bound = max(max(load(problem, s), round_trip(problem, s), memory(problem, s)) for s in stages)
+    if problem.shape.chunks > 1:
+        return bound
+    return fluid.raised(problem, _rounded(problem, max(bound, detours(problem))), _chains(problem))
 
 
 def makespan_bound(problem: Problem) -> float:
     """Lower bound on one iteration from idle, which is the period under the barrier.
 
     Stage s starts only when the first micro-batch has come through the stages before it, and after its last backward
-    the gradient still travels back through them. Whole times make whole makespans, so the result is rounded up then.
+    the gradient still travels back through them.
     """
     bound = 0.0
     for s in range(problem.shape.stages):
@@ -49,7 +57,7 @@ def makespan_bound(problem: Problem) -> float:
         if problem.shape.chunks == 1:
             bound = max(bound, fill + last_backward(problem, s) + departure(problem, s))
         bound = max(bound, arrival(problem, s) + _once(problem, s) + step)
-    return float(ceil(bound - 1e-6)) if problem.is_integral else bound
+    return fluid.raised(problem, _rounded(problem, bound), _chains(problem))
 
 
 def load(problem: Problem, stage: int) -> float:
@@ -108,17 +116,43 @@ def detours(problem: Problem) -> float:
     needs `last_backward`; the gradient of its last backward travels back to r, whose I, W and step follow. So E_r
     minus the first start among the hosts of r is at least the sum, which links the ends of two stages.
     """
-    if problem.shape.chunks > 1:
-        return 0.0
-    largest = 0.0
-    for s in range(problem.shape.stages):
+    return max((length for length, _, _ in _detours(problem)), default=0.0)
+
+
+def _detours(problem: Problem) -> list[tuple[float, int, int]]:
+    """(length, r, s) of every detour; none with several chunks."""
+    found: list[tuple[float, int, int]] = []
+    for s in range(problem.shape.stages if problem.shape.chunks == 1 else 0):
         length = last_backward(problem, s)
-        largest = max(largest, length + problem.weight[s] * _fastest(problem, s) + problem.finish[s])
+        found.append((length + problem.weight[s] * _fastest(problem, s) + problem.finish[s], s, s))
         for r in range(s - 1, -1, -1):
             fastest = _fastest(problem, r)
             length += (problem.forward[r] + problem.backward[r]) * fastest + 2 * _hop(problem)
-            largest = max(largest, length + problem.weight[r] * fastest + problem.finish[r])
-    return largest
+            found.append((length + problem.weight[r] * fastest + problem.finish[r], r, s))
+    return found
+
+
+def _chains(problem: Problem) -> list[tuple[int, ...]]:
+    """Stages to look at together: all of a short pipeline; else the first with those that other bounds point to."""
+    found = _detours(problem)
+    if not found:
+        return []
+    stages = range(problem.shape.stages)
+    if len(stages) <= ALL_STAGES:
+        return [tuple(stages), *_in_pairs(max(found)[1:])]
+    _, _, longest = max(one for one in found if one[1] == 0)
+    loaded = max(stages, key=lambda s: load(problem, s))
+    held = max(stages, key=lambda s: memory(problem, s))
+    return _in_pairs((0, longest), (0, loaded), (0, held), max(found)[1:])
+
+
+def _in_pairs(*pairs: tuple[int, int]) -> list[tuple[int, ...]]:
+    """Each pair once, a stage beside itself once."""
+    return list(dict.fromkeys(tuple(sorted(set(pair))) for pair in pairs))
+
+
+def _rounded(problem: Problem, bound: float) -> float:
+    return float(ceil(bound - 1e-6)) if problem.is_integral else bound
 
 
 def last_backward(problem: Problem, stage: int) -> float:

@@ -13,14 +13,12 @@ Limits: stashed shares below 1 (the order is returned as it is), several chunks 
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
+from recycle.solve import child
 from recycle.solve.problem import Order, Problem
 from recycle.solve.timing import start_times, time_order
 
@@ -84,7 +82,8 @@ def solve(
     model = build(problem, start, bound)
     if len(model.open_pairs) > most:
         return Solved(start, period, "too large")
-    status, times = _in_child(model, solver, seconds)
+    answers, ended = child.ask(__name__, (model, solver, max(0.5, seconds - 1.0)), max(seconds, 1.5))
+    status, times = answers[-1] if answers else (ended, None)
     if times is None:
         return Solved(start, period, status)
     order = [sorted(program, key=lambda operation: (round(times[operation], 6), operation)) for program in start]
@@ -175,27 +174,6 @@ def _windows(
     return earliest, latest
 
 
-def _in_child(model: Model, solver: Solver, seconds: float) -> tuple[str, list[float] | None]:
-    """Run `_solve` in a process of its own and kill it when it overshoots."""
-    request = json.dumps({"solver": solver, "seconds": max(0.5, seconds - 1.0), "model": model.__dict__})
-    try:
-        child = subprocess.run(
-            [sys.executable, "-m", "recycle.solve.milp"],
-            input=request,
-            capture_output=True,
-            text=True,
-            timeout=max(seconds, 1.5),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "killed", None
-    try:
-        answer: dict[str, Any] = json.loads(child.stdout.rsplit("\n", 2)[-2])
-    except (ValueError, IndexError):
-        return "solver failed", None
-    return answer["status"], answer["times"]
-
-
 def _solve(model: Model, solver: Solver, seconds: float) -> tuple[str, list[float] | None]:
     """Build the model in python-mip and solve it; (status, start times or None)."""
     import mip
@@ -235,6 +213,4 @@ def _solve(model: Model, solver: Solver, seconds: float) -> tuple[str, list[floa
 
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    outcome, found = _solve(Model(**asked["model"]), asked["solver"], asked["seconds"])
-    print("\n" + json.dumps({"status": outcome, "times": found}))
+    child.serve(lambda *request: child.answer(_solve(*request)))

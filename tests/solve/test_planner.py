@@ -16,12 +16,12 @@ from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 @pytest.mark.parametrize(
     ("limit", "decoupled", "staggered", "period", "bound"),
     [
-        ([4, 3, 2, 1], False, False, 36, 35),
+        ([4, 3, 2, 1], False, False, 36, 36),
         (8, False, False, 33, 33),
         (4, True, False, 29, 29),
-        ([4, 3, 2, 1], True, False, 32, 31),
-        (4, True, True, 29, 28),
-        (5, True, True, 28, 27),
+        ([4, 3, 2, 1], True, False, 32, 32),
+        (4, True, True, 29, 29),
+        (5, True, True, 28, 28),
         (6, True, True, 27, 27),
     ],
 )
