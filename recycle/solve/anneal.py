@@ -68,7 +68,7 @@ def anneal(
     sequence, offsets = flat(order)
     host = np.full(problem.size, -1, dtype=np.int64)
     host[sequence] = np.repeat(np.arange(len(order)), np.diff(offsets))
-    quantum = 1.0 if problem.is_integral else problem.unit / 4
+    quantum = max(problem.grain, problem.unit / 4)
     arguments: list[Any] = [
         shape.stages,
         problem.micro_batches,

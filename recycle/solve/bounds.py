@@ -27,6 +27,18 @@ ALL_STAGES = 4
 
 def lower_bound(problem: Problem) -> float:
     """The best proven lower bound on the problem's period (with the barrier: its makespan)."""
+    if problem.grain not in (0, 1):
+        return problem.grain * lower_bound(problem.in_grains())
+    bound = closed_form(problem)
+    return bound if problem.shape.chunks > 1 else fluid.raised(problem, bound, _chains(problem))
+
+
+def closed_form(problem: Problem) -> float:
+    """The same without the linear program: less, in a hundredth of the time, and each stage counts by itself.
+
+    As every term looks at the hosts of one stage, the bound of dead workers on several stages is the largest of the
+    bounds of each stage's dead alone, where all workers are alike.
+    """
     return period_bound(problem) if problem.staggered else makespan_bound(problem)
 
 
@@ -38,9 +50,7 @@ def period_bound(problem: Problem) -> float:
     """
     stages = range(problem.shape.stages)
     bound = max(max(load(problem, s), round_trip(problem, s), memory(problem, s)) for s in stages)
-    if problem.shape.chunks > 1:
-        return bound
-    return fluid.raised(problem, _rounded(problem, max(bound, detours(problem))), _chains(problem))
+    return _rounded(problem, max(bound, detours(problem))) if problem.shape.chunks == 1 else bound
 
 
 def makespan_bound(problem: Problem) -> float:
@@ -57,7 +67,7 @@ def makespan_bound(problem: Problem) -> float:
         if problem.shape.chunks == 1:
             bound = max(bound, fill + last_backward(problem, s) + departure(problem, s))
         bound = max(bound, arrival(problem, s) + _once(problem, s) + step)
-    return fluid.raised(problem, _rounded(problem, bound), _chains(problem))
+    return _rounded(problem, bound)
 
 
 def load(problem: Problem, stage: int) -> float:

@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import ceil, gcd
+from math import ceil
 from time import monotonic
 from typing import Any
 
@@ -38,7 +38,6 @@ from recycle.solve.problem import Order, Problem
 from recycle.solve.timing import time_order
 
 MOST_VARIABLES = 60_000
-FACTORS = (1, 2, 4, 5, 10, 20, 100)
 _SLACK = 1e-9
 
 
@@ -80,8 +79,8 @@ def solve(
     lacking = _lacking(problem)
     if lacking:
         return Solved(start, period, bound, f"infeasible: {lacking}")
-    unit = unit_of(problem)
-    if unit is None or problem.shape.chunks > 1 or len(problem.links) > 1:
+    unit = problem.grain
+    if not unit or problem.shape.chunks > 1 or len(problem.links) > 1:
         return Solved(start, period, bound, "not modelled")
     first, last = ceil(bound / unit - _SLACK), ceil(period / unit - _SLACK) - 1
     if first > last:
@@ -99,16 +98,6 @@ def solve(
             start, period = order, found
     closed = ceil(period / unit - _SLACK) == ceil(bound / unit - _SLACK)
     return Solved(start, period, bound, "optimal" if closed else "feasible")
-
-
-def unit_of(problem: Problem) -> float | None:
-    """The largest unit in which all times are whole; None if there is none."""
-    times = [t * speed for t in problem.times.tolist() for speed in set(problem.speed)]
-    times += [*problem.finish, *problem.links]
-    for factor in FACTORS:
-        if all(abs(t * factor - round(t * factor)) < _SLACK for t in times):
-            return (gcd(*(round(t * factor) for t in times)) or 1) / factor
-    return None
 
 
 def _lacking(problem: Problem) -> str | None:

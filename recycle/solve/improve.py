@@ -240,11 +240,10 @@ def improve(
 
 
 def is_met(problem: Problem, period: float, bound: float) -> bool:
-    """Whether a period meets the bound; among whole times, whether no smaller whole period is left."""
-    return period <= bound + 1e-9 or (problem.is_integral and period < bound + 1 - 1e-6)
+    """Whether a period meets the bound; among whole times, whether no smaller whole one is left."""
+    return period <= bound + 1e-9 or period < bound + problem.grain * (1 - 1e-6)
 
 
 def _target(problem: Problem, period: float, bound: float) -> float:
-    """The period to look for next: one unit less, or a good part of the gap when times are not whole."""
-    less = 1.0 if problem.is_integral else max(problem.unit / 8, (period - bound) / 8)
-    return max(bound, period - less)
+    """The period to look for next: a good part of the gap less, an eighth of an operation at least."""
+    return max(bound, period - max(problem.grain, problem.unit / 8, (period - bound) / 8))

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from recycle.job import Job
 from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, moves_needed, touched
 from recycle.shape import Worker
-from recycle.solve.bounds import lower_bound
+from recycle.solve.bounds import closed_form
 from recycle.solve.improve import Deadline, first
 from recycle.solve.problem import Problem
 
@@ -58,7 +58,7 @@ class Normalized(NamedTuple):
 class StageBounds:
     """Lower bound on the period with k workers of one rank dead and all others alive, for every rank and k.
 
-    The bound of a vector is the largest over its ranks, where all workers are alike: each term of `lower_bound` looks
+    The bound of a vector is the largest over its ranks, where all workers are alike: each term of `closed_form` looks
     at the hosts of one stage.
 
     Args:
@@ -67,13 +67,13 @@ class StageBounds:
 
     def __init__(self, job: Job, failures: int, above: float = float("inf")) -> None:
         whole = Problem.of(job)
-        base = lower_bound(whole)
+        base = closed_form(whole)
         self.rows: list[list[float]] = []
         for rank in range(job.shape.ranks):
             row = [base]
             for k in range(1, min(failures, job.shape.pipelines - 1) + 1):
                 dead = frozenset(Worker(p, rank) for p in range(job.shape.pipelines - k, job.shape.pipelines))
-                bound = lower_bound(replace(whole, dead=dead))
+                bound = closed_form(replace(whole, dead=dead))
                 if bound > above + _SLACK:
                     break
                 row.append(max(row[-1], bound))
@@ -157,7 +157,7 @@ def normalize(job: Job, failed: Iterable[Worker]) -> Normalized:
 
 def _bounded(job: Job, vector: Vector) -> tuple[Problem, float]:
     problem = Problem.of(job, dead_roles(job.shape, vector))
-    return problem, lower_bound(problem)
+    return problem, closed_form(problem)
 
 
 def _period(problem: Problem, bound: float) -> float:

@@ -31,14 +31,17 @@ from recycle.plans import (
     failure_vector,
 )
 from recycle.shape import Worker
+from recycle.solve import exact
 from recycle.solve.bounds import lower_bound
 from recycle.solve.fuse import fuse
-from recycle.solve.improve import Deadline, Progress, Stop, first
+from recycle.solve.improve import Deadline, Progress, Stop, first, is_met
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Problem
 from recycle.solve.search import search
 
 QUICK_SECONDS = 0.5
+EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 2.0, 0.6
+"""Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
 TRAINING_SECONDS = 1.2
 """Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
 
@@ -136,6 +139,7 @@ def _plan(
     if progress:
         progress("searching", found.period)
     start = found
+    exactly = not quick and steps is None and problem.size <= EXACT_UP_TO
     if not quick:
         found = search(
             problem,
@@ -144,10 +148,15 @@ def _plan(
             bound,
             steps=steps,
             seed=section.seed,
-            deadline=deadline,
+            deadline=deadline.part(SEARCH_SHARE) if exactly else deadline,
             processes=processes,
             progress=progress,
         )
+    if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, bound):
+        if progress:
+            progress("proving", found.period)
+        solved = exact.solve(problem, found.order, bound, deadline.left)
+        found, bound = replace(found, order=solved.order, period=solved.period), max(bound, solved.bound)
     if not problem.is_exact and found.order != start.order:
         found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
     schedule = problem.schedule(found.order)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,9 @@ Order = list[list[int]]
 """Operations of each worker, in program order, by worker index; empty for a dead worker."""
 
 _WHOLE = [Kind.FORWARD, Kind.BACKWARD]
+_FACTORS = (1, 2, 4, 5, 10, 20, 100)
+"""Denominators of times that count as whole in some unit."""
+_SLACK = 1e-9
 
 
 def flat(order: Order) -> tuple[Operations, Operations]:
@@ -235,11 +239,33 @@ class Problem:
         return self.link == 0 and self.shape.chunks == 1
 
     @cached_property
+    def grain(self) -> float:
+        """The largest unit in which all times are whole, so that every makespan is too; 0 if there is none."""
+        times = [t * speed for t in self.times.tolist() for speed in set(self.speed)] + [*self.finish, *self.links]
+        for factor in _FACTORS:
+            if all(abs(t * factor - round(t * factor)) < _SLACK for t in times):
+                return (gcd(*(round(t * factor) for t in times)) or 1) / factor
+        return 0.0
+
+    def in_grains(self) -> Problem:
+        """The same problem with all times counted in its grain, which must be above 0."""
+
+        def counted(times: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(t / self.grain for t in times)
+
+        return replace(
+            self,
+            forward=counted(self.forward),
+            backward=counted(self.backward),
+            weight=counted(self.weight),
+            finish=counted(self.finish),
+            links=counted(self.links),
+        )
+
+    @property
     def is_integral(self) -> bool:
-        """Whether every time is a whole number, so that every makespan is one."""
-        times = (*self.forward, *self.backward, *self.weight, *self.finish, *self.links)
-        scaled = [time * speed for time in times for speed in set(self.speed)]
-        return all(value == round(value) for value in (*times, *scaled))
+        """Whether every time is a whole number, as in grains."""
+        return self.grain >= 1 and self.grain == round(self.grain)
 
     @cached_property
     def is_even(self) -> bool:

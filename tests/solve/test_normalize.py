@@ -9,7 +9,7 @@ from recycle.errors import PlanError
 from recycle.plans import arrange, dead_roles, failure_vector, moves_needed, touched
 from recycle.profile import Link, Profile
 from recycle.shape import Shape, Worker
-from recycle.solve.bounds import lower_bound
+from recycle.solve.bounds import closed_form
 from recycle.solve.normalize import StageBounds, cheapest, normal_vectors, normalize
 from recycle.solve.problem import Problem
 from tests.solve.jobs import job, small_jobs
@@ -20,7 +20,7 @@ def moving(*arguments, **other):
 
 
 def bound_of(made, vector):
-    return lower_bound(Problem.of(made, dead_roles(made.shape, vector)))
+    return closed_form(Problem.of(made, dead_roles(made.shape, vector)))
 
 
 def test_where_the_ceilings_agree_one_stage_takes_all_the_dead():
