@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from math import gcd
 
 import numpy as np
@@ -216,11 +216,11 @@ class Problem:
             host[s] = (np.arange(shape.pipelines) * ranks + s % ranks)[:, None]
             load = [(self.speed[w] * (m + 1), place, w) for place, w in enumerate(live)]
             heapq.heapify(load)
-            for k in sorted(set(range(shape.pipelines)) - {w // ranks for w in live}):
-                for j in range(m):
-                    finished, place, w = heapq.heappop(load)
-                    host[s, k, j] = w
-                    heapq.heappush(load, (finished + self.speed[w], place, w))
+            dead = sorted(set(range(shape.pipelines)) - {w // ranks for w in live})
+            for j, k in product(range(m), dead):  # in the order in which they come, so that no host gets two at once
+                finished, place, w = heapq.heappop(load)
+                host[s, k, j] = w
+                heapq.heappush(load, (finished + self.speed[w], place, w))
         return host.ravel()
 
     @cached_property
