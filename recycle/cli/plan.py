@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from recycle.plans import Entry, Plan
     from recycle.shape import Shape, Worker
     from recycle.solve.drift import Drift
-    from recycle.solve.improve import Progress
+    from recycle.solve.found import Progress
     from recycle.solve.library import Filling
 
 INTERRUPTED = 130

@@ -12,8 +12,8 @@ Whenever a worker is idle it takes the first that applies:
 
 Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F, which keeps the pipeline's pace even; backwards
 first drains what is in flight, which suits ample memory. Ready forwards and backwards are taken by micro-batch index,
-then pipeline. A dead worker's micro-batches go to its live peers, evenly in time, round-robin over all the dead of
-the stage. A `Policy` holds what may be varied; `portfolio` lists a few that between them do well.
+then pipeline. A dead worker's micro-batches go to its live peers as `deal` says. A `Policy` holds what may be varied;
+`portfolio` lists a few that between them do well.
 
 It cannot deadlock: a backward frees memory whenever one is ready, the last stage can always run one after its
 forward, and with several chunks per worker each chunk leaves a free slot for every deeper one.
@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from recycle.solve.compiled import as_lists, compiled
+from recycle.solve.deal import deal
 from recycle.solve.problem import Operations, Order, Problem
 
 COMPILE_FROM = 60_000
@@ -108,8 +109,8 @@ def _warm_up(problem: Problem, more: int) -> tuple[int, ...]:
 
 
 def hosts_of(problem: Problem, policy: Policy) -> Operations:
-    """Worker of each (stage, micro-batch): its home if that lives, else the peer that would be done with it first."""
-    host = problem.hosts_by_load.copy()
+    """Worker of each (stage, micro-batch), flat: as dealt, but for the policy's swaps."""
+    host = deal(problem).host.copy()
     for s, g, h in policy.swaps:
         g, h = s * problem.micro_batches + g, s * problem.micro_batches + h
         host[g], host[h] = host[h], host[g]

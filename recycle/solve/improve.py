@@ -9,18 +9,16 @@ the seed and their numbers of steps; the clock only decides when to stop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from recycle.solve.anneal import anneal
-from recycle.solve.construct import UNLIMITED, Policy, construct, default_policy, portfolio
-from recycle.solve.problem import Order, Problem
+from recycle.solve.construct import UNLIMITED, Policy, construct
+from recycle.solve.found import Deadline, Found, Progress, is_met, worth_compiling
+from recycle.solve.problem import Problem
 from recycle.solve.timing import time_order
 
-Progress = Callable[[str, float], None]
-"""Told what is being done and the best period so far."""
 HEATS = ((0.15, 0.12), (0.25, 0.12), (0.2, 0.08))
 """First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""
 PATIENCE = 12
@@ -31,65 +29,6 @@ SWAPS = 40
 """Exchanges of hosts that a policy holds at most."""
 _PER_STAGE = ("hold", "hold", "weights", "forward_first", "weight_first")
 """What a policy says per stage; the hold matters most."""
-WORTH_COMPILING, WORTH_COMPILING_FOR = 5.0, 20_000_000
-"""Seconds that must be left, and operations times steps, for compiled loops to pay even when nothing is cached."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """An order, its period by right-shift, and the steps spent on it."""
-
-    order: Order
-    period: float
-    steps: int = 0
-
-
-class Stop(Protocol):
-    """Something that is set when a search should end with what it has, such as an event."""
-
-    def is_set(self) -> bool: ...
-
-
-class Deadline:
-    """A wall-clock limit that may be absent, and that ends early once `stop` is set."""
-
-    def __init__(self, seconds: float | None, stop: Stop | None = None) -> None:
-        self.end = None if seconds is None else time.monotonic() + seconds
-        self.stop = stop
-
-    @property
-    def left(self) -> float:
-        if self.stop is not None and self.stop.is_set():
-            return 0.0
-        return float("inf") if self.end is None else self.end - time.monotonic()
-
-    def part(self, share: float) -> Deadline:
-        """A deadline after this share of the time that is left."""
-        return Deadline(None if self.end is None else self.left * share, self.stop)
-
-    @property
-    def is_over(self) -> bool:
-        return self.left <= 0
-
-
-def first(
-    problem: Problem, bound: float, deadline: Deadline, most: int = 1 << 30, progress: Progress | None = None
-) -> tuple[Found, Policy]:
-    """The best of the policy portfolio; stops at the bound, at the deadline (one policy at least) or after `most`."""
-    best: Found | None = None
-    chosen = default_policy(problem)
-    often = deadline.left > WORTH_COMPILING and problem.size > WORTH_COMPILING_FOR / 10_000
-    for count, policy in enumerate(portfolio(problem)):
-        if best is not None and (deadline.is_over or count >= most or is_met(problem, best.period, bound)):
-            break
-        order = construct(problem, policy, often=often)
-        period = time_order(problem, order, often).period
-        if best is None or period < best.period:
-            best, chosen = Found(order, period), policy
-            if progress:
-                progress("constructing", period)
-    assert best is not None
-    return best, chosen
 
 
 def vary(
@@ -105,7 +44,7 @@ def vary(
 ) -> Found:
     """Local search over policies: change a few things at random, keep what is not worse."""
     random = Random(seed)
-    often = deadline.left > WORTH_COMPILING and problem.size * steps > WORTH_COMPILING_FOR / 100
+    often = worth_compiling(problem, steps, deadline)
     best, current, standing = start, policy, start.period
     for step in range(steps):
         if deadline.is_over or is_met(problem, best.period, bound):
@@ -210,7 +149,7 @@ def improve(
     length, spent, idle, turn = min(2_000, longest), 0, 0, 0
     best, due = start, time_order(problem, start.order).due
     order, order_due = best.order, due
-    often = deadline.left > WORTH_COMPILING and problem.size * min(steps, 20 * longest) > WORTH_COMPILING_FOR
+    often = worth_compiling(problem, min(steps, 20 * longest) // 100, deadline)
     while spent < steps and idle < patience and not is_met(problem, best.period, bound) and not deadline.is_over:
         if turn % 5 == 4:
             order, order_due = best.order, due
@@ -237,11 +176,6 @@ def improve(
         if progress:
             progress("searching", best.period)
     return replace(best, steps=start.steps + spent)
-
-
-def is_met(problem: Problem, period: float, bound: float) -> bool:
-    """Whether a period meets the bound; among whole times, whether no smaller whole one is left."""
-    return period <= bound + 1e-9 or period < bound + problem.grain * (1 - 1e-6)
 
 
 def _target(problem: Problem, period: float, bound: float) -> float:

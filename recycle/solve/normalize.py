@@ -24,8 +24,9 @@ from recycle.job import Job
 from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, moves_needed, touched
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
-from recycle.solve.improve import Deadline, first
+from recycle.solve.found import Deadline
 from recycle.solve.problem import Problem
+from recycle.solve.starts import starts
 
 POLICIES, OPERATIONS = 4, 50_000
 """Of the portfolio, how many at least for each candidate; more while they are within so many operations in all."""
@@ -162,7 +163,7 @@ def _bounded(job: Job, vector: Vector) -> tuple[Problem, float]:
 
 def _period(problem: Problem, bound: float) -> float:
     """What the list scheduler reaches; a fixed number of policies, so that no clock decides who moves."""
-    return first(problem, bound, Deadline(None), max(POLICIES, OPERATIONS // problem.size))[0].period
+    return starts(problem, bound, Deadline(None), max(POLICIES, OPERATIONS // problem.size))[0][0].period
 
 
 def _candidates(job: Job, here: Vector, bound: float) -> list[Vector]:

@@ -1,9 +1,9 @@
 """The planner: job and dead workers -> Plan, checked, with a proven lower bound and the gap to it.
 
 A set of dead workers is brought to its failure vector, whose plan serves every set with that vector. The plan comes
-from the list scheduler (at once), the search over policies and over single operations (as long as the bound is not
-met and the budget lasts) and, on small instances, the exact model. Every plan is checked before anybody sees it, and
-its figures are the simulator's.
+from a template or the list scheduler (at once), from searches over policies, priorities and single operations (as long
+as the bound is not met and the budget lasts) and, on small instances, from the exact model. Every plan is checked
+before anybody sees it, and its figures are the simulator's.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from recycle.plans import (
 from recycle.shape import Worker
 from recycle.solve import exact
 from recycle.solve.bounds import lower_bound
+from recycle.solve.found import Deadline, Progress, Stop, is_met
 from recycle.solve.fuse import fuse
-from recycle.solve.improve import Deadline, Progress, Stop, first, is_met
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Problem
 from recycle.solve.search import search
+from recycle.solve.starts import starts
 
 QUICK_SECONDS = 0.5
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 2.0, 0.6
@@ -135,15 +136,15 @@ def _plan(
     deadline = Deadline(QUICK_SECONDS if quick else seconds, stop)
     if progress:
         progress("constructing", float("inf"))
-    found, policy = first(problem, bound, deadline, 4 if quick else 1 << 30, progress)
+    begins, policy = starts(problem, bound, deadline, 4 if quick else 1 << 30, progress)
+    start = found = begins[0]
     if progress:
         progress("searching", found.period)
-    start = found
     exactly = not quick and steps is None and problem.size <= EXACT_UP_TO
     if not quick:
         found = search(
             problem,
-            found,
+            begins,
             policy,
             bound,
             steps=steps,

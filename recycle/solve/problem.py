@@ -9,11 +9,10 @@ the last word on every figure.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, product
+from itertools import chain
 from math import gcd
 
 import numpy as np
@@ -206,22 +205,9 @@ class Problem:
         ]
 
     @cached_property
-    def hosts_by_load(self) -> Operations:
-        """Worker of each (stage, micro-batch), flat: its home if that lives, else the peer that would be done first."""
-        shape = self.shape
-        m, ranks = shape.micro_batches, shape.ranks
-        host = np.empty((shape.stages, shape.pipelines, m), dtype=np.int64)
-        for s in range(shape.stages):
-            live = self.hosts[s]
-            host[s] = (np.arange(shape.pipelines) * ranks + s % ranks)[:, None]
-            load = [(self.speed[w] * (m + 1), place, w) for place, w in enumerate(live)]
-            heapq.heapify(load)
-            dead = sorted(set(range(shape.pipelines)) - {w // ranks for w in live})
-            for j, k in product(range(m), dead):  # in the order in which they come, so that no host gets two at once
-                finished, place, w = heapq.heappop(load)
-                host[s, k, j] = w
-                heapq.heappush(load, (finished + self.speed[w], place, w))
-        return host.ravel()
+    def peers_are_alike(self) -> bool:
+        """Whether all live workers of a stage have the same speed and memory."""
+        return all(len({(self.speed[w], self.cap[w]) for w in hosts}) == 1 for hosts in self.hosts)
 
     @cached_property
     def times(self) -> npt.NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """Walks: from the list scheduler's best order to better ones, several walks beside each other.
 
-A walk varies the policy, then moves single operations, then asks the exact model where that is small enough. Walks
-differ in their seed alone, so how many run at once changes nothing but the time they take: with steps in place of a
-wall limit the result depends on the seed and the steps only.
+A walk varies the policy, refines what it found and the other starts, then moves single operations, then asks the exact
+model where that is small enough. Walks differ in their seed alone, so how many run at once changes nothing but the time
+they take: with steps in place of a wall limit the result depends on the seed and the steps only.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 
 from recycle.solve import milp
 from recycle.solve.construct import Policy
-from recycle.solve.improve import Deadline, Found, Progress, improve, is_met, vary
+from recycle.solve.found import Deadline, Found, Progress, is_met
+from recycle.solve.improve import improve, vary
 from recycle.solve.problem import Problem
+from recycle.solve.refine import refine
 
 WALKS = 2
 SEARCH_STEPS = 1 << 40
 POLICIES = 4_000
-"""Policies that a walk tries at most on its way to single operations; large problems have nothing else to gain."""
-POLICIES_ONLY_FROM = 100_000
+"""Policies that a walk tries at most on its way."""
+SINGLE_UP_TO = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
+SHARES = ((10_000, (0.15, 0.3)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0)))
+"""By number of operations: shares of the time that is left for policies, then for refinement; the rest is for moves."""
 EXACT_UP_TO, EXACT_SECONDS = 100, 4.0
 """Operations up to which the exact model is asked, and for how long: above, the search finds what it would."""
 WORTH_PROCESSES = 4.0
@@ -34,7 +38,7 @@ WORTH_PROCESSES = 4.0
 
 def search(
     problem: Problem,
-    start: Found,
+    starts: Sequence[Found],
     policy: Policy,
     bound: float,
     *,
@@ -44,10 +48,11 @@ def search(
     processes: int = 1,
     progress: Progress | None = None,
 ) -> Found:
-    """The best order of all walks; `start` where none is better.
+    """The best order of all walks; the best of `starts` where none is better.
 
     Args:
-        policy: that of `start`.
+        starts: where to begin, the best first.
+        policy: the one that did best on this problem.
         bound: a proven lower bound; a period that meets it ends the search.
         steps: moves of all walks together, in place of the deadline.
         deadline: wall limit of all walks together.
@@ -56,15 +61,16 @@ def search(
     """
     share = None if steps is None else steps // WALKS
     seeds = [seed * WALKS + walk for walk in range(WALKS)]
+    start = starts[0]
     if is_met(problem, start.period, bound) or deadline.is_over:
         return start
     if processes > 1 and deadline.left > WORTH_PROCESSES:
-        found = _beside_each_other(problem, start, policy, bound, share, seeds, deadline, processes, progress)
+        found = _beside_each_other(problem, starts, policy, bound, share, seeds, deadline, processes, progress)
     else:
         found = []
         for turn, one in enumerate(seeds):
             mine = deadline if steps is not None else deadline.part(1 / (WALKS - turn))
-            found.append(walk(problem, start, policy, bound, steps=share, seed=one, deadline=mine, progress=progress))
+            found.append(walk(problem, starts, policy, bound, steps=share, seed=one, deadline=mine, progress=progress))
             if is_met(problem, found[-1].period, bound):
                 break
     best = min(found, key=lambda one: one.period)  # of equals the first, whichever came in first
@@ -73,7 +79,7 @@ def search(
 
 def walk(
     problem: Problem,
-    start: Found,
+    starts: Sequence[Found],
     policy: Policy,
     bound: float,
     *,
@@ -83,12 +89,8 @@ def walk(
     progress: Progress | None = None,
 ) -> Found:
     """One walk from `start`; never worse."""
-    if problem.size >= POLICIES_ONLY_FROM:
-        policies, of_the_time = SEARCH_STEPS if steps is None else steps // 50, 1.0
-    else:
-        policies = min(POLICIES, 3 * problem.size) if steps is None else min(POLICIES, 3 * problem.size, steps // 50)
-        of_the_time = 0.25 if problem.size < POLICIES_ONLY_FROM // 10 else 0.7
-    best = start.period
+    orders = None if steps is None else steps // 50
+    best = starts[0].period
 
     def report(stage: str, period: float) -> None:
         nonlocal best
@@ -96,10 +98,33 @@ def walk(
             best = period
             progress(stage, period)
 
-    part = deadline if steps is not None else deadline.part(of_the_time)
-    found = vary(problem, start, policy, bound, steps=policies, seed=seed, deadline=part, progress=report)
-    found = replace(found, steps=start.steps + found.steps)
-    if problem.size < POLICIES_ONLY_FROM:
+    def share(of_the_time: float) -> Deadline:
+        return deadline if steps is not None else deadline.part(of_the_time)
+
+    policies, refinements = next(shares for size, shares in SHARES if problem.size < size)
+    most = min(POLICIES, 3 * problem.size)
+    found = vary(
+        problem,
+        starts[0],
+        policy,
+        bound,
+        steps=most if orders is None else min(most, orders),
+        seed=seed,
+        deadline=share(policies),
+        progress=report,
+    )
+    spent = found.steps
+    found = refine(
+        problem,
+        [found, *starts[1:]] if found.period < starts[0].period else starts,
+        bound,
+        steps=SEARCH_STEPS if orders is None else orders,
+        seed=seed,
+        deadline=share(refinements),
+        progress=report,
+    )
+    found = replace(found, steps=starts[0].steps + spent + found.steps)
+    if problem.size < SINGLE_UP_TO:
         limit = SEARCH_STEPS if steps is None else steps
         found = improve(problem, found, bound, steps=limit, seed=seed, deadline=deadline, progress=report)
     if steps is None and problem.size <= EXACT_UP_TO and not is_met(problem, found.period, bound):
@@ -113,7 +138,7 @@ def walk(
 
 def _beside_each_other(
     problem: Problem,
-    start: Found,
+    starts: Sequence[Found],
     policy: Policy,
     bound: float,
     steps: int | None,
@@ -126,10 +151,10 @@ def _beside_each_other(
     context = multiprocessing.get_context("spawn")
     over = context.Event()
     rounds = -(-len(seeds) // processes)
-    best = start.period
+    best = starts[0].period
     with ProcessPoolExecutor(min(processes, len(seeds)), context, _prepare, (over,)) as pool:
         left = None if steps is not None else deadline.left / rounds
-        walks = [pool.submit(_walk, problem, start, policy, bound, steps, seed, left) for seed in seeds]
+        walks = [pool.submit(_walk, problem, starts, policy, bound, steps, seed, left) for seed in seeds]
         waiting: set[Future[Found]] = set(walks)
         while waiting:
             done, waiting = wait(waiting, 0.1, FIRST_COMPLETED)
@@ -163,7 +188,13 @@ def _end_with(join: Callable[[], None]) -> None:
 
 
 def _walk(
-    problem: Problem, start: Found, policy: Policy, bound: float, steps: int | None, seed: int, seconds: float | None
+    problem: Problem,
+    starts: Sequence[Found],
+    policy: Policy,
+    bound: float,
+    steps: int | None,
+    seed: int,
+    seconds: float | None,
 ) -> Found:
     assert _over is not None
-    return walk(problem, start, policy, bound, steps=steps, seed=seed, deadline=Deadline(seconds, _over))
+    return walk(problem, starts, policy, bound, steps=steps, seed=seed, deadline=Deadline(seconds, _over))

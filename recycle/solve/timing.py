@@ -1,7 +1,7 @@
 """Timing an order in two linear passes: earliest starts, then right-shift.
 
-Every stage's last end E_s (its step included) is kept from the first pass, and every operation is put as late as
-these ends and its successors allow. With S_w the shifted first start of worker w,
+Every stage's last end E_s (its step included) is kept from the first pass (with the barrier: the makespan is), and
+every operation is put as late as these ends and its successors allow. With S_w the shifted first start of worker w,
 
     period = max over w of (E_s(w) - S_w)    staggered optimizer         period = max over s of E_s    barrier.
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from recycle.solve.compiled import as_lists, compiled
 from recycle.solve.problem import Order, Problem, flat
@@ -22,7 +23,7 @@ COMPILE_FROM = 20_000
 """Operations from which loading the compiled loop costs less than running in plain Python."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timing:
     """When an order's stages end.
 
@@ -30,11 +31,13 @@ class Timing:
         period: by right-shift; infinite when the order can never finish.
         makespan: end of its last stage, step included, when started from idle.
         due: E_s of each rank: the latest end, step included, of the stages that its workers host.
+        starts: right-shifted start of each operation, by operation.
     """
 
     period: float
     makespan: float
     due: list[float]
+    starts: npt.NDArray[np.float64]
 
 
 def time_order(problem: Problem, order: Order, often: bool = False) -> Timing:
@@ -52,14 +55,12 @@ def time_order(problem: Problem, order: Order, often: bool = False) -> Timing:
     last, (period, makespan) = [float(v) for v in arguments[12]], arguments[14]
     ranks = problem.shape.ranks
     due = [max(last[rank::ranks]) + problem.closing[rank] for rank in range(ranks)]
-    return Timing(float(period), float(makespan), due)
+    return Timing(float(period), float(makespan), due, np.asarray(arguments[13]))
 
 
 def start_times(problem: Problem, order: Order) -> list[float]:
-    """Start of each operation: right-shifted, or with the barrier as early as possible."""
-    arguments = as_lists(_arguments(problem, order))
-    _time(*arguments)
-    times: list[float] = arguments[13]
+    """Right-shifted start of each operation."""
+    times: list[float] = time_order(problem, order).starts.tolist()
     return times
 
 
@@ -169,22 +170,22 @@ def _time(
             if last[s] + finish[s] > makespan:
                 makespan = last[s] + finish[s]
         # --- right-shift against the ends of the stages
+        for t in range(size - 1, -1, -1):
+            x = topological[t]
+            w = host[x]
+            kind = x // plane
+            s = x // n - kind * stages
+            until = last[s] if staggered else makespan - finish[s]
+            k = place[x] + 1
+            if k < offsets[w + 1] and late[sequence[k]] < until:
+                until = late[sequence[k]]
+            after = feeds[x]
+            if after >= 0:
+                ready = late[after] - (link if host[after] != w else 0.0)
+                if ready < until:
+                    until = ready
+            late[x] = until - times[kind * stages + s] * speed[w]
         if staggered:
-            for t in range(size - 1, -1, -1):
-                x = topological[t]
-                w = host[x]
-                kind = x // plane
-                s = x // n - kind * stages
-                until = last[s]
-                k = place[x] + 1
-                if k < offsets[w + 1] and late[sequence[k]] < until:
-                    until = late[sequence[k]]
-                after = feeds[x]
-                if after >= 0:
-                    ready = late[after] - (link if host[after] != w else 0.0)
-                    if ready < until:
-                        until = ready
-                late[x] = until - times[kind * stages + s] * speed[w]
             period = 0.0
             for w in range(workers):
                 if offsets[w + 1] > offsets[w]:
@@ -199,7 +200,5 @@ def _time(
                         period = window
         else:
             period = makespan
-            for x in topological:
-                late[x] = end[x] - times[x // n] * speed[host[x]]
     figures[0] = period
     figures[1] = makespan

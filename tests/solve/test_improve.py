@@ -7,8 +7,10 @@ from recycle.shape import Worker
 from recycle.solve.anneal import anneal
 from recycle.solve.bounds import lower_bound
 from recycle.solve.construct import construct
-from recycle.solve.improve import Deadline, Found, first, improve, vary
+from recycle.solve.found import Deadline, Found
+from recycle.solve.improve import improve, vary
 from recycle.solve.problem import Problem
+from recycle.solve.starts import first
 from recycle.solve.timing import time_order
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 

@@ -1,0 +1,96 @@
+"""Who runs the micro-batches of dead workers, and in which slot of the iteration: the start of every order.
+
+Where peers are alike, an iteration is cut into slots. In each slot every pipeline runs at most one micro-batch, and no
+more pipelines run one than the stage with the fewest live workers has: so at each stage the micro-batches of dead
+workers find a live worker whose own pipeline sits the slot out, and nobody has two in one slot. The pipelines with most
+left to do go first, which gives the fewest slots possible, ceil(D m / fewest live workers), and spreads what is
+re-routed evenly over time and peers. With slow workers, they go to whoever would be done with them first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from recycle.solve.problem import Operations, Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """A host for every (stage, micro-batch), and a slot for every micro-batch.
+
+    Attributes:
+        host: worker of each (stage, micro-batch), by index, flat; its home if that lives.
+        slot: place of each micro-batch in the iteration, from 0 on.
+    """
+
+    host: Operations
+    slot: Operations
+
+    @property
+    def slots(self) -> int:
+        return int(self.slot.max()) + 1
+
+
+@lru_cache(maxsize=2)
+def deal(problem: Problem) -> Deal:
+    """The hosts and slots of all micro-batches; made once per problem, as every order begins with it."""
+    shape, stages = problem.shape, problem.shape.stages
+    homes = np.arange(shape.pipelines)[None, :] * shape.ranks + np.arange(stages)[:, None] % shape.ranks
+    host = np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
+    index = np.arange(problem.micro_batches) % shape.micro_batches
+    if not problem.dead:
+        return Deal(host.ravel(), index)
+    if not problem.peers_are_alike:
+        _by_load(problem, host)
+        return Deal(host.ravel(), index)
+    slots = _slots(problem)
+    slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
+    due = [0] * shape.pipelines
+    live = [{worker // shape.ranks for worker in hosts} for hosts in problem.hosts]
+    taken = np.zeros((stages, shape.pipelines), dtype=np.int64)
+    for place, running in enumerate(slots):
+        idle = set(range(shape.pipelines)) - set(running)
+        for s in range(stages):
+            homeless = [k for k in running if k not in live[s]]
+            if homeless:
+                free = sorted(idle & live[s], key=lambda h: (taken[s, h], h))
+                for k, h in zip(homeless, free, strict=False):
+                    host[s, k, due[k]] = h * shape.ranks + s % shape.ranks
+                    taken[s, h] += 1
+        for k in running:
+            slot[k, due[k]] = place
+            due[k] += 1
+    return Deal(host.ravel(), slot.ravel())
+
+
+def _slots(problem: Problem) -> list[list[int]]:
+    """The pipelines that run a micro-batch in each slot."""
+    pipelines = problem.shape.pipelines
+    most = min(len(hosts) for hosts in problem.hosts)
+    left = [problem.shape.micro_batches] * pipelines
+    slots: list[list[int]] = []
+    while any(left):
+        by_need = sorted(range(pipelines), key=lambda k: (-left[k], (k - len(slots)) % pipelines))
+        running = sorted(k for k in by_need[:most] if left[k])
+        for k in running:
+            left[k] -= 1
+        slots.append(running)
+    return slots
+
+
+def _by_load(problem: Problem, host: Operations) -> None:
+    """Re-routed micro-batches, in the order in which they come, so that no host gets two at once."""
+    shape = problem.shape
+    for s, live in enumerate(problem.hosts):
+        load = [(problem.speed[w] * (shape.micro_batches + 1), place, w) for place, w in enumerate(live)]
+        heapq.heapify(load)
+        dead = sorted(set(range(shape.pipelines)) - {w // shape.ranks for w in live})
+        for j, k in product(range(shape.micro_batches), dead):
+            finished, place, w = heapq.heappop(load)
+            host[s, k, j] = w
+            heapq.heappush(load, (finished + problem.speed[w], place, w))

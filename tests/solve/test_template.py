@@ -1,0 +1,43 @@
+import pytest
+from hypothesis import assume, given, settings
+
+from recycle.ir.check import check
+from recycle.shape import Worker
+from recycle.solve.construct import construct, portfolio
+from recycle.solve.deal import deal
+from recycle.solve.problem import Problem
+from recycle.solve.template import one_pipeline, spread
+from recycle.solve.timing import time_order
+from tests.solve.jobs import job, small_jobs
+
+
+def copied(problem):
+    """(the template's period, the order of the whole)."""
+    dealt = deal(problem)
+    template = one_pipeline(problem, dealt.slots)
+    order = min((construct(template, policy) for policy in list(portfolio(template))[:8]), key=period_in(template))
+    return time_order(template, order).period, spread(problem, dealt, template, order)
+
+
+def period_in(problem):
+    return lambda order: time_order(problem, order).period
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_jobs())
+def test_the_whole_is_valid_and_takes_no_longer_than_the_template(case):
+    made, dead = case
+    problem = Problem.of(made, dead)
+    assume(problem.shape.chunks == 1)
+    period, order = copied(problem)
+    assert check(problem.schedule(order), profile=made.profile(), limits=made.activation_limits()) == []
+    assert time_order(problem, order).period <= period + 1e-9
+
+
+@pytest.mark.parametrize(("dead", "slots"), [(1, 8 * 8 // 7 + 1), (2, -(-64 // 6)), (7, 64)])
+def test_with_ample_memory_it_takes_what_a_pipeline_with_so_many_micro_batches_does(dead, slots):
+    """7 stages between: a fault-free pipeline of m micro-batches needs 3 m and the trip less its forwards."""
+    problem = Problem.of(job(8, 4, 8, 64), [Worker(k, 1) for k in range(dead)])
+    period, order = copied(problem)
+    assert deal(problem).slots == slots
+    assert time_order(problem, order).period <= period == 3 * slots
