@@ -33,12 +33,14 @@ from recycle.plans import (
 from recycle.shape import Worker
 from recycle.solve import exact
 from recycle.solve.bounds import lower_bound
+from recycle.solve.deal import deal
 from recycle.solve.found import Deadline, Progress, Stop, is_met
 from recycle.solve.fuse import fuse
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Problem
 from recycle.solve.search import search
 from recycle.solve.starts import starts
+from recycle.solve.template import one_pipeline, spread
 
 QUICK_SECONDS = 0.5
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 2.0, 0.6
@@ -127,7 +129,9 @@ def _plan(
 ) -> Plan:
     begun = time.perf_counter()
     profile = job.profile()
-    problem = Problem.of(job, dead, profile)
+    whole = problem = Problem.of(job, dead, profile)
+    if not dead and whole.peers_are_alike:
+        problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines do the same
     bound = lower_bound(problem)
     section = job.planner
     if seconds is None and steps is None:
@@ -160,7 +164,7 @@ def _plan(
         found, bound = replace(found, order=solved.order, period=solved.period), max(bound, solved.bound)
     if not problem.is_exact and found.order != start.order:
         found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
-    schedule = problem.schedule(found.order)
+    schedule = whole.schedule(spread(whole, deal(whole), problem, found.order) if problem is not whole else found.order)
     if section.decoupled and not quick:
         schedule, timeline = fuse(schedule, profile, deadline)
     else:
