@@ -80,7 +80,8 @@ def plan(
     from msgspec.structs import replace
 
     from recycle.job import Job
-    from recycle.profile import Profile
+    from recycle.solve.engines import missing
+    from recycle.solve.problem import Problem
 
     if failed is not None and failures is not None:
         raise PlanError("plan: give --failed or --failures, not both")
@@ -96,12 +97,19 @@ def plan(
     if move is not None:
         loaded = replace(loaded, planner=replace(loaded.planner, move=move))
     if profile is not None:
-        Profile.load(profile)
         loaded = replace(loaded, times=replace(loaded.times, profile=str(profile)))
+    loaded.profile()
+    with _blaming(f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
+        Problem.of(loaded)
+    dead = _workers(loaded, failed or "")
+    with _blaming("plan: --failed"):
+        Problem.of(loaded, dead)
     processes = processes or len(os.sched_getaffinity(0))
+    for lacking in missing():
+        print(f"recycle: {lacking}", file=sys.stderr)
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
-        _one(loaded, _workers(loaded, failed or ""), library, output, as_json, processes)
+        _one(loaded, dead, library, output, as_json, processes)
         return
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
@@ -110,13 +118,20 @@ def plan(
     )
 
 
+@contextmanager
+def _blaming(place: str) -> Iterator[None]:
+    """Puts the file or option that is at fault before the message."""
+    try:
+        yield
+    except (JobError, PlanError) as error:
+        raise PlanError(str(error) if str(error).startswith(place) else f"{place}: {error}") from None
+
+
 def _workers(job: Job, text: str) -> list[Worker]:
     from recycle.shape import Worker
 
-    try:
+    with _blaming("plan: --failed"):
         return [job.shape.require(Worker.parse(name), "plan: --failed") for name in text.split(",") if name.strip()]
-    except JobError as error:
-        raise PlanError(str(error) if "--failed" in str(error) else f"plan: --failed: {error}") from None
 
 
 def _one(
@@ -128,15 +143,17 @@ def _one(
 
     if output is not None and not output.parent.is_dir():
         raise PlanError(f"{output}: cannot be written (the folder {output.parent} does not exist)")
+    if output is not None and output.exists() and not output.is_file():
+        raise PlanError(f"{output}: cannot be written (there is something that is not a regular file)")
     with _progress() as report, _ended_by_interrupt() as stop:
         if library is None or job.profile().speed or job.planner.move:
             made = plan_one(job, failed, processes=processes, stop=stop, progress=report)
         else:
             shelf = PlanLibrary(library, job)
             shelf.prepare()
-            kept = shelf.get(failure_vector(job.shape, failed))
+            vector = failure_vector(job.shape, failed)
+            kept = shelf.proven(shelf.entry(vector))
             if kept is None:
-                vector = failure_vector(job.shape, failed)
                 kept = plan_vector(job, vector, processes=processes, stop=stop, progress=report)
                 shelf.add(kept)
             made = kept.for_processes(failed)

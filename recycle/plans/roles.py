@@ -10,7 +10,7 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.columns import Columns
 from recycle.ir.schedule import Schedule
-from recycle.plans.vectors import failure_vector
+from recycle.plans.vectors import failure_vector, require_hosts
 from recycle.shape import Shape, Worker
 
 
@@ -27,8 +27,7 @@ def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
     for rank, count in enumerate(vector):
         if not 0 <= count <= shape.pipelines:
             raise PlanError(f"failure vector {tuple(vector)}: rank {rank} has {shape.pipelines} workers")
-        if count == shape.pipelines:
-            raise PlanError(f"no live worker is left for stage {rank}: all {shape.pipelines} of its workers are dead")
+    require_hosts(shape, vector)
     return frozenset(Worker(shape.pipelines - 1 - k, rank) for rank, count in enumerate(vector) for k in range(count))
 
 

@@ -72,6 +72,7 @@ Report = Callable[[Filling], None]
 def library_vectors(job: Job, failures: int) -> tuple[list[Vector], bool]:
     """(vectors that a library for up to `failures` dead holds, whether those are all there are), likeliest first."""
     shape = job.shape
+    failures = min(failures, shape.ranks * (shape.pipelines - 1))
     counts = list(accumulate(count_vectors(shape, failures)))
     if counts[-1] <= MOST:
         return list(likely_vectors(shape, failures)), True
@@ -117,7 +118,7 @@ def plan_library(
     entries: dict[Vector, Entry] = {}
     for vector in vectors:
         entry = None if library is None else library.entry(vector)
-        if library is not None and entry is not None and library.is_whole(entry):
+        if library is not None and entry is not None and library.proven(entry):
             entries[vector] = entry
     fill(job, library, vectors, entries, progress, cache=cache, processes=processes, seconds=seconds)
     return [entries[vector] for vector in vectors]
