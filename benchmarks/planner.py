@@ -6,7 +6,8 @@ gap is period / bound - 1 with all bounds that `recycle.solve.bounds` proves; "3
 and memory alone, so that progress of the schedule and of the bound can be told apart. "first" is when the first valid
 order was there. Dead sets are drawn once and stand in `dead_sets.json`, by D x P : number of dead. `--scale` shortens
 the planner's time limits. Where OR-tools is installed (extra `bench`) CP-SAT works on the small cases for `--cp-sat`
-seconds each, 45 unless told; 0 leaves it out. The last column is its period, its bound and when it ended.
+seconds each, 45 unless told; 0 leaves it out. The last column is its period,
+its bound where that is not met, and when it ended.
 """
 
 from __future__ import annotations

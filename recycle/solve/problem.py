@@ -210,15 +210,20 @@ class Problem:
         shape = self.shape
         m, ranks = shape.micro_batches, shape.ranks
         host = np.empty((shape.stages, shape.pipelines, m), dtype=np.int64)
+        units = np.zeros(
+            shape.worker_count, dtype=np.int64
+        )  # over all chunks of a worker, so that none gets more of each
         for s in range(shape.stages):
             live = self.hosts[s]
+            units[live] += m
             host[s] = (np.arange(shape.pipelines) * ranks + s % ranks)[:, None]
-            load = [(self.speed[w] * (m + 1), place, w) for place, w in enumerate(live)]
+            load = [(self.speed[w] * (int(units[w]) + 1), place, w) for place, w in enumerate(live)]
             heapq.heapify(load)
             dead = sorted(set(range(shape.pipelines)) - {w // ranks for w in live})
             for j, k in product(range(m), dead):  # in the order in which they come, so that no host gets two at once
                 finished, place, w = heapq.heappop(load)
                 host[s, k, j] = w
+                units[w] += 1
                 heapq.heappush(load, (finished + self.speed[w], place, w))
         return host.ravel()
 
