@@ -59,6 +59,9 @@ def plan(
         int | None,
         typer.Option(metavar="N", help="Plans or searches at the same time; as many as there are CPUs if left out."),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Search once more for plans of --library that do not meet their bound.")
+    ] = False,
     move: Annotated[
         bool | None, typer.Option("--move/--no-move", help="Whether live workers may change stage; else as in the job.")
     ] = None,
@@ -67,9 +70,10 @@ def plan(
     """Plan the schedule of a job around its dead workers, with a proven lower bound and the gap to it.
 
     Ctrl-C ends a search with the best plan so far. Without --failed it is the fault-free plan. With --failures N a
-    library for up to N dead workers is planned, likeliest first; one that was interrupted goes on where it stopped.
-    With --library and --profile the plans of a library are timed under the new profile, and those whose gap has grown
-    are planned again.
+    library for up to N dead workers is planned, likeliest first; one that was interrupted goes on where it stopped,
+    and with --again plans that do not meet their bound are searched once more with the job's present effort. With
+    --library and --profile the plans of a library are timed under the new profile, and those whose gap has grown are
+    planned again.
 
     Example: **recycle plan job.toml --failed 1.2 -o plan.json**
 
@@ -91,6 +95,8 @@ def plan(
         raise PlanError(f"plan: --within: must be above 0 seconds, got {within:g}")
     if not threshold >= 0:
         raise PlanError(f"plan: --threshold: must be at least 0, got {threshold:g}")
+    if again and (failures is None or library is None):
+        raise PlanError("plan: --again: needs --failures N and --library DIR, whose plans it searches once more")
     if processes is not None and processes < 1:
         raise PlanError(f"plan: --processes: must be at least 1, got {processes}")
     loaded = Job.load(job)
@@ -114,7 +120,13 @@ def plan(
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
     _many(
-        loaded, failures, library, threshold if drifting else None, as_json, {"processes": processes, "seconds": within}
+        loaded,
+        failures,
+        library,
+        threshold if drifting else None,
+        as_json,
+        {"processes": processes, "seconds": within},
+        again,
     )
 
 
@@ -194,6 +206,7 @@ def _many(
     threshold: float | None,
     as_json: bool,
     effort: dict[str, Any],
+    again: bool,
 ) -> None:
     """Plan a library, after bringing the one that is there to a new profile where a `threshold` says so."""
     from recycle.plans import PlanLibrary, cache_directory
@@ -216,7 +229,7 @@ def _many(
                 printed = {"profile": job.profile().digest(), "threshold": threshold, "drift": drifts}
             if failures is not None:
                 _, complete = library_vectors(job, failures)
-                entries = plan_library(job, failures, library, report, cache=cache, **effort)
+                entries = plan_library(job, failures, library, report, cache=cache, again=again, **effort)
     except KeyboardInterrupt:
         print(
             f"recycle: interrupted; what was planned is kept in {library or cache}: run it again to go on",
@@ -262,6 +275,7 @@ def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
                 "throughput": throughput,
                 "of_ideal": None if throughput is None else throughput / live,
                 "seconds": entry.seconds,
+                "searched": not entry.quick,
                 "hash": entry.hash,
                 "file": entry.file,
             }
@@ -297,6 +311,9 @@ def _library_table(rows: list[dict[str, Any]], title: str) -> None:
         )
     _show(title, table)
     print("throughput: of fault-free; of ideal: of fault-free times live workers / all workers")
+    hurried = sum(not row["searched"] for row in rows)
+    if hurried:
+        print(f"{hurried} plans are the list scheduler's, made on the spot: allow more time to search for better ones")
 
 
 def _drift_table(drifts: list[Drift], threshold: float, entries: list[Entry]) -> None:

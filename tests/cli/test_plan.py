@@ -94,10 +94,21 @@ def test_the_library_shows_throughput_against_fault_free_and_against_the_share_a
     assert [row["failures"] for row in rows] == [0, 1, 1, 2, 2, 2]
     one = rows[1]
     assert (one["period"], one["throughput"], one["of_ideal"]) == (9, 7 / 9, 7 / 9 / (5 / 6))
+    assert (one["lower_bound"], one["gap"], one["searched"]) == (9, 0, True)
     _, out, _ = run(TINY, "--failures", 2, "--library", tmp_path / "plans")
     (line,) = [line for line in out.splitlines() if line.startswith("1 0 ")]
     assert line.split()[:2] == ["1", "0"]
     assert {"77.8%", "93.3%", "9"} <= set(line.split())
+
+
+def test_plans_that_were_not_searched_are_said_to_be_the_list_schedulers(run, tmp_path):
+    text = WORKED_EXAMPLE.replace("steps = 400000", "seconds = 0.01").replace("limit = 6", "limit = 5")
+    _, out, _ = run(text, "--failures", 1, "--library", tmp_path / "plans", "--json")
+    rows = json.loads(out)["table"]
+    hurried = [row for row in rows if not row["searched"]]
+    assert [row for row in rows if row["gap"] > 0] == hurried != []
+    _, out, _ = run(text, "--failures", 1, "--library", tmp_path / "plans")
+    assert f"{len(hurried)} plans are the list scheduler's, made on the spot" in out
 
 
 def test_where_all_vectors_are_too_many_that_is_said(run):
@@ -218,6 +229,8 @@ def test_ctrl_c_keeps_what_is_planned(tmp_path):
         (TINY + "[times]\nlink = 1e308\n", [], "job.toml: [times] link: a transfer takes 1e+308, more than 1e+12"),
         (TINY, ["--failures", "1", "--within", "0"], "--within: must be above 0"),
         (TINY, ["--failures", "1", "--within", "1e-9"], "1e-09 seconds are too few: 3 of 3 vectors have no plan"),
+        (TINY, ["--failures", "1", "--again"], "--again: needs --failures N and --library DIR"),
+        (TINY, ["--library", "plans", "--again"], "--again: needs --failures N and --library DIR"),
         (TINY, ["--failures", "1", "--processes", "0"], "--processes: must be at least 1"),
         (TINY, ["--library", "nowhere", "--profile", "none.json"], "recycle: none.json: cannot be read"),
     ],
