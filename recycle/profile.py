@@ -192,6 +192,11 @@ class Profile:
             links.append(found or Link(self.latency, self.bandwidth))
         return links
 
+    @property
+    def are_peers_alike(self) -> bool:
+        """Whether the workers of a stage can change places: no speeds, and no link that names a pipeline."""
+        return not self.speed and all(pair[0] == "*" == pair.split(">")[1][0] for pair in self.links)
+
     def speed_of(self, worker: Worker) -> float:
         return self.speed.get(str(worker), 1.0)
 

@@ -158,7 +158,7 @@ def _one(
     if output is not None and output.exists() and not output.is_file():
         raise PlanError(f"{output}: cannot be written (there is something that is not a regular file)")
     with _progress() as report, _ended_by_interrupt() as stop:
-        if library is None or job.profile().speed or job.planner.move:
+        if library is None or not job.profile().are_peers_alike or job.planner.move:
             made = plan_one(job, failed, processes=processes, stop=stop, progress=report)
         else:
             shelf = PlanLibrary(library, job)

@@ -307,16 +307,16 @@ class PlanLibrary:
             shape: of the job; may be left out where the library knows its job.
 
         Raises:
-            PlanError: no usable plan can be filled, or workers differ in speed, so that peers are not alike.
+            PlanError: no usable plan can be filled, or workers differ in speed or links, so that peers are not alike.
         """
         failed = frozenset(failed)
         if shape is None:
             if self.job is None:
                 raise PlanError(f"{self.directory}: a lookup needs the job or its shape")
             shape = self.job.shape
-        if self.job is not None and self.job.profile().speed:
+        if self.job is not None and not self.job.profile().are_peers_alike:
             raise PlanError(
-                f"{self.directory}: the profile's workers differ in speed: plan for the very set of workers"
+                f"{self.directory}: the profile's workers differ in speed or links: plan for the very set of workers"
             )
         vector = failure_vector(shape, failed)
         for entry, arrangement in self._nearest(shape, failed, vector):

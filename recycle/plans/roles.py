@@ -72,7 +72,7 @@ def align(shape: Shape, dead: frozenset[Worker], failed: frozenset[Worker]) -> l
 def rename(schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[int] | None = None) -> Schedule:
     """The schedule in process names: each process gets the program of its role.
 
-    Peers are interchangeable, so validity, makespan and period stay (as long as workers are equally fast).
+    Peers are interchangeable, so validity, makespan and period stay (as long as `Profile.are_peers_alike`).
 
     Args:
         roles: process -> role. Workers left out are dead, and take the dead roles in order.

@@ -221,7 +221,7 @@ def serve(
     """
     failed = frozenset(failed)
     found = None
-    if library is not None and not job.profile().speed:
+    if library is not None and job.profile().are_peers_alike:
         try:
             found = library.lookup(failed)
         except PlanError:
