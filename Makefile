@@ -25,7 +25,11 @@ types: $(VENV)/.installed
 tests: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
+# Over an hour, most of it the planner's large rows.
 benchmarks: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/ir.py
+	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python -W ignore benchmarks/executor.py
 	$(BIN)/python benchmarks/recovery.py
 

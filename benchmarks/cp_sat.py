@@ -74,6 +74,16 @@ def in_child(problem: Problem, seconds: float) -> Answer:
         return pool.submit(solve, problem, seconds).result()
 
 
+def summary(problem: Problem, seconds: float) -> str:
+    """`in_child` in a table's cell: best period, proven bound where that is less, and when it ended."""
+    if problem.shape.chunks > 1 or not problem.grain:
+        return "not modelled"
+    answer = in_child(problem, seconds)
+    period = "none" if answer.period is None else f"{answer.period:g}"
+    proven = "" if answer.status == "optimal" else f" >= {answer.bound:g}"
+    return f"{period}{proven} {answer.seconds:.0f} s"
+
+
 def _factor(problem: Problem) -> int:
     speeds = set(problem.speed)
     times = [t * speed for t in problem.times.tolist() for speed in speeds] + [*problem.finish, problem.link]

@@ -1,11 +1,13 @@
 """The planner on its targets: period, proven bound, gap, and how long it took.
 
-    python benchmarks/planner.py [--only NAME ...] [--scale F] [--processes N] [--cp-sat SECONDS]
+    python benchmarks/planner.py [--only NAME ...] [--scale F] [--processes N] [--cp-sat SECONDS] [--json FILE]
 
 gap is period / bound - 1 with all bounds that `recycle.solve.bounds` proves; "3 bounds" is the gap to load, round trip
 and memory alone, so that progress of the schedule and of the bound can be told apart. "first" is when the first valid
 order was there. Dead sets are drawn once and stand in `dead_sets.json`, by D x P : number of dead. `--scale` shortens
-all time limits. With OR-tools (extra `bench`) CP-SAT works on the small cases for `--cp-sat` seconds each.
+the planner's time limits. Where OR-tools is installed (extra `bench`) CP-SAT works on the small cases for `--cp-sat`
+seconds each, 45 unless told; 0 leaves it out. The last column is its period,
+its bound where that is not met, and when it ended.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from recycle.solve.problem import Problem
 
 DEAD_SETS = json.loads((Path(__file__).parent / "dead_sets.json").read_text())
 MEASURED = {"forward": 100.0, "backward_input": 115.0, "backward_weight": 85.0, "link": 4.0, "step": 40.0}
+CP_SAT_SECONDS = 45.0 if importlib.util.find_spec("ortools") else 0.0
 CP_SAT_UP_TO = 2_000
 """Operations of the largest case that CP-SAT is asked about."""
 
@@ -95,8 +98,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of cases, or beginnings of them")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the time limits")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--cp-sat", type=float, default=0.0, metavar="SECONDS", help="per small case; 0: leave it out")
+    parser.add_argument(
+        "--cp-sat", type=float, default=CP_SAT_SECONDS, metavar="SECONDS", help="per small case; 0: leave it out"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too, as they come")
     arguments = parser.parse_args()
+    rows: list[dict[str, str]] = []
     titles = ("case", "D,P,m", "cap", "dead", "period", "bound", "gap", "3 bounds", "first s", "s", "target", "CP-SAT")
     print("".join(f"{title:>{width}}" for title, width in zip(titles, WIDTHS, strict=True)))
     for case in cases():
@@ -104,6 +111,9 @@ def main() -> None:
             continue
         row = measured(case, arguments)
         print("".join(f"{cell:>{width}}" for cell, width in zip(row, WIDTHS, strict=True)), flush=True)
+        rows.append(dict(zip(titles, row, strict=True)))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 WIDTHS = (23, 12, 10, 6, 9, 9, 8, 10, 9, 8, 10, 16)

@@ -48,9 +48,11 @@ def write_whole(path: str | Path, text: str | Iterable[str]) -> None:
         text: the file's text, or parts of it one after another.
 
     Raises:
-        RecycleError: the file cannot be written; nothing is left behind.
+        RecycleError: the file cannot be written, or is a folder, pipe or device; nothing is left behind.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:

@@ -25,6 +25,10 @@ from recycle.shape import Shape, Worker
 PerStage = float | list[float]
 _MOST_BYTES = 2**25
 _NUMBER = r"(0|[1-9][0-9]{0,8}|\*)"
+_PER_STAGE = (
+    *("forward", "backward_input", "backward_weight", "reduce", "step", "overlapped_pair"),
+    *("message", "activation", "static"),
+)
 _PAIR = re.compile(rf"{_NUMBER}\.{_NUMBER}>{_NUMBER}\.{_NUMBER}")
 
 
@@ -81,15 +85,17 @@ class Profile:
     speed: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises JobError for a quantity that is negative or not finite, and for a link between no two workers."""
-        for name in ("forward", "backward_input", "backward_weight", "reduce", "step", "latency", "message",
-                     "activation", "static", "overlapped_pair"):  # fmt: skip
+        """Raises JobError for a quantity that is negative or not finite, and a link or speed that names no worker."""
+        for name in (*_PER_STAGE, "latency"):
             value = getattr(self, name)
             for entry in value if isinstance(value, list) else [0.0 if value is None else value]:
                 if not 0 <= entry < math.inf:
                     raise JobError(f"profile: {name} must be finite and at least 0, got {entry}")
         if not 0 <= self.weight_stash <= 1:
             raise JobError(f"profile: weight_stash must lie between 0 and 1, got {self.weight_stash}")
+        for worker in self.speed:
+            if str(Worker.parse(worker)) != worker:
+                raise JobError(f"profile: speed: write {Worker.parse(worker)} in place of {worker!r}")
         positive = [("bandwidth", self.bandwidth), *((f"speed of {w}", f) for w, f in self.speed.items())]
         for pair, link in self.links.items():
             _require_pair(pair)
@@ -122,6 +128,15 @@ class Profile:
             raise JobError(f"profile: {name} lists {len(value)} stages, the job has {stages}")
         return [float(entry) for entry in value]
 
+    def require(self, shape: Shape) -> None:
+        """Raises JobError where a list has not one entry per stage of `shape`, or a speed or link names no worker."""
+        for name in _PER_STAGE:
+            if getattr(self, name) is not None:
+                self.per_stage(name, shape.stages)
+        for worker in self.speed:
+            shape.require(Worker.parse(worker), "profile: speed")
+        self._links_of(shape, [])
+
     def transfer_seconds(
         self, shape: Shape, sender: npt.ArrayLike, receiver: npt.ArrayLike, boundary: npt.ArrayLike
     ) -> npt.NDArray[np.float64]:
@@ -148,7 +163,8 @@ class Profile:
             links = self._links_of(shape, pairs.tolist())
         latency = np.array([link.latency for link in links])[which]
         bandwidth = np.array([link.bandwidth or math.inf for link in links])[which]
-        seconds: npt.NDArray[np.float64] = latency + np.asarray(amount) / bandwidth
+        with np.errstate(over="ignore"):
+            seconds: npt.NDArray[np.float64] = latency + np.asarray(amount) / bandwidth
         return seconds
 
     def _links_of(self, shape: Shape, pairs: list[int]) -> list[Link]:
@@ -175,6 +191,11 @@ class Profile:
             found = next((self.links[key] for key in fitting if key in self.links), None)
             links.append(found or Link(self.latency, self.bandwidth))
         return links
+
+    @property
+    def are_peers_alike(self) -> bool:
+        """Whether the workers of a stage can change places: no speeds, and no link that names a pipeline."""
+        return not self.speed and all(pair[0] == "*" == pair.split(">")[1][0] for pair in self.links)
 
     def speed_of(self, worker: Worker) -> float:
         return self.speed.get(str(worker), 1.0)

@@ -43,3 +43,12 @@ def test_a_giant_is_refused_unread(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(b"123456")
     with pytest.raises(JobError, match=r"\(6 bytes, at most 5\)"):
         read_whole(tmp_path / "small", JobError, most=5)
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(RecycleError, match=rf"{path}: cannot be written \(there is something that is not a reg"):
+            write_whole(path, "text")
+    assert (tmp_path / "pipe").is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

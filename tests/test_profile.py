@@ -112,3 +112,10 @@ def test_a_file_that_is_no_profile_is_refused_with_its_name(tmp_path: Path, cont
     assert str(error.value).startswith(f"{file}: ")
     with pytest.raises(JobError, match="cannot be read"):
         Profile.load(tmp_path)
+
+
+def test_peers_are_alike_unless_a_speed_or_a_link_names_one_of_them():
+    assert Profile(links={"*.0>*.1": Link(1.0)}, latency=2.0).are_peers_alike
+    assert not Profile(links={"*.0>0.1": Link(1.0)}).are_peers_alike
+    assert not Profile(links={"0.0>*.1": Link(1.0)}).are_peers_alike
+    assert not Profile(speed={"0.0": 2.0}).are_peers_alike

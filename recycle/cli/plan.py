@@ -59,6 +59,9 @@ def plan(
         int | None,
         typer.Option(metavar="N", help="Plans or searches at the same time; as many as there are CPUs if left out."),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Search once more for plans of --library that do not meet their bound.")
+    ] = False,
     move: Annotated[
         bool | None, typer.Option("--move/--no-move", help="Whether live workers may change stage; else as in the job.")
     ] = None,
@@ -67,9 +70,10 @@ def plan(
     """Plan the schedule of a job around its dead workers, with a proven lower bound and the gap to it.
 
     Ctrl-C ends a search with the best plan so far. Without --failed it is the fault-free plan. With --failures N a
-    library for up to N dead workers is planned, likeliest first; one that was interrupted goes on where it stopped.
-    With --library and --profile the plans of a library are timed under the new profile, and those whose gap has grown
-    are planned again.
+    library for up to N dead workers is planned, likeliest first; one that was interrupted goes on where it stopped,
+    and with --again plans that do not meet their bound are searched once more with the job's present effort. With
+    --library and --profile the plans of a library are timed under the new profile, and those whose gap has grown are
+    planned again.
 
     Example: **recycle plan job.toml --failed 1.2 -o plan.json**
 
@@ -80,7 +84,8 @@ def plan(
     from msgspec.structs import replace
 
     from recycle.job import Job
-    from recycle.profile import Profile
+    from recycle.solve.engines import missing
+    from recycle.solve.problem import Problem
 
     if failed is not None and failures is not None:
         raise PlanError("plan: give --failed or --failures, not both")
@@ -90,33 +95,55 @@ def plan(
         raise PlanError(f"plan: --within: must be above 0 seconds, got {within:g}")
     if not threshold >= 0:
         raise PlanError(f"plan: --threshold: must be at least 0, got {threshold:g}")
+    if again and (failures is None or library is None):
+        raise PlanError("plan: --again: needs --failures N and --library DIR, whose plans it searches once more")
     if processes is not None and processes < 1:
         raise PlanError(f"plan: --processes: must be at least 1, got {processes}")
     loaded = Job.load(job)
     if move is not None:
         loaded = replace(loaded, planner=replace(loaded.planner, move=move))
     if profile is not None:
-        Profile.load(profile)
         loaded = replace(loaded, times=replace(loaded.times, profile=str(profile)))
+    loaded.profile()
+    with _blaming(f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
+        Problem.of(loaded)
+    dead = _workers(loaded, failed or "")
+    with _blaming("plan: --failed"):
+        Problem.of(loaded, dead)
     processes = processes or len(os.sched_getaffinity(0))
+    for lacking in missing():
+        print(f"recycle: {lacking}", file=sys.stderr)
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
-        _one(loaded, _workers(loaded, failed or ""), library, output, as_json, processes)
+        _one(loaded, dead, library, output, as_json, processes)
         return
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
     _many(
-        loaded, failures, library, threshold if drifting else None, as_json, {"processes": processes, "seconds": within}
+        loaded,
+        failures,
+        library,
+        threshold if drifting else None,
+        as_json,
+        {"processes": processes, "seconds": within},
+        again,
     )
+
+
+@contextmanager
+def _blaming(place: str) -> Iterator[None]:
+    """Puts the file or option that is at fault before the message."""
+    try:
+        yield
+    except (JobError, PlanError) as error:
+        raise PlanError(str(error) if str(error).startswith(place) else f"{place}: {error}") from None
 
 
 def _workers(job: Job, text: str) -> list[Worker]:
     from recycle.shape import Worker
 
-    try:
+    with _blaming("plan: --failed"):
         return [job.shape.require(Worker.parse(name), "plan: --failed") for name in text.split(",") if name.strip()]
-    except JobError as error:
-        raise PlanError(str(error) if "--failed" in str(error) else f"plan: --failed: {error}") from None
 
 
 def _one(
@@ -128,15 +155,17 @@ def _one(
 
     if output is not None and not output.parent.is_dir():
         raise PlanError(f"{output}: cannot be written (the folder {output.parent} does not exist)")
+    if output is not None and output.exists() and not output.is_file():
+        raise PlanError(f"{output}: cannot be written (there is something that is not a regular file)")
     with _progress() as report, _ended_by_interrupt() as stop:
-        if library is None or job.profile().speed or job.planner.move:
+        if library is None or not job.profile().are_peers_alike or job.planner.move:
             made = plan_one(job, failed, processes=processes, stop=stop, progress=report)
         else:
             shelf = PlanLibrary(library, job)
             shelf.prepare()
-            kept = shelf.get(failure_vector(job.shape, failed))
+            vector = failure_vector(job.shape, failed)
+            kept = shelf.proven(shelf.entry(vector))
             if kept is None:
-                vector = failure_vector(job.shape, failed)
                 kept = plan_vector(job, vector, processes=processes, stop=stop, progress=report)
                 shelf.add(kept)
             made = kept.for_processes(failed)
@@ -177,6 +206,7 @@ def _many(
     threshold: float | None,
     as_json: bool,
     effort: dict[str, Any],
+    again: bool,
 ) -> None:
     """Plan a library, after bringing the one that is there to a new profile where a `threshold` says so."""
     from recycle.plans import PlanLibrary, cache_directory
@@ -199,7 +229,7 @@ def _many(
                 printed = {"profile": job.profile().digest(), "threshold": threshold, "drift": drifts}
             if failures is not None:
                 _, complete = library_vectors(job, failures)
-                entries = plan_library(job, failures, library, report, cache=cache, **effort)
+                entries = plan_library(job, failures, library, report, cache=cache, again=again, **effort)
     except KeyboardInterrupt:
         print(
             f"recycle: interrupted; what was planned is kept in {library or cache}: run it again to go on",
@@ -245,6 +275,7 @@ def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
                 "throughput": throughput,
                 "of_ideal": None if throughput is None else throughput / live,
                 "seconds": entry.seconds,
+                "searched": not entry.quick,
                 "hash": entry.hash,
                 "file": entry.file,
             }
@@ -280,6 +311,9 @@ def _library_table(rows: list[dict[str, Any]], title: str) -> None:
         )
     _show(title, table)
     print("throughput: of fault-free; of ideal: of fault-free times live workers / all workers")
+    hurried = sum(not row["searched"] for row in rows)
+    if hurried:
+        print(f"{hurried} plans are the list scheduler's, made on the spot: allow more time to search for better ones")
 
 
 def _drift_table(drifts: list[Drift], threshold: float, entries: list[Entry]) -> None:

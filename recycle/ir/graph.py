@@ -1,13 +1,14 @@
 """Longest paths over a schedule's event graph: topological order, and end times as early as possible.
 
 The two loops here are plain Python functions over arrays. Small graphs run them as they are; large ones run the same
-source compiled by numba, which is imported only then.
+source compiled by numba, which is imported only then; where it is not installed they run as they are too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,12 @@ def _earliest(order: Any, offsets: Any, sources: Any, seconds: Any, start: Any, 
 
 
 def _worth_compiling(nodes: int) -> bool:
-    return nodes >= (LOADED_FROM if _compiled.cache_info().currsize else COMPILE_FROM)
+    return nodes >= (LOADED_FROM if _compiled.cache_info().currsize else COMPILE_FROM) and _has_numba()
+
+
+@cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
 
 
 @cache

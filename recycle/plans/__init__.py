@@ -9,7 +9,7 @@ from recycle.plans.library import Entry, PlanLibrary, job_key
 from recycle.plans.moves import Arrangement, Move, arrange, can_reach, moves_needed, roles_after, touched
 from recycle.plans.plan import VERSION, Plan, schedule_hash
 from recycle.plans.roles import assign_roles, dead_roles, rename
-from recycle.plans.vectors import Vector, count_vectors, failure_vector, likely_vectors
+from recycle.plans.vectors import Vector, count_vectors, failure_vector, likely_vectors, require_hosts
 
 __all__ = [
     "VERSION",
@@ -34,6 +34,7 @@ __all__ = [
     "moves_needed",
     "plan_key",
     "rename",
+    "require_hosts",
     "roles_after",
     "schedule_hash",
     "touched",

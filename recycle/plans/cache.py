@@ -58,13 +58,18 @@ def cached_plan(path: str | Path, job: Job, vector: Sequence[int]) -> Plan | Non
             and plan.profile == job.profile().digest()
             and plan.limits == (None if limits is None else tuple(limits))
         )
-        if not fits or errors(plan.schedule, job):
-            return None
-        timeline = simulate(plan.schedule, job.profile())
-        stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
-        return plan if np.allclose(stated, found, rtol=1e-6) and plan.lower_bound <= plan.period else None
+        return plan if fits and is_true(plan, job) else None
     except RecycleError:
         return None
+
+
+def is_true(plan: Plan, job: Job) -> bool:
+    """Whether a plan of the job passes `check` under its limits, and takes as long as it says."""
+    if errors(plan.schedule, job):
+        return False
+    timeline = simulate(plan.schedule, job.profile())
+    stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
+    return bool(np.allclose(stated, found, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
 
 
 def errors(schedule: Schedule, job: Job) -> list[str]:

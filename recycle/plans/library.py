@@ -4,7 +4,7 @@ A plan is one file named by the hash of its content, and `manifest.json` says wh
 failure vector, with its figures. A plan passes `check` before it is stored, and a file is read only while its content
 has the hash in the manifest: what was half-written, edited or swapped counts as absent. Files that the manifest does
 not name (it was lost; they were put there by hand) are adopted by `prepare`, after a full check and a simulation.
-Limits: the manifest itself is believed; whatever runs a schedule checks it once more.
+Limits: a lookup believes the manifest; whatever runs a schedule checks it once more, and `proven` does so for others.
 
 A set whose vector has no plan is served by a plan for more dead workers: the live ones beyond it stand idle, or move
 to the stage that lacks them (`[planner] move`). The most-hit stage rules the period, so little is lost by that where
@@ -26,11 +26,11 @@ import msgspec
 import numpy as np
 
 from recycle.errors import PlanError, RecycleError, ScheduleError
-from recycle.files import write_whole
+from recycle.files import read_whole, write_whole
 from recycle.ir.check import check
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
-from recycle.plans.cache import cached_plan, errors
+from recycle.plans.cache import cached_plan, errors, is_true
 from recycle.plans.moves import Arrangement, Move, arrange, roles_after
 from recycle.plans.packed import SUFFIX, pack, unpack
 from recycle.plans.plan import VERSION, Plan
@@ -167,7 +167,9 @@ class PlanLibrary:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PlanError(f"{self.directory}: cannot be made a plan library ({error.strerror})") from None
+            raise PlanError(
+                f"{self.directory}: cannot be made a plan library ({error.strerror}); choose another directory"
+            ) from None
         if not os.access(self.directory, os.W_OK):
             raise PlanError(f"{self.directory}: is not writable: choose another directory for the plan library")
         entries = dict(self.entries())
@@ -210,8 +212,8 @@ class PlanLibrary:
         stamp = self._now()
         if stamp != self._stamp:
             listed: list[Entry] | None = None
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                read = msgspec.json.decode((self.directory / MANIFEST).read_bytes(), type=_Manifest)
+            with contextlib.suppress(PlanError, msgspec.MsgspecError):
+                read = msgspec.json.decode(read_whole(self.directory / MANIFEST, PlanError), type=_Manifest)
                 listed = read.plans if (read.format, read.version) == (FORMAT, VERSION) else None
             self._is_listed = listed is not None
             self._entries = self._adopt(set()) if listed is None else {entry.vector: entry for entry in listed}
@@ -266,9 +268,15 @@ class PlanLibrary:
             self._loaded[entry.digest] = plan
         return self._loaded[entry.digest]
 
-    def is_whole(self, entry: Entry) -> bool:
-        """Whether an entry's file is there and as it was stored."""
-        return self._content(entry) is not None
+    def proven(self, entry: Entry | None) -> Plan | None:
+        """`read` for who neither checks nor times the plan again: its rules and figures hold, and the manifest's too.
+
+        None when they do not; takes as long as a check and a simulation.
+        """
+        plan = None if entry is None else self.read(entry)
+        if entry is None or plan is None or self.job is None or not is_true(plan, self.job):
+            return None
+        return plan if Entry.of(plan, entry.file, entry.digest, entry.columns) == entry else None
 
     def _content(self, entry: Entry) -> bytes | None:
         return self._verified(self.directory / Path(entry.file).name, entry.digest)
@@ -280,8 +288,8 @@ class PlanLibrary:
     def _verified(path: Path, digest: str) -> bytes | None:
         """What a file holds, if it is what was stored."""
         try:
-            content = path.read_bytes()
-        except OSError:
+            content = read_whole(path, PlanError)
+        except PlanError:
             return None
         return content if _digest(content) == digest else None
 
@@ -299,16 +307,16 @@ class PlanLibrary:
             shape: of the job; may be left out where the library knows its job.
 
         Raises:
-            PlanError: no usable plan can be filled, or workers differ in speed, so that peers are not alike.
+            PlanError: no usable plan can be filled, or workers differ in speed or links, so that peers are not alike.
         """
         failed = frozenset(failed)
         if shape is None:
             if self.job is None:
                 raise PlanError(f"{self.directory}: a lookup needs the job or its shape")
             shape = self.job.shape
-        if self.job is not None and self.job.profile().speed:
+        if self.job is not None and not self.job.profile().are_peers_alike:
             raise PlanError(
-                f"{self.directory}: the profile's workers differ in speed: plan for the very set of workers"
+                f"{self.directory}: the profile's workers differ in speed or links: plan for the very set of workers"
             )
         vector = failure_vector(shape, failed)
         for entry, arrangement in self._nearest(shape, failed, vector):
@@ -371,9 +379,9 @@ class PlanLibrary:
             if path.name == MANIFEST or path.name in listed:
                 continue
             try:
-                content = path.read_bytes()
+                content = read_whole(path, PlanError)
                 plan: Plan | None = Plan.from_text(content, path.name)
-            except (OSError, ScheduleError, PlanError):
+            except (ScheduleError, PlanError):
                 continue
             assert plan is not None
             if self.job is not None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from recycle.errors import PlanError
-from recycle.plans.vectors import Vector, failure_vector
+from recycle.plans.vectors import Vector, failure_vector, require_hosts
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
@@ -74,9 +74,7 @@ def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profi
     """
     failed = frozenset(failed)
     here = failure_vector(shape, failed)
-    for rank, dead in enumerate(here):
-        if dead == shape.pipelines:
-            raise PlanError(f"no live worker is left for stage {rank}: all {dead} of its workers are dead")
+    require_hosts(shape, here)
     if not can_reach(here, vector):
         raise PlanError(f"vector {tuple(vector)} cannot be reached from {here}: it needs more live workers")
     dead_in = Counter(worker.pipeline for worker in failed)

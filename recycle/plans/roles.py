@@ -10,7 +10,7 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.columns import Columns
 from recycle.ir.schedule import Schedule
-from recycle.plans.vectors import failure_vector
+from recycle.plans.vectors import failure_vector, require_hosts
 from recycle.shape import Shape, Worker
 
 
@@ -27,8 +27,7 @@ def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
     for rank, count in enumerate(vector):
         if not 0 <= count <= shape.pipelines:
             raise PlanError(f"failure vector {tuple(vector)}: rank {rank} has {shape.pipelines} workers")
-        if count == shape.pipelines:
-            raise PlanError(f"no live worker is left for stage {rank}: all {shape.pipelines} of its workers are dead")
+    require_hosts(shape, vector)
     return frozenset(Worker(shape.pipelines - 1 - k, rank) for rank, count in enumerate(vector) for k in range(count))
 
 
@@ -73,7 +72,7 @@ def align(shape: Shape, dead: frozenset[Worker], failed: frozenset[Worker]) -> l
 def rename(schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[int] | None = None) -> Schedule:
     """The schedule in process names: each process gets the program of its role.
 
-    Peers are interchangeable, so validity, makespan and period stay (as long as workers are equally fast).
+    Peers are interchangeable, so validity, makespan and period stay (as long as `Profile.are_peers_alike`).
 
     Args:
         roles: process -> role. Workers left out are dead, and take the dead roles in order.

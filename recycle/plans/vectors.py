@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations_with_replacement
 from math import comb, prod
 
@@ -23,6 +23,16 @@ def failure_vector(shape: Shape, failed: Iterable[Worker]) -> Vector:
             raise PlanError(str(error)) from None
         vector[worker.rank] += 1
     return tuple(vector)
+
+
+def require_hosts(shape: Shape, vector: Sequence[int]) -> None:
+    """Raises PlanError that names the first stage of which every worker is dead: its parameters are lost."""
+    for rank, dead in enumerate(vector):
+        if dead >= shape.pipelines:
+            raise PlanError(
+                f"no live worker is left for stage {rank}: all {shape.pipelines} of its workers are dead;"
+                f" the run has to restart from a checkpoint once one is back"
+            )
 
 
 def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:

@@ -2,10 +2,10 @@
 
 Each bound looks at one stage and asks what its worst-off live host must at least go through. Micro-batches may be
 dealt to the hosts in any way; since every bound grows with a host's number of micro-batches, the best deal is found
-host by host (`fewest`). With one chunk per worker (V = 1) all bounds apply; with more, load and memory in their
-averaged form. Times, caps, speeds and links are those of the problem; a backward that stays whole counts as I with
-no W. Sources: load and round trip after ReCycle's section 4 figures, memory is Little's law on activation slots. What
-these closed forms give is raised by the linear program of `fluid` on the stages that they point to.
+host by host (`fewest`). This is for one chunk per worker; `chunked` is for more. Times, caps, speeds and links are
+those of the problem; a backward that stays whole counts as I with no W. Sources: load and round trip after ReCycle's
+section 4 figures, memory is Little's law on activation slots. What these closed forms give is raised by the linear
+program of `fluid` on the stages that they point to.
 
 Whole times make whole bounds: each bound is about E_s - S_s of one stage, or about the makespan; starts counted from
 S_s and rounded down make a schedule still, so the smallest is whole, and what is proven may be rounded up.
@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Callable
 from math import ceil, floor, inf
 
-from recycle.solve import fluid
+from recycle.solve import chunked, fluid
 from recycle.solve.problem import Problem
 
 _SLACK = 1e-9
@@ -39,6 +39,8 @@ def closed_form(problem: Problem) -> float:
     As every term looks at the hosts of one stage, the bound of dead workers on several stages is the largest of the
     bounds of each stage's dead alone, where all workers are alike.
     """
+    if problem.shape.chunks > 1:
+        return chunked.period(problem) if problem.staggered else chunked.makespan(problem)
     return period_bound(problem) if problem.staggered else makespan_bound(problem)
 
 
@@ -50,7 +52,7 @@ def period_bound(problem: Problem) -> float:
     """
     stages = range(problem.shape.stages)
     bound = max(max(load(problem, s), round_trip(problem, s), memory(problem, s)) for s in stages)
-    return _rounded(problem, max(bound, detours(problem))) if problem.shape.chunks == 1 else bound
+    return _rounded(problem, max(bound, detours(problem)))
 
 
 def makespan_bound(problem: Problem) -> float:
@@ -61,25 +63,15 @@ def makespan_bound(problem: Problem) -> float:
     """
     bound = 0.0
     for s in range(problem.shape.stages):
-        step = problem.finish[s]
-        fill = arrival(problem, s % problem.shape.ranks)  # with chunks a worker begins with its first stage
+        fill = arrival(problem, s)
         bound = max(bound, fill + max(load(problem, s), round_trip(problem, s), memory(problem, s)))
-        if problem.shape.chunks == 1:
-            bound = max(bound, fill + last_backward(problem, s) + departure(problem, s))
-        bound = max(bound, arrival(problem, s) + _once(problem, s) + step)
+        bound = max(bound, fill + last_backward(problem, s) + departure(problem, s))
+        bound = max(bound, fill + _once(problem, s) + problem.finish[s])
     return _rounded(problem, bound)
 
 
 def load(problem: Problem, stage: int) -> float:
-    """Work of the most loaded host: its F, I and W, then reduce and step.
-
-    With several chunks the workers of a rank share the work of its stages, on average at best.
-    """
-    if problem.shape.chunks > 1:
-        stages = range(stage % problem.shape.ranks, problem.shape.stages, problem.shape.ranks)
-        work = sum(_work(problem, s) for s in stages) * problem.micro_batches
-        finish = min(problem.finish[s] for s in stages)
-        return work / sum(1 / problem.speed[w] for w in problem.hosts[stage]) + finish
+    """Work of the most loaded host: its F, I and W, then reduce and step."""
     work = _work(problem, stage)
     return fewest(problem, stage, lambda worker, count: count * work * problem.speed[worker]) + problem.finish[stage]
 
@@ -90,8 +82,6 @@ def round_trip(problem: Problem, stage: int) -> float:
     A host's first I needs one micro-batch to go to the last stage and back; until then it can run forwards only, no
     more than memory admits, as nothing is freed before the first I.
     """
-    if problem.shape.chunks > 1:
-        return 0.0
 
     def window(worker: int, count: int) -> float:
         return count * _work(problem, stage) * problem.speed[worker] + _idle(problem, stage, worker, count)
@@ -105,8 +95,6 @@ def memory(problem: Problem, stage: int) -> float:
     Each micro-batch holds one slot from the start of its F to the end of its I, at least the trip to the last stage
     and back, then the stashed share until the end of its W.
     """
-    if problem.shape.chunks > 1:
-        return 0.0
 
     def window(worker: int, count: int) -> float:
         if problem.cap[worker] == inf:
@@ -130,9 +118,9 @@ def detours(problem: Problem) -> float:
 
 
 def _detours(problem: Problem) -> list[tuple[float, int, int]]:
-    """(length, r, s) of every detour; none with several chunks."""
+    """(length, r, s) of every detour."""
     found: list[tuple[float, int, int]] = []
-    for s in range(problem.shape.stages if problem.shape.chunks == 1 else 0):
+    for s in range(problem.shape.stages):
         length = last_backward(problem, s)
         found.append((length + problem.weight[s] * _fastest(problem, s) + problem.finish[s], s, s))
         for r in range(s - 1, -1, -1):
@@ -145,8 +133,6 @@ def _detours(problem: Problem) -> list[tuple[float, int, int]]:
 def _chains(problem: Problem) -> list[tuple[int, ...]]:
     """Stages to look at together: all of a short pipeline; else the first with those that other bounds point to."""
     found = _detours(problem)
-    if not found:
-        return []
     stages = range(problem.shape.stages)
     if len(stages) <= ALL_STAGES:
         return [tuple(stages), *_in_pairs(max(found)[1:])]

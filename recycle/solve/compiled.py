@@ -1,6 +1,7 @@
 """The same loop twice: plain Python over lists for small problems, compiled by numba over arrays for large ones.
 
-numba is imported only when a loop is worth it; what it compiles is cached on disk beside the source.
+numba is imported only when a loop is worth it, and done without where it is not installed; what it compiles is cached
+on disk beside the source.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from recycle.solve.engines import has
+
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled; the first call of a new version takes some seconds."""
+    """`function` compiled, as it is without numba; the first call of a new version takes some seconds."""
+    if not has("numba"):
+        return function
     import numba
 
     made: Callable[..., Any] = numba.njit(cache=True)(function)

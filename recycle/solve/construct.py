@@ -12,8 +12,9 @@ Whenever a worker is idle it takes the first that applies:
 
 Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F, which keeps the pipeline's pace even; backwards
 first drains what is in flight, which suits ample memory. Ready forwards and backwards are taken by micro-batch index,
-then pipeline. A dead worker's micro-batches go to its live peers as `deal` says. A `Policy` holds what may be varied;
-`portfolio` lists a few that between them do well.
+then pipeline; with chunks the deepest forward first, or both by groups of micro-batches. A dead worker's micro-batches
+go to its live peers as `deal` says. A `Policy` holds what may be varied; `portfolio` lists a few that between them do
+well.
 
 It cannot deadlock: a backward frees memory whenever one is ready, the last stage can always run one after its
 forward, and with several chunks per worker each chunk leaves a free slot for every deeper one.
@@ -52,6 +53,8 @@ class Policy:
         evenness: how far the clock by which the scheduler decides is from the true times (0) to one where F, I and W
             take the same and links nothing (1). A true clock fills each wait with a W that then holds up the next F or
             I; an even one keeps the rotation, and what it decides is timed truly afterwards.
+        group: with chunks, micro-batches that a worker takes through one before the next, as interleaved 1F1B does;
+            0: the deepest chunk's forward first, and backwards by micro-batch.
     """
 
     hold: tuple[int, ...]
@@ -61,6 +64,7 @@ class Policy:
     lead: float = 0.0
     swaps: tuple[tuple[int, int, int], ...] = ()
     evenness: float = 0.0
+    group: int = 0
 
 
 def default_policy(problem: Problem) -> Policy:
@@ -71,6 +75,18 @@ def default_policy(problem: Problem) -> Policy:
 
 def portfolio(problem: Problem) -> Iterator[Policy]:
     """A few policies, the generally best first."""
+    for group in groups(problem):
+        for policy in _portfolio(problem):
+            yield replace(policy, group=group)
+
+
+def groups(problem: Problem) -> tuple[int, ...]:
+    """Sizes of groups worth a try: P micro-batches as in interleaved 1F1B, and half of that for tight memory."""
+    ranks = problem.shape.ranks
+    return tuple(dict.fromkeys((0, ranks, max(2, ranks // 2)))) if problem.shape.chunks > 1 else (0,)
+
+
+def _portfolio(problem: Problem) -> Iterator[Policy]:
     stages, ranks = problem.shape.stages, problem.shape.ranks
     plain = default_policy(problem)
     leads = (0.0, 2.0) if problem.dead else (0.0,)
@@ -134,6 +150,7 @@ def construct(
     stage = np.repeat(np.arange(shape.stages), n)
     rerouted = host != g // m * shape.ranks + stage % shape.ranks
     rank = g % m * shape.pipelines + g // m - policy.lead * shape.pipelines * rerouted
+    turn = _turns(problem, policy, rank, stage)
     line = np.lexsort((g, rank, stage, host))
     place = np.empty(len(line), dtype=np.int64)
     place[line] = np.arange(len(line))
@@ -145,7 +162,7 @@ def construct(
         n,
         shape.ranks,
         host,
-        rank,
+        turn,
         line,
         place,
         lanes,
@@ -176,12 +193,22 @@ def construct(
     return [part.tolist() for part in np.split(started[np.argsort(worker, kind="stable")], ends)]
 
 
+def _turns(problem: Problem, policy: Policy, rank: Any, stage: Any) -> Any:
+    """For the F, then for the backward of each (stage, micro-batch): a worker takes the lowest that is ready."""
+    chunks, chunk = problem.shape.chunks, stage // problem.shape.ranks
+    if not policy.group:
+        return np.concatenate([rank - chunk * (1 + np.ptp(rank)), rank])
+    size = policy.group * problem.shape.pipelines
+    begun = rank // size * chunks * size + rank % size
+    return np.concatenate([begun + chunk * size, begun + (chunks - 1 - chunk) * size])
+
+
 def _list_schedule(
     stages: Any,
     n: Any,
     ranks: Any,
     host: Any,
-    rank: Any,
+    turn: Any,
     line: Any,
     place: Any,
     lanes: Any,
@@ -288,17 +315,19 @@ def _list_schedule(
                     k += 1
                 head[lane] = k
                 deeper = chunks - 1 - chunk
-                if forward < 0 and k <= tail[lane] and flying[w] < hold[s + chunk * ranks] - deeper:
+                if k <= tail[lane] and flying[w] < hold[s + chunk * ranks] - deeper:
                     if held[w] + 1.0 > cap[w] - deeper + 1e-9:
                         blocked = True
-                    else:
+                    elif forward < 0 or turn[line[k]] < turn[line[forward]]:
                         forward = k
                 lane += count_of_lanes
                 k = head[lane]
                 while k <= tail[lane] and not ready[k]:
                     k += 1
                 head[lane] = k
-                if k <= tail[lane] and (backward < 0 or rank[line[k - plane]] < rank[line[backward - plane]]):
+                if k <= tail[lane] and (
+                    backward < 0 or turn[plane + line[k - plane]] < turn[plane + line[backward - plane]]
+                ):
                     backward = k
             pending = waiting_count[w] - waiting_head[w]
             choice = -1

@@ -4,7 +4,8 @@ Where peers are alike, an iteration is cut into slots. In each slot every pipeli
 more pipelines run one than the stage with the fewest live workers has: so at each stage the micro-batches of dead
 workers find a live worker whose own pipeline sits the slot out, and nobody has two in one slot. The pipelines with most
 left to do go first, which gives the fewest slots possible, ceil(D m / fewest live workers), and spreads what is
-re-routed evenly over time and peers. With slow workers, they go to whoever would be done with them first.
+re-routed evenly over time and peers. With slow workers, or several chunks to share them out over, they go to whoever
+would be done with them first.
 """
 
 from __future__ import annotations
@@ -45,23 +46,24 @@ def deal(problem: Problem) -> Deal:
     index = np.arange(problem.micro_batches) % shape.micro_batches
     if not problem.dead:
         return Deal(host.ravel(), index)
-    if not problem.peers_are_alike:
+    if not problem.peers_are_alike or shape.chunks > 1:
         _by_load(problem, host)
         return Deal(host.ravel(), index)
     slots = _slots(problem)
     slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
     due = [0] * shape.pipelines
     live = [{worker // shape.ranks for worker in hosts} for hosts in problem.hosts]
-    taken = np.zeros((stages, shape.pipelines), dtype=np.int64)
+    taken = np.zeros((shape.ranks, shape.pipelines), dtype=np.int64)  # over all chunks of a worker
     for place, running in enumerate(slots):
         idle = set(range(shape.pipelines)) - set(running)
         for s in range(stages):
+            rank = s % shape.ranks
             homeless = [k for k in running if k not in live[s]]
             if homeless:
-                free = sorted(idle & live[s], key=lambda h: (taken[s, h], h))
+                free = sorted(idle & live[s], key=lambda h: (taken[rank, h], h))
                 for k, h in zip(homeless, free, strict=False):
-                    host[s, k, due[k]] = h * shape.ranks + s % shape.ranks
-                    taken[s, h] += 1
+                    host[s, k, due[k]] = h * shape.ranks + rank
+                    taken[rank, h] += 1
         for k in running:
             slot[k, due[k]] = place
             due[k] += 1
@@ -86,11 +88,14 @@ def _slots(problem: Problem) -> list[list[int]]:
 def _by_load(problem: Problem, host: Operations) -> None:
     """Re-routed micro-batches, in the order in which they come, so that no host gets two at once."""
     shape = problem.shape
+    units = np.zeros(shape.worker_count, dtype=np.int64)  # over all chunks of a worker
     for s, live in enumerate(problem.hosts):
-        load = [(problem.speed[w] * (shape.micro_batches + 1), place, w) for place, w in enumerate(live)]
+        units[live] += shape.micro_batches
+        load = [(problem.speed[w] * (int(units[w]) + 1), place, w) for place, w in enumerate(live)]
         heapq.heapify(load)
         dead = sorted(set(range(shape.pipelines)) - {w // shape.ranks for w in live})
         for j, k in product(range(shape.micro_batches), dead):
             finished, place, w = heapq.heappop(load)
             host[s, k, j] = w
+            units[w] += 1
             heapq.heappush(load, (finished + problem.speed[w], place, w))

@@ -27,6 +27,7 @@ from math import ceil, floor
 import numpy as np
 import numpy.typing as npt
 
+from recycle.solve.engines import has
 from recycle.solve.problem import Problem
 
 POINTS = 40
@@ -42,13 +43,13 @@ Integers = npt.NDArray[np.int64]
 
 
 def raised(problem: Problem, bound: float, chains: Iterable[tuple[int, ...]]) -> float:
-    """`bound`, or the larger one that the fluid through one of the chains of stages proves.
+    """`bound`, or the larger one that the fluid through one of the chains of stages proves; needs highspy.
 
     Args:
         bound: a proven lower bound on the period.
         chains: stages in ascending order; with the barrier only those from stage 0 on count.
     """
-    if problem.shape.chunks > 1:
+    if problem.shape.chunks > 1 or not has("highspy"):
         return bound
     for stages in chains:
         if problem.staggered or stages[0] == 0:

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from recycle.solve.anneal import anneal
-from recycle.solve.construct import UNLIMITED, Policy, construct
+from recycle.solve.construct import UNLIMITED, Policy, construct, groups
 from recycle.solve.found import Deadline, Found, Progress, is_met, worth_compiling
 from recycle.solve.problem import Problem
 from recycle.solve.timing import time_order
@@ -83,7 +83,12 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
     if not problem.is_even and random.random() < 0.15:
         evenness = random.choice((0.0, 0.25, 0.5, 0.75, 1.0))
     return replace(
-        policy, **{name: tuple(entries) for name, entries in lists.items()}, swaps=swaps, lead=lead, evenness=evenness
+        policy,
+        **{name: tuple(entries) for name, entries in lists.items()},
+        swaps=swaps,
+        lead=lead,
+        evenness=evenness,
+        group=random.choice(groups(problem)) if problem.shape.chunks > 1 and random.random() < 0.15 else policy.group,
     )
 
 

@@ -72,6 +72,7 @@ Report = Callable[[Filling], None]
 def library_vectors(job: Job, failures: int) -> tuple[list[Vector], bool]:
     """(vectors that a library for up to `failures` dead holds, whether those are all there are), likeliest first."""
     shape = job.shape
+    failures = min(failures, shape.ranks * (shape.pipelines - 1))
     counts = list(accumulate(count_vectors(shape, failures)))
     if counts[-1] <= MOST:
         return list(likely_vectors(shape, failures)), True
@@ -93,6 +94,7 @@ def plan_library(
     cache: str | Path | None = None,
     processes: int = 1,
     seconds: float | None = None,
+    again: bool = False,
 ) -> list[Entry]:
     """Plans for up to `failures` dead (`library_vectors`), in `directory`; those that are there and valid are kept.
 
@@ -102,6 +104,8 @@ def plan_library(
         cache: directory of plans that outlive runs, read before planning and written after.
         processes: plans made at the same time.
         seconds: for all plans together; the searches share what the first plans leave.
+        again: search once more for those that are there and do not meet their bound, with the job's present effort;
+            the better plan stays.
 
     Returns:
         What is stored, likeliest first.
@@ -117,10 +121,11 @@ def plan_library(
     entries: dict[Vector, Entry] = {}
     for vector in vectors:
         entry = None if library is None else library.entry(vector)
-        if library is not None and entry is not None and library.is_whole(entry):
-            entries[vector] = entry
+        if library is not None and entry is not None and library.proven(entry):
+            entries[vector] = msgspec.structs.replace(entry, quick=entry.quick or (again and entry.gap > 0))
     fill(job, library, vectors, entries, progress, cache=cache, processes=processes, seconds=seconds)
-    return [entries[vector] for vector in vectors]
+    stored = {} if library is None else library.entries()
+    return [stored.get(vector, entries[vector]) for vector in vectors]
 
 
 def fill(
@@ -192,13 +197,15 @@ def _make(job: Job, vector: Vector, quick: bool, seconds: float | None, cache: s
 
 
 def _store(library: PlanLibrary | None, before: Entry | None, made: Plan) -> Entry:
-    """The better of the two, marked as searched once a search was made."""
+    """The better of the two with the better of the bounds, marked as searched once a search was made."""
+    if before is not None:
+        made = replace(made, lower_bound=max(made.lower_bound, before.lower_bound))
     if before is not None and before.period < made.period:
         if library is None:
             return msgspec.structs.replace(before, quick=False)
         kept = library.read(before)
         if kept is not None:
-            made = replace(kept, planner={**kept.planner, "quick": False})
+            made = replace(kept, planner={**kept.planner, "quick": False}, lower_bound=made.lower_bound)
     return Entry.of(made) if library is None else library.add(made)
 
 
@@ -214,7 +221,7 @@ def serve(
     """
     failed = frozenset(failed)
     found = None
-    if library is not None and not job.profile().speed:
+    if library is not None and job.profile().are_peers_alike:
         try:
             found = library.lookup(failed)
         except PlanError:

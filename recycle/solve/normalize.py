@@ -126,7 +126,7 @@ def normal_vectors(bounds: StageBounds, failures: int) -> list[Vector]:
 def normalize(job: Job, failed: Iterable[Worker]) -> Normalized:
     """The vector to plan for when `failed` are dead, and the moves that lead there.
 
-    Without `[planner] move`, or where workers differ in speed (so that they are not interchangeable), nobody moves.
+    Without `[planner] move`, or where peers differ in speed or links, nobody moves.
 
     Raises:
         PlanError: a stage has no live worker, re-routing is off, or a cap is too small.
@@ -135,7 +135,7 @@ def normalize(job: Job, failed: Iterable[Worker]) -> Normalized:
     here, profile = failure_vector(job.shape, failed), job.profile()
     problem, bound = _bounded(job, here)
     best = Normalized(here, failed, (), 0.0, _period(problem, bound))
-    if not failed or not job.planner.move or profile.speed:
+    if not failed or not job.planner.move or not profile.are_peers_alike:
         return best
     candidates = []
     for vector in _candidates(job, here, bound):

@@ -79,7 +79,7 @@ def plan(
     failed = frozenset(failed)
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
-    if job.profile().speed:
+    if not job.profile().are_peers_alike:
         # peers are not alike: no renaming
         return _plan(
             job, failed, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress

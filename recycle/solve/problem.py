@@ -24,6 +24,7 @@ from recycle.ir.dependencies import NEEDS, PRODUCES
 from recycle.ir.instruction import Kind
 from recycle.ir.schedule import Optimizer, Schedule, loop_placement
 from recycle.job import Job
+from recycle.plans import failure_vector, require_hosts
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
@@ -35,6 +36,8 @@ _WHOLE = [Kind.FORWARD, Kind.BACKWARD]
 _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
 _SLACK = 1e-9
+SHORTEST, LONGEST = 1e-6, 1e12
+"""Times beyond these drown in the tolerances of comparisons, or have sums that are not exact any more."""
 
 
 def flat(order: Order) -> tuple[Operations, Operations]:
@@ -79,22 +82,19 @@ class Problem:
 
         Raises:
             PlanError: a stage has no live worker, re-routing is off although workers are dead, a cap is too small for
-                one micro-batch, or an F or I takes no time.
+                one micro-batch, an F or I takes no time, or a time is out of all proportion.
+            JobError: the profile does not fit the shape.
         """
         shape, planner, stages = job.shape, job.planner, job.shape.stages
         profile = profile or job.profile()
         dead = frozenset(dead)
-        for rank in range(shape.ranks):
-            if all(Worker(k, rank) in dead for k in range(shape.pipelines)):
-                raise PlanError(
-                    f"no live worker is left for stage {rank}: all {shape.pipelines} of its workers are dead;"
-                    f" the run has to restart from a checkpoint once one is back"
-                )
+        require_hosts(shape, failure_vector(shape, dead))
         if dead and not planner.reroute:
             raise PlanError(
-                f"worker {min(dead)} is dead and [planner] reroute = false: nobody may run its micro-batches;"
+                f"[planner] reroute: is false, so that nobody may run the micro-batches of {min(dead)} when it is dead;"
                 f" set reroute = true"
             )
+        profile.require(shape)
         limits = job.activation_limits() or [float("inf")] * shape.ranks
         for rank, limit in enumerate(limits):
             if limit < shape.chunks:
@@ -102,10 +102,9 @@ class Problem:
                     f"[memory] limit: stage {rank} has memory for {max(0.0, limit):g} activations beside its static"
                     f" bytes, and one micro-batch needs {shape.chunks}; raise the limit"
                 )
-        for key in ("forward", "backward_input"):
-            for stage, seconds in enumerate(profile.per_stage(key, stages)):
-                if seconds <= 0:
-                    raise PlanError(f"[times] {key}: stage {stage} takes {seconds:g}; a plan needs a time above 0")
+        speed = tuple(profile.speed_of(worker) for worker in shape.workers())
+        links = _link_times(shape, dead, profile)
+        _require_times(profile, stages, speed, links, "profile:" if job.times.profile else "[times]")
         whole = np.array(profile.per_stage("backward_input", stages))
         weight = np.array(profile.per_stage("backward_weight", stages))
         if not planner.decoupled:
@@ -118,8 +117,8 @@ class Problem:
             backward=tuple(whole.tolist()),
             weight=tuple(weight.tolist()),
             finish=tuple(a + b for a, b in zip(reduce, step, strict=True)),
-            links=_link_times(shape, dead, profile),
-            speed=tuple(profile.speed_of(worker) for worker in shape.workers()),
+            links=links,
+            speed=speed,
             cap=tuple(limits[worker.rank] for worker in shape.workers()),
             stash=profile.weight_stash if planner.decoupled else 1.0,
             split=planner.decoupled,
@@ -307,6 +306,24 @@ class Problem:
             operation[first:end][kind[first:end] >= 0].tolist()
             for first, end in zip(c.offsets[:-1].tolist(), c.offsets[1:].tolist(), strict=True)
         ]
+
+
+def _require_times(
+    profile: Profile, stages: int, speed: tuple[float, ...], links: tuple[float, ...], where: str
+) -> None:
+    """Raises PlanError for an F or I without a duration, and for times so small or large that figures go wrong."""
+    for key in ("forward", "backward_input", "backward_weight", "reduce", "step"):
+        must_last = key in ("forward", "backward_input")
+        for stage, seconds in enumerate(profile.per_stage(key, stages)):
+            if must_last and seconds <= 0:
+                raise PlanError(f"{where} {key}: stage {stage} takes {seconds:g}; a plan needs a time above 0")
+            if seconds * max(speed) > LONGEST or (must_last and seconds * min(speed) < SHORTEST):
+                raise PlanError(
+                    f"{where} {key}: stage {stage} takes {seconds:g}, on one of its workers less than {SHORTEST:g} or"
+                    f" more than {LONGEST:g}; state all times in another unit"
+                )
+    if links[-1] > LONGEST:
+        raise PlanError(f"{where} link: a transfer takes {links[-1]:g}, more than {LONGEST:g}; is a bandwidth right?")
 
 
 def _link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:

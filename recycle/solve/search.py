@@ -28,7 +28,7 @@ POLICIES = 4_000
 """Policies that a walk tries at most on its way."""
 SINGLE_UP_TO = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
-SHARES = ((10_000, (0.15, 0.3)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0)))
+SHARES = ((10_000, (0.3, 0.15)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0)))
 """By number of operations: shares of the time that is left for policies, then for refinement; the rest is for moves."""
 EXACT_UP_TO, EXACT_SECONDS = 100, 4.0
 """Operations up to which the exact model is asked, and for how long: above, the search finds what it would."""

@@ -23,7 +23,7 @@ def starts(
         most: policies to try.
     """
     found: list[Found] = []
-    if problem.dead and problem.peers_are_alike:
+    if problem.dead and problem.peers_are_alike and problem.shape.chunks == 1:
         found.append(_copied(problem, deadline.part(TEMPLATE_SHARE), most))
         if progress:
             progress("constructing", found[0].period)

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recycle.cli import main
+from recycle.ir.check import check
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import Job
@@ -92,10 +94,21 @@ def test_the_library_shows_throughput_against_fault_free_and_against_the_share_a
     assert [row["failures"] for row in rows] == [0, 1, 1, 2, 2, 2]
     one = rows[1]
     assert (one["period"], one["throughput"], one["of_ideal"]) == (9, 7 / 9, 7 / 9 / (5 / 6))
+    assert (one["lower_bound"], one["gap"], one["searched"]) == (9, 0, True)
     _, out, _ = run(TINY, "--failures", 2, "--library", tmp_path / "plans")
     (line,) = [line for line in out.splitlines() if line.startswith("1 0 ")]
     assert line.split()[:2] == ["1", "0"]
     assert {"77.8%", "93.3%", "9"} <= set(line.split())
+
+
+def test_plans_that_were_not_searched_are_said_to_be_the_list_schedulers(run, tmp_path):
+    text = WORKED_EXAMPLE.replace("steps = 400000", "seconds = 0.01").replace("limit = 6", "limit = 5")
+    _, out, _ = run(text, "--failures", 1, "--library", tmp_path / "plans", "--json")
+    rows = json.loads(out)["table"]
+    hurried = [row for row in rows if not row["searched"]]
+    assert [row for row in rows if row["gap"] > 0] == hurried != []
+    _, out, _ = run(text, "--failures", 1, "--library", tmp_path / "plans")
+    assert f"{len(hurried)} plans are the list scheduler's, made on the spot" in out
 
 
 def test_where_all_vectors_are_too_many_that_is_said(run):
@@ -186,18 +199,40 @@ def test_ctrl_c_keeps_what_is_planned(tmp_path):
         (TINY, ["--failures", "1", "-o", "x.json"], "--library DIR instead of -o"),
         (TINY, ["--failures", "1", "--library", "/proc/plans"], "/proc/plans: "),
         (TINY, ["-o", "/no/such/folder/plan.json"], "/no/such/folder"),
-        (TINY, ["--failed", "0.1,1.1,2.1"], "no live worker is left for stage 1"),
+        (TINY, ["--failed", "0.1,1.1,2.1"], "plan: --failed: no live worker is left for stage 1"),
+        (TINY, ["--failed", "1.1;0.0"], "plan: --failed: '1.1;0.0' is not a worker: write pipeline.rank"),
+        (TINY, ["-o", "/dev/full"], "/dev/full: cannot be written (there is something that is not a regular file)"),
+        (TINY, ["-o", "/tmp"], "/tmp: cannot be written (there is something that is not a regular file)"),
+        (TINY, ["--failures", "1", "--library", "/dev/null"], "/dev/null: cannot be made a plan library (File exists)"),
         (TINY + "limits = 4\n", [], "limits"),
         (TINY.replace("limit = 3", "limit = 0"), [], "[memory] limit"),
-        (TINY + "[planner]\nreroute = false\n", ["--failed", "0.1"], "reroute = true"),
+        (TINY.replace("limit = 3", "limit = [3]"), [], "[memory] limit: lists 1 ranks, the shape has 2"),
+        (TINY.replace("limit = 3", "limit = [3, 0]"), [], "[memory] limit: a worker must hold at least 1 activation"),
+        (
+            TINY + "[planner]\nreroute = false\n",
+            ["--failed", "0.1"],
+            "micro-batches of 0.1 when it is dead; set reroute",
+        ),
         (TINY + "[planner]\nseconds = 0.001\n", [], "[planner] seconds: expected `float` >= 0.01"),
         (TINY + "[times]\nforward = -1\n", [], "[times] forward: must be finite and at least 0, got -1"),
         (TINY + "[times]\nforward = [1, -2]\n", [], "[times] forward: stage 1 must be finite and at least 0, got -2"),
-        (TINY + "[times]\nbackward_input = [1, 0]\n", [], "[times] backward_input: stage 1 takes 0"),
+        (TINY + "[times]\nbackward_input = [1, 0]\n", [], "job.toml: [times] backward_input: stage 1 takes 0"),
+        (TINY + "[times]\nforward = nan\n", [], "job.toml: [times] forward: must be finite and at least 0, got nan"),
+        (TINY + "[times]\nlink = inf\n", [], "job.toml: [times] link: must be finite and at least 0, got inf"),
+        (TINY + '[times]\nstep = "1"\n', [], "job.toml: [times] step: expected `float | array`, got `str`"),
+        (
+            TINY + "[times]\nforward = 1e-9\n",
+            [],
+            "job.toml: [times] forward: stage 0 takes 1e-09, on one of its workers",
+        ),
+        (TINY + "[times]\nstep = [1, 1e308]\n", [], "job.toml: [times] step: stage 1 takes 1e+308, on one of"),
+        (TINY + "[times]\nlink = 1e308\n", [], "job.toml: [times] link: a transfer takes 1e+308, more than 1e+12"),
         (TINY, ["--failures", "1", "--within", "0"], "--within: must be above 0"),
         (TINY, ["--failures", "1", "--within", "1e-9"], "1e-09 seconds are too few: 3 of 3 vectors have no plan"),
+        (TINY, ["--failures", "1", "--again"], "--again: needs --failures N and --library DIR"),
+        (TINY, ["--library", "plans", "--again"], "--again: needs --failures N and --library DIR"),
         (TINY, ["--failures", "1", "--processes", "0"], "--processes: must be at least 1"),
-        (TINY, ["--library", "nowhere", "--profile", "none.json"], "none.json: cannot be read"),
+        (TINY, ["--library", "nowhere", "--profile", "none.json"], "recycle: none.json: cannot be read"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(run, text, arguments, message):
@@ -213,9 +248,152 @@ def test_memory_that_one_micro_batch_does_not_fit_into_names_the_stage(run, tmp_
     status, out, err = run(text)
     assert (status, out) == (2, "")
     assert err == (
-        "recycle: [memory] limit: stage 1 has memory for 0 activations beside its static bytes, and one micro-batch"
+        f"recycle: {tmp_path / 'job.toml'} with {tmp_path / 'bytes.json'}: [memory] limit: stage 1"
+        " has memory for 0 activations beside its static bytes, and one micro-batch"
         " needs 1; raise the limit\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ({"forward": [1, 0]}, "profile: forward: stage 1 takes 0; a plan needs a time above 0"),
+        ({"backward_input": 0}, "profile: backward_input: stage 0 takes 0"),
+        ({"backward_weight": -1}, "profile: backward_weight must be finite and at least 0, got -1.0"),
+        ({"forward": [1]}, "profile: forward lists 1 stages, the job has 2"),
+        ({"static": []}, "profile: static lists 0 stages, the job has 2"),
+        ({"speed": {"9.9": 2}}, "profile: speed: worker 9.9 is outside the grid"),
+        ({"speed": {"first": 2}}, "'first' is not a worker: write pipeline.rank"),
+        ({"speed": {"00.1": 2}}, "profile: speed: write 0.1 in place of '00.1'"),
+        ({"speed": {"0.1": 1e-9}}, "profile: forward: stage 0 takes 1, on one of its workers less than 1e-06"),
+        ({"message": 1e300, "bandwidth": 1e-300}, "profile: link: a transfer takes inf, more than 1e+12"),
+        ({"links": {"9.0>0.1": {"latency": 1}}}, "profile: links: '9.0>0.1' names a worker outside the grid"),
+        ({"forward": float("nan")}, "p.json: JSON is malformed"),
+    ],
+)
+def test_a_profile_that_cannot_be_planned_with_is_named_with_the_place(run, tmp_path, profile, message):
+    (tmp_path / "p.json").write_text(json.dumps(profile))
+    status, out, err = run(TINY, "--profile", tmp_path / "p.json")
+    assert (status, out) == (2, "")
+    assert str(tmp_path / "p.json") in err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_weight_gradient_that_takes_no_time_is_planned(run):
+    status, out, _ = run(TINY + "[times]\nbackward_weight = [0, 1]\n", "--failed", "1.1", "--json")
+    assert (status, json.loads(out)["period"]) == (0, 9)
+
+
+def test_workers_named_twice_count_once(run):
+    once, twice = (json.loads(run(TINY, "--failed", names, "--json")[1]) for names in ("1.1", "1.1, 01.1,"))
+    assert {**once, "seconds": 0} == {**twice, "seconds": 0}
+
+
+def test_more_failures_than_there_are_workers_are_all_there_can_be(run, tmp_path):
+    status, out, _ = run(TINY, "--failures", 10**9, "--library", tmp_path / "plans", "--json")
+    assert (status, json.loads(out)["complete"]) == (0, True)
+    assert [row["vector"] for row in json.loads(out)["table"]][-1] == [2, 2]
+
+
+def test_a_tiny_budget_gives_the_best_checked_plan_with_its_gap(run, tmp_path):
+    text = "[shape]\npipelines = 8\nranks = 8\nmicro_batches = 32\n[memory]\nlimit = 8\n[planner]\nseconds = 0.01\n"
+    status, out, _ = run(text, "--failed", "1.4", "-o", tmp_path / "p.json", "--json")
+    planned = json.loads(out)
+    assert status == 0
+    assert planned["gap"] == pytest.approx(planned["period"] / planned["lower_bound"] - 1)
+    assert planned["gap"] > 0
+    schedule = Schedule.load(tmp_path / "p.json")
+    assert simulate(schedule).period == planned["period"]
+    assert check(schedule, limits=[8.0] * 8) == []
+
+
+def _drop_a_forward(text):
+    return text.replace("0F0.0 ", "", 1)
+
+
+def _swap_two(text):
+    return text.replace("0F0.0 0F0.1", "0F0.1 0F0.0", 1)
+
+
+def _boast(text):
+    return text.replace('"period": 7.0', '"period": 5.0')
+
+
+@pytest.mark.parametrize("forge", [_drop_a_forward, _swap_two, _boast])
+@pytest.mark.parametrize("is_listed", [False, True])
+@pytest.mark.parametrize("arguments", [["--failed", ""], ["--failures", "0"]])
+def test_a_plan_in_the_library_that_was_tampered_with_is_made_again(run, tmp_path, forge, is_listed, arguments):
+    folder = tmp_path / "plans"
+    run(TINY, "--failures", 0, "--library", folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (entry,) = manifest["plans"]
+    text = (folder / entry["file"]).read_text()
+    forged = forge(text)
+    assert forged != text
+    (folder / entry["file"]).write_text(forged)
+    if is_listed:  # by someone who knows how the manifest vouches for files
+        entry["digest"], entry["columns"] = hashlib.sha256(forged.encode()).hexdigest()[:32], ""
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    status, out, _ = run(TINY, *arguments, "--library", folder, "--json")
+    printed = json.loads(out)
+    assert (status, printed.get("plans", [printed])[0]["period"]) == (0, 7)
+    (kept,) = PlanLibrary(folder, Job.load(tmp_path / "job.toml")).plans()
+    assert (kept.period, check(kept.schedule, limits=[3.0, 3.0])) == (7, [])
+
+
+def test_a_library_full_of_garbage_is_filled_all_the_same_and_left_alone(run, tmp_path):
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(b"\xff\0garbage")
+    (folder / "notes.json").write_text("{}")
+    (folder / "folder.json").mkdir()
+    (folder / "nowhere.json").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(folder / "pipe.json")  # a reader would wait for ever
+    status, out, _ = run(TINY, "--failures", 1, "--library", folder, "--json")
+    assert (status, [row["period"] for row in json.loads(out)["table"]]) == (0, [7, 9, 9])
+    assert {"notes.json", "folder.json", "nowhere.json", "pipe.json"} < {path.name for path in folder.iterdir()}
+    job = Job.load(tmp_path / "job.toml")
+    assert [plan.period for plan in PlanLibrary(folder, job).plans()] == [7, 9, 9]
+
+
+def test_a_manifest_of_another_job_counts_for_nothing_but_is_kept(run, tmp_path):
+    folder = tmp_path / "plans"
+    run(TINY, "--failures", 1, "--library", folder)
+    other = TINY.replace("ranks = 2", "ranks = 3")
+    _, out, _ = run(other, "--failures", 1, "--library", folder, "--json")
+    assert [row["vector"] for row in json.loads(out)["table"]] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.columns")}
+    run(TINY, "--failures", 1, "--library", folder)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.columns")} == before
+
+
+@pytest.mark.parametrize(
+    ("absent", "bound"), [(("highspy",), 27), (("mip",), 28), (("numba",), 28), (("highspy", "mip", "numba"), 27)]
+)
+def test_without_a_solver_the_best_plan_comes_with_the_gap_that_can_be_proven(tmp_path, absent, bound):
+    (tmp_path / "job.toml").write_text(WORKED_EXAMPLE.replace("limit = 6", "limit = 5").replace("400000", "40000"))
+    hidden = "".join(f"sys.modules[{module!r}] = None\n" for module in absent)  # as if it were not installed
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{hidden}")
+    code = "from recycle.cli import main; main(['plan', 'job.toml', '--failed', '1.2', '-o', 'p.json', '--json'])"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stderr.splitlines()
+    assert [line.split(":")[1].strip() for line in said] == [f"{module} is not installed" for module in absent]
+    assert all("pip install" in line for line in said)
+    planned = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert planned["gap"] == pytest.approx(planned["period"] / planned["lower_bound"] - 1)
+    assert planned["period"] >= 28
+    assert planned["lower_bound"] == bound
+    assert check(Schedule.load(tmp_path / "p.json"), limits=[5.0] * 4) == []
 
 
 def test_help_has_an_example(capsys):

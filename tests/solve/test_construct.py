@@ -83,7 +83,9 @@ def test_a_dead_worker_without_re_routing_is_refused():
     made = job(2, 2, 2)
     made = type(made)(made.grid, planner=type(made.planner)(reroute=False))
     Problem.of(made)
-    with pytest.raises(PlanError, match=r"worker 0\.1 is dead and \[planner\] reroute = false"):
+    with pytest.raises(
+        PlanError, match=r"\[planner\] reroute: .* micro-batches of 0\.1 when it is dead; set reroute = true"
+    ):
         Problem.of(made, [Worker(0, 1)])
 
 

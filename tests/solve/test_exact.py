@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
+from recycle.profile import Profile
 from recycle.shape import Worker
 from recycle.solve import exact
 from recycle.solve.bounds import lower_bound
@@ -60,6 +61,15 @@ def worst_start(problem):
         ((1, 2, 2), [], {"limit": 1, "weight_stash": 0.0}, 9),
         ((1, 2, 2), [], {"limit": [2, 1], "step": [0.0, 3.0]}, 9),
         ((1, 2, 3), [], {"limit": 2, "decoupled": False}, 12),
+        ((1, 2, 2), [], {"limit": [2, 1], "weight_stash": 0.5}, 8),
+        ((1, 2, 2), [], {"limit": 2, "forward": 10, "backward_input": 12, "backward_weight": 8, "link": 2}, 78),
+        (
+            (2, 2, 1),
+            [],
+            {"limit": 2, "forward": [10, 9], "backward_weight": [8, 7], "backward_input": 12, "step": 4},
+            55,
+        ),
+        ((2, 2, 1), [Worker(1, 1)], {"forward": [3, 2], "backward_input": 3, "step": 2, "staggered": False}, 19),
     ],
 )
 def test_the_model_finds_the_optimum_of_an_exhaustive_search(shape, dead, keys, optimum):
@@ -68,10 +78,21 @@ def test_the_model_finds_the_optimum_of_an_exhaustive_search(shape, dead, keys, 
     solved = exact.solve(problem, worst_start(problem), 0.0, 20)
     assert (solved.status, solved.period) == ("optimal", optimum)
     assert best_of_all(problem) == optimum
-    assert optimum - 1 < solved.bound <= optimum
+    assert optimum - problem.grain < solved.bound <= optimum
+    assert lower_bound(problem) <= optimum
     schedule = problem.schedule(solved.order)
     assert simulate(schedule, made.profile()).period == optimum
     assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
+
+
+@pytest.mark.parametrize(("speed", "dead", "optimum"), [({"0.0": 2.0}, [], 8), ({"0.1": 2.0}, [Worker(1, 1)], 12)])
+def test_the_optimum_where_a_worker_is_slow(speed, dead, optimum):
+    profile = Profile(speed=speed)
+    problem = Problem.of(job(2, 2, 1), dead, profile)
+    solved = exact.solve(problem, worst_start(problem), 0.0, 20)
+    assert (solved.status, solved.period) == ("optimal", optimum)
+    assert best_of_all(problem) == simulate(problem.schedule(solved.order), profile).period == optimum
+    assert lower_bound(problem) <= optimum
 
 
 @pytest.mark.parametrize("solver", ["HiGHS", "CBC"])

@@ -81,6 +81,29 @@ def test_searching_never_makes_a_plan_worse(tmp_path):
     assert sum(entry.period for entry in entries) < sum(first.values())
 
 
+def test_plans_with_a_gap_are_searched_once_more_where_that_is_asked_for(tmp_path):
+    hurried, patient = worked_example(5, steps=60), worked_example(5, steps=6000)
+    before = plan_library(hurried, 1, tmp_path)
+    assert not any(entry.quick for entry in before)
+    assert plan_library(patient, 1, tmp_path) == before
+    told = []
+    after = plan_library(patient, 1, tmp_path, told.append, again=True)
+    assert {f.vector for f in told} == {entry.vector for entry in before if entry.gap > 0}
+    assert all(new.period <= old.period for new, old in zip(after, before, strict=True))
+    assert sum(entry.period for entry in after) < sum(entry.period for entry in before)
+    assert [entry for entry in before if entry.gap == 0] == [
+        e for e in after if e.vector not in {f.vector for f in told}
+    ]
+    assert after == list(map(PlanLibrary(tmp_path, patient).entry, [entry.vector for entry in before]))
+
+
+def test_a_search_that_finds_nothing_better_leaves_the_plan(tmp_path):
+    patient, hurried = worked_example(5, steps=6000), worked_example(5, steps=2)
+    before = plan_library(patient, 1, tmp_path)
+    after = plan_library(hurried, 1, tmp_path, again=True)
+    assert [(e.vector, e.hash, e.lower_bound) for e in after] == [(e.vector, e.hash, e.lower_bound) for e in before]
+
+
 def test_too_little_time_is_said_and_what_is_planned_is_kept(tmp_path):
     with pytest.raises(PlanError, match=r"1e-09 seconds are too few: 5 of 5 vectors have no plan yet"):
         plan_library(worked_example(5), 1, tmp_path, seconds=1e-9)

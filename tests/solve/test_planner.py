@@ -1,8 +1,10 @@
+import json
 import pickle
 import time
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from recycle.errors import PlanError
 from recycle.ir.check import check
@@ -46,9 +48,54 @@ def test_every_plan_is_valid_and_not_below_its_bound(case):
     assert planned.gap >= 0
 
 
-def test_steps_make_the_plan_depend_on_nothing_but_the_seed():
+@st.composite
+def measured_profiles(draw):
+    """(shape, profile as a file holds it): times, links, reduce and bytes as they are measured, and slow workers."""
+    pipelines, ranks, chunks = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([1, 1, 2]))
+    times = st.lists(st.floats(0.5, 3.0), min_size=ranks * chunks, max_size=ranks * chunks)
+    profile = {key: draw(times) for key in ("forward", "backward_input", "backward_weight", "reduce", "step")}
+    profile |= {"latency": draw(st.floats(0, 0.5)), "bandwidth": 10.0, "message": draw(times)}
+    profile["weight_stash"] = draw(st.sampled_from([0.0, 0.3, 1.0]))
+    if draw(st.booleans()):
+        profile["links"] = {"*.*>0.*": {"latency": draw(st.floats(0, 2))}}
+    if draw(st.booleans()):
+        slow = f"{draw(st.integers(0, pipelines - 1))}.{draw(st.integers(0, ranks - 1))}"
+        profile["speed"] = {slow: draw(st.sampled_from([0.5, 1.7]))}
+    return (pipelines, ranks, draw(st.integers(1, 4)), chunks), profile
+
+
+@settings(max_examples=25, deadline=None)
+@given(measured_profiles(), st.booleans(), st.booleans(), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_every_plan_of_a_measured_profile_is_valid_and_not_below_its_bound(
+    tmp_path_factory, case, decoupled, staggered, spare, chance
+):
+    (pipelines, ranks, micro_batches, chunks), profile = case
+    path = tmp_path_factory.mktemp("profile") / "p.json"
+    path.write_text(json.dumps(profile))
+    other = {"decoupled": decoupled, "staggered": staggered, "seed": chance.randrange(9)}
+    made = job(pipelines, ranks, micro_batches, chunks + spare, chunks=chunks, profile=str(path), **other)
+    dead = [Worker(k, r) for r in range(ranks) for k in chance.sample(range(pipelines), chance.randrange(pipelines))]
+    planned = plan(made, dead, steps=100)
+    assert check(planned.schedule, profile=made.profile(), limits=made.activation_limits()) == []
+    assert planned.schedule.failed == set(dead)
+    assert planned.period >= planned.lower_bound * (1 - 1e-9)
+    timeline = simulate(planned.schedule, made.profile())
+    assert (planned.period, planned.makespan) == pytest.approx((timeline.period, timeline.makespan))
+
+
+@settings(max_examples=10, deadline=None)
+@given(small_jobs())
+def test_steps_make_the_plan_depend_on_nothing_but_the_seed(case):
+    made, dead = case
+    first, second = (plan(made, dead, steps=300) for _ in range(2))
+    assert (first.hash, first.period, first.lower_bound) == (second.hash, second.period, second.lower_bound)
+
+
+def test_a_longer_search_depends_on_seed_and_steps_only_either():
     made = job(3, 4, 6, 5, steps=5_000, seed=11)
-    assert plan(made, [DEAD]).hash == plan(made, [DEAD]).hash
+    assert len({plan(made, [DEAD], processes=processes).hash for processes in (1, 2)}) == 1
+    chunked = job(3, 4, 6, 4, chunks=2, steps=3_000)
+    assert plan(chunked, [DEAD]).hash == plan(chunked, [DEAD]).hash
 
 
 def test_the_wall_limit_is_kept():
