@@ -19,7 +19,9 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal
+from typing import IO, Any, Literal
+
+from recycle.solve.deadline import Deadline
 
 Solver = Literal["HiGHS", "CBC"]
 
@@ -51,50 +53,49 @@ class Child:
         self.kill()
 
     def ask(
-        self, request: tuple[object, ...], seconds: float, is_over: Callable[[], bool] | None = None
+        self, request: tuple[object, ...], seconds: float, deadline: Deadline | None = None
     ) -> tuple[list[Any], str]:
         """(answers to the request, "done", "killed" or "solver failed").
 
         Args:
             seconds: wall time after which the child is killed; starting it counts.
-            is_over: asked now and then; once true, the child is killed as well.
+            deadline: once it is over, the child is killed as well.
         """
         end = time.monotonic() + seconds
         process = self._process = self._process or _start(self.module)
-        assert process.stdin is not None and process.stdout is not None
+        stdin, stdout = _pipes(process)
         left, printed = memoryview(pickle.dumps(request)), b""
         with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            selector.register(process.stdin, selectors.EVENT_WRITE)
+            selector.register(stdout, selectors.EVENT_READ)
+            selector.register(stdin, selectors.EVENT_WRITE)
             while not printed.endswith(b"\n" + _DONE + b"\n"):
                 wait = min(_POLL_SECONDS, end - time.monotonic())
-                if wait <= 0 or (is_over and is_over()):
+                if wait <= 0 or (deadline and deadline.is_over):
                     self.kill()
                     return _answers(printed), "killed"
                 for key, _ in selector.select(wait):
-                    if key.fileobj is process.stdout:
-                        chunk = os.read(process.stdout.fileno(), 1 << 16)
+                    if key.fileobj is stdout:
+                        chunk = os.read(stdout.fileno(), 1 << 16)
                         printed += chunk
                         if not chunk:
                             self.kill()
                             return _answers(printed), "solver failed"
                     else:
                         try:
-                            left = left[os.write(process.stdin.fileno(), left) :]
+                            left = left[os.write(stdin.fileno(), left) :]
                         except BrokenPipeError:
                             left = left[:0]
                         if not left:
-                            selector.unregister(process.stdin)
+                            selector.unregister(stdin)
         return _answers(printed), "done"
 
     def kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            assert process.stdin is not None and process.stdout is not None
             process.kill()
             process.wait()
-            process.stdin.close()
-            process.stdout.close()
+            for pipe in _pipes(process):
+                pipe.close()
 
 
 def ask(module: str, request: tuple[object, ...], seconds: float) -> tuple[list[Any], str]:
@@ -128,9 +129,14 @@ def _start(module: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         bufsize=0,
     )
-    assert process.stdin is not None
-    os.set_blocking(process.stdin.fileno(), False)
+    os.set_blocking(_pipes(process)[0].fileno(), False)
     return process
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
 
 
 def _answers(printed: bytes) -> list[Any]:

@@ -2,7 +2,8 @@
 
 Two searches on two scales. `vary` changes the list scheduler's policy (caps in flight, W that may wait, hosts of
 re-routed micro-batches, a little noise) and is what large instances get. `improve` then anneals the order itself,
-operation by operation, in rounds that ask for ever smaller periods until the bound is met. Both depend on nothing but
+operation by operation, in rounds that ask for ever smaller periods until the bound is met; between the rounds windows
+of the order go to an integer program. Both depend on nothing but
 the seed and their numbers of steps; the clock only decides when to stop.
 """
 
@@ -12,12 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from recycle.solve.anneal import anneal
 from recycle.solve.construct import UNLIMITED, Policy, construct, default_policy, portfolio
+from recycle.solve.deadline import Deadline
 from recycle.solve.problem import Order, Problem
 from recycle.solve.timing import time_order
+from recycle.solve.windows import Windows
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the best period so far."""
@@ -25,6 +28,8 @@ HEATS = ((0.15, 0.12), (0.25, 0.12), (0.2, 0.08))
 """First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""
 PATIENCE = 12
 """Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
+POLISHED, WINDOWS_PER_ROUND, WINDOWS_AS_LONG_AS_A_ROUND = 15, 4, 5
+"""Windows on the best order at a time; on what a round of full length ends in; and how many count as one in steps."""
 LEADS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -1.0)
 """Places, in micro-batch indices, by which re-routed micro-batches may be moved up."""
 SWAPS = 40
@@ -42,34 +47,6 @@ class Found:
     order: Order
     period: float
     steps: int = 0
-
-
-class Stop(Protocol):
-    """Something that is set when a search should end with what it has, such as an event."""
-
-    def is_set(self) -> bool: ...
-
-
-class Deadline:
-    """A wall-clock limit that may be absent, and that ends early once `stop` is set."""
-
-    def __init__(self, seconds: float | None, stop: Stop | None = None) -> None:
-        self.end = None if seconds is None else time.monotonic() + seconds
-        self.stop = stop
-
-    @property
-    def left(self) -> float:
-        if self.stop is not None and self.stop.is_set():
-            return 0.0
-        return float("inf") if self.end is None else self.end - time.monotonic()
-
-    def part(self, share: float) -> Deadline:
-        """A deadline after this share of the time that is left."""
-        return Deadline(None if self.end is None else self.left * share, self.stop)
-
-    @property
-    def is_over(self) -> bool:
-        return self.left <= 0
 
 
 def first(
@@ -191,6 +168,7 @@ def improve(
     seed: int = 0,
     deadline: Deadline | None = None,
     patience: int | None = None,
+    windows: Windows | None = None,
     progress: Progress | None = None,
 ) -> Found:
     """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
@@ -200,6 +178,7 @@ def improve(
         bound: a proven lower bound; a period that meets it ends the search.
         steps: moves in all rounds together.
         patience: rounds of full length without a better period after which to stop; by the size when left out.
+        windows: polish the best order at first, for as long as that pays, and what each round of full length ends in.
 
     Returns:
         The best order met. Depends on `start`, `steps`, `seed` and `patience` only, unless the deadline cuts it short.
@@ -211,29 +190,39 @@ def improve(
     best, due = start, time_order(problem, start.order).due
     order, order_due = best.order, due
     often = deadline.left > WORTH_COMPILING and problem.size * min(steps, 20 * longest) > WORTH_COMPILING_FOR
+    window_steps, polishing = max(1, longest // WINDOWS_AS_LONG_AS_A_ROUND), windows is not None
     while spent < steps and idle < patience and not is_met(problem, best.period, bound) and not deadline.is_over:
-        if turn % 5 == 4:
-            order, order_due = best.order, due
-        begun, size = time.monotonic(), min(length, steps - spent)
-        hot, cold = HEATS[turn % len(HEATS)]
         target = _target(problem, best.period, bound)
         round_seed = (seed * 1_000_003 + turn * 7_919 + 17) % 2_147_483_647
-        result = anneal(problem, order, order_due, target, steps=size, seed=round_seed, hot=hot, cold=cold, often=often)
-        spent, turn, order, order_due = spent + result.steps, turn + 1, result.order, result.due
-        if result.met:
+        if turn % 5 == 4 or polishing:
+            order, order_due = best.order, due
+        met, is_whole = False, length >= longest
+        if not polishing:
+            begun, size = time.monotonic(), min(length, steps - spent)
+            hot, cold = HEATS[turn % len(HEATS)]
+            result = anneal(
+                problem, order, order_due, target, steps=size, seed=round_seed, hot=hot, cold=cold, often=often
+            )
+            order, order_due, met, spent, turn = result.order, result.due, result.met, spent + result.steps, turn + 1
+            rate = result.steps / max(time.monotonic() - begun, 1e-6)
+        if windows and not met and (polishing or is_whole):
+            count = min(POLISHED if polishing else WINDOWS_PER_ROUND, (steps - spent) // window_steps)
+            result = windows.better(order, order_due, target, count=count, seed=round_seed, deadline=deadline)
+            order, order_due, met, spent = result.order, result.due, result.met, spent + result.steps * window_steps
+        if met:
             timing = time_order(problem, order)
-            best, due, idle = Found(order, min(target, timing.period)), result.due, 0
+            best, due, idle = Found(order, min(target, timing.period)), order_due, 0
             if timing.period <= target + 1e-9:
                 due = order_due = timing.due
-        else:
-            idle += length >= longest
+        elif not polishing:
+            idle += is_whole
             # A round cannot be interrupted, so the next has to fit into what is left of the time.
-            rate = result.steps / max(time.monotonic() - begun, 1e-6)
             length = min(2 * length, longest)
             if deadline.left < length / rate:
                 length = int(max(0.0, deadline.left) * rate)
                 if length < 10:
                     break
+        polishing = met and windows is not None
         if progress:
             progress("searching", best.period)
     return replace(best, steps=start.steps + spent)

@@ -24,7 +24,8 @@ from recycle.job import Job
 from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, moves_needed, touched
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
-from recycle.solve.improve import Deadline, first
+from recycle.solve.deadline import Deadline
+from recycle.solve.improve import first
 from recycle.solve.problem import Problem
 
 POLICIES, OPERATIONS = 4, 50_000

@@ -33,8 +33,9 @@ from recycle.plans import (
 from recycle.shape import Worker
 from recycle.solve import exact
 from recycle.solve.bounds import lower_bound
+from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.fuse import fuse
-from recycle.solve.improve import Deadline, Progress, Stop, first, is_met
+from recycle.solve.improve import Progress, first, is_met
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Problem
 from recycle.solve.search import search

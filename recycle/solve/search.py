@@ -1,6 +1,6 @@
 """Walks: from the list scheduler's best order to better ones, several walks beside each other.
 
-A walk varies the policy, then moves single operations, then asks the exact model where that is small enough. Walks
+A walk varies the policy, then moves single operations and re-orders windows of them in turn. Walks
 differ in their seed alone, so how many run at once changes nothing but the time they take: with steps in place of a
 wall limit the result depends on the seed and the steps only.
 """
@@ -15,10 +15,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 
-from recycle.solve import milp
+from recycle.solve import child
 from recycle.solve.construct import Policy
-from recycle.solve.improve import Deadline, Found, Progress, improve, is_met, vary
+from recycle.solve.deadline import Deadline
+from recycle.solve.improve import WORTH_COMPILING, WORTH_COMPILING_FOR, Found, Progress, improve, is_met, vary
 from recycle.solve.problem import Problem
+from recycle.solve.windows import Windows
 
 WALKS = 2
 SEARCH_STEPS = 1 << 40
@@ -26,8 +28,8 @@ POLICIES = 4_000
 """Policies that a walk tries at most on its way to single operations; large problems have nothing else to gain."""
 POLICIES_ONLY_FROM = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
-EXACT_UP_TO, EXACT_SECONDS = 100, 4.0
-"""Operations up to which the exact model is asked, and for how long: above, the search finds what it would."""
+WINDOWS_UP_TO, WORTH_WINDOWS = 20_000, 3.0
+"""Operations up to which windows gain anything, and seconds of search from which starting their solver pays."""
 WORTH_PROCESSES = 4.0
 """Seconds of search from which starting processes for the walks pays."""
 
@@ -101,13 +103,19 @@ def walk(
     found = replace(found, steps=start.steps + found.steps)
     if problem.size < POLICIES_ONLY_FROM:
         limit = SEARCH_STEPS if steps is None else steps
-        found = improve(problem, found, bound, steps=limit, seed=seed, deadline=deadline, progress=report)
-    if steps is None and problem.size <= EXACT_UP_TO and not is_met(problem, found.period, bound):
-        seconds = min(deadline.left, EXACT_SECONDS)
-        if seconds > 2.0:
-            solved = milp.solve(problem, found.order, bound, seconds=seconds)
-            if solved.period < found.period:
-                found = replace(found, order=solved.order, period=solved.period)
+        pays = problem.size <= WINDOWS_UP_TO and deadline.left > WORTH_WINDOWS and child.missing("HiGHS") is None
+        often = deadline.left > WORTH_COMPILING and problem.size > WORTH_COMPILING_FOR / 20_000
+        with Windows(problem, often=often) as windows:
+            found = improve(
+                problem,
+                found,
+                bound,
+                steps=limit,
+                seed=seed,
+                deadline=deadline,
+                windows=windows if pays else None,
+                progress=report,
+            )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Windows: large neighbourhood search. A part of an order is freed, the rest stands, and an integer program re-orders it.
+"""Windows: large neighbourhood search, where a part of an order is freed and an integer program re-orders it.
 
 As in `anneal` the question is whether an order reaches a period T: a worker of rank r works from its release D_r - T on
 and should be done by its deadline D_r (both before its reduce and step); what the workers are late in sum is the cost.
@@ -36,19 +36,22 @@ from recycle.solve import disjunctive
 from recycle.solve.anneal import Annealed
 from recycle.solve.child import Child, Solver
 from recycle.solve.compiled import as_lists, compiled
+from recycle.solve.deadline import Deadline
 from recycle.solve.disjunctive import Model
 from recycle.solve.problem import Operations, Order, Problem, flat
 
 Times = npt.NDArray[np.float64]
 
-MOST_BINARIES = 300
-NODES = 300
-"""Branch and bound nodes per window."""
+MOST_BINARIES, NODES = 300, 50
+"""Binaries and branch and bound nodes per window, at most."""
+MOST_PAIRS = 12
+"""Pairs of a window's operations per binary, at most: how many can be decided beforehand."""
 MOST_LATE = 12
 """Late workers whose lateness may be traded within a window; the others get no later."""
 DRAWS = 100
 """Windows drawn for each one that is solved, at most; most could gain nothing."""
-BACKSTOP_SECONDS = 60.0
+SECONDS, PATIENT_SECONDS, GRACE_SECONDS = 0.5, 60.0, 5.0
+"""Per window against the clock, and without one; what the child may take on top before it is killed."""
 _NEVER = 1e300
 _SLACK = 1e-9
 
@@ -250,13 +253,14 @@ class _Builder:
     def window(self, most: int) -> Window | None:
         standing = self.standing
         least = standing.without(self.free)
-        if least.sum() > standing.cost - max(self.problem.grain * 0.999, self.problem.unit / 100):
+        if least.sum() > standing.cost - _gain(self.problem):
             return None
+        sizes = [len(places) for places in self.free.values()]
+        if sum(size * (size - 1) // 2 for size in sizes) > MOST_PAIRS * most:
+            raise TooLarge
         self._dependencies()
         for w in self.free:
             self._pairs(w)
-        if sum(map(len, self.open.values())) > 20 * most:
-            raise TooLarge
         soft = [int(w) for w in np.argsort(-standing.late, kind="stable")[:MOST_LATE] if standing.late[w] > 0]
         traded = float(standing.late[soft].sum())
         limit = standing.deadline + standing.late
@@ -328,7 +332,8 @@ class _Builder:
             if a != b:
                 self.open[i, j] = [(i, j)]
         if self.in_turn and self.problem.stash == 1 and self.problem.shape.chunks == 1:
-            forwards, freeing = (turns.get(kind * self.problem.shape.stages + w % self.problem.shape.ranks, []) for kind in (0, self.problem.kinds - 1))
+            stages, stage = self.problem.shape.stages, w % self.problem.shape.ranks
+            forwards, freeing = (turns[kind * stages + stage] for kind in (0, self.problem.kinds - 1))
             missing = self._held(w) + 1 - self.problem.cap[w]
             for turn, f in enumerate(forwards):
                 lacking = -1 if isinf(missing) else ceil(missing + turn - _SLACK)
@@ -356,7 +361,7 @@ class _Builder:
 
     def _tail(self, x: int, latest: Times, limit: Times) -> float:
         """The latest start that keeps everybody outside in time."""
-        return min((limit[w] if y < 0 else latest[y]) - delay for y, w, delay in self._after(x))
+        return min(float(limit[w] if y < 0 else latest[y]) - delay for y, w, delay in self._after(x))
 
     def _after(self, x: int) -> list[tuple[int, int, float]]:
         """(operation outside or -1 for the end of the program, its worker, delay) that comes after x."""
@@ -392,8 +397,8 @@ class _Builder:
                 for j, delay in self.following[i]:
                     self.out[i] |= self.out[j] | 1 << j
                     self.latest[i] = min(self.latest[i], self.latest[j] - delay)
-                begins = _NEVER
-                for tail, j in sorted(((self.latest[j] + self.seconds[j], j) for j in _bits(self.out[i] & machine[i])), reverse=True):
+                begins, mine = _NEVER, _bits(self.out[i] & machine[i])
+                for tail, j in sorted(((self.latest[j] + self.seconds[j], j) for j in mine), reverse=True):
                     begins = min(begins, tail) - self.seconds[j]
                 self.latest[i] = min(self.latest[i], begins - self.seconds[i])
             decided = [key for key, tied in self.open.items() if any(self._is_decided(i, j) for i, j in tied)]
@@ -447,6 +452,11 @@ class _Builder:
         return [(i, number, delay) for (i, number), delay in delays.items()]
 
 
+def _gain(problem: Problem) -> float:
+    """The least that a window must gain: nearly a grain."""
+    return max(problem.grain * 0.999, problem.unit / 100)
+
+
 def _bits(mask: int) -> list[int]:
     found = []
     while mask:
@@ -487,33 +497,49 @@ class Windows:
         *,
         count: int,
         seed: int,
-        left: Callable[[], float] = lambda: float("inf"),
+        deadline: Deadline | None = None,
     ) -> Annealed:
         """The order after `count` windows; never later in sum.
 
-        Args:
-            left: seconds that are left.
-
         Returns:
-            `steps` is the number of windows solved; `due` is as given.
+            `steps` is the number of windows solved; `due` may have moved.
         """
-        random, solved = Random(seed), 0
+        random, solved, deadline = Random(seed), 0, deadline or Deadline(None)
         standing = stand(self.problem, order, due, target, self.often)
-        while solved < count and standing.cost > 0 and left() > 0 and not self.is_broken:
-            drawn = next((one for one in (self._draw(standing, random) for _ in range(DRAWS)) if one), None)
+        while solved < count and standing.cost > 0 and not deadline.is_over and not self.is_broken:
+            due, standing = self._shifted(standing, due, target, random)
+            if standing.cost == 0:
+                break
+            drawn = self._drawn(standing, random, deadline)
             if drawn is None:
                 break
             solved += 1
-            standing = self._solved(standing, drawn, due, target, left)
+            standing = self._solved(standing, drawn, due, target, deadline)
         return Annealed(standing.order, due, standing.cost <= _SLACK, solved)
 
+    def _shifted(
+        self, standing: Standing, due: list[float], target: float, random: Random
+    ) -> tuple[list[float], Standing]:
+        """Due times moved one at a time where that makes nobody later in sum; a new place to draw windows from."""
+        problem, ranks = self.problem, self.problem.shape.ranks
+        quantum = max(problem.grain, problem.unit / 4)
+        for _ in range(2 * ranks if problem.staggered else 0):
+            rank = random.randrange(ranks)
+            latest = float(standing.late[rank::ranks].max())
+            shift = random.choice((-quantum, quantum, latest, -float(standing.late.max())))
+            if shift:
+                moved = [*due[:rank], due[rank] + shift, *due[rank + 1 :]]
+                after = stand(problem, standing.order, moved, target, self.often)
+                if after.cost <= standing.cost:
+                    due, standing = moved, after
+        return due, standing
+
     def _solved(
-        self, standing: Standing, drawn: Window, due: list[float], target: float, left: Callable[[], float]
+        self, standing: Standing, drawn: Window, due: list[float], target: float, deadline: Deadline
     ) -> Standing:
-        seconds = min(BACKSTOP_SECONDS, left())
-        gap = max(self.problem.grain * 0.999, self.problem.unit / 100)
-        request = (drawn.model, self.solver, seconds, self.nodes, gap)
-        answers, ended = self.child.ask(request, seconds, lambda: left() <= 0)
+        seconds = PATIENT_SECONDS if isinf(deadline.left) else min(SECONDS, deadline.left)
+        request = (drawn.model, self.solver, seconds, self.nodes, _gain(self.problem))
+        answers, ended = self.child.ask(request, seconds + GRACE_SECONDS, deadline)
         self.is_broken = ended == "solver failed"
         if not answers:
             return standing
@@ -525,6 +551,13 @@ class Windows:
             return standing
         after = stand(self.problem, order, due, target, self.often)
         return after if after.cost < standing.cost - _SLACK else standing
+
+    def _drawn(self, standing: Standing, random: Random, deadline: Deadline) -> Window | None:
+        for _ in range(DRAWS):
+            drawn = None if deadline.is_over else self._draw(standing, random)
+            if drawn:
+                return drawn
+        return None
 
     def _draw(self, standing: Standing, random: Random) -> Window | None:
         """A window around an operation that makes somebody late; None if it could gain nothing."""

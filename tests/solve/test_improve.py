@@ -7,7 +7,8 @@ from recycle.shape import Worker
 from recycle.solve.anneal import anneal
 from recycle.solve.bounds import lower_bound
 from recycle.solve.construct import construct
-from recycle.solve.improve import Deadline, Found, first, improve, vary
+from recycle.solve.deadline import Deadline
+from recycle.solve.improve import Found, first, improve, vary
 from recycle.solve.problem import Problem
 from recycle.solve.timing import time_order
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
