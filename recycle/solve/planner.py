@@ -33,6 +33,7 @@ from recycle.plans import (
 from recycle.shape import Worker
 from recycle.solve import exact
 from recycle.solve.bounds import lower_bound
+from recycle.solve.child import missing
 from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.fuse import fuse
 from recycle.solve.improve import Progress, first, is_met
@@ -178,7 +179,12 @@ def _plan(
         seconds=round(time.perf_counter() - begun, 3),
         profile=profile.digest(),
         limits=None if limits is None else tuple(limits),
-        planner={**msgspec.to_builtins(section), "quick": quick, "search_steps": found.steps},
+        planner={
+            **msgspec.to_builtins(section),
+            "quick": quick,
+            "search_steps": found.steps,
+            "solver": missing("HiGHS") or "HiGHS",
+        },
     )
 
 

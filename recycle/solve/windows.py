@@ -116,7 +116,7 @@ def stand(problem: Problem, order: Order, due: list[float], target: float, often
     """`order` under `target`, with the W of each worker and stage in the order of their I.
 
     Args:
-        order: must be able to finish.
+        order: one that cannot finish is infinitely late.
         due: due time of each rank.
         often: use the compiled loops.
     """
@@ -136,6 +136,8 @@ def stand(problem: Problem, order: Order, due: list[float], target: float, often
     nobody = np.full(len(order), -1)
     begin, end, topological = bare._passed(nobody, nobody)
     late = _lateness(offsets, sequence, end, deadline)
+    if (topological < 0).any():
+        late = np.full(len(order), np.inf)
     return Standing(
         problem, order, sequence, offsets, host, place, length, release, deadline, begin, end, topological, late, often
     )
