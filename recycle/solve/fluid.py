@@ -22,6 +22,7 @@ Limits: one chunk per worker; windows of the other stages are left out with the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from math import ceil, floor
 
 import numpy as np
@@ -42,13 +43,13 @@ Integers = npt.NDArray[np.int64]
 
 
 def raised(problem: Problem, bound: float, chains: Iterable[tuple[int, ...]]) -> float:
-    """`bound`, or the larger one that the fluid through one of the chains of stages proves.
+    """`bound`, or the larger one that the fluid through one of the chains of stages proves; `bound` without highspy.
 
     Args:
         bound: a proven lower bound on the period.
         chains: stages in ascending order; with the barrier only those from stage 0 on count.
     """
-    if problem.shape.chunks > 1:
+    if problem.shape.chunks > 1 or find_spec("highspy") is None:
         return bound
     for stages in chains:
         if problem.staggered or stages[0] == 0:

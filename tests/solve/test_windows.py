@@ -1,4 +1,5 @@
 import itertools
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,12 +8,13 @@ from hypothesis import strategies as st
 
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
-from recycle.solve import child, disjunctive, exact, search
-from recycle.solve.bounds import lower_bound
+from recycle.shape import Worker
+from recycle.solve import child, disjunctive, exact
 from recycle.solve.child import Child
 from recycle.solve.construct import construct, default_policy, portfolio
 from recycle.solve.deadline import Deadline
 from recycle.solve.improve import Found, improve
+from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 from recycle.solve.timing import time_order
 from recycle.solve.windows import TooLarge, Windows, closed, stand, window
@@ -219,19 +221,15 @@ def test_a_child_that_overshoots_is_killed_and_leaves_the_start():
     assert process.ask((), 20.0) == ([], "solver failed")
 
 
-def test_without_a_solver_the_search_goes_on_and_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(
-        child.importlib.util, "find_spec", lambda name: None if name in ("highspy", "highsbox") else name
-    )
-    problem = Problem.of(worked_example(6), [DEAD])
-    order = construct(problem)
-    start = Found(order, time_order(problem, order).period)
-    assert child.missing("HiGHS") == "HiGHS is not installed: pip install highspy"
-    assert child.missing("CBC") is None
-    found = search.walk(
-        problem, start, default_policy(problem), lower_bound(problem), steps=2_000, seed=0, deadline=Deadline(None)
-    )
-    assert found.period <= start.period
-    assert exact.solve(problem, order, 20.0, 3.0).status == "HiGHS is not installed: pip install highspy"
-    absent.add("mip")
+def test_without_a_solver_planning_goes_on_and_says_what_is_missing(monkeypatch):
+    for package in ("highspy", "highsbox"):
+        monkeypatch.setitem(sys.modules, package, None)
+    wanted = "HiGHS is not installed: pip install highspy"
+    assert (child.missing("HiGHS"), child.missing("CBC")) == (wanted, None)
+    made = plan(worked_example(4, seconds=6), [DEAD])
+    assert made.planner["solver"] == wanted
+    assert made.lower_bound < made.period <= 30
+    problem = Problem.of(worked_example(4), [DEAD])
+    assert exact.solve(problem, construct(problem), 20.0, 3.0).status == wanted
+    monkeypatch.setitem(sys.modules, "mip", None)
     assert child.missing("CBC") == "python-mip is not installed, which CBC is called through: pip install 'mip[highs]'"
