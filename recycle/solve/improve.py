@@ -28,8 +28,10 @@ HEATS = ((0.15, 0.12), (0.25, 0.12), (0.2, 0.08))
 """First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""
 PATIENCE = 12
 """Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
-POLISHED, WINDOWS_PER_ROUND, WINDOWS_AS_LONG_AS_A_ROUND = 15, 4, 5
-"""Windows on the best order at a time; on what a round of full length ends in; and how many count as one in steps."""
+POLISHED, WINDOWS_PER_ROUND = (150, 15), (40, 4)
+"""Windows on the best order, and on what a round of full length ends in: at most, and in a row that gain nothing."""
+WINDOWS_AS_LONG_AS_A_ROUND = 5
+"""Windows that count as one round of full length, in steps."""
 LEADS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -1.0)
 """Places, in micro-batch indices, by which re-routed micro-batches may be moved up."""
 SWAPS = 40
@@ -206,15 +208,21 @@ def improve(
             order, order_due, met, spent, turn = result.order, result.due, result.met, spent + result.steps, turn + 1
             rate = result.steps / max(time.monotonic() - begun, 1e-6)
         if windows and not met and (polishing or is_whole):
-            count = min(POLISHED if polishing else WINDOWS_PER_ROUND, (steps - spent) // window_steps)
-            result = windows.better(order, order_due, target, count=count, seed=round_seed, deadline=deadline)
+            most, enough = POLISHED if polishing else WINDOWS_PER_ROUND
+            count = min(most, (steps - spent) // window_steps)
+            result = windows.better(
+                order, order_due, target, count=count, patience=enough, seed=round_seed + spent, deadline=deadline
+            )
             order, order_due, met, spent = result.order, result.due, result.met, spent + result.steps * window_steps
-        if met:
-            timing = time_order(problem, order)
-            best, due, idle = Found(order, min(target, timing.period)), order_due, 0
-            if timing.period <= target + 1e-9:
+        timing = time_order(problem, order)
+        if met or timing.period < best.period - 1e-9:
+            best, due, idle = Found(order, min(target if met else best.period, timing.period)), order_due, 0
+            if timing.period <= best.period + 1e-9:
                 due = order_due = timing.due
-        elif not polishing:
+            polishing = windows is not None
+        elif polishing:
+            polishing = False
+        else:
             idle += is_whole
             # A round cannot be interrupted, so the next has to fit into what is left of the time.
             length = min(2 * length, longest)
@@ -222,7 +230,6 @@ def improve(
                 length = int(max(0.0, deadline.left) * rate)
                 if length < 10:
                     break
-        polishing = met and windows is not None
         if progress:
             progress("searching", best.period)
     return replace(best, steps=start.steps + spent)

@@ -498,25 +498,27 @@ class Windows:
         target: float,
         *,
         count: int,
+        patience: int,
         seed: int,
         deadline: Deadline | None = None,
     ) -> Annealed:
-        """The order after `count` windows; never later in sum.
+        """The order after `count` windows, or after `patience` in a row that gain nothing; never later in sum.
 
         Returns:
             `steps` is the number of windows solved; `due` may have moved.
         """
-        random, solved, deadline = Random(seed), 0, deadline or Deadline(None)
+        random, solved, idle, deadline = Random(seed), 0, 0, deadline or Deadline(None)
         standing = stand(self.problem, order, due, target, self.often)
-        while solved < count and standing.cost > 0 and not deadline.is_over and not self.is_broken:
+        while solved < count and idle < patience and standing.cost > 0 and not deadline.is_over and not self.is_broken:
             due, standing = self._shifted(standing, due, target, random)
             if standing.cost == 0:
                 break
             drawn = self._drawn(standing, random, deadline)
             if drawn is None:
                 break
-            solved += 1
+            before, solved = standing.cost, solved + 1
             standing = self._solved(standing, drawn, due, target, deadline)
+            idle = idle + 1 if standing.cost == before else 0
         return Annealed(standing.order, due, standing.cost <= _SLACK, solved)
 
     def _shifted(

@@ -175,7 +175,9 @@ def test_a_window_of_everything_finds_the_least_lateness_of_all_orders(keys, sho
 @given(case=late_orders())
 def test_windows_keep_to_the_caps_and_never_make_anything_later(solver, solver_child, case):
     problem, order, due, target = case
-    result = windows_of(problem, solver_child, solver=solver, nodes=5).better(order, due, target, count=3, seed=1)
+    result = windows_of(problem, solver_child, solver=solver, nodes=5).better(
+        order, due, target, count=3, patience=3, seed=1
+    )
     before, after = stand(problem, order, due, target), stand(problem, result.order, result.due, target)
     assert after.cost <= before.cost
     assert result.met == (after.cost <= 1e-9)
@@ -188,7 +190,7 @@ def test_windows_reach_a_period_that_the_portfolio_does_not(solver_child):
     problem = Problem.of(worked_example(6), [DEAD])
     order = construct(problem, default_policy(problem))
     period, timing = time_order(problem, order).period, time_order(problem, order)
-    result = windows_of(problem, solver_child).better(order, timing.due, period - 1, count=40, seed=0)
+    result = windows_of(problem, solver_child).better(order, timing.due, period - 1, count=40, patience=40, seed=0)
     schedule = problem.schedule(result.order)
     assert result.met
     assert simulate(schedule).period <= period - 1
@@ -212,11 +214,13 @@ def test_a_child_that_overshoots_is_killed_and_leaves_the_start():
     order = construct(problem)
     timing = time_order(problem, order)
     with Windows(problem) as windows:
-        result = windows.better(order, timing.due, timing.period - 1, count=3, seed=0, deadline=Deadline(0.05))
+        result = windows.better(
+            order, timing.due, timing.period - 1, count=3, patience=3, seed=0, deadline=Deadline(0.05)
+        )
         assert stand(problem, result.order, result.due, timing.period - 1).cost > 0
         process = windows.child
         assert process.ask((), 0.0) == ([], "killed")
-        after = windows.better(order, timing.due, timing.period - 1, count=3, seed=0)
+        after = windows.better(order, timing.due, timing.period - 1, count=3, patience=3, seed=0)
     assert after.steps > 0
     assert process.ask((), 20.0) == ([], "solver failed")
 
