@@ -29,7 +29,7 @@ POLICIES = 4_000
 POLICIES_ONLY_FROM = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
 WINDOWS_UP_TO, WORTH_WINDOWS = 20_000, 3.0
-"""Operations up to which windows gain anything, and seconds of search from which starting their solver pays."""
+"""Operations up to which windows are tried, and seconds of search from which starting their solver pays."""
 WORTH_PROCESSES = 4.0
 """Seconds of search from which starting processes for the walks pays."""
 
