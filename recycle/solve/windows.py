@@ -21,7 +21,7 @@ are.
 
 What it brings (one walk of 20 to 40 s on a busy machine, without -> with): stages of unlike weight gain most, as in
 `uneven-d4p8` of benchmarks/planner.py, bound 5518: 5888 -> 5831, 5888 -> 5813, 5844 -> 5791, 5843 -> 5803 for seeds 1
-to 4, but 5877 -> 5888 where two walks shared 24 s. Other unlike stages gain 0.1 % (6, 8, 24: 13911 -> 13896) or nothing.
+to 4, but 5877 -> 5888 where two walks shared 24 s. Other unlike stages gain little (6, 8, 24: 13911 -> 13896) or none.
 With equal times the policies leave a slot at most, and windows do not find it (D, P, m = 8, 8, 32 and 4, 4, 8 at cap P;
 nor at measured times, 8, 8, 32: 12121). At 16, 16, 64 hardly any window could gain: beyond `search.WINDOWS_UP_TO`
 operations none is tried.
