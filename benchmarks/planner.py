@@ -1,6 +1,7 @@
 """The planner on its targets: period, proven bound, gap, and how long it took.
 
     python benchmarks/planner.py [--only NAME ...] [--scale F] [--processes N] [--cp-sat SECONDS] [--json FILE]
+                                 [--no-windows]
 
 gap is period / bound - 1 with all bounds that `recycle.solve.bounds` proves; "3 bounds" is the gap to load, round trip
 and memory alone, so that progress of the schedule and of the bound can be told apart. "first" is when the first valid
@@ -24,13 +25,21 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle.job import Job
 from recycle.shape import Worker
-from recycle.solve import bounds
+from recycle.solve import bounds, search
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 
 DEAD_SETS = json.loads((Path(__file__).parent / "dead_sets.json").read_text())
 MEASURED = {"forward": 100.0, "backward_input": 115.0, "backward_weight": 85.0, "link": 4.0, "step": 40.0}
 CP_SAT_SECONDS = 45.0 if importlib.util.find_spec("ortools") else 0.0
+UNEVEN = {
+    "forward": [95, 125, 120, 90, 105, 125, 115, 130],
+    "backward_input": [135, 95, 135, 90, 155, 125, 110, 130],
+    "backward_weight": [75, 75, 95, 100, 100, 95, 90, 70],
+    "link": 4.0,
+    "step": 40.0,
+}
+"""Stages of unlike weight, drawn once."""
 CP_SAT_UP_TO = 2_000
 """Operations of the largest case that CP-SAT is asked about."""
 
@@ -45,7 +54,7 @@ class Case:
     dead: str
     seconds: float
     target: str
-    times: dict[str, float] = field(default_factory=dict)
+    times: dict[str, Any] = field(default_factory=dict)
     stash: float = 1.0
     planner: dict[str, Any] = field(default_factory=dict)
 
@@ -83,6 +92,7 @@ def cases() -> list[Case]:
             for stash in (1.0, 0.6):
                 name = f"measured-d{shape[0]}p{shape[1]}-{cap}-{stash:g}"
                 rows.append(Case(name, shape, cap, dead, 60, "<= 4 %", MEASURED, stash))
+    rows.append(Case("uneven-d4p8", (4, 8, 12), 8, "1.3,2.6", 30, "", UNEVEN, 0.6))
     rows += [Case(f"d64p32-{n}", (64, 32, 128), 32, str(n), 300, "<= 300 s") for n in (20, 205)]
     return rows
 
@@ -102,7 +112,10 @@ def main() -> None:
         "--cp-sat", type=float, default=CP_SAT_SECONDS, metavar="SECONDS", help="per small case; 0: leave it out"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too, as they come")
+    parser.add_argument("--no-windows", action="store_true", help="search without windows; in one process")
     arguments = parser.parse_args()
+    if arguments.no_windows:
+        arguments.processes, search.WINDOWS_UP_TO = 1, 0
     rows: list[dict[str, str]] = []
     titles = ("case", "D,P,m", "cap", "dead", "period", "bound", "gap", "3 bounds", "first s", "s", "target", "CP-SAT")
     print("".join(f"{title:>{width}}" for title, width in zip(titles, WIDTHS, strict=True)))

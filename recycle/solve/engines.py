@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Literal
 
+Solver = Literal["HiGHS", "CBC"]
+
+_PACKAGES = {"HiGHS": ("highspy", "highsbox"), "CBC": ("cbcbox",)}
 _LOST = {
-    "highspy": ("lower bounds are weaker, so that gaps look larger, and small plans are not proven", "mip[highs]"),
-    "mip": ("small plans are not proven optimal", "mip[highs]"),
+    "highspy": (
+        "lower bounds are weaker, gaps look larger, and no solver improves or proves plans",
+        "mip[highs]",
+    ),
+    "mip": ("no solver improves or proves plans", "mip[highs]"),
     "numba": ("searches on large plans are a hundred times slower", "numba"),
 }
 
@@ -23,3 +30,12 @@ def missing() -> list[str]:
         for module, (lost, package) in _LOST.items()
         if not has(module)
     ]
+
+
+def not_installed(solver: Solver) -> str | None:
+    """What is not installed of python-mip and this solver, and how to get it; None when all is there."""
+    if not has("mip"):
+        return f"python-mip is not installed, which {solver} is called through: pip install 'mip[highs]'"
+    if not any(has(package) for package in _PACKAGES[solver]):
+        return f"{solver} is not installed: pip install {_PACKAGES[solver][0]}"
+    return None

@@ -33,7 +33,7 @@ from time import monotonic
 from typing import Any
 
 from recycle.solve import child
-from recycle.solve.milp import Solver
+from recycle.solve.engines import Solver, not_installed
 from recycle.solve.problem import Order, Problem
 from recycle.solve.timing import time_order
 
@@ -50,7 +50,8 @@ class Solved:
         period: its period by right-shift.
         bound: proven lower bound on the period, the given one or better.
         status: "optimal" (no whole period below is possible), "feasible" (a better order may exist), "infeasible: ..."
-            with the stage and the resource that no order can do with, "not modelled" or "too large".
+            with the stage and the resource that no order can do with, "not modelled", "too large", or what is not
+            installed.
     """
 
     order: Order
@@ -87,6 +88,9 @@ def solve(
         return Solved(start, period, bound, "optimal")
     if Grid(problem, unit, last).variables > most:
         return Solved(start, period, bound, "too large")
+    absent = not_installed(solver)
+    if absent:
+        return Solved(start, period, bound, absent)
     answers, _ = child.ask(__name__, (problem, unit, first, last, solver, seconds), seconds)
     for slots, starts in answers:
         if starts is None:

@@ -43,7 +43,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def raised(problem: Problem, bound: float, chains: Iterable[tuple[int, ...]]) -> float:
-    """`bound`, or the larger one that the fluid through one of the chains of stages proves; needs highspy.
+    """`bound`, or the larger one that the fluid through one of the chains of stages proves; `bound` without highspy.
 
     Args:
         bound: a proven lower bound on the period.

@@ -16,7 +16,7 @@ from recycle.ir.instruction import Kind
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, simulate
 from recycle.profile import Profile
-from recycle.solve.found import Deadline
+from recycle.solve.deadline import Deadline
 
 Rows = npt.NDArray[np.int64]
 

@@ -1,9 +1,9 @@
 """Search: from the list scheduler's orders to better ones, never worse than where it starts.
 
 Two searches on two scales. `vary` changes the list scheduler's policy (caps in flight, W that may wait, hosts of
-re-routed micro-batches, a little noise) and is what large instances get. `improve` then anneals the order itself,
-operation by operation, in rounds that ask for ever smaller periods until the bound is met. Both depend on nothing but
-the seed and their numbers of steps; the clock only decides when to stop.
+re-routed micro-batches, a little noise). `improve` anneals the order itself, operation by operation, in rounds that ask
+for ever smaller periods until the bound is met; between the rounds windows of the order go to an integer program. Both
+depend on nothing but the seed and their numbers of steps; the clock only decides when to stop.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from typing import Any
 
 from recycle.solve.anneal import anneal
 from recycle.solve.construct import UNLIMITED, Policy, construct, groups
-from recycle.solve.found import Deadline, Found, Progress, is_met, worth_compiling
+from recycle.solve.deadline import Deadline
+from recycle.solve.found import Found, Progress, is_met, worth_compiling
 from recycle.solve.problem import Problem
 from recycle.solve.timing import time_order
+from recycle.solve.windows import Windows
 
 HEATS = ((0.15, 0.12), (0.25, 0.12), (0.2, 0.08))
 """First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""
 PATIENCE = 12
 """Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
+POLISHED, WINDOWS_PER_ROUND = (150, 15), (40, 4)
+"""Windows on the best order, and on what a round of full length ends in: at most, and in a row that gain nothing."""
+WINDOWS_AS_LONG_AS_A_ROUND = 5
+"""Windows that count as one round of full length, in steps."""
 LEADS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -1.0)
 """Places, in micro-batch indices, by which re-routed micro-batches may be moved up."""
 SWAPS = 40
@@ -135,6 +141,7 @@ def improve(
     seed: int = 0,
     deadline: Deadline | None = None,
     patience: int | None = None,
+    windows: Windows | None = None,
     progress: Progress | None = None,
 ) -> Found:
     """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
@@ -144,6 +151,7 @@ def improve(
         bound: a proven lower bound; a period that meets it ends the search.
         steps: moves in all rounds together.
         patience: rounds of full length without a better period after which to stop; by the size when left out.
+        windows: polish the best order at first, for as long as that pays, and what each round of full length ends in.
 
     Returns:
         The best order met. Depends on `start`, `steps`, `seed` and `patience` only, unless the deadline cuts it short.
@@ -155,24 +163,39 @@ def improve(
     best, due = start, time_order(problem, start.order).due
     order, order_due = best.order, due
     often = worth_compiling(problem, min(steps, 20 * longest) // 100, deadline)
+    window_steps, polishing = max(1, longest // WINDOWS_AS_LONG_AS_A_ROUND), windows is not None
     while spent < steps and idle < patience and not is_met(problem, best.period, bound) and not deadline.is_over:
-        if turn % 5 == 4:
-            order, order_due = best.order, due
-        begun, size = time.monotonic(), min(length, steps - spent)
-        hot, cold = HEATS[turn % len(HEATS)]
         target = _target(problem, best.period, bound)
         round_seed = (seed * 1_000_003 + turn * 7_919 + 17) % 2_147_483_647
-        result = anneal(problem, order, order_due, target, steps=size, seed=round_seed, hot=hot, cold=cold, often=often)
-        spent, turn, order, order_due = spent + result.steps, turn + 1, result.order, result.due
-        if result.met:
-            timing = time_order(problem, order)
-            best, due, idle = Found(order, min(target, timing.period)), result.due, 0
-            if timing.period <= target + 1e-9:
-                due = order_due = timing.due
-        else:
-            idle += length >= longest
-            # A round cannot be interrupted, so the next has to fit into what is left of the time.
+        if turn % 5 == 4 or polishing:
+            order, order_due = best.order, due
+        met, is_whole = False, length >= longest
+        if not polishing:
+            begun, size = time.monotonic(), min(length, steps - spent)
+            hot, cold = HEATS[turn % len(HEATS)]
+            result = anneal(
+                problem, order, order_due, target, steps=size, seed=round_seed, hot=hot, cold=cold, often=often
+            )
+            order, order_due, met, spent, turn = result.order, result.due, result.met, spent + result.steps, turn + 1
             rate = result.steps / max(time.monotonic() - begun, 1e-6)
+        if windows and not met and (polishing or is_whole):
+            most, enough = POLISHED if polishing else WINDOWS_PER_ROUND
+            count = min(most, (steps - spent) // window_steps)
+            result = windows.better(
+                order, order_due, target, count=count, patience=enough, seed=round_seed + spent, deadline=deadline
+            )
+            order, order_due, met, spent = result.order, result.due, result.met, spent + result.steps * window_steps
+        timing = time_order(problem, order)
+        if met or timing.period < best.period - 1e-9:
+            best, due, idle = Found(order, min(target if met else best.period, timing.period)), order_due, 0
+            if timing.period <= best.period + 1e-9:
+                due = order_due = timing.due
+            polishing = windows is not None
+        elif polishing:
+            polishing = False
+        else:
+            idle += is_whole
+            # A round cannot be interrupted, so the next has to fit into what is left of the time.
             length = min(2 * length, longest)
             if deadline.left < length / rate:
                 length = int(max(0.0, deadline.left) * rate)

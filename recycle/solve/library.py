@@ -40,7 +40,7 @@ from recycle.plans import (
 )
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
-from recycle.solve.found import Deadline
+from recycle.solve.deadline import Deadline
 from recycle.solve.normalize import StageBounds, normal_vectors
 from recycle.solve.planner import keep, plan, plan_vector
 from recycle.solve.problem import Problem

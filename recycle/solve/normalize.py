@@ -24,7 +24,7 @@ from recycle.job import Job
 from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, moves_needed, touched
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
-from recycle.solve.found import Deadline
+from recycle.solve.deadline import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.starts import starts
 

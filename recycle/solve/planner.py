@@ -33,8 +33,10 @@ from recycle.plans import (
 from recycle.shape import Worker
 from recycle.solve import exact
 from recycle.solve.bounds import lower_bound
+from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.deal import deal
-from recycle.solve.found import Deadline, Progress, Stop, is_met
+from recycle.solve.engines import not_installed
+from recycle.solve.found import Progress, is_met
 from recycle.solve.fuse import fuse
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Problem
@@ -182,7 +184,12 @@ def _plan(
         seconds=round(time.perf_counter() - begun, 3),
         profile=profile.digest(),
         limits=None if limits is None else tuple(limits),
-        planner={**msgspec.to_builtins(section), "quick": quick, "search_steps": found.steps},
+        planner={
+            **msgspec.to_builtins(section),
+            "quick": quick,
+            "search_steps": found.steps,
+            "solver": not_installed("HiGHS") or "HiGHS",
+        },
     )
 
 

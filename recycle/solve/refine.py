@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from recycle.solve.deadline import Deadline
 from recycle.solve.follow import follow, hosts_in
-from recycle.solve.found import Deadline, Found, is_met, worth_compiling
+from recycle.solve.found import Found, is_met, worth_compiling
 from recycle.solve.problem import Operations, Problem
 from recycle.solve.timing import time_order
 

@@ -1,8 +1,8 @@
 """Walks: from the list scheduler's best order to better ones, several walks beside each other.
 
-A walk varies the policy, refines what it found and the other starts, then moves single operations, then asks the exact
-model where that is small enough. Walks differ in their seed alone, so how many run at once changes nothing but the time
-they take: with steps in place of a wall limit the result depends on the seed and the steps only.
+A walk varies the policy, refines what it found and the other starts, then moves single operations and re-orders windows
+of them in turn. Walks differ in their seed alone, so how many run at once changes nothing but the time they take: with
+steps in place of a wall limit the result depends on the seed and the steps only.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 
-from recycle.solve import milp
 from recycle.solve.construct import Policy
-from recycle.solve.found import Deadline, Found, Progress, is_met
+from recycle.solve.deadline import Deadline
+from recycle.solve.engines import not_installed
+from recycle.solve.found import Found, Progress, is_met, worth_compiling
 from recycle.solve.improve import improve, vary
 from recycle.solve.problem import Problem
 from recycle.solve.refine import refine
+from recycle.solve.windows import Windows
 
 WALKS = 2
 SEARCH_STEPS = 1 << 40
@@ -30,8 +32,8 @@ SINGLE_UP_TO = 100_000
 """Operations from which moving single ones is too slow to gain anything."""
 SHARES = ((10_000, (0.3, 0.15)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0)))
 """By number of operations: shares of the time that is left for policies, then for refinement; the rest is for moves."""
-EXACT_UP_TO, EXACT_SECONDS = 100, 4.0
-"""Operations up to which the exact model is asked, and for how long: above, the search finds what it would."""
+WINDOWS_UP_TO, WORTH_WINDOWS = 20_000, 3.0
+"""Operations up to which windows are tried, and seconds of search from which starting their solver pays."""
 WORTH_PROCESSES = 4.0
 """Seconds of search from which starting processes for the walks pays."""
 
@@ -88,7 +90,7 @@ def walk(
     deadline: Deadline,
     progress: Progress | None = None,
 ) -> Found:
-    """One walk from `start`; never worse."""
+    """One walk from `starts`; never worse than the best of them."""
     orders = None if steps is None else steps // 50
     best = starts[0].period
 
@@ -126,13 +128,19 @@ def walk(
     found = replace(found, steps=starts[0].steps + spent + found.steps)
     if problem.size < SINGLE_UP_TO:
         limit = SEARCH_STEPS if steps is None else steps
-        found = improve(problem, found, bound, steps=limit, seed=seed, deadline=deadline, progress=report)
-    if steps is None and problem.size <= EXACT_UP_TO and not is_met(problem, found.period, bound):
-        seconds = min(deadline.left, EXACT_SECONDS)
-        if seconds > 2.0:
-            solved = milp.solve(problem, found.order, bound, seconds=seconds)
-            if solved.period < found.period:
-                found = replace(found, order=solved.order, period=solved.period)
+        pays = problem.size <= WINDOWS_UP_TO and deadline.left > WORTH_WINDOWS and not_installed("HiGHS") is None
+        often = worth_compiling(problem, 200, deadline)
+        with Windows(problem, often=often) as windows:
+            found = improve(
+                problem,
+                found,
+                bound,
+                steps=limit,
+                seed=seed,
+                deadline=deadline,
+                windows=windows if pays else None,
+                progress=report,
+            )
     return found
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from recycle.solve.construct import Policy, construct, default_policy, portfolio
+from recycle.solve.deadline import Deadline
 from recycle.solve.deal import deal
-from recycle.solve.found import Deadline, Found, Progress, is_met, worth_compiling
+from recycle.solve.found import Found, Progress, is_met, worth_compiling
 from recycle.solve.problem import Problem
 from recycle.solve.template import one_pipeline, spread
 from recycle.solve.timing import time_order

@@ -7,8 +7,9 @@ from recycle.ir.check import check
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.construct import construct
+from recycle.solve.deadline import Deadline
 from recycle.solve.follow import follow, hosts_in
-from recycle.solve.found import Deadline, Found
+from recycle.solve.found import Found
 from recycle.solve.problem import Problem
 from recycle.solve.refine import refine
 from recycle.solve.starts import starts

@@ -7,7 +7,7 @@ from recycle.ir.simulate import simulate
 from recycle.profile import Profile
 from recycle.shape import Shape
 from recycle.solve.construct import construct
-from recycle.solve.found import Deadline
+from recycle.solve.deadline import Deadline
 from recycle.solve.fuse import fuse
 from recycle.solve.problem import Problem
 from tests.solve.jobs import small_jobs

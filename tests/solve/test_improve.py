@@ -7,7 +7,8 @@ from recycle.shape import Worker
 from recycle.solve.anneal import anneal
 from recycle.solve.bounds import lower_bound
 from recycle.solve.construct import construct
-from recycle.solve.found import Deadline, Found
+from recycle.solve.deadline import Deadline
+from recycle.solve.found import Found
 from recycle.solve.improve import improve, vary
 from recycle.solve.problem import Problem
 from recycle.solve.starts import first
