@@ -28,6 +28,7 @@ tests: $(VENV)/.installed
 benchmarks: $(VENV)/.installed
 	$(BIN)/python -W ignore benchmarks/executor.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/staggered.py
 
 # The stamp is newer than what it was made from, and holds the interpreter it was made with.
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.python
