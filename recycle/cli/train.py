@@ -32,7 +32,9 @@ def train(
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(help="Strike on purpose: kill:1.1@10, kill:1.1@10.backward, rejoin:1.1@20.", show_default=False),
+        typer.Option(
+            help="Strike on purpose: kill:1.1@10, kill:1.1@10.backward, nan:1.1@10, rejoin:1.1@20.", show_default=False
+        ),
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="Run directory, fresh; else runs/<job>-<time>.", show_default=False)

@@ -62,6 +62,9 @@ class Plans(Protocol):
 class Processes(Protocol):
     """The workers' processes."""
 
+    def start(self, worker: Worker) -> None:
+        """Start another process for the worker, whose last one has ended."""
+
     def gone(self) -> dict[Worker, str]:
         """Processes that ended since the last call, with how."""
 
@@ -91,6 +94,7 @@ class _Beat:
 class _Rejoin:
     worker: Worker
     step: int
+    started: bool = False
     deadline: float | None = None
 
 
@@ -130,9 +134,9 @@ class Coordinator:
     _lost_since: float | None = None
 
     def expect_rejoin(self, worker: Worker, step: int) -> None:
-        """`worker` shall take part from the start of iteration `step` on; the run waits for it up to a deadline.
+        """`worker`, once dead, shall take part again from the start of iteration `step` on, or soon after.
 
-        Said too late, it takes part as soon as all can stop together.
+        The run waits for it up to a deadline.
         """
         self._rejoins.append(_Rejoin(worker, step))
 
@@ -156,6 +160,7 @@ class Coordinator:
             pass
         if lost and not self._finished():
             self._lose(lost)
+        self._start_rejoiners()
         due: dict[Phase, Callable[[], None]] = {
             Phase.BETWEEN: self._propose,
             Phase.PROPOSED: self._form,
@@ -235,17 +240,39 @@ class Coordinator:
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
 
+    @property
+    def _awaited(self) -> list[_Rejoin]:
+        """The dead workers that shall come back, each with its next return."""
+        nearest: dict[Worker, _Rejoin] = {}
+        for rejoin in sorted(self._rejoins, key=lambda r: r.step):
+            if rejoin.worker not in self.live:
+                nearest.setdefault(rejoin.worker, rejoin)
+        return list(nearest.values())
+
+    def _start_rejoiners(self) -> None:
+        """Start awaited processes early, as their imports take a while; during a recovery only those that are due."""
+        for rejoin in self._awaited:
+            wanted = self.phase is Phase.RUNNING or rejoin.step <= self.next_step
+            if wanted and not rejoin.started and not self.processes.running(rejoin.worker):
+                rejoin.started = True
+                self.processes.start(rejoin.worker)
+
     def _rejoiners_settled(self) -> bool:
         """Whether everyone who shall start with the next step is there, or was waited for long enough."""
-        for rejoin in [r for r in self._rejoins if r.step <= self.next_step]:
+        for rejoin in self._awaited:
+            if rejoin.step > self.next_step:
+                continue
             if rejoin.deadline is None:
                 rejoin.deadline = self.now() + self.job.membership.rejoin_deadline
+            running = self.processes.running(rejoin.worker)
             incarnation = self.processes.incarnation(rejoin.worker)
-            if self.store.has_all([f"ready/{rejoin.worker}/{incarnation}"]):
+            if not rejoin.started:
+                return False  # its last process is about to end
+            if running and self.store.has_all([f"ready/{rejoin.worker}/{incarnation}"]):
                 self.live.add(rejoin.worker)
                 self._joined.add(rejoin.worker)
                 self._beats.pop(rejoin.worker, None)
-            elif self.now() < rejoin.deadline and self.processes.running(rejoin.worker):
+            elif running and self.now() < rejoin.deadline:
                 return False
             else:
                 self.processes.kill(rejoin.worker)
@@ -349,7 +376,7 @@ class Coordinator:
             facts,
             mode=mode,
             next_mode=facts.next_mode if facts.next_mode in self._periods else "barrier",
-            last=min([self.steps - 1, *(max(rejoin.step - 1, soonest) for rejoin in self._rejoins)]),
+            last=min([self.steps - 1, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
             finished=step + 1 >= self.steps,
         )
 

@@ -174,7 +174,6 @@ class _Launcher:
         self._start()
         while self.coordinator.phase is not Phase.FINISHED:
             self._strike()
-            self._start_rejoiners()
             self.coordinator.tick()
             waits_to_strike = len(self._reached) > len(self._struck)
             self.processes.wait(STRIKE_SECONDS if waits_to_strike else self.job.membership.heartbeat / 2)
@@ -234,17 +233,6 @@ class _Launcher:
                     if fault.kind == "kill":
                         self.processes.kill(fault.worker)
 
-    def _start_rejoiners(self) -> None:
-        """Start awaited processes early, as soon as training goes on without them: their imports take a while."""
-        if self.coordinator.phase is not Phase.RUNNING:
-            return
-        for fault in self.faults:
-            waits = fault.kind == "rejoin" and fault.step >= self.coordinator.next_step
-            if waits and fault.worker not in self.coordinator.live and not self.processes.running(fault.worker):
-                deaths = sum(f.kind == "kill" and f.worker == fault.worker and f.step < fault.step for f in self.faults)
-                if self.processes.incarnation(fault.worker) < deaths:
-                    self.processes.start(fault.worker)
-
     def _event(self, kind: str, **details: Any) -> None:
         event = self.directory.event(kind, **details)
         self.result.events.append(event)
@@ -273,6 +261,9 @@ class _Launcher:
     def _finish(self) -> None:
         """Let the workers end, take their digests, merge the trace."""
         live = sorted(self.coordinator.live)
+        for worker in self.job.shape.workers():
+            if worker not in self.coordinator.live:
+                self.processes.kill(worker)  # one that came back too late waits for a generation that never comes
         self.processes.end(patience=20.0)
         for worker in live:
             text = self.store.read(f"final/{worker}")

@@ -234,6 +234,16 @@ def test_a_worker_that_rejoins_a_staggered_run_is_admitted_at_its_step_with_the_
     assert modes(run) == ["barrier", "staggered", "barrier", "staggered", "staggered", "barrier", "staggered"]
 
 
+def test_a_worker_may_die_behind_its_last_step_and_be_back_at_the_next(emulated: Job, launch: Run) -> None:
+    """It is awaited from the moment it is dead, and its dead process is not taken for the one that comes."""
+    run = launch(emulated, STEPS, "kill:1.1@3.stepped", "rejoin:1.1@4")
+    reference = with_the_barrier(launch, emulated)
+    assert_same_training(run, reference)
+    assert run.digests == reference.digests
+    assert [(event["worker"], event["step"]) for event in run.events if event["kind"] == "rejoined"] == [("1.1", 4)]
+    assert {line["live_workers"] for line in run.metrics[4:]} == {6}
+
+
 @pytest.mark.parametrize("kind", ["emulated", "gpt"])
 def test_a_gradient_that_is_not_finite_in_a_staggered_iteration_is_undone_and_repeated(kind: str, launch: Run) -> None:
     of = job(3, 2, 2, kind=kind, train=FAR)
