@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -213,11 +212,8 @@ class Run:
         return Figures(period, timeline.makespan, stated["lower_bound"], stated["gap"], plan.optimizer)
 
     def measured(self, first: int, last: int) -> float | None:
-        """Median seconds from the first start to the last end of the steps `first` to `last`, as executed."""
-        if self.trace is None:
-            return None
-        spans = [seconds for step, seconds in self.trace.seconds.items() if first <= step <= last]
-        return median(spans) if spans else None
+        """Median seconds from one step to the next among `first` to `last`, as executed; see `Trace.period`."""
+        return self.trace.period(first, last) if self.trace is not None else None
 
     def planned_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
         """The lanes of the plan that `step` ran by; of one that deadlocks, in program order; None without a plan."""

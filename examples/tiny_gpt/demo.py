@@ -93,7 +93,7 @@ def print_plans(job: Job, faulty: RunResult) -> None:
     used = [(plan, live) for (plan, live), _ in groupby(faulty.metrics, lambda m: (m["plan"], m["live_workers"]))]
     plain = simulate(with_barrier(one_f_one_b(job.shape)), job.profile()).period
     decoupled = Schedule.load(faulty.directory / "plans" / f"{used[0][0]}.json").metadata["period"]
-    print("\n== plans (period of one iteration in units of one F, I or W; barrier at the optimizer step)")
+    print("\n== plans (period of one iteration in units of one F, I or W; with staggered steps)")
     print("           live  period  bound  gap    ratio to plain 1F1B  ratio to the decoupled fault-free plan")
     for name, (digest, live) in zip(("before", "during", "after"), used, strict=False):
         plan = Schedule.load(faulty.directory / "plans" / f"{digest}.json").metadata
@@ -101,7 +101,9 @@ def print_plans(job: Job, faulty: RunResult) -> None:
             f"  {name:<8} {live:>4}  {plan['period']:>6g}  {plan['lower_bound']:>5g}  {plan['gap']:>4.1%}"
             f"  {plan['period'] / plain:>19.2f}  {plan['period'] / decoupled:>38.2f}"
         )
-    print(f"  plain fault-free 1F1B: {plain:g}")
+    print(f"  plain fault-free 1F1B, with the barrier: {plain:g}")
+    modes = ", ".join(f"{count} {mode}" for mode, count in sorted(faulty.modes.items()))
+    print(f"  steps of the run with the failure: {modes}; {len(faulty.undone)} undone")
 
 
 if __name__ == "__main__":

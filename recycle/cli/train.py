@@ -12,6 +12,7 @@ from recycle.errors import JobError
 from recycle.exec.observer import Observer
 
 if TYPE_CHECKING:
+    from recycle.exec.launcher import RunResult
     from recycle.ir.schedule import Schedule
     from recycle.shape import Shape
 
@@ -31,7 +32,9 @@ def train(
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(help="Strike on purpose: kill:1.1@10, kill:1.1@10.backward, rejoin:1.1@20.", show_default=False),
+        typer.Option(
+            help="Strike on purpose: kill:1.1@10, kill:1.1@10.backward, nan:1.1@10, rejoin:1.1@20.", show_default=False
+        ),
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="Run directory, fresh; else runs/<job>-<time>.", show_default=False)
@@ -59,10 +62,8 @@ def train(
 
     directory = run or Path("runs") / f"{job.resolve().parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     lines = ProgressLines(steps or described.train.steps, described.shape)
-    if own is not None and own.optimizer == "staggered":
-        lines.note = "the schedule's staggered steps run with the barrier, for now"
     try:
-        launcher.train(
+        result = launcher.train(
             described,
             directory,
             steps=steps,
@@ -74,7 +75,16 @@ def train(
     except KeyboardInterrupt:
         print(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
         raise typer.Exit(130) from None
-    print(f"done: {lines.last + 1} steps; run directory {directory}; see it with: recycle view {directory}")
+    print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
+
+
+def _steps(result: RunResult) -> str:
+    """How many steps ran, how, and how many had to be taken back on the way."""
+    modes = ", ".join(f"{count} {_MODES[mode]}" for mode, count in sorted(result.modes.items()))
+    return f"{len(result.metrics)} steps ({modes}; {len(result.undone)} undone)"
+
+
+_MODES = {"barrier": "with the barrier", "staggered": "staggered"}
 
 
 def _schedule(name: str, shape: Shape) -> Schedule:
@@ -94,12 +104,9 @@ class ProgressLines(Observer):
     def __init__(self, steps: int, shape: Shape) -> None:
         self._steps, self._shape = steps, shape
         self.last = -1
-        self.note = ""
 
     def waiting(self, what: str) -> None:
-        """Say what the run waits for, and the note if there is one: by now the request was found possible."""
-        if self.note:
-            print(self.note)
+        """Say what the run waits for."""
         print(f"waiting for {what}", flush=True)
 
     def committed(self, line: dict[str, Any]) -> None:
@@ -129,5 +136,5 @@ _EVENTS = {
     "detected": lambda e: f"worker {e['worker']} is dead: {e['cause']}; step {e['step']} starts again without it",
     "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
     "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
-    "undone": lambda e: f"step {e['step']} is repeated: {e['cause']}",
+    "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",
 }

@@ -7,7 +7,6 @@ form their groups, let them run. A death on the way only means the next number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,8 +15,8 @@ from typing import Protocol
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.membership import GO, VOID, Facts, Record, Report, Store, decode, encode
-from recycle.exec.optimizer import clip_factor
+from recycle.exec.commit import decide, is_right, soonest_end
+from recycle.exec.membership import GO, VOID, Facts, Mode, Record, Report, Store, decode, encode
 from recycle.job import Job
 from recycle.shape import Shape, Worker
 
@@ -39,12 +38,18 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Ready:
-    """A checked plan for a live set: its hash, its file's text, process -> role, and its period."""
+    """A checked plan for a live set.
+
+    Attributes:
+        digest, text: hash of the schedule, and the file.
+        roles: process -> role.
+        periods: its period in each mode that it may run in; a plan made for the barrier has that one only.
+    """
 
     digest: str
     text: str
     roles: dict[Worker, Worker]
-    period: float
+    periods: Mapping[Mode, float]
 
 
 class Plans(Protocol):
@@ -56,6 +61,9 @@ class Plans(Protocol):
 
 class Processes(Protocol):
     """The workers' processes."""
+
+    def start(self, worker: Worker) -> None:
+        """Start another process for the worker, whose last one has ended."""
 
     def gone(self) -> dict[Worker, str]:
         """Processes that ended since the last call, with how."""
@@ -86,6 +94,7 @@ class _Beat:
 class _Rejoin:
     worker: Worker
     step: int
+    started: bool = False
     deadline: float | None = None
 
 
@@ -113,7 +122,7 @@ class Coordinator:
     now: Callable[[], float]
     phase: Phase = Phase.BETWEEN
     record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
-    period: float = 0.0
+    _periods: Mapping[Mode, float] = field(default_factory=dict)
     _beats: dict[Worker, _Beat] = field(default_factory=dict)
     _looked: float = 0.0
     _rejoins: list[_Rejoin] = field(default_factory=list)
@@ -121,10 +130,14 @@ class Coordinator:
     _attempts: int = 0
     _trouble_since: float | None = None
     _retried: int = -1
+    _repeated: str | None = None
     _lost_since: float | None = None
 
     def expect_rejoin(self, worker: Worker, step: int) -> None:
-        """`worker` shall take part from the start of iteration `step` on; the run waits for it up to a deadline."""
+        """`worker`, once dead, shall take part again from the start of iteration `step` on, or soon after.
+
+        The run waits for it up to a deadline.
+        """
         self._rejoins.append(_Rejoin(worker, step))
 
     @property
@@ -142,11 +155,12 @@ class Coordinator:
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not Phase.BETWEEN or self.record.generation:
             lost |= self._silent()
-        # A commit that is complete stands, whoever has died since.
-        if self.phase is Phase.RUNNING:
-            self._commit()
+        # A commit that is complete stands, whoever has died since; the next may be complete as well.
+        while self.phase is Phase.RUNNING and self._commit():
+            pass
         if lost and not self._finished():
             self._lose(lost)
+        self._start_rejoiners()
         due: dict[Phase, Callable[[], None]] = {
             Phase.BETWEEN: self._propose,
             Phase.PROPOSED: self._form,
@@ -208,8 +222,9 @@ class Coordinator:
             self.record.committed,
             self.record.facts,
             joins,
+            "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
         )
-        self.period = plan.period
+        self._periods = plan.periods
         self.store.set("register", encode(self.record))
         self.store.set(f"proposal/{generation}", encode(self.record))
         self.log(
@@ -225,17 +240,39 @@ class Coordinator:
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
 
+    @property
+    def _awaited(self) -> list[_Rejoin]:
+        """The dead workers that shall come back, each with its next return."""
+        nearest: dict[Worker, _Rejoin] = {}
+        for rejoin in sorted(self._rejoins, key=lambda r: r.step):
+            if rejoin.worker not in self.live:
+                nearest.setdefault(rejoin.worker, rejoin)
+        return list(nearest.values())
+
+    def _start_rejoiners(self) -> None:
+        """Start awaited processes early, as their imports take a while; during a recovery only those that are due."""
+        for rejoin in self._awaited:
+            wanted = self.phase is Phase.RUNNING or rejoin.step <= self.next_step
+            if wanted and not rejoin.started and not self.processes.running(rejoin.worker):
+                rejoin.started = True
+                self.processes.start(rejoin.worker)
+
     def _rejoiners_settled(self) -> bool:
         """Whether everyone who shall start with the next step is there, or was waited for long enough."""
-        for rejoin in [r for r in self._rejoins if r.step == self.next_step]:
+        for rejoin in self._awaited:
+            if rejoin.step > self.next_step:
+                continue
             if rejoin.deadline is None:
                 rejoin.deadline = self.now() + self.job.membership.rejoin_deadline
+            running = self.processes.running(rejoin.worker)
             incarnation = self.processes.incarnation(rejoin.worker)
-            if self.store.has_all([f"ready/{rejoin.worker}/{incarnation}"]):
+            if not rejoin.started:
+                return False  # its last process is about to end
+            if running and self.store.has_all([f"ready/{rejoin.worker}/{incarnation}"]):
                 self.live.add(rejoin.worker)
                 self._joined.add(rejoin.worker)
                 self._beats.pop(rejoin.worker, None)
-            elif self.now() < rejoin.deadline and self.processes.running(rejoin.worker):
+            elif running and self.now() < rejoin.deadline:
                 return False
             else:
                 self.processes.kill(rejoin.worker)
@@ -247,8 +284,19 @@ class Coordinator:
         """Once all have acknowledged, all may form."""
         g = self.record.generation
         if self.store.has_all([f"ack/{g}/{worker}" for worker in self.record.live]):
+            self._say_undone()
             self.store.compare_set(f"form/{g}", "", GO)
             self._enter(Phase.FORMING)
+
+    def _say_undone(self) -> None:
+        """Who had to has taken the step back: that comes before the acknowledgement."""
+        keys = [f"undone/{self.next_step}/{worker}" for worker in self.record.live]
+        count = sum(self.store.has_all([key]) for key in keys)
+        if count or self._repeated:
+            cause = self._repeated or "it was not committed when the generation ended"
+            self.log("undone", step=self.next_step, count=count, cause=cause)
+            self.store.delete(keys)
+            self._repeated = None
 
     def _run(self) -> None:
         """Once all groups stand, all may run; a failure to form is nobody's fault and is tried again."""
@@ -285,44 +333,57 @@ class Coordinator:
         elif self.now() - self._trouble_since > GRACE_SECONDS:
             self._again(self.store.read(f"trouble/{g}") or "")
 
-    def _commit(self) -> None:
-        """Commit the next iteration once every live worker has reported it."""
+    def _commit(self) -> bool:
+        """Commit the next iteration if every live worker has reported it."""
         g, n = self.record.generation, self.next_step
         keys = {worker: f"report/{g}/{n}/{worker}" for worker in self.record.live}
         if not self.store.has_all(list(keys.values())):
-            return
+            return False
         facts = self._decide(n, {w: decode(self.store.read(key) or "", Report) for w, key in keys.items()})
         if facts is None:
-            return
+            return False
         before = self.record
-        after = msgspec.structs.replace(before, committed=n, facts=facts)
+        after = msgspec.structs.replace(before, committed=n, facts=facts, mode=facts.next_mode)
         if not self.store.compare_set("register", encode(before), encode(after)):
             raise RunError("the register was changed by somebody else; another launcher uses this store")
         self.record = after
         self.store.compare_set(f"commit/{g}/{n}", "", encode(facts))
         self._attempts = 0
-        self.store.delete([*keys.values(), f"commit/{g}/{n - 1}"])  # all have read the decision before this one
-        self.committed(facts, after, self.period)
+        self.store.delete([*keys.values(), f"commit/{g}/{n - 2}"])  # read by all before they stepped n - 1
+        self.committed(facts, after, self._periods[facts.mode])
         if facts.finished:
             self._enter(Phase.FINISHED)
-        elif facts.drain:
+        elif facts.last == n:
             self._end()
+        return True
 
     def _decide(self, step: int, reports: dict[str, Report]) -> Facts | None:
-        """The facts of a commit; None when the iteration is repeated because a gradient was not finite."""
-        facts = decide(self.job, step, reports)
-        if facts.clip_factor is None and self._retried != step:
+        """The facts of a commit; None when the iteration is repeated."""
+        before, mode = self.record.facts, self.record.mode
+        facts = decide(self.job, step, reports, before.recent if before is not None else ())
+        finite = facts.clip_factor is not None
+        if not finite and self._retried != step:
             self._retried = step
-            self.log("undone", step=step, cause="a gradient is not finite; the iteration is repeated once")
-            self._end()
+            self._repeat("a gradient is not finite")
             return None
-        if facts.clip_factor is None and self.job.train.non_finite == "fatal":
+        if mode == "staggered" and not is_right(facts):
+            self._repeat(f"its gradient, of norm {facts.grad_norm:.4g}, has to be clipped")
+            return None
+        if not finite and self.job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
+        soonest = soonest_end(step, mode, before)
         return msgspec.structs.replace(
             facts,
-            drain=any(rejoin.step == step + 1 for rejoin in self._rejoins),
+            mode=mode,
+            next_mode=facts.next_mode if facts.next_mode in self._periods else "barrier",
+            last=min([self.steps - 1, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
             finished=step + 1 >= self.steps,
         )
+
+    def _repeat(self, cause: str) -> None:
+        """A generation more, with the same workers, from the iteration before."""
+        self._repeated = cause
+        self._end()
 
     def _silent(self) -> dict[Worker, str]:
         """Workers without heartbeat, or without progress while they have work.
@@ -353,24 +414,3 @@ class Coordinator:
             elif now - beat.progressed > limits.hung_after:
                 lost[worker] = f"no progress for {limits.hung_after:g} s"
         return lost
-
-
-def decide(job: Job, step: int, reports: Mapping[str, Report]) -> Facts:
-    """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
-
-    Squared norms are added in stage order; every host of a stage reports the same bits, or something is badly wrong.
-
-    Raises:
-        RunError: two hosts of a stage hold different gradients.
-    """
-    norms: dict[int, float] = {}
-    for worker, report in sorted(reports.items()):
-        for stage, norm in report.norms.items():
-            if norms.setdefault(stage, norm) != norm and math.isfinite(norm):
-                raise RunError(f"step {step}: worker {worker} holds another gradient of stage {stage} than its peers")
-    squared = math.fsum(norms[stage] for stage in sorted(norms))
-    losses = [report.loss for _, report in sorted(reports.items()) if report.loss is not None]
-    loss = sum(losses) / job.shape.global_micro_batches
-    if not math.isfinite(squared):
-        return Facts(step, loss, math.nan, None)
-    return Facts(step, loss, math.sqrt(squared), clip_factor(job.train.clip, squared))

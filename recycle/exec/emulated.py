@@ -12,9 +12,11 @@ boundary, as a transport carries one size.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -74,13 +76,13 @@ class EmulatedStage:
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch in self._held or micro_batch in self._waiting:
             raise self._misuse("F", micro_batch, "its activations are already held")
-        self._check("F", micro_batch, activation, self._is_first, self.index - 1)
-        self._sleep("forward")
-        self._held.add(micro_batch)
-        if self._is_last:
-            self._loss += _draw(1, "loss", self._iteration, micro_batch)[0]
-            return None
-        return self._message("F", self.index, micro_batch)
+        with self._takes("forward"):
+            self._check("F", micro_batch, activation, self._is_first, self.index - 1)
+            self._held.add(micro_batch)
+            if self._is_last:
+                self._loss += _draw(1, "loss", self._iteration, micro_batch)[0]
+                return None
+            return self._message("F", self.index, micro_batch)
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         message = self._turn("I", micro_batch, gradient)
@@ -108,9 +110,9 @@ class EmulatedStage:
         return float((self._sum / self._divisor).square().sum())
 
     def step(self, iteration: int, clip_factor: float) -> None:
-        self._sleep("step")
-        self._parameters.sub_(self._sum / self._divisor * (clip_factor * self._train.learning_rate))
-        self._count.add_(1)
+        with self._takes("step"):
+            self._parameters.sub_(self._sum / self._divisor * (clip_factor * self._train.learning_rate))
+            self._count.add_(1)
 
     def state_tensors(self) -> list[torch.Tensor]:
         return [self._parameters, self._count]
@@ -132,18 +134,23 @@ class EmulatedStage:
     def _turn(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch not in self._held:
             raise self._misuse(kind, micro_batch, "its F has not run")
-        self._check("B", micro_batch, gradient, self._is_last, self.index + 1)
-        self._sleep("backward_input")
-        self._held.remove(micro_batch)
-        return None if self._is_first else self._message("B", self.index, micro_batch)
+        with self._takes("backward_input"):
+            self._check("B", micro_batch, gradient, self._is_last, self.index + 1)
+            self._held.remove(micro_batch)
+            return None if self._is_first else self._message("B", self.index, micro_batch)
 
     def _add_gradient(self, micro_batch: MicroBatch) -> None:
-        self._sleep("backward_weight")
-        self._sum.add_(self.gradient(self._iteration, micro_batch))
+        with self._takes("backward_weight"):
+            self._sum.add_(self.gradient(self._iteration, micro_batch))
 
-    def _sleep(self, name: str) -> None:
-        if self._seconds[name] > 0:
-            time.sleep(self._seconds[name])
+    @contextlib.contextmanager
+    def _takes(self, name: str) -> Iterator[None]:
+        """Sleep for what is left of the profile's time at the end: drawing and checking is part of it."""
+        until = time.monotonic() + self._seconds[name]
+        yield
+        left = until - time.monotonic()
+        if left > 0:
+            time.sleep(left)
 
     def _message(self, kind: str, stage: int, micro_batch: MicroBatch) -> torch.Tensor:
         return torch.full(self._message_shape, self._mark(kind, stage, micro_batch), dtype=torch.float32)

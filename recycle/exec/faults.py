@@ -1,8 +1,9 @@
 """Faults to strike on purpose: `KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]`, for example `kill:1.1@10`.
 
 `kill` sends SIGKILL to the worker's process in the middle of that iteration, or at the given phase; `kill=0.05`
-strikes that many seconds after the point is reached. `rejoin` starts the worker again and admits it at the start of
-that step. The worker says that it has reached the point, the launcher strikes; each fault strikes once per run.
+strikes that many seconds after the point is reached. The worker says that it has reached the point, the launcher
+strikes. `nan` spoils the worker's gradients just before they are reduced. `rejoin` starts the worker again and admits
+it at the start of that step. Each fault strikes once per run; a kill in the `undo` of a step only if there is one.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ from recycle.ir.instruction import (
 from recycle.shape import Shape, Worker
 
 _FAULT = re.compile(r"([a-z]+)(?:=([^:@]*))?:([0-9]+\.[0-9]+)@([0-9]+)(?:-([0-9]+))?(?:\.([a-z]+))?")
-PHASES = ("forward", "backward", "reduce", "commit", "step")
-KINDS = ("kill", "rejoin")
+PHASES = ("forward", "backward", "reduce", "commit", "step", "stepped", "undo")
+"""Where a kill strikes: in the middle of such instructions; when the worker has reported; when it is about to step;
+when it has; when it is about to take the step back."""
+_BETWEEN = ("commit", "step", "stepped", "undo")
+KINDS = ("kill", "nan", "rejoin")
+STRUCK = ("kill", "nan")
+"""Kinds that a worker tells the launcher of when it reaches their point."""
 
 
 @dataclass(frozen=True)
@@ -76,53 +82,58 @@ def check_faults(faults: Sequence[Fault], shape: Shape, steps: int, absent: froz
         absent: workers that the job starts without.
     """
     alive = {worker: worker not in absent for worker in shape.workers()}
-    for fault in sorted(faults, key=lambda f: (f.step, f.kind != "rejoin")):
+    for fault in sorted(faults, key=lambda f: (f.step, KINDS[::-1].index(f.kind))):
         shape.require(fault.worker, f"fault {fault}")
         if fault.step >= steps:
             raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")
-        if fault.kind == "kill" and not alive[fault.worker]:
+        if fault.kind in STRUCK and not alive[fault.worker]:
             raise JobError(f"fault {fault}: worker {fault.worker} is already dead at step {fault.step}")
         if fault.kind == "rejoin" and alive[fault.worker]:
             raise JobError(f"fault {fault}: worker {fault.worker} is alive at step {fault.step}; kill it before")
-        alive[fault.worker] = fault.kind == "rejoin"
+        alive[fault.worker] = fault.kind != "kill"
 
 
 class Striker:
-    """A worker's side: notices that a point is reached, says so, and stands still until it is struck.
+    """A worker's side: notices that a point is reached, says so, and for a kill stands still until it is struck.
 
     Args:
-        faults: this worker's kills, each with its number in the run.
+        faults: this worker's kills and nans, each with its number in the run.
         claim: claims a fault by number; True only once per run.
+        poison: spoils the gradients that this worker has summed so far.
     """
 
-    def __init__(self, faults: Sequence[tuple[int, Fault]], claim: Callable[[int], bool]) -> None:
-        self._faults, self._claim = list(faults), claim
+    def __init__(
+        self, faults: Sequence[tuple[int, Fault]], claim: Callable[[int], bool], poison: Callable[[], None]
+    ) -> None:
+        self._claim, self._poison = claim, poison
+        self._in_program = [(n, fault) for n, fault in faults if fault.phase not in _BETWEEN]
+        self._between = {(fault.phase, fault.step): (n, fault) for n, fault in faults if fault.phase in _BETWEEN}
         self._places: dict[int, tuple[int, Fault]] = {}
-        self._late: dict[str, tuple[int, Fault]] = {}
 
     def begin(self, program: Sequence[Instruction], step: int) -> None:
         """Where in this iteration's program the faults strike."""
-        self._places, self._late = {}, {}
-        for number, fault in self._faults:
-            if fault.step != step:
-                continue
-            if fault.phase in ("commit", "step"):
-                self._late[fault.phase] = (number, fault)
-            else:
-                self._places[_place(program, fault.phase)] = (number, fault)
+        self._places = {
+            _place(program, "reduce" if fault.kind == "nan" else fault.phase): (number, fault)
+            for number, fault in self._in_program
+            if fault.step == step
+        }
 
     def at(self, position: int) -> None:
         """The instruction at `position` is next."""
         if position in self._places:
             self._strike(*self._places.pop(position))
 
-    def at_phase(self, phase: str) -> None:
-        """The worker is in the commit (it has reported) or the step (the commit is there)."""
-        if phase in self._late:
-            self._strike(*self._late.pop(phase))
+    def at_phase(self, phase: str, step: int) -> None:
+        """The worker has come to a phase of iteration `step` that lies between instructions."""
+        if (phase, step) in self._between:
+            self._strike(*self._between.pop((phase, step)))
 
     def _strike(self, number: int, fault: Fault) -> None:
-        if self._claim(number) and not fault.delay:
+        if not self._claim(number):
+            return
+        if fault.kind == "nan":
+            self._poison()
+        elif not fault.delay:
             time.sleep(60.0)  # the launcher's signal ends this process long before
 
 

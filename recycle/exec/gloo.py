@@ -94,14 +94,18 @@ class GlooTransport:
         self._sums.update(groups)
         for group in (self._world, *self._sums.values()):
             group._set_default_timeout(self._timeout)
-        self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._iteration = 0
+        self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
         self._lanes: dict[Worker, list[Transfer]] = {}
         self._posted: dict[Transfer, Pending] = {}
         self._places: dict[Instruction, int] = {}
 
-    def begin(self, program: Sequence[Instruction]) -> None:
+    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
+        for sending, _ in self._sent.pop(iteration - 2, []):
+            self._wait(sending)
+        self._iteration = iteration
         self._places = lane_places(program)
-        self._lanes, self._posted, self._sent = {}, {}, []
+        self._lanes, self._posted = {}, {}
         for instruction in program:
             if isinstance(instruction, RecvActivation | RecvGradient):
                 self._lanes.setdefault(instruction.peer, []).append(instruction)
@@ -118,8 +122,8 @@ class GlooTransport:
     def _post(self, instruction: Transfer) -> Pending:
         shape, dtype = self._message
         buffer = torch.empty(shape, dtype=dtype)
-        place = self._places[instruction]
-        receiving = self._try(partial(self._world.recv, [buffer], self._ranks[instruction.peer], place))
+        tag = self._tag(instruction)
+        receiving = self._try(partial(self._world.recv, [buffer], self._ranks[instruction.peer], tag))
 
         def pending() -> torch.Tensor:
             self._wait(receiving)
@@ -128,10 +132,14 @@ class GlooTransport:
         return pending
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
-        place = self._places[instruction]
         tensor = tensor.contiguous()
-        sending = self._try(partial(self._world.send, [tensor], self._ranks[instruction.peer], place))
-        self._sent.append((sending, tensor))
+        tag = self._tag(instruction)
+        sending = self._try(partial(self._world.send, [tensor], self._ranks[instruction.peer], tag))
+        self._sent.setdefault(self._iteration, []).append((sending, tensor))
+
+    def _tag(self, instruction: Transfer) -> int:
+        """Place in the lane and parity of the iteration: two iterations may be under way on a lane, never three."""
+        return 2 * self._places[instruction] + self._iteration % 2
 
     def receive(self, instruction: Transfer) -> Pending:
         while instruction not in self._posted:
@@ -156,11 +164,6 @@ class GlooTransport:
             finally:
                 self._waiting(False)
 
-    def finish(self) -> None:
-        for sending, _ in self._sent:
-            self._wait(sending)
-        self._sent = []
-
     def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
         """Send `tensors` to a worker that joins."""
         for place, tensor in enumerate(tensors):
@@ -174,7 +177,7 @@ class GlooTransport:
             self._wait(self._try(partial(self._world.recv, [tensor.detach()], self._ranks[peer], tag)))
 
     def close(self) -> None:
-        self._posted, self._lanes, self._sent = {}, {}, []
+        self._posted, self._lanes, self._sent = {}, {}, {}
         self._world, self._sums = None, {}
         self._deaf.shutdown(wait=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,13 +34,6 @@ Timed = tuple[str, float, float]
 """Text of an instruction, and when it started and ended (monotonic seconds)."""
 
 
-class Watch(Protocol):
-    """Whoever follows a worker's progress: the heartbeat, and faults that strike at a place in the program."""
-
-    def at(self, position: int, instruction: Instruction) -> None:
-        """Called before each instruction."""
-
-
 class Interpreter:
     """Runs programs on the stages of one worker.
 
@@ -48,9 +41,10 @@ class Interpreter:
         stages: the stages that this worker hosts.
         model_stages: S, the stages of the whole model.
         transport: how tensors reach other workers.
-        commit: called before a STEP; returns when the iteration is committed.
         step: called by STEP with the stage; steps its optimizer.
-        watch: told of every instruction.
+
+    Attributes:
+        timed: when each instruction of the iteration ran.
     """
 
     def __init__(
@@ -58,12 +52,9 @@ class Interpreter:
         stages: Mapping[int, Stage],
         model_stages: int,
         transport: Transport,
-        commit: Callable[[], None],
         step: Callable[[int], None],
-        watch: Watch | None = None,
     ) -> None:
-        self.stages, self.model_stages, self.transport = stages, model_stages, transport
-        self.commit, self.step, self.watch = commit, step, watch
+        self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
         self.timed: list[Timed] = []
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
 
@@ -72,17 +63,7 @@ class Interpreter:
         self.timed, self._values = [], {}
         for stage in self.stages.values():
             stage.begin_iteration(iteration)
-        self.transport.begin(program)
-
-    def run(self, program: Sequence[Instruction], iteration: int) -> list[Timed]:
-        """Run one iteration; returns when each instruction ran."""
-        self.begin(program, iteration)
-        for position, instruction in enumerate(program):
-            if self.watch is not None:
-                self.watch.at(position, instruction)
-            self.execute(instruction)
-        self.transport.finish()
-        return self.timed
+        self.transport.begin(program, iteration)
 
     def execute(self, instruction: Instruction) -> None:
         """Run one instruction: wait for its inputs, then do it."""
@@ -90,8 +71,6 @@ class Interpreter:
             self.execute(instruction.forward)
             self.execute(instruction.backward)
             return
-        if isinstance(instruction, OptimizerStep):
-            self.commit()
         inputs = [] if isinstance(instruction, _TRANSFERS) else self._inputs(instruction)
         started = time.monotonic()
         _METHODS[type(instruction)](self, instruction, *inputs)

@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ import msgspec
 
 from recycle.errors import JobError, RunError
 from recycle.exec.coordinator import Coordinator, Phase
-from recycle.exec.faults import Fault, check_faults
+from recycle.exec.faults import STRUCK, Fault, check_faults
 from recycle.exec.membership import Facts, LauncherStore, Record, Store
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService, require_valid
@@ -56,6 +57,16 @@ class RunResult:
     def losses(self) -> list[float]:
         """Loss of each step; floats that compare bit for bit."""
         return [line["loss"] for line in self.metrics]
+
+    @property
+    def modes(self) -> Counter[str]:
+        """How many steps ran in each mode."""
+        return Counter(line["mode"] for line in self.metrics)
+
+    @property
+    def undone(self) -> list[int]:
+        """The steps that some worker had taken already and took back, in order."""
+        return [event["step"] for event in self.events if event["kind"] == "undone" and event["count"]]
 
 
 def train(
@@ -139,10 +150,7 @@ class _Launcher:
         self._hearing = threading.Thread(target=self._hear_posts, args=(self.store.clone(),), daemon=True)
         self._hearing.start()
         self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker)
-        barrier = msgspec.structs.replace(job.planner, staggered=False)  # what runs, until steps can be undone
-        self.plans = PlanService(
-            msgspec.structs.replace(job, planner=barrier), planner, directory.plans, self.waker, schedule
-        )
+        self.plans = PlanService(job, planner, directory.plans, self.waker, schedule)
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
             job,
@@ -166,7 +174,6 @@ class _Launcher:
         self._start()
         while self.coordinator.phase is not Phase.FINISHED:
             self._strike()
-            self._start_rejoiners()
             self.coordinator.tick()
             waits_to_strike = len(self._reached) > len(self._struck)
             self.processes.wait(STRIKE_SECONDS if waits_to_strike else self.job.membership.heartbeat / 2)
@@ -181,7 +188,7 @@ class _Launcher:
                 self.waker.wake()
 
     def _orders(self, worker: Worker, incarnation: int) -> Orders:
-        strikes = [(i, str(f)) for i, f in enumerate(self.faults) if f.kind == "kill" and f.worker == worker]
+        strikes = [(i, str(f)) for i, f in enumerate(self.faults) if f.kind in STRUCK and f.worker == worker]
         trace = self.directory.logs / f"{worker}.trace.jsonl"
         return Orders(
             self.job.to_toml(),
@@ -213,9 +220,9 @@ class _Launcher:
         self._last_commit = time.monotonic()
 
     def _strike(self) -> None:
-        """Send the signals of faults whose point is reached."""
+        """Send the signals of faults whose point is reached; a worker that spoils its own gradients needs none."""
         for number, fault in enumerate(self.faults):
-            if fault.kind != "kill" or number in self._struck:
+            if fault.kind not in STRUCK or number in self._struck:
                 continue
             if number not in self._reached and self.store.has_all([f"fault/{number}"]):
                 self._reached[number] = time.monotonic()
@@ -223,18 +230,8 @@ class _Launcher:
                 self._struck.add(number)
                 if self.processes.running(fault.worker):
                     self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
-                    self.processes.kill(fault.worker)
-
-    def _start_rejoiners(self) -> None:
-        """Start awaited processes early, as soon as training goes on without them: their imports take a while."""
-        if self.coordinator.phase is not Phase.RUNNING:
-            return
-        for fault in self.faults:
-            waits = fault.kind == "rejoin" and fault.step >= self.coordinator.next_step
-            if waits and fault.worker not in self.coordinator.live and not self.processes.running(fault.worker):
-                deaths = sum(f.kind == "kill" and f.worker == fault.worker and f.step < fault.step for f in self.faults)
-                if self.processes.incarnation(fault.worker) < deaths:
-                    self.processes.start(fault.worker)
+                    if fault.kind == "kill":
+                        self.processes.kill(fault.worker)
 
     def _event(self, kind: str, **details: Any) -> None:
         event = self.directory.event(kind, **details)
@@ -264,6 +261,9 @@ class _Launcher:
     def _finish(self) -> None:
         """Let the workers end, take their digests, merge the trace."""
         live = sorted(self.coordinator.live)
+        for worker in self.job.shape.workers():
+            if worker not in self.coordinator.live:
+                self.processes.kill(worker)  # one that came back too late waits for a generation that never comes
         self.processes.end(patience=20.0)
         for worker in live:
             text = self.store.read(f"final/{worker}")

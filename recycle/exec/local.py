@@ -38,7 +38,7 @@ class LocalTransport:
         self._worker, self._exchange = worker, exchange
         self._places: dict[Instruction, int] = {}
 
-    def begin(self, program: Sequence[Instruction]) -> None:
+    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         self._places = lane_places(program)
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
@@ -63,9 +63,6 @@ class LocalTransport:
                 parts[0].add_(part)
             for part in parts[1:]:
                 part.copy_(parts[0])
-
-    def finish(self) -> None:
-        """Nothing is under way."""
 
     def close(self) -> None:
         self._exchange.lanes.clear()

@@ -9,6 +9,7 @@ The protocol, on a store that the launcher owns and no worker can take down with
     formed/<g>/<w>      "" when w's groups stand, else why not
     report/<g>/<n>/<w>  w's reduces of iteration n are complete: its stages' squared norms, its losses
     commit/<g>/<n>      the Facts of iteration n, or "void": written once, after the register holds them
+    undone/<n>/<w>      w has taken back its step of iteration n
     stop/<g>            generation g is over
     trouble/<g>         a worker's transport broke; somebody else may be the cause
     ready/<w>/<i>       the i-th process of w has finished starting up
@@ -33,7 +34,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -41,6 +42,9 @@ from msgspec import Struct
 from recycle.errors import RunError
 
 GO, VOID = "go", "void"
+Mode = Literal["staggered", "barrier"]
+"""How the stages of an iteration step: each at once after its own reduce, to be validated by the commit; or all after
+the commit."""
 INTERRUPT_SECONDS = 0.02
 
 
@@ -52,17 +56,21 @@ class Facts(Struct, frozen=True):
         loss: mean loss over its micro-batches.
         grad_norm: global norm of the mean gradient, before clipping.
         clip_factor: factor on the gradient; None when the step is skipped.
-        mode: "barrier" (staggered steps come later).
-        drain: leave the generation after this iteration; another one follows.
-        finished: this was the last iteration.
+        mode: how it stepped.
+        next_mode: how the next iteration steps, unless it is the first of a generation.
+        recent: norms of the last iterations, this one included, that the next mode follows from; the oldest first.
+        last: iteration after which all leave the generation. Said before any worker can have begun the one behind it.
+        finished: this was the last iteration of the run.
     """
 
     step: int
     loss: float
     grad_norm: float
     clip_factor: float | None
-    mode: str = "barrier"
-    drain: bool = False
+    mode: Mode = "barrier"
+    next_mode: Mode = "barrier"
+    recent: list[float] = []
+    last: int | None = None
     finished: bool = False
 
 
@@ -73,6 +81,7 @@ class Record(Struct, frozen=True):
         joins: process that joins -> process it copies the stage's state from.
         committed: last committed iteration, -1 before the first.
         facts: of that commit.
+        mode: of the iteration behind it.
     """
 
     generation: int
@@ -82,6 +91,7 @@ class Record(Struct, frozen=True):
     committed: int = -1
     facts: Facts | None = None
     joins: dict[str, str] = {}
+    mode: Mode = "barrier"
 
 
 class Report(Struct, frozen=True):
@@ -307,6 +317,10 @@ class Member:
             record = decode(text, Record)
             if self.name in record.live and not self.store.has_all([f"stop/{self._generation}"]):
                 return record
+
+    def undone(self, step: int) -> None:
+        """This worker has taken back its step of an iteration that was not committed."""
+        self.store.set(f"undone/{step}/{self.name}", "1")
 
     def acknowledge(self) -> None:
         self.store.post(f"ack/{self._generation}/{self.name}", "1")

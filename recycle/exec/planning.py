@@ -22,6 +22,7 @@ from pathlib import Path
 
 from recycle.errors import RunError, ScheduleError
 from recycle.exec.coordinator import Ready
+from recycle.exec.membership import Mode
 from recycle.exec.waker import Waker
 from recycle.files import write_whole
 from recycle.ir.check import check
@@ -97,11 +98,14 @@ class PlanService:
     def _use(self, failed: frozenset[Worker], schedule: Schedule, plan: Plan | None) -> Ready:
         """No schedule reaches a worker unchecked, wherever it comes from."""
         require_valid(schedule, self._job)
-        period = simulate(with_barrier(schedule), self._job.profile()).period
+        profile = self._job.profile()
+        periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
+        if schedule.optimizer == "staggered":
+            periods["staggered"] = simulate(schedule, profile).period
         text = native.dumps(schedule) if plan is None else plan.text()
         digest = schedule_hash(schedule)
         write_whole(self._directory / f"{digest}.json", text)
-        ready = Ready(digest, text, {worker: worker for worker in schedule.live}, period)
+        ready = Ready(digest, text, {worker: worker for worker in schedule.live}, periods)
         self._used[failed] = ready
         return ready
 

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from recycle.exec.coordinator import decide
+from recycle.exec.commit import decide, report_of
 from recycle.exec.interpreter import Interpreter
 from recycle.exec.launcher import RunResult, check_request, train
 from recycle.exec.local import Exchange, LocalTransport
-from recycle.exec.membership import Facts, Report
+from recycle.exec.membership import Facts
 from recycle.exec.planning import require_valid
 from recycle.exec.stages import build_stages
 from recycle.ir.instruction import Instruction
@@ -79,7 +79,6 @@ class LocalRun:
                 self.stages[worker],
                 job.shape.stages,
                 LocalTransport(worker, self.exchange),
-                self._commit,
                 partial(self._step, worker),
             )
             for worker in schedule.live
@@ -117,17 +116,10 @@ class LocalRun:
         for worker, position in self.order:
             self.interpreters[worker].execute(self.programs[worker][position])
 
-    def _commit(self) -> None:
+    def _step(self, worker: Worker, stage: int) -> None:
         """The first STEP decides for all: the barrier has put it behind every reduce."""
         if self.facts is None:
-            reports = {}
-            for host, stages in self.stages.items():
-                losses = [loss for hosted in stages.values() if (loss := hosted.loss_sum()) is not None]
-                norms = {index: hosted.gradient_norm_squared() for index, hosted in stages.items()}
-                reports[str(host)] = Report(norms, sum(losses) if losses else None)
+            reports = {str(host): report_of(stages) for host, stages in self.stages.items()}
             self.facts = decide(self.job, self._iteration, reports)
-
-    def _step(self, worker: Worker, stage: int) -> None:
-        assert self.facts is not None, "the commit comes before every step"
         if self.facts.clip_factor is not None:
             self.stages[worker][stage].step(self._iteration, self.facts.clip_factor)

@@ -27,20 +27,21 @@ class TransportError(RecycleError):
 class Transport(Protocol):
     """Moves activations, gradients and gradient sums between the workers of one generation."""
 
-    def begin(self, program: Sequence[Instruction]) -> None:
-        """A new iteration of `program` starts; receives may be posted from now on."""
+    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
+        """`iteration` of `program` starts here; receives may be posted from now on.
+
+        A peer may still be in the iteration before, or already in the next one, but never further away: it cannot step
+        without the commit of the iteration before. So what was sent two iterations ago has arrived.
+        """
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
-        """Start sending; returns at once. The tensor must not be written until `finish`."""
+        """Start sending; returns at once. The tensor must not be written before the iteration after the next begins."""
 
     def receive(self, instruction: Transfer) -> Pending:
         """The receive that `instruction` names, posted at the latest now."""
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
         """Sum `buffers` in place over all hosts of `stage`. Returns when the sum is there."""
-
-    def finish(self) -> None:
-        """Wait until everything sent in this iteration has left."""
 
     def close(self) -> None:
         """End the generation here; peers that wait for this worker wake up with TransportError."""

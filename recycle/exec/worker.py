@@ -7,9 +7,11 @@ It connects to the launcher's store, builds its stages, says that it is ready an
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,9 +19,11 @@ import torch
 
 from recycle.exec.faults import Striker, parse_fault
 from recycle.exec.gloo import open_sockets, shut_sockets
+from recycle.exec.iterations import TraceLog
 from recycle.exec.membership import LauncherStore, Member
 from recycle.exec.processes import Orders
-from recycle.exec.recovery import TraceLog, WorkerLoop
+from recycle.exec.recovery import WorkerLoop
+from recycle.exec.stage import Stage
 from recycle.exec.stages import build_stages
 from recycle.job import Job
 from recycle.shape import Worker
@@ -48,9 +52,17 @@ def run_worker(orders_text: str) -> None:
     striker = Striker(
         [(number, parse_fault(text)) for number, text in orders.faults],
         lambda number: store.first(f"fault/{number}"),
+        lambda: _poison(stages),
     )
     keep |= set(open_sockets())
     member.ready(orders.incarnation)
     trace = TraceLog(Path(orders.trace), orders.started)
     WorkerLoop(job, member, stages, striker, trace, shut).run()
     member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
+
+
+def _poison(stages: Mapping[int, Stage]) -> None:
+    """What a `nan` fault does: the sums of this worker's gradients are not numbers any more."""
+    for stage in stages.values():
+        for buffer in stage.gradient_buffers():
+            buffer.fill_(math.nan)

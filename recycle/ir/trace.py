@@ -105,16 +105,26 @@ class Trace:
             found.setdefault(step, []).append(generation)
         return found
 
-    @cached_property
-    def seconds(self) -> dict[int, float]:
-        """step -> seconds from its first start to its last end, in the generation that counted."""
-        last = np.array([self.generations_of(step)[-1] for step in self.steps], dtype=np.int64)
-        place = np.searchsorted(self.steps, self.step)
-        rows = np.flatnonzero(self.generation == last[place])
-        first_start, last_end = np.full(len(last), np.inf), np.full(len(last), -np.inf)
-        np.minimum.at(first_start, place[rows], self.start[rows])
-        np.maximum.at(last_end, place[rows], self.end[rows])
-        return dict(zip(self.steps, (last_end - first_start).tolist(), strict=True))
+    def period(self, first: int, last: int) -> float | None:
+        """Median seconds from one of the steps `first` to `last` to the next, in the generations that counted.
+
+        Between the first starts of a worker, over all workers: neighbouring stages may be in different steps. Of one
+        step alone: from its first start to its last end. None when nothing of these steps was executed.
+        """
+        steps = np.array([step for step in self.steps if first <= step <= last], dtype=np.int64)
+        counted = np.array([self.generations_of(step)[-1] for step in steps.tolist()], dtype=np.int64)
+        if not len(steps):
+            return None
+        rows = np.flatnonzero((self.step >= first) & (self.step <= last))
+        place = np.searchsorted(steps, self.step[rows])
+        kept = self.generation[rows] == counted[place]
+        rows, place = rows[kept], place[kept]
+        if len(steps) == 1:
+            return float(self.end[rows].max() - self.start[rows].min())
+        begins = np.full((self.shape.worker_count, len(steps)), np.inf)
+        np.minimum.at(begins, (self.process[rows], place), self.start[rows])
+        both = np.isfinite(begins[:, 1:]) & np.isfinite(begins[:, :-1])
+        return float(np.median(begins[:, 1:][both] - begins[:, :-1][both])) if both.any() else None
 
     def window(self, first: int, last: int, generation: int | None = None) -> Trace:
         """The rows of the steps `first` to `last` inclusive, of one generation only if it is given."""

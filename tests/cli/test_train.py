@@ -46,7 +46,8 @@ def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Com
     assert sum("worker 1.1 is dead: killed by SIGKILL; step 2 starts again without it" in line for line in lines) == 1
     assert sum("recovered in" in line for line in lines) == 1
     assert sum("worker 1.1 re-joined at step 4, state copied from 0.1" in line for line in lines) == 1
-    assert lines[-1] == "done: 6 steps; run directory run; see it with: recycle view run"
+    done = "done: 6 steps (6 with the barrier; 0 undone); run directory run; see it with: recycle view run"
+    assert lines[-1] == done
 
 
 def test_a_family_and_a_file_run_as_the_schedule(command: Command, job: Path, tmp_path: Path) -> None:
@@ -58,10 +59,14 @@ def test_a_family_and_a_file_run_as_the_schedule(command: Command, job: Path, tm
     assert (tmp_path / "a" / "metrics.jsonl").read_text().count("\n") == 2
 
 
-def test_a_staggered_schedule_runs_with_the_barrier_and_says_so(command: Command, job: Path) -> None:
-    printed = command("train", job, "--schedule", "gpipe", "--steps", "1", "--run", "run").out
-    assert "staggered steps run with the barrier" in printed
-    assert "period 9 (barrier)" in printed
+def test_a_staggered_schedule_says_how_each_step_ran_and_what_was_undone(command: Command, job: Path) -> None:
+    job.write_text(EMULATED + "clip = 1e9\n")
+    printed = command("train", job, "--schedule", "gpipe", "--steps", "4", "--run", "run", "--fault", "nan:0.1@2").out
+    lines = printed.splitlines()
+    modes = [line.split("period ")[1] for line in lines if line.startswith("step")]
+    assert modes == ["9 (barrier)", "9 (staggered)", "9 (barrier)", "9 (staggered)"]
+    assert sum("step 2 is repeated, undone on 4 workers: a gradient is not finite" in line for line in lines) == 1
+    assert lines[-1].startswith("done: 4 steps (2 with the barrier, 2 staggered; 1 undone); run directory run;")
 
 
 def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Path, tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Pat
         (["job.toml", "--fault", "kill:5.5@2"], ["kill:5.5@2", "outside the grid"]),
         (["job.toml", "--fault", "kill:1.1@6"], ["kill:1.1@6", "ends after step 5"]),
         (["job.toml", "--fault", "kill:1.1@2", "--steps", "2"], ["ends after step 1"]),
-        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are kill, rejoin"]),
+        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are kill, nan, rejoin"]),
         (["job.toml", "--steps", "0"], ["steps must be at least 1"]),
         (["job.toml", "--schedule", "nowhere"], ["nowhere", "neither a file nor a family", "1f1b"]),
         (["job.toml", "--schedule", "job.toml"], ["job.toml"]),

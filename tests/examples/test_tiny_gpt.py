@@ -25,7 +25,7 @@ def test_the_demo_compares_both_runs_and_writes_the_timeline(tmp_path: Path) -> 
     )
     assert rows == [
         ("before", "6", "7", "7", "0.78", "1.00"),
-        ("during", "5", "10", "10", "1.11", "1.43"),
+        ("during", "5", "9", "9", "1.00", "1.29"),
         ("after", "6", "7", "7", "0.78", "1.00"),
     ]
     page = (tmp_path / "demo" / "timeline.html").read_text()

@@ -167,3 +167,21 @@ def test_the_heartbeat_beats_and_tells_progress(store: LauncherStore, member: Me
     assert first is not None
     assert last.split()[1:] == ["1", "working"]
     assert int(last.split()[0]) > int(first.split()[0])
+
+
+def test_a_worker_that_waits_for_a_commit_says_so_in_its_heartbeat(store: LauncherStore, member: Member) -> None:
+    """Running ahead of the commit is not hanging."""
+    store.set("proposal/1", encode(record(1, "0.1")))
+    member.next_record()
+    member.progress.set_waiting(False)
+    decided: list[Facts] = []
+    waiting = threading.Thread(target=lambda: decided.append(member.decision(0)))
+    waiting.start()
+    deadline = time.monotonic() + 10
+    while (store.read("beat/0.1") or "").split()[2:] != ["waiting"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (store.read("beat/0.1") or "").split()[2:] == ["waiting"]
+    store.set("commit/1/0", encode(Facts(0, 1.5, 0.25, 1.0)))
+    waiting.join(10)
+    assert [facts.step for facts in decided] == [0]
+    assert not member.progress.waiting

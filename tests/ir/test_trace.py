@@ -71,10 +71,24 @@ def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
     trace = traces.merge(tmp_path, SHAPE)
     assert trace.generations_of(1) == [0, 1]
     assert trace.window(1, 1).generation.tolist() == [0, 1]
-    assert trace.seconds == {0: 1.0, 1: 1.0, 2: 1.0}
+    assert trace.period(0, 0) == 1.0
     window = trace.window(1, 2, generation=1)
     assert window.step.tolist() == [1, 2]
     assert window.columns.offsets.tolist() == [0, 0, 0, 2, 2]
+
+
+def test_the_period_is_from_start_to_start_of_a_worker_in_the_generations_that_counted(tmp_path: Path) -> None:
+    """Worker 0.1 runs the same steps two seconds later, so that neighbours overlap; step 1 is tried twice."""
+    for worker, late in (("0.0", 0.0), ("0.1", 2.0)):
+        path = traces.log_path(tmp_path, Worker.parse(worker))
+        for step, generation, start in ((0, 0, 0.0), (1, 0, 2.5), (1, 1, 3.0), (2, 1, 6.0), (3, 1, 9.5)):
+            rows = [("0F0.0", start + late, start + late + 1.0), ("0B0.0", start + late + 2.0, start + late + 4.0)]
+            traces.append_iteration(path, step, generation, worker, rows)
+    trace = traces.merge(tmp_path, SHAPE)
+    assert trace.period(0, 2) == 3.0
+    assert trace.period(2, 3) == 3.5
+    assert trace.period(1, 1) == 6.0
+    assert trace.period(4, 7) is None
 
 
 def test_a_line_cut_short_by_a_kill_is_skipped_and_its_successor_is_kept(tmp_path: Path) -> None:
@@ -113,7 +127,7 @@ def test_load_prefers_the_merged_file_and_reads_a_live_run(tmp_path: Path) -> No
 def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
     trace = traces.merge(tmp_path, SHAPE)
     assert (len(trace), trace.steps, trace.processes, trace.events) == (0, [], [], ())
-    assert (trace.seconds, trace.generations_of(0)) == ({}, [])
+    assert (trace.period(0, 9), trace.generations_of(0)) == (None, [])
     traces.write(trace, tmp_path / "trace.json")
     assert len(traces.read(tmp_path / "trace.json")) == 0
 

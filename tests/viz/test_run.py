@@ -58,7 +58,8 @@ def test_figures_are_the_planners_own_or_simulated(run_dir: Path) -> None:
     assert simulated is not None
     assert simulated.period == pytest.approx(9.7)
     assert simulated.lower_bound is None
-    assert run.measured(3, 5) == pytest.approx(0.0173 * stated.makespan, abs=1e-6)
+    assert run.measured(4, 4) == pytest.approx(0.0173 * stated.makespan, abs=1e-6)
+    assert run.measured(3, 5) == pytest.approx(0.0173 * stated.makespan + 0.01, abs=1e-6)
 
 
 def test_a_live_run_is_read_from_its_logs(tmp_path: Path, make_run: Callable[..., Path], run_dir: Path) -> None:

@@ -1,0 +1,106 @@
+"""Executed periods against simulated ones: a staggered plan as it is, and the same plan with the barrier.
+
+    python benchmarks/staggered.py [--rounds N] [--steps N] [--milliseconds T]
+
+Real processes, transport, commits and optimizer steps on this machine, one process per worker; emulated stages sleep
+for the time of each F, I and W, so that a few cores carry all workers. The executed period is the median distance
+from one iteration of a worker to its next, over all workers and all iterations after a warm-up; rounds alternate
+between the two modes, because machines are noisy. What the executor adds (transfers, reductions, commits, Python) is
+in the executed figures and not in the simulated ones, in which only F, I and W take time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+
+from recycle import Job, Schedule, Worker, simulate
+from recycle.exec.launcher import train
+from recycle.exec.processes import ForkServer
+from recycle.ir.lower import with_barrier
+from recycle.ir.trace import read
+from recycle.solve.planner import plan
+
+WARM_UP = 3
+"""Iterations that do not count: the first runs with the barrier, and the pipeline settles in the next ones."""
+
+JOB = """
+[shape]
+pipelines = 3
+ranks = 4
+micro_batches = 6
+[memory]
+limit = 6
+[planner]
+seconds = {seconds}
+[model]
+kind = "emulated"
+seconds_per_unit = {unit}
+[train]
+clip = 1e9
+"""
+CASES = {"fault-free": (), "1.2 dead": (Worker(1, 2),)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=12, help="iterations per round and mode")
+    parser.add_argument("--milliseconds", type=float, default=20.0, help="time of one F, I or W")
+    parser.add_argument("--planning", type=float, default=10.0, help="seconds of planning per case")
+    arguments = parser.parse_args()
+    job = Job.from_toml(JOB.format(unit=arguments.milliseconds / 1000, seconds=arguments.planning))
+    server = ForkServer("emulated")
+    try:
+        print(f"D=3 P=4 m=6, F = I = W = {arguments.milliseconds:g} ms: milliseconds per iteration")
+        for name, failed in CASES.items():
+            staggered = plan(job, failed).schedule
+            compare(job, server, name, {"staggered": staggered, "barrier": with_barrier(staggered)}, arguments)
+    finally:
+        server.close()
+
+
+def compare(
+    job: Job, server: ForkServer, name: str, schedules: dict[str, Schedule], arguments: argparse.Namespace
+) -> None:
+    """Print a line per round and the medians, for one set of dead workers."""
+    unit = arguments.milliseconds
+    simulated = {mode: simulate(one, job.profile()).period * unit for mode, one in schedules.items()}
+    executed: dict[str, list[float]] = {mode: [] for mode in schedules}
+    print(f"\n{name}: simulated {simulated['staggered']:.0f} staggered, {simulated['barrier']:.0f} with the barrier")
+    print("  round  staggered  of simulated  barrier  of simulated  staggered/barrier")
+    for number in range(arguments.rounds):
+        for mode, one in schedules.items():
+            executed[mode].append(1000 * executed_seconds(job, server, one, arguments.steps))
+        print(line(f"{number:>5}", {mode: found[-1] for mode, found in executed.items()}, simulated), flush=True)
+    print(line("median", {mode: statistics.median(found) for mode, found in executed.items()}, simulated))
+    print(f"  simulated staggered/barrier: {simulated['staggered'] / simulated['barrier']:.3f}")
+
+
+def line(title: str, executed: dict[str, float], simulated: dict[str, float]) -> str:
+    """The executed periods beside the ratios to what was simulated and to each other."""
+    text = f"  {title}"
+    for mode, width in (("staggered", 11 if len(title) < 6 else 10), ("barrier", 9)):
+        text += f"{executed[mode]:>{width}.1f}  {executed[mode] / simulated[mode]:>12.3f}"
+    return text + f"  {executed['staggered'] / executed['barrier']:>17.3f}"
+
+
+def executed_seconds(job: Job, server: ForkServer, schedule: Schedule, steps: int) -> float:
+    """Median period of a run of `steps` iterations."""
+    folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
+    try:
+        result = train(job, folder / "run", steps=steps, schedule=schedule, server=server)
+        trace = read(folder / "run" / "trace.json")
+    finally:
+        shutil.rmtree(folder)
+    assert set(result.modes) == ({"barrier", "staggered"} if schedule.optimizer == "staggered" else {"barrier"})
+    period = trace.period(WARM_UP, steps - 1)
+    assert period is not None
+    return period
+
+
+if __name__ == "__main__":
+    main()

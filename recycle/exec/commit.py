@@ -1,0 +1,86 @@
+"""An iteration's reports, what they amount to, and how the next iteration steps: pure functions.
+
+A staggered step is taken before the global norm is known, with clip factor 1. It is right if the norm turns out finite
+and within the limit; else the iteration is repeated, which costs more than the barrier would have. So steps are
+staggered only while the norms stay well below the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from recycle.errors import RunError
+from recycle.exec.membership import Facts, Mode, Report
+from recycle.exec.optimizer import clip_factor
+from recycle.exec.stage import Stage
+from recycle.job import Job
+
+NEAR = 0.5
+"""Share of the clipping limit from which a norm counts as near."""
+WINDOW = 4
+"""Iterations whose norms are looked at."""
+
+
+def step_mode(recent: Sequence[float], clip: float) -> Mode:
+    """How an iteration steps whose predecessors had the norms `recent`: staggered if none came near the limit.
+
+    A wrong step costs an iteration and a new generation, the barrier a part of an iteration, so a step should be wrong
+    far less than once in five times. Norms drift slowly but scatter from one iteration to the next; half the limit, in
+    each of the last four, leaves a factor of two for both. A norm that is not finite is not below anything.
+    """
+    window = recent[-WINDOW:]
+    return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"
+
+
+def is_right(facts: Facts) -> bool:
+    """Whether a staggered step, taken with clip factor 1, was the step that these facts ask for."""
+    return facts.clip_factor == 1.0
+
+
+def soonest_end(step: int, mode: Mode, before: Facts | None) -> int:
+    """The first iteration after which all workers can still stop together when `step` commits.
+
+    Behind a staggered step the next iteration has begun already, unless the commit before `step` announced that it
+    would be the last.
+    """
+    return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
+
+
+def report_of(stages: Mapping[int, Stage]) -> Report:
+    """What a worker reports once the gradients of all its stages are summed over their hosts."""
+    losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
+    norms = {index: stage.gradient_norm_squared() for index, stage in stages.items()}
+    return Report(norms, sum(losses) if losses else None)
+
+
+def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Facts:
+    """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
+
+    Squared norms are added in stage order; every host of a stage reports the same bits, or something is badly wrong.
+
+    Args:
+        recent: norms of the iterations before, the oldest first.
+
+    Raises:
+        RunError: two hosts of a stage hold different gradients.
+    """
+    norms: dict[int, float] = {}
+    for worker, report in sorted(reports.items()):
+        for stage, norm in report.norms.items():
+            if norms.setdefault(stage, norm) != norm and math.isfinite(norm):
+                raise RunError(f"step {step}: worker {worker} holds another gradient of stage {stage} than its peers")
+    squared = math.fsum(norms[stage] for stage in sorted(norms))
+    losses = [report.loss for _, report in sorted(reports.items()) if report.loss is not None]
+    loss = sum(losses) / job.shape.global_micro_batches
+    finite = math.isfinite(squared)
+    norm = math.sqrt(squared) if finite else math.nan
+    kept = [*recent, norm][-WINDOW:]
+    return Facts(
+        step,
+        loss,
+        norm,
+        clip_factor(job.train.clip, squared) if finite else None,
+        next_mode=step_mode(kept, job.train.clip),
+        recent=kept,
+    )
