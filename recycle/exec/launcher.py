@@ -234,6 +234,8 @@ class _Launcher:
                         self.processes.kill(fault.worker)
 
     def _event(self, kind: str, **details: Any) -> None:
+        if kind != "fault":
+            self._strike()  # what struck in the meantime is said before what followed from it
         event = self.directory.event(kind, **details)
         self.result.events.append(event)
         self.observer.event(event)

@@ -1,9 +1,9 @@
 """Refinement: follow an order again and again, with its urgencies a little changed, and keep what is not worse.
 
 The step that large problems live on: `follow` costs about as much as timing an order does. Each step right-shifts the
-order that stands, delays its W (all, or those of a run of stages), or shakes single operations or whole micro-batches
-by parts of an operation's time, and follows that with some patience. After a while without gain it begins anew from one
-of the starts. Depends on the starts, the seed and the number of steps only.
+order that stands, perhaps delays its W (all, or those of a run of stages) or shakes single operations or whole
+micro-batches by parts of an operation's time, and follows that with some patience. After a while without gain it begins
+anew from one of the starts. Depends on the starts, the seed and the number of steps only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from recycle.solve.problem import Operations, Problem
 from recycle.solve.timing import time_order
 
 Floats = npt.NDArray[np.float64]
-PATIENCE = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5)
-WEIGHT_PATIENCE = (0.1, 0.3, 0.45, 0.6, 0.75, 0.9, 1.1)
-"""What F and I, and W, may stand back for, in typical operation times."""
-DELAYS = (0.0, 0.0, 0.3, 0.6, 1.0, 2.0, 3.0)
+PATIENCE, WEIGHT_PATIENCE = 1.5, 1.2
+"""How long F and I, and W, may stand back at most, in typical operation times."""
+HURRIED = 0.2
+"""How often F and I do not stand back at all."""
+MOST_DELAY = 3.0
 """By how much W may become less urgent."""
 IDLE = 15
 """Steps without gain after which to begin anew."""
@@ -71,8 +72,8 @@ def refine(
             problem,
             host,
             _shaken(problem, urgency, random),
-            patience=random.choice(PATIENCE) * problem.unit,
-            weight_patience=random.choice(WEIGHT_PATIENCE) * problem.unit,
+            patience=(0.0 if random.random() < HURRIED else random.random() * PATIENCE) * problem.unit,
+            weight_patience=random.random() * WEIGHT_PATIENCE * problem.unit,
             often=often,
         )
         timing = time_order(problem, order, often)
@@ -89,16 +90,16 @@ def refine(
 
 
 def _shaken(problem: Problem, urgency: Floats, random: np.random.Generator) -> Floats:
-    """The urgencies with one kind of change."""
+    """The urgencies as they are, or with one kind of change."""
     stages, n, unit = problem.shape.stages, problem.micro_batches, problem.unit
-    how = random.integers(4)
+    how = random.integers(5)
     changed = urgency.reshape(problem.kinds, stages, n).copy()
-    if how < 2:
-        run = np.sort(random.integers(stages, size=2)) if how else (0, stages - 1)
-        changed[2:, run[0] : run[1] + 1] += random.choice(DELAYS) * unit
-    elif how == 2:
+    if how in (1, 2):
+        run = (0, stages - 1) if how == 1 else np.sort(random.integers(stages, size=2))
+        changed[2:, run[0] : run[1] + 1] += random.random() * MOST_DELAY * unit
+    elif how == 3:
         changed += random.normal(0.0, random.choice((0.05, 0.2, 0.5)) * unit, changed.shape)
-    else:
+    elif how == 4:
         few = random.random(n) < random.choice((0.02, 0.1, 0.5))
         changed += random.normal(0.0, random.choice((0.2, 0.5, 1.0)) * unit, n) * few
     return changed.ravel()
