@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recycle.exec.commit import report_of
-from recycle.exec.faults import Striker
 from recycle.exec.interpreter import Interpreter, Timed
 from recycle.exec.membership import Facts, Member, Mode, Record
 from recycle.exec.stage import Stage
+from recycle.exec.striker import Striker
 from recycle.exec.transport import Transport
 from recycle.exec.updates import Updates
 from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients

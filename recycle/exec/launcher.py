@@ -21,7 +21,7 @@ import msgspec
 
 from recycle.errors import JobError, RunError
 from recycle.exec.coordinator import Coordinator, Phase
-from recycle.exec.faults import STRUCK, Fault, check_faults
+from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.membership import Facts, LauncherStore, Record, Store
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService, require_valid
@@ -188,7 +188,7 @@ class _Launcher:
                 self.waker.wake()
 
     def _orders(self, worker: Worker, incarnation: int) -> Orders:
-        strikes = [(i, str(f)) for i, f in enumerate(self.faults) if f.kind in STRUCK and f.worker == worker]
+        strikes = [(i, str(f)) for i, f in enumerate(self.faults) if KINDS[f.kind].struck and f.worker == worker]
         trace = self.directory.logs / f"{worker}.trace.jsonl"
         return Orders(
             self.job.to_toml(),
@@ -220,18 +220,21 @@ class _Launcher:
         self._last_commit = time.monotonic()
 
     def _strike(self) -> None:
-        """Send the signals of faults whose point is reached; a worker that spoils its own gradients needs none."""
+        """Say which faults have struck; send the signals of kills, which a worker waits for at their point."""
         for number, fault in enumerate(self.faults):
-            if fault.kind not in STRUCK or number in self._struck:
+            if not KINDS[fault.kind].struck or number in self._struck:
                 continue
             if number not in self._reached and self.store.has_all([f"fault/{number}"]):
                 self._reached[number] = time.monotonic()
-            if number in self._reached and time.monotonic() >= self._reached[number] + fault.delay:
+            kill = fault.kind == "kill"
+            delay = (fault.argument or 0.0) if kill else 0.0
+            if number in self._reached and time.monotonic() >= self._reached[number] + delay:
                 self._struck.add(number)
-                if self.processes.running(fault.worker):
-                    self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
-                    if fault.kind == "kill":
-                        self.processes.kill(fault.worker)
+                if kill and not self.processes.running(fault.worker):
+                    continue
+                self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
+                if kill:
+                    self.processes.kill(fault.worker)
 
     def _event(self, kind: str, **details: Any) -> None:
         if kind != "fault":

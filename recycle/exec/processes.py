@@ -31,7 +31,7 @@ class Orders(Struct, frozen=True):
         worker: position, `k.r`.
         incarnation: number of this position's process, from 0.
         address, port: the launcher's store.
-        faults: (number in the run, text) of the kills that strike here.
+        faults: (number in the run, text) of what strikes here.
         trace: file for the executed instructions.
         launcher: process id of the launcher.
         started: when the run started, by this machine's monotonic clock.

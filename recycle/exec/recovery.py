@@ -12,11 +12,11 @@ from functools import partial
 
 import torch
 
-from recycle.exec.faults import Striker
 from recycle.exec.gloo import GlooTransport
 from recycle.exec.iterations import Iterations, TraceLog
 from recycle.exec.membership import Facts, GenerationOver, Member, Record
 from recycle.exec.stage import Stage
+from recycle.exec.striker import Striker
 from recycle.exec.transport import TransportError
 from recycle.exec.updates import Updates
 from recycle.ir.formats import native

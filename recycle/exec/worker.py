@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from recycle.exec.faults import Striker, parse_fault
+from recycle.exec.faults import parse_fault
 from recycle.exec.gloo import open_sockets, shut_sockets
 from recycle.exec.iterations import TraceLog
 from recycle.exec.membership import LauncherStore, Member
@@ -25,6 +25,7 @@ from recycle.exec.processes import Orders
 from recycle.exec.recovery import WorkerLoop
 from recycle.exec.stage import Stage
 from recycle.exec.stages import build_stages
+from recycle.exec.striker import Striker
 from recycle.job import Job
 from recycle.shape import Worker
 

@@ -84,7 +84,7 @@ def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Pat
         (["job.toml", "--fault", "kill:5.5@2"], ["kill:5.5@2", "outside the grid"]),
         (["job.toml", "--fault", "kill:1.1@6"], ["kill:1.1@6", "ends after step 5"]),
         (["job.toml", "--fault", "kill:1.1@2", "--steps", "2"], ["ends after step 1"]),
-        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are kill, nan, rejoin"]),
+        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are rejoin, nan, kill"]),
         (["job.toml", "--steps", "0"], ["steps must be at least 1"]),
         (["job.toml", "--schedule", "nowhere"], ["nowhere", "neither a file nor a family", "1f1b"]),
         (["job.toml", "--schedule", "job.toml"], ["job.toml"]),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recycle import Job, RunError, Schedule, check, lower
 from recycle.exec.launcher import RunResult
-from recycle.exec.observer import Observer
 from recycle.ir.trace import read
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
@@ -104,26 +100,6 @@ def test_a_stage_without_a_live_host_ends_the_run_naming_the_stage(launch: Run, 
     with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3"):
         launch(job(2, 2, 2), STEPS, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
-    assert not processes_writing_below(str(tmp_path))
-
-
-class _Stop(Observer):
-    """Sends SIGSTOP to a worker's process when a step is committed: it neither dies nor beats."""
-
-    def __init__(self, directory: Path, worker: str, step: int) -> None:
-        self.directory, self.worker, self.step = directory, worker, step
-
-    def committed(self, line: dict[str, Any]) -> None:
-        if line["step"] == self.step:
-            for pid in processes_writing_below(str(self.directory / "logs" / f"{self.worker}.log")):
-                os.kill(pid, signal.SIGSTOP)
-
-
-def test_a_frozen_worker_is_found_by_its_silence_fenced_and_worked_around(launch: Run, tmp_path: Path) -> None:
-    silent = job(3, 2, 2, membership={"heartbeat": 0.1, "dead_after": 3.0})
-    run = launch(silent, STEPS, observer=_Stop(tmp_path, "2.0", 2), directory=tmp_path)
-    assert_same_training(run, fault_free(launch, silent))
-    assert [event["cause"] for event in run.events if event["kind"] == "detected"] == ["no heartbeat for 3 s"]
     assert not processes_writing_below(str(tmp_path))
 
 

@@ -1,0 +1,93 @@
+"""A worker's side of the faults: it notices that a fault's point is reached, says so and strikes itself.
+
+Only a kill comes from outside: the worker stands still until the launcher's signal ends it. The faults are real ones:
+signals, exceptions, limits of the process; nothing is told to the coordinator that a fault by chance would not tell.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from recycle.exec.faults import BETWEEN, KINDS, Fault
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    Compute,
+    Forward,
+    Instruction,
+    OverlappedPair,
+    ReduceGradients,
+)
+
+_Numbered = tuple[int, Fault]
+
+
+class Striker:
+    """The faults of one worker.
+
+    Args:
+        faults: those that strike here, each with its number in the run.
+        claim: claims a fault by number; True only once per run.
+        poison: spoils the gradients that this worker has summed so far.
+    """
+
+    def __init__(self, faults: Sequence[_Numbered], claim: Callable[[int], bool], poison: Callable[[], None]) -> None:
+        self._claim, self._poison = claim, poison
+        faults = sorted(faults, key=lambda numbered: list(KINDS).index(numbered[1].kind))  # what ends the worker, last
+        self._in_program = [(n, fault) for n, fault in faults if fault.phase not in BETWEEN]
+        self._between = {(fault.phase, fault.step): (n, fault) for n, fault in faults if fault.phase in BETWEEN}
+        self._places: dict[int, list[_Numbered]] = {}
+
+    def begin(self, program: Sequence[Instruction], step: int) -> None:
+        """Where in this iteration's program the faults strike."""
+        self._places = {}
+        for number, fault in self._in_program:
+            if fault.step == step:
+                place = _place(program, "reduce" if fault.kind == "nan" else fault.phase)
+                self._places.setdefault(place, []).append((number, fault))
+
+    def at(self, position: int) -> None:
+        """The instruction at `position` is next."""
+        for number, fault in self._places.pop(position, []):
+            self._strike(number, fault)
+
+    def at_phase(self, phase: str, step: int) -> None:
+        """The worker has come to a phase of iteration `step` that lies between instructions."""
+        if (phase, step) in self._between:
+            self._strike(*self._between.pop((phase, step)))
+
+    def _strike(self, number: int, fault: Fault) -> None:
+        if self._claim(number):
+            _STRIKES[fault.kind](self, fault)
+
+    def _await_the_kill(self, fault: Fault) -> None:
+        if not fault.argument:
+            time.sleep(60.0)  # the launcher's signal ends this process long before
+
+    def _spoil(self, _: Fault) -> None:
+        self._poison()
+
+    def _stop(self, _: Fault) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+_STRIKES: dict[str, Callable[[Striker, Fault], None]] = {
+    "kill": Striker._await_the_kill,
+    "nan": Striker._spoil,
+    "stop": Striker._stop,
+}
+
+
+def _place(program: Sequence[Instruction], phase: str | None) -> int:
+    """Position of the middle one of the instructions of a phase (None: of all compute)."""
+    kinds: dict[str | None, tuple[type[Instruction], ...]] = {
+        "forward": (Forward, OverlappedPair),
+        "backward": (Backward, BackwardInput, OverlappedPair),
+        "reduce": (ReduceGradients,),
+        None: (Compute, OverlappedPair),
+    }
+    places = [p for p, instruction in enumerate(program) if isinstance(instruction, kinds[phase])]
+    return places[len(places) // 2] if places else 0
