@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recycle.errors import JobError
+from recycle.exec.faults import KINDS, PHASES, check_faults, parse_fault
 from recycle.exec.observer import Observer
 
 if TYPE_CHECKING:
     from recycle.exec.launcher import RunResult
     from recycle.ir.schedule import Schedule
     from recycle.shape import Shape
+
+KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()) + f". Phases: {', '.join(PHASES)}."
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +36,9 @@ def train(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="Strike on purpose: kill:1.1@10, kill:1.1@10.backward, nan:1.1@10, rejoin:1.1@20.", show_default=False
+            metavar="KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]",
+            help=f"Strike on purpose. {KINDS_HELP}",
+            show_default=False,
         ),
     ] = None,
     run: Annotated[
@@ -45,7 +50,6 @@ def train(
 
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
     """
-    from recycle.exec.faults import check_faults, parse_fault
     from recycle.job import Job, explain_job
 
     described = Job.load(job)

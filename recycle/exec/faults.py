@@ -65,6 +65,9 @@ KINDS = {
         argument=Argument("a delay in seconds", 0.0, 3600.0),
     ),
     "stop": Kind("SIGSTOP: the process is there and does nothing", "stop:1.1@5.backward"),
+    "exception": Kind("a Python exception inside the stage", "exception:1.1@5", phases=("forward", "backward")),
+    "segfault": Kind("a null pointer is read: a real SIGSEGV", "segfault:1.1@5"),
+    "oom": Kind("memory is asked for beyond a limit of the process (RLIMIT_AS): a real MemoryError", "oom:1.1@5"),
 }
 
 

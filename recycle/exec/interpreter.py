@@ -19,6 +19,7 @@ from recycle.ir.instruction import (
     Backward,
     BackwardInput,
     BackwardWeight,
+    Compute,
     Forward,
     Instruction,
     OptimizerStep,
@@ -42,6 +43,7 @@ class Interpreter:
         model_stages: S, the stages of the whole model.
         transport: how tensors reach other workers.
         step: called by STEP with the stage; steps its optimizer.
+        computed: called after each F, I, W and B, while it still counts as running.
 
     Attributes:
         timed: when each instruction of the iteration ran.
@@ -53,8 +55,10 @@ class Interpreter:
         model_stages: int,
         transport: Transport,
         step: Callable[[int], None],
+        computed: Callable[[], None] = lambda: None,
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
+        self._computed = computed
         self.timed: list[Timed] = []
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
 
@@ -74,6 +78,8 @@ class Interpreter:
         inputs = [] if isinstance(instruction, _TRANSFERS) else self._inputs(instruction)
         started = time.monotonic()
         _METHODS[type(instruction)](self, instruction, *inputs)
+        if isinstance(instruction, Compute):
+            self._computed()
         self.timed.append((str(instruction), started, time.monotonic()))
 
     def _inputs(self, instruction: Instruction) -> list[torch.Tensor | None]:

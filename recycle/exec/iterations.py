@@ -57,7 +57,7 @@ class Iterations:
     ) -> None:
         self._record, self._program, self._member, self._stages = record, program, member, stages
         self._updates, self._striker, self._trace = updates, striker, trace
-        self._interpreter = Interpreter(stages, model_stages, transport, self._step)
+        self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed)
         self._last_reduce = max(p for p, i in enumerate(program) if isinstance(i, ReduceGradients))
         self._iteration = record.committed
         self._facts = record.facts

@@ -6,10 +6,13 @@ signals, exceptions, limits of the process; nothing is told to the coordinator t
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from recycle.exec.faults import BETWEEN, KINDS, Fault
 from recycle.ir.instruction import (
@@ -23,6 +26,7 @@ from recycle.ir.instruction import (
 )
 
 _Numbered = tuple[int, Fault]
+_ROOM_BYTES = 64 << 20
 
 
 class Striker:
@@ -40,6 +44,7 @@ class Striker:
         self._in_program = [(n, fault) for n, fault in faults if fault.phase not in BETWEEN]
         self._between = {(fault.phase, fault.step): (n, fault) for n, fault in faults if fault.phase in BETWEEN}
         self._places: dict[int, list[_Numbered]] = {}
+        self._failing: Fault | None = None
 
     def begin(self, program: Sequence[Instruction], step: int) -> None:
         """Where in this iteration's program the faults strike."""
@@ -59,6 +64,11 @@ class Striker:
         if (phase, step) in self._between:
             self._strike(*self._between.pop((phase, step)))
 
+    def computed(self) -> None:
+        """The stage has computed an F, I, W or B, and still has it in hand."""
+        if self._failing is not None:
+            raise RuntimeError(f"struck by the fault {self._failing}")
+
     def _strike(self, number: int, fault: Fault) -> None:
         if self._claim(number):
             _STRIKES[fault.kind](self, fault)
@@ -73,11 +83,28 @@ class Striker:
     def _stop(self, _: Fault) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
+    def _fail(self, fault: Fault) -> None:
+        self._failing = fault
+
+    def _read_null(self, _: Fault) -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        ctypes.string_at(0)
+
+    def _exhaust_memory(self, _: Fault) -> None:
+        """Ask for it at once, which leaves the room below the limit to whoever else needs some to end."""
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + _ROOM_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        bytearray(2 * _ROOM_BYTES)
+
 
 _STRIKES: dict[str, Callable[[Striker, Fault], None]] = {
     "kill": Striker._await_the_kill,
     "nan": Striker._spoil,
     "stop": Striker._stop,
+    "exception": Striker._fail,
+    "segfault": Striker._read_null,
+    "oom": Striker._exhaust_memory,
 }
 
 

@@ -37,6 +37,7 @@ def test_a_fault_prints_as_the_text_that_it_is_read_from(text: str) -> None:
         ("kill:1.1@3-5", "not in a range"),
         ("stop:1.1@3-5", "not in a range"),
         ("stop=2:1.1@3", "stop takes no argument"),
+        ("exception:1.1@3.undo", "unknown phase 'undo'; exception takes one of forward, backward"),
         ("kill=soon:1.1@3", "a delay in seconds"),
         ("kill=-1:1.1@3", "a delay in seconds"),
         ("kill=nan:1.1@3", "a delay in seconds"),

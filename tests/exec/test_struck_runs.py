@@ -112,3 +112,27 @@ def test_a_stopped_worker_comes_back_as_a_new_process(emulated: Job, launch: Run
     assert_same_training(run, emulated, launch)
     assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 6, 6, 6]
     assert "2.0" in run.digests
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "says"),
+    [
+        ("exception:1.1@3", "ended with exit code 1", "RuntimeError: struck by the fault exception:1.1@3"),
+        ("exception:1.1@3.backward", "ended with exit code 1", "RuntimeError: struck by the fault exception:1.1@3"),
+        ("segfault:1.1@3", "killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
+        ("oom:1.1@3", "ended with exit code 1", "MemoryError"),
+        ("oom:1.1@3.step", "ended with exit code 1", "MemoryError"),
+    ],
+)
+def test_a_worker_that_fails_by_itself_leaves_its_last_lines_and_the_run_goes_on(
+    fault: str, cause: str, says: str, emulated: Job, launch: Run
+) -> None:
+    run = launch(emulated, STEPS, fault)
+    assert_same_training(run, emulated, launch)
+    assert causes(run) == [("1.1", cause)]
+    assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
+    assert run.directory is not None
+    log = (run.directory / "logs" / "1.1.log").read_text()
+    assert says in log
+    if fault.startswith("exception"):
+        assert "in execute" in log
