@@ -68,6 +68,8 @@ KINDS = {
     "exception": Kind("a Python exception inside the stage", "exception:1.1@5", phases=("forward", "backward")),
     "segfault": Kind("a null pointer is read: a real SIGSEGV", "segfault:1.1@5"),
     "oom": Kind("memory is asked for beyond a limit of the process (RLIMIT_AS): a real MemoryError", "oom:1.1@5"),
+    "hang": Kind("hangs for ever with the interpreter lock held, so that no thread of it beats", "hang:1.1@5"),
+    "stall": Kind("hangs for ever while its heartbeat goes on", "stall:1.1@5"),
 }
 
 

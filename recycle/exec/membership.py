@@ -316,6 +316,7 @@ class Member:
                 self.over.clear()
             record = decode(text, Record)
             if self.name in record.live and not self.store.has_all([f"stop/{self._generation}"]):
+                self.progress.set_waiting(False)
                 return record
 
     def undone(self, step: int) -> None:

@@ -97,6 +97,15 @@ class Striker:
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         bytearray(2 * _ROOM_BYTES)
 
+    def _hold_the_interpreter(self, _: Fault) -> None:
+        library = ctypes.PyDLL(None)
+        while True:
+            library.sleep(3600)
+
+    def _stall(self, _: Fault) -> None:
+        while True:
+            time.sleep(3600.0)
+
 
 _STRIKES: dict[str, Callable[[Striker, Fault], None]] = {
     "kill": Striker._await_the_kill,
@@ -105,6 +114,8 @@ _STRIKES: dict[str, Callable[[Striker, Fault], None]] = {
     "exception": Striker._fail,
     "segfault": Striker._read_null,
     "oom": Striker._exhaust_memory,
+    "hang": Striker._hold_the_interpreter,
+    "stall": Striker._stall,
 }
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from recycle import Job, Worker
@@ -136,3 +137,23 @@ def test_a_worker_that_fails_by_itself_leaves_its_last_lines_and_the_run_goes_on
     assert says in log
     if fault.startswith("exception"):
         assert "in execute" in log
+
+
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        (["hang:1.1@3"], "no heartbeat for 3 s"),
+        (["stall:1.1@3"], "no progress for 4 s"),
+        (["nan:0.1@3", "stall:1.1@3.undo"], "no progress for 4 s"),
+    ],
+)
+def test_a_worker_that_hangs_is_found_by_its_silence_or_by_its_lack_of_progress(
+    faults: list[str], cause: str, emulated: Job, launch: Run, tmp_path: Path
+) -> None:
+    """In the undo too, where all others only wait for it to acknowledge the next generation."""
+    of = msgspec.structs.replace(emulated, membership=msgspec.structs.replace(emulated.membership, hung_after=4.0))
+    run = launch(of, STEPS, *faults, directory=tmp_path)
+    assert_same_training(run, emulated, launch)
+    assert causes(run) == [("1.1", cause)]
+    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
+    assert not processes_writing_below(str(tmp_path))
