@@ -36,8 +36,8 @@ def train(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]",
-            help=f"Strike on purpose. {KINDS_HELP}",
+            metavar="FAULT",
+            help=f"Strike on purpose: KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]. {KINDS_HELP}",
             show_default=False,
         ),
     ] = None,

@@ -44,6 +44,7 @@ class Kind:
         struck: a worker comes to its point and says so.
         phases: where it may strike instead of in the middle of the iteration.
         argument: None for none.
+        ranged: it holds from one step to another.
     """
 
     does: str
@@ -52,6 +53,7 @@ class Kind:
     struck: bool = True
     phases: tuple[str, ...] = PHASES
     argument: Argument | None = None
+    ranged: bool = False
 
 
 KINDS = {
@@ -59,6 +61,14 @@ KINDS = {
         "starts the worker again and admits it at the start of that step", "rejoin:1.1@9", False, False, phases=()
     ),
     "nan": Kind("spoils the worker's gradients just before they are reduced", "nan:1.1@5", False, phases=()),
+    "slow": Kind(
+        "every F, I, W and B of the worker takes that many times as long, from one step to the other",
+        "slow=3:1.1@4-8",
+        ends=False,
+        phases=(),
+        argument=Argument("a factor", 1.0, 1000.0, needed=True),
+        ranged=True,
+    ),
     "kill": Kind(
         "SIGKILL from the launcher, =SECONDS after the point is reached",
         "kill:1.1@5",
@@ -75,17 +85,26 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `phase` None means the middle of the iteration; `argument` None means that none is given."""
+    """One fault. `phase` None means the middle of the iteration; `argument` None means that none is given.
+
+    `last` is the last step of a fault that lasts, None for one that strikes at `step` alone.
+    """
 
     kind: str
     worker: Worker
     step: int
     phase: str | None = None
     argument: float | None = None
+    last: int | None = None
 
     def __str__(self) -> str:
         given = "" if self.argument is None else f"={self.argument:g}"
-        return f"{self.kind}{given}:{self.worker}@{self.step}" + (f".{self.phase}" if self.phase else "")
+        last = "" if self.last is None else f"-{self.last}"
+        return f"{self.kind}{given}:{self.worker}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
+
+    def lasts(self, step: int) -> bool:
+        """Whether it holds in iteration `step`."""
+        return self.step <= step <= (self.step if self.last is None else self.last)
 
 
 def parse_fault(text: str) -> Fault:
@@ -102,9 +121,12 @@ def parse_fault(text: str) -> Fault:
     if phase is not None and phase not in kind.phases:
         takes = f"one of {', '.join(kind.phases)}" if kind.phases else "none"
         raise JobError(f"fault {text!r}: unknown phase {phase!r}; {name} takes {takes}")
-    if last is not None:
+    if last is not None and not kind.ranged:
         raise JobError(f"fault {text!r}: {name} strikes at one step, not in a range")
-    return Fault(name, Worker.parse(worker), int(step), phase, _argument(text, name, argument))
+    if last is not None and int(last) < int(step):
+        raise JobError(f"fault {text!r}: the range ends before it begins; write the smaller step first")
+    until = None if last is None else int(last)
+    return Fault(name, Worker.parse(worker), int(step), phase, _argument(text, name, argument), until)
 
 
 def _argument(text: str, name: str, written: str | None) -> float | None:
@@ -134,7 +156,7 @@ def check_faults(faults: Sequence[Fault], shape: Shape, steps: int, absent: froz
     for fault in sorted(faults, key=lambda f: (f.step, list(KINDS).index(f.kind))):
         kind = KINDS[fault.kind]
         shape.require(fault.worker, f"fault {fault}")
-        if fault.step >= steps:
+        if max(fault.step, fault.last or 0) >= steps:
             raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")
         if kind.struck and not alive[fault.worker]:
             raise JobError(f"fault {fault}: worker {fault.worker} is already dead at step {fault.step}")

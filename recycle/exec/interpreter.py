@@ -43,7 +43,7 @@ class Interpreter:
         model_stages: S, the stages of the whole model.
         transport: how tensors reach other workers.
         step: called by STEP with the stage; steps its optimizer.
-        computed: called after each F, I, W and B, while it still counts as running.
+        computed: called after each F, I, W and B with its seconds, while it still counts as running.
 
     Attributes:
         timed: when each instruction of the iteration ran.
@@ -55,7 +55,7 @@ class Interpreter:
         model_stages: int,
         transport: Transport,
         step: Callable[[int], None],
-        computed: Callable[[], None] = lambda: None,
+        computed: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
         self._computed = computed
@@ -79,7 +79,7 @@ class Interpreter:
         started = time.monotonic()
         _METHODS[type(instruction)](self, instruction, *inputs)
         if isinstance(instruction, Compute):
-            self._computed()
+            self._computed(time.monotonic() - started)
         self.timed.append((str(instruction), started, time.monotonic()))
 
     def _inputs(self, instruction: Instruction) -> list[torch.Tensor | None]:

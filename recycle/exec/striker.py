@@ -45,12 +45,15 @@ class Striker:
         self._between = {(fault.phase, fault.step): (n, fault) for n, fault in faults if fault.phase in BETWEEN}
         self._places: dict[int, list[_Numbered]] = {}
         self._failing: Fault | None = None
+        self._factor = 1.0
 
     def begin(self, program: Sequence[Instruction], step: int) -> None:
         """Where in this iteration's program the faults strike."""
-        self._places = {}
+        self._places, self._factor = {}, 1.0
         for number, fault in self._in_program:
-            if fault.step == step:
+            if KINDS[fault.kind].ranged:
+                self._slow(number, fault, step)
+            elif fault.step == step:
                 place = _place(program, "reduce" if fault.kind == "nan" else fault.phase)
                 self._places.setdefault(place, []).append((number, fault))
 
@@ -64,8 +67,16 @@ class Striker:
         if (phase, step) in self._between:
             self._strike(*self._between.pop((phase, step)))
 
-    def computed(self) -> None:
-        """The stage has computed an F, I, W or B, and still has it in hand."""
+    def _slow(self, number: int, fault: Fault, step: int) -> None:
+        if fault.lasts(step):
+            assert fault.argument is not None
+            self._claim(number)  # to be told once; it holds in a repeated iteration too
+            self._factor *= fault.argument
+
+    def computed(self, seconds: float) -> None:
+        """The stage has computed an F, I, W or B in `seconds`, and still has it in hand."""
+        if self._factor > 1.0:
+            time.sleep((self._factor - 1.0) * seconds)
         if self._failing is not None:
             raise RuntimeError(f"struck by the fault {self._failing}")
 

@@ -14,6 +14,7 @@ def test_the_text_of_a_fault_is_read_whole() -> None:
     assert parse_fault("kill:1.1@10") == Fault("kill", Worker(1, 1), 10)
     assert parse_fault("kill=0.05:0.1@3.reduce") == Fault("kill", Worker(0, 1), 3, "reduce", 0.05)
     assert parse_fault("nan:1.1@4") == Fault("nan", Worker(1, 1), 4)
+    assert parse_fault("slow=1.5:1.1@4-8") == Fault("slow", Worker(1, 1), 4, argument=1.5, last=8)
     assert parse_fault("rejoin:1.1@20") == Fault("rejoin", Worker(1, 1), 20)
 
 
@@ -38,6 +39,10 @@ def test_a_fault_prints_as_the_text_that_it_is_read_from(text: str) -> None:
         ("stop:1.1@3-5", "not in a range"),
         ("stop=2:1.1@3", "stop takes no argument"),
         ("exception:1.1@3.undo", "unknown phase 'undo'; exception takes one of forward, backward"),
+        ("slow:1.1@3-5", "slow takes a factor, 1 to 1000, after a '='"),
+        ("slow=0.5:1.1@3-5", "slow takes a factor"),
+        ("slow=3:1.1@5-3", "the range ends before it begins"),
+        ("slow=3:1.1@3.forward", "slow takes none"),
         ("kill=soon:1.1@3", "a delay in seconds"),
         ("kill=-1:1.1@3", "a delay in seconds"),
         ("kill=nan:1.1@3", "a delay in seconds"),
@@ -55,6 +60,8 @@ def test_a_fault_that_cannot_be_read_is_refused_with_the_reason(text: str, says:
         (["kill:3.0@1"], "worker 3.0 is outside the grid of 3 pipelines"),
         (["kill:0.2@1"], "outside the grid"),
         (["kill:1.1@10"], "the run ends after step 9"),
+        (["slow=2:1.1@4-10"], "the run ends after step 9"),
+        (["kill:1.1@2", "slow=2:1.1@4-6"], "worker 1.1 is already dead at step 4"),
         (["rejoin:1.1@4"], "worker 1.1 is alive at step 4"),
         (["kill:1.1@2", "kill:1.1@4"], "worker 1.1 is already dead at step 4"),
         (["kill:1.1@2", "nan:1.1@4"], "worker 1.1 is already dead at step 4"),

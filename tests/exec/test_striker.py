@@ -95,3 +95,18 @@ def test_gradients_are_spoiled_before_whatever_ends_the_worker_at_the_same_place
     for position in range(len(program)):
         striker.at(position)
     assert claimed == [1, 0]
+
+
+def test_a_slow_worker_sleeps_in_proportion_through_its_range_and_in_repeated_iterations_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
+    slept: list[float] = []
+    monkeypatch.setattr("recycle.exec.striker.time.sleep", slept.append)
+    first = [True, False, False]
+    faults = [(0, parse_fault("slow=3:1.0@2-3")), (1, parse_fault("slow=2:1.0@5"))]
+    striker = Striker(faults, lambda _: bool(first) and first.pop(0), no_poison)
+    for step in (1, 2, 3, 3, 4, 5, 6):
+        striker.begin(program, step)
+        striker.computed(0.25)
+    assert slept == [0.5, 0.5, 0.5, 0.25]

@@ -157,3 +157,20 @@ def test_a_worker_that_hangs_is_found_by_its_silence_or_by_its_lack_of_progress(
     assert causes(run) == [("1.1", cause)]
     assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
     assert not processes_writing_below(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+def test_a_slow_worker_changes_no_bit_and_nobody_dies(kind: str, launch: Run, tmp_path: Path) -> None:
+    """An emulated stage takes exactly its profile's 20 ms; of a real one only that its operations last longer."""
+    of = job(2, 2, 2, kind=kind, model={"seconds_per_unit": 0.02})
+    run, reference = launch(of, 6, "slow=4:1.1@2-3", directory=tmp_path), launch(of, 6)
+    assert (run.losses, run.digests) == (reference.losses, reference.digests)
+    assert kinds(run) == ["generation", "fault"]
+    assert run.events[1]["fault"] == "slow=4:1.1@2-3"
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _, line in read_lines(log_path(tmp_path, Worker(1, 1))):
+        seconds[line["step"] in (2, 3)] += [end - start for text, start, end in line["instructions"] if "1F" in text]
+    assert len(seconds[True]) == 4
+    assert min(seconds[True]) > min(seconds[False])
+    if kind == "emulated":
+        assert min(seconds[True]) >= 0.08
