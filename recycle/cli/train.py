@@ -11,6 +11,8 @@ import typer
 from recycle.errors import JobError
 from recycle.exec.faults import KINDS, PHASES, check_faults, parse_fault
 from recycle.exec.observer import Observer
+from recycle.exec.punisher import parse_punishment
+from recycle.exec.punisher import punish as draw_faults
 
 if TYPE_CHECKING:
     from recycle.exec.launcher import RunResult
@@ -41,6 +43,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    punish: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEAN_STEPS[,SEED]",
+            help="Kill workers and let them come back at random, so many steps apart on average; a seed repeats it.",
+            show_default=False,
+        ),
+    ] = None,
     run: Annotated[
         Path | None, typer.Option(help="Run directory, fresh; else runs/<job>-<time>.", show_default=False)
     ] = None,
@@ -59,13 +69,21 @@ def train(
     faults = [parse_fault(text) for text in fault or []]
     own = _schedule(schedule, described.shape) if schedule is not None else None
     absent = own.failed if own is not None else frozenset()
-    check_faults(faults, described.shape, steps or described.train.steps, absent)
+    count = described.train.steps if steps is None else steps
+    if punish is not None:
+        if faults:
+            raise JobError("--punish and --fault: give one of them; what --punish draws is printed as --fault options")
+        mean, seed = parse_punishment(punish)
+        faults = draw_faults(described.shape, count, mean, seed, absent)
+    check_faults(faults, described.shape, count, absent)
 
     from recycle.exec import launcher
     from recycle.solve.planner import plan_for_training
 
     directory = run or Path("runs") / f"{job.resolve().parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    lines = ProgressLines(steps or described.train.steps, described.shape)
+    if punish is not None:
+        print(f"punished with {len(faults)} faults:{''.join(f' --fault {fault}' for fault in faults)}", flush=True)
+    lines = ProgressLines(count, described.shape)
     try:
         result = launcher.train(
             described,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,35 @@ def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Com
     assert lines[-1] == done
 
 
+def test_a_punished_run_prints_its_faults_as_options_and_trains_to_the_same_losses(
+    command: Command, job: Path, tmp_path: Path
+) -> None:
+    lines = command("train", job, "--run", "punished", "--punish", "2,7").out.splitlines()
+    drawn = lines[0].removeprefix("punished with 4 faults:").split()
+    assert drawn == [
+        "--fault",
+        "kill:0.1@1",
+        "--fault",
+        "rejoin:0.1@2",
+        "--fault",
+        "kill:0.0@3",
+        "--fault",
+        "rejoin:0.0@5",
+    ]
+    assert command("train", job, "--run", "free").status == 0
+    losses = []
+    for run in ("punished", "free"):
+        metrics = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in metrics])
+    assert losses[0] == losses[1]
+    events = [json.loads(line) for line in (tmp_path / "punished" / "events.jsonl").read_text().splitlines()]
+    assert [event["fault"] for event in events if event["kind"] == "fault"] == [drawn[1], drawn[5]]
+    assert [(event["worker"], event["step"]) for event in events if event["kind"] == "rejoined"] == [
+        ("0.1", 2),
+        ("0.0", 5),
+    ]
+
+
 def test_a_family_and_a_file_run_as_the_schedule(command: Command, job: Path, tmp_path: Path) -> None:
     one_f_one_b(Shape(2, 2, 2)).save(tmp_path / "mine.json")
     for name, run in (("1f1b", "a"), ("mine.json", "b")):
@@ -84,7 +114,10 @@ def test_explain_prints_every_key_as_a_job_that_loads(command: Command, job: Pat
         (["job.toml", "--fault", "kill:5.5@2"], ["kill:5.5@2", "outside the grid"]),
         (["job.toml", "--fault", "kill:1.1@6"], ["kill:1.1@6", "ends after step 5"]),
         (["job.toml", "--fault", "kill:1.1@2", "--steps", "2"], ["ends after step 1"]),
-        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are rejoin, nan, kill"]),
+        (["job.toml", "--fault", "explode:1.1@2"], ["explode", "known are rejoin, nan, slow, kill"]),
+        (["job.toml", "--fault", "slow:1.1@2"], ["slow:1.1@2", "slow takes a factor"]),
+        (["job.toml", "--punish", "often"], ["--punish often", "expected MEAN_STEPS"]),
+        (["job.toml", "--punish", "2", "--fault", "kill:1.1@2"], ["--punish and --fault", "one of them"]),
         (["job.toml", "--steps", "0"], ["steps must be at least 1"]),
         (["job.toml", "--schedule", "nowhere"], ["nowhere", "neither a file nor a family", "1f1b"]),
         (["job.toml", "--schedule", "job.toml"], ["job.toml"]),

@@ -1,0 +1,57 @@
+"""Faults drawn at random: workers die and come back all through a run, the same ones for the same seed.
+
+Between two faults lie as many iterations as a geometric distribution of the given mean says. Each is a kill or, where
+somebody is dead, as likely a re-join. A stage's last live host is left alone, as its death would end the run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+from recycle.errors import JobError
+from recycle.exec.faults import Fault
+from recycle.shape import Shape, Worker
+
+
+def parse_punishment(text: str) -> tuple[float, int]:
+    """(mean, seed) of `MEAN_STEPS[,SEED]`; the seed is 0 when left out. Raises JobError."""
+    mean, comma, seed = text.partition(",")
+    try:
+        steps, number = float(mean), int(seed) if comma else 0
+    except ValueError:
+        steps, number = 0.0, 0
+    if not 1 <= steps <= 1e9:
+        raise JobError(f"--punish {text}: expected MEAN_STEPS[,SEED], a mean of at least 1 step, for example 20,7")
+    return steps, number
+
+
+def punish(shape: Shape, steps: int, mean: float, seed: int, absent: Collection[Worker] = ()) -> list[Fault]:
+    """Faults for a run of `steps` iterations, in order, none before its second.
+
+    Args:
+        mean: iterations between two faults, at least 1.
+        absent: workers that the run starts without.
+
+    Raises:
+        JobError: nobody can ever die.
+    """
+    if shape.pipelines < 2:
+        raise JobError("--punish: with 1 pipeline every worker is the only host of its stage, and none may die")
+    draw = random.Random(seed)
+    dead = set(absent)
+    faults: list[Fault] = []
+    for step in range(1, steps):
+        if draw.random() * mean >= 1.0:
+            continue
+        kills = [w for w in shape.workers() if w not in dead and _has_peer(w, shape, dead)]
+        returns = sorted(dead)
+        back = bool(returns) and (not kills or draw.random() < 0.5)
+        worker = draw.choice(returns if back else kills)
+        faults.append(Fault("rejoin" if back else "kill", worker, step))
+        dead ^= {worker}
+    return faults
+
+
+def _has_peer(worker: Worker, shape: Shape, dead: Collection[Worker]) -> bool:
+    return any(peer.rank == worker.rank and peer != worker and peer not in dead for peer in shape.workers())
