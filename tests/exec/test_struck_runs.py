@@ -163,3 +163,17 @@ def test_a_slow_worker_changes_no_bit_and_nobody_dies(kind: str, launch: Run, tm
     assert min(seconds[True]) > min(seconds[False])
     if kind == "emulated":
         assert min(seconds[True]) >= 0.08
+
+
+def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_bit(launch: Run) -> None:
+    of = job(3, 2, 2, kind="gpt", train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})
+    faults = ("oom:1.1@1", "exception:0.0@2.backward", "rejoin:1.1@3", "segfault:2.0@4", "rejoin:0.0@4", "hang:1.1@5")
+    run, reference = launch(of, STEPS, *faults), launch(of, STEPS)
+    assert run.losses == reference.losses
+    assert run.digests == {worker: reference.digests[worker] for worker in ("0.0", "0.1", "1.0", "2.1")}
+    assert causes(run) == [
+        ("1.1", "ended with exit code 1"),
+        ("0.0", "ended with exit code 1"),
+        ("2.0", "killed by SIGSEGV"),
+        ("1.1", "no heartbeat for 3 s"),
+    ]
