@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from recycle.errors import JobError
 from recycle.shape import Shape, Worker
 
-_FAULT = re.compile(r"([a-z]+)(?:=([^:@]*))?:([0-9]+\.[0-9]+)@([0-9]+)(?:-([0-9]+))?(?:\.([a-z]+))?")
+_NUMBER = "[0-9]{1,9}"
+_FAULT = re.compile(rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?")
 BETWEEN = ("commit", "step", "stepped", "undo")
 """Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)

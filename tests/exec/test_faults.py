@@ -31,6 +31,7 @@ def test_a_fault_prints_as_the_text_that_it_is_read_from(text: str) -> None:
         ("kill", "expected KIND"),
         ("kill:1.1", "expected KIND"),
         ("kill:1@3", "expected KIND"),
+        pytest.param("kill:1.1@" + "9" * 5000, "expected KIND", id="thousands of digits"),
         ("melt:1.1@3", "unknown kind 'melt'; known are rejoin, nan, "),
         ("kill:1.1@3.lunch", "unknown phase 'lunch'"),
         ("rejoin:1.1@3.forward", "unknown phase 'forward'; rejoin takes none"),

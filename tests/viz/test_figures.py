@@ -11,7 +11,7 @@ from recycle import Schedule, Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from viz.figures import palette
 from viz.figures.boxes import boxes, label
-from viz.figures.curves import curves_figure
+from viz.figures.curves import curves_figure, event_text
 from viz.figures.timeline import BAR_LIMIT, CONFIG, TEXT_LIMIT, note, timeline_figure
 from viz.lanes import LaneTable
 
@@ -171,3 +171,17 @@ def test_labels_can_be_read_on_their_colour_and_on_its_stripes(paint: palette.Pa
 )
 def test_text_beside_the_bars_can_be_read(ink: str, ground: str) -> None:
     assert contrast(ink, ground) >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"kind": "fault", "worker": "1.1", "fault": "hang:1.1@5"}, "1.1 failed"),
+        ({"kind": "fault", "worker": "1.1", "cause": "did not re-join in time"}, "1.1 failed"),
+        ({"kind": "fault", "worker": "1.1", "fault": "slow=3:1.1@4-8"}, "1.1 slow"),
+        ({"kind": "fault", "worker": "1.1", "fault": "nan:1.1@4"}, "1.1 nan"),
+        ({"kind": "rejoined", "worker": "1.1"}, "1.1 back"),
+    ],
+)
+def test_a_worker_that_lives_through_a_fault_is_not_said_to_have_failed(event: dict[str, str], text: str) -> None:
+    assert event_text(event) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,7 +92,10 @@ def _event_marks(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def event_text(event: Mapping[str, Any]) -> str:
-    """`1.1 failed`, `1.1 back`; for other kinds the worker and the kind."""
+    """`1.1 failed`, `1.1 back`; for other kinds, and faults that the worker lives through, the worker and the kind."""
     words = {"fault": "failed", "rejoined": "back"}
     kind = str(event.get("kind"))
+    struck = re.match("(nan|slow)[=:]", str(event.get("fault")))
+    if kind == "fault" and struck:
+        kind = struck[1]
     return " ".join(str(part) for part in (event.get("worker"), words.get(kind, kind)) if part)
