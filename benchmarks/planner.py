@@ -17,15 +17,20 @@ import argparse
 import importlib.util
 import json
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
+from statistics import mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle.job import Job
+from recycle.plans import PlanLibrary
 from recycle.shape import Worker
 from recycle.solve import bounds, search
+from recycle.solve.library import plan_library
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 
@@ -127,6 +132,33 @@ def main() -> None:
         rows.append(dict(zip(titles, row, strict=True)))
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if not arguments.only or any("library".startswith(name) for name in arguments.only):
+        print(library(arguments))
+
+
+def library(arguments: argparse.Namespace) -> str:
+    """What a library costs and gives; targets: 10 minutes, 10 ms a lookup, a second on the spot."""
+    job = Case("library", (32, 8, 32), 8, "", 0, "").job()
+    random, workers = Random(0), list(job.shape.workers())
+    with tempfile.TemporaryDirectory() as directory:
+        begun = time.perf_counter()
+        entries = plan_library(job, 64, Path(directory), seconds=600 * arguments.scale, processes=arguments.processes)
+        took = time.perf_counter() - begun
+        shelf, lookups, made = PlanLibrary(Path(directory), job), [], []
+        for dead in (random.sample(workers, random.randint(1, 64)) for _ in range(200)):
+            begun = time.perf_counter()
+            shelf.lookup(dead)
+            lookups.append(1e3 * (time.perf_counter() - begun))
+            if len(made) < 20:
+                begun = time.perf_counter()
+                plan(job, dead, quick=True)
+                made.append(time.perf_counter() - begun)
+    gaps = [entry.period / entry.lower_bound - 1 for entry in entries]
+    return (
+        f"library 32,8,32 up to 64 dead: {len(entries)} plans in {took:.0f} s, mean gap {mean(gaps):.2%}, largest"
+        f" {max(gaps):.1%}; lookup {median(lookups):.1f} ms in the median, {max(lookups):.1f} ms at most;"
+        f" a plan on the spot {median(made):.2f} s in the median, {max(made):.2f} s at most"
+    )
 
 
 WIDTHS = (23, 12, 10, 6, 9, 9, 8, 10, 9, 8, 10, 16)
