@@ -18,8 +18,10 @@ from recycle.solve.found import Found
 from recycle.solve.improve import improve
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
+from recycle.solve.standing import stand
 from recycle.solve.timing import time_order
-from recycle.solve.windows import TooLarge, Windows, closed, stand, window
+from recycle.solve.window import TooLarge, closed, window
+from recycle.solve.windows import Windows
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
