@@ -98,7 +98,7 @@ def cases() -> list[Case]:
                 name = f"measured-d{shape[0]}p{shape[1]}-{cap}-{stash:g}"
                 rows.append(Case(name, shape, cap, dead, 60, "<= 4 %", MEASURED, stash))
     rows.append(Case("uneven-d4p8", (4, 8, 12), 8, "1.3,2.6", 30, "", UNEVEN, 0.6))
-    rows += [Case(f"d64p32-{n}", (64, 32, 128), 32, str(n), 300, "<= 300 s") for n in (20, 205)]
+    rows += [Case(f"d64p32-{n}", (64, 32, 128), 32, str(n), 240, "<= 300 s") for n in (20, 205)]
     return rows
 
 

@@ -47,6 +47,8 @@ from recycle.solve.template import one_pipeline, spread
 QUICK_SECONDS = 0.5
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 2.0, 0.6
 """Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
+FINISHING_SECONDS = 1e-5
+"""Per operation, for what follows the search: the schedule, its check, its simulation."""
 TRAINING_SECONDS = 1.2
 """Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
 
@@ -139,6 +141,8 @@ def _plan(
     if seconds is None and steps is None:
         steps = section.steps
         seconds = None if steps is not None else section.seconds
+    if seconds is not None:
+        seconds = max(0.0, seconds - (time.perf_counter() - begun) - FINISHING_SECONDS * whole.size)
     deadline = Deadline(QUICK_SECONDS if quick else seconds, stop)
     if progress:
         progress("constructing", float("inf"))
