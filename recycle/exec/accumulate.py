@@ -80,8 +80,11 @@ class Accumulator(Protocol):
     def mean(self, divisor: int, out: torch.Tensor) -> torch.Tensor:
         """The sum divided by `divisor`, written into `out`, fp32 [layout.size]."""
 
-    def mean_norm_squared(self, divisor: int) -> float:
-        """Squared Euclidean norm of the mean, in fp64; not finite when any addend was out of bounds."""
+    def mean_norms_squared(self, divisor: int) -> list[float]:
+        """Squared Euclidean norms of the mean, in fp64, whose sum is that of all; of each parameter by itself, so that
+        the exact sum over a model does not depend on how it is split. One is not finite when any addend was out of
+        bounds.
+        """
 
 
 class _FlatSum:
@@ -99,10 +102,12 @@ class _FlatSum:
             target.copy_(torch.div(part, divisor))
         return out
 
-    def mean_norm_squared(self, divisor: int) -> float:
-        norms = [torch.linalg.vector_norm(part.double()) for part in _chunks(self.buffer)]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms))) / divisor
-        return norm * norm
+    def mean_norms_squared(self, divisor: int) -> list[float]:
+        parts = [view.view(-1) for view in self.layout.views(self.buffer)]
+        if self.buffer.numel() > self.layout.size:
+            parts.append(self.buffer[self.layout.size :])
+        norms = [_norm(part) / divisor for part in parts]
+        return [norm * norm for norm in (torch.stack(norms).tolist() if norms else [])]
 
 
 class ExactSum(_FlatSum):
@@ -161,6 +166,13 @@ class FastSum(_FlatSum):
 
 ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """`[train] accumulation` -> class."""
+
+
+def _norm(flat: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(part.double()) for part in _chunks(flat)])
+    )
+    return norm
 
 
 def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -50,14 +50,15 @@ def soonest_end(step: int, mode: Mode, before: Facts | None) -> int:
 def report_of(stages: Mapping[int, Stage]) -> Report:
     """What a worker reports once the gradients of all its stages are summed over their hosts."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
-    norms = {index: stage.gradient_norm_squared() for index, stage in stages.items()}
+    norms = {index: stage.gradient_norms_squared() for index, stage in stages.items()}
     return Report(norms, sum(losses) if losses else None)
 
 
 def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Facts:
     """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
 
-    Squared norms are added in stage order; every host of a stage reports the same bits, or something is badly wrong.
+    Squared norms are summed exactly, so that their order and the split of the model do not matter. Every host of a
+    stage reports the same bits, or something is badly wrong.
 
     Args:
         recent: norms of the iterations before, the oldest first.
@@ -65,12 +66,14 @@ def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[
     Raises:
         RunError: two hosts of a stage hold different gradients.
     """
-    norms: dict[int, float] = {}
+    norms: dict[int, list[float]] = {}
+    finite = True
     for worker, report in sorted(reports.items()):
-        for stage, norm in report.norms.items():
-            if norms.setdefault(stage, norm) != norm and math.isfinite(norm):
+        for stage, parts in report.norms.items():
+            finite = finite and all(map(math.isfinite, parts))
+            if norms.setdefault(stage, parts) != parts and finite:
                 raise RunError(f"step {step}: worker {worker} holds another gradient of stage {stage} than its peers")
-    squared = math.fsum(norms[stage] for stage in sorted(norms))
+    squared = math.fsum(part for parts in norms.values() for part in parts) if finite else math.nan
     losses = [report.loss for _, report in sorted(reports.items()) if report.loss is not None]
     loss = sum(losses) / job.shape.global_micro_batches
     finite = math.isfinite(squared)

@@ -103,11 +103,14 @@ class EmulatedStage:
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [self._sum]
 
+    def tied_buffers(self) -> list[torch.Tensor]:
+        return []
+
     def loss_sum(self) -> float | None:
         return self._loss if self._is_last else None
 
-    def gradient_norm_squared(self) -> float:
-        return float((self._sum / self._divisor).square().sum())
+    def gradient_norms_squared(self) -> list[float]:
+        return [float((self._sum / self._divisor).square().sum())]
 
     def step(self, iteration: int, clip_factor: float) -> None:
         with self._takes("step"):

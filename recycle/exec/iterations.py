@@ -41,6 +41,7 @@ class Iterations:
         record: that the generation began with.
         program: of this worker's role; the same in every iteration, however it steps.
         model_stages: S, the stages of the whole model.
+        ties: groups of stages that share a weight.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Iterations:
         transport: Transport,
         striker: Striker,
         trace: TraceLog,
+        ties: Sequence[Sequence[int]] = (),
     ) -> None:
         self._record, self._program, self._member, self._stages = record, program, member, stages
         self._updates, self._striker, self._trace = updates, striker, trace
-        self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed)
+        self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed, ties)
         self._last_reduce = max(p for p, i in enumerate(program) if isinstance(i, ReduceGradients))
         self._iteration = record.committed
         self._facts = record.facts

@@ -24,6 +24,7 @@ from recycle.exec.coordinator import Coordinator, Phase
 from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.membership import Facts, LauncherStore, Record, Store
 from recycle.exec.observer import Observer
+from recycle.exec.placement import stages_by_rank
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
 from recycle.exec.run_directory import RunDirectory
@@ -31,6 +32,7 @@ from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
 from recycle.job import Job
+from recycle.plans import with_ties
 from recycle.shape import Worker
 
 STRIKE_SECONDS = 0.002
@@ -100,7 +102,9 @@ def train(
     absent = schedule.failed if schedule is not None else frozenset()
     check_request(job, steps, faults, absent)
     if schedule is not None:
+        schedule = with_ties(schedule, job)
         require_valid(schedule, job)
+        stages_by_rank(job.shape, schedule)
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
     run_directory = RunDirectory(directory, job)
@@ -144,6 +148,7 @@ class _Launcher:
     ) -> None:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
+        self._stages = stages_by_rank(job.shape, schedule)
         self.store, self.port = LauncherStore.host()
         self.waker = Waker()
         self._closed = False
@@ -193,6 +198,7 @@ class _Launcher:
         return Orders(
             self.job.to_toml(),
             str(worker),
+            list(self._stages[worker.rank]),
             incarnation,
             "127.0.0.1",
             self.port,

@@ -95,9 +95,9 @@ class Record(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """A worker's part of a commit: squared gradient norm of each hosted stage, and its loss sum (last stage only)."""
+    """A worker's part of a commit: squared gradient norms of each hosted stage, and its loss sum (last stage only)."""
 
-    norms: dict[int, float]
+    norms: dict[int, list[float]]
     loss: float | None
 
 

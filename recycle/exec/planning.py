@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from recycle.errors import RunError, ScheduleError
@@ -28,14 +29,18 @@ from recycle.files import write_whole
 from recycle.ir.check import check
 from recycle.ir.formats import native
 from recycle.ir.lower import with_barrier
-from recycle.ir.schedule import Schedule
+from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash
+from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_ties
 from recycle.shape import Worker
 
-Planner = Callable[[Job, Vector, bool], str]
-"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it."""
+Planner = Callable[..., str]
+"""(job, dead workers per rank, quick) -> text of a plan file. A module-level function, for a child imports it.
+
+Where the run's own schedule places stages in a way of its own it is called with `like=schedule` too, and plans on that
+placement.
+"""
 
 
 class PlanService:
@@ -54,6 +59,8 @@ class PlanService:
     ) -> None:
         self._job, self._directory = job, directory
         self._own = None if schedule is None else (frozenset(schedule.failed), schedule)
+        usual = schedule is None or schedule.placement == loop_placement(job.shape)
+        like = None if usual else schedule
         self._plans: dict[Vector, Plan] = {}
         self._used: dict[frozenset[Worker], Ready] = {}
         self._errors: dict[Vector, str] = {}
@@ -61,7 +68,7 @@ class PlanService:
         self._asked: set[Vector] = set()
         self._background = self._urgent = None
         if planner is not None:
-            self._background, self._urgent = (_Child(job, planner, self._answers, waker) for _ in range(2))
+            self._background, self._urgent = (_Child(job, planner, self._answers, waker, like) for _ in range(2))
             for vector in likely_vectors(job.shape, job.planner.ahead):
                 self._background.ask(vector, quick=False)
 
@@ -97,12 +104,13 @@ class PlanService:
 
     def _use(self, failed: frozenset[Worker], schedule: Schedule, plan: Plan | None) -> Ready:
         """No schedule reaches a worker unchecked, wherever it comes from."""
+        schedule = with_ties(schedule, self._job)
         require_valid(schedule, self._job)
         profile = self._job.profile()
         periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
         if schedule.optimizer == "staggered":
             periods["staggered"] = simulate(schedule, profile).period
-        text = native.dumps(schedule) if plan is None else plan.text()
+        text = native.dumps(schedule) if plan is None else replace(plan, schedule=schedule).text()
         digest = schedule_hash(schedule)
         write_whole(self._directory / f"{digest}.json", text)
         ready = Ready(digest, text, {worker: worker for worker in schedule.live}, periods)
@@ -136,7 +144,12 @@ class _Child:
     """A planner in a process of its own: one request per line in, one answer per line out."""
 
     def __init__(
-        self, job: Job, planner: Planner, answers: queue.SimpleQueue[tuple[Vector, str, str]], waker: Waker
+        self,
+        job: Job,
+        planner: Planner,
+        answers: queue.SimpleQueue[tuple[Vector, str, str]],
+        waker: Waker,
+        like: Schedule | None,
     ) -> None:
         name = f"{planner.__module__}:{planner.__qualname__}"
         self._answers, self._waker, self._pending = answers, waker, list[Vector]()
@@ -151,7 +164,7 @@ class _Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._lines = self._process.stdin, self._process.stdout
-        self._requests.write(json.dumps({"job": job.to_toml()}) + "\n")
+        self._requests.write(json.dumps({"job": job.to_toml(), "like": native.dumps(like) if like else None}) + "\n")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -192,12 +205,14 @@ def _serve(name: str, parent: str) -> None:
     os.dup2(2, 1)
     module, _, function = name.partition(":")
     planner = getattr(importlib.import_module(module), function)
-    job = Job.from_toml(json.loads(sys.stdin.readline())["job"])
+    told = json.loads(sys.stdin.readline())
+    job = Job.from_toml(told["job"])
+    like = {"like": native.loads(told["like"])} if told["like"] else {}
     for line in sys.stdin:
         request = json.loads(line)
         text, error = "", ""
         try:
-            text = planner(job, tuple(request["vector"]), request["quick"])
+            text = planner(job, tuple(request["vector"]), request["quick"], **like)
         except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
             error = f"{type(failure).__name__}: {failure}"
         answers.write(json.dumps({"vector": request["vector"], "text": text, "error": error}) + "\n")

@@ -38,7 +38,7 @@ def run_worker(orders_text: str) -> None:
     job = Job.from_toml(orders.job)
     torch.set_num_threads(job.train.threads)
     worker = Worker.parse(orders.worker)
-    stages = build_stages(job, range(worker.rank, job.shape.stages, job.shape.ranks))
+    stages = build_stages(job, orders.stages)
     store = LauncherStore.connect(orders.address, orders.port)
     keep: set[str] = set()
 

@@ -6,6 +6,7 @@ messages over directly. The reduction sums the hosts' buffers in rank order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -111,6 +112,11 @@ def run_pipelines(pipelines: Sequence[Sequence[Stage]], step: int, count: int) -
     for hosts in zip(*pipelines, strict=True):
         reduce_gradients(hosts)
     return sum(stages[-1].loss_sum() for stages in pipelines)
+
+
+def norm_squared_of(stages: Iterable[Stage]) -> float:
+    """Squared norm of the mean gradient of the stages."""
+    return math.fsum(part for stage in stages for part in stage.gradient_norms_squared())
 
 
 def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor]:

@@ -14,10 +14,10 @@ from tests.exec.runs import job
 
 def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() -> None:
     reports = {
-        "0.0": Report({0: 9.0}, None),
-        "0.1": Report({1: 16.0}, 7.0),
-        "1.0": Report({0: 9.0}, None),
-        "1.1": Report({1: 16.0}, 5.0),
+        "0.0": Report({0: [9.0]}, None),
+        "0.1": Report({1: [16.0]}, 7.0),
+        "1.0": Report({0: [9.0]}, None),
+        "1.1": Report({1: [16.0]}, 5.0),
     }
     facts = decide(job(2, 2, 2), 4, reports)
     assert (facts.step, facts.loss, facts.grad_norm) == (4, 3.0, 5.0)
@@ -25,13 +25,13 @@ def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() ->
 
 
 def test_hosts_of_a_stage_that_hold_different_gradients_end_the_run() -> None:
-    reports = {"0.0": Report({0: 1.0}, 1.0), "1.0": Report({0: math.nextafter(1.0, 2.0)}, 1.0)}
+    reports = {"0.0": Report({0: [1.0]}, 1.0), "1.0": Report({0: [math.nextafter(1.0, 2.0)]}, 1.0)}
     with pytest.raises(RunError, match=r"worker 1\.0 holds another gradient of stage 0 than its peers"):
         decide(job(2, 1, 2), 0, reports)
 
 
 def test_a_norm_that_is_not_finite_has_no_clip_factor() -> None:
-    facts = decide(job(1, 2, 1), 0, {"0.0": Report({0: math.nan}, None), "0.1": Report({1: 1.0}, 2.0)})
+    facts = decide(job(1, 2, 1), 0, {"0.0": Report({0: [math.nan]}, None), "0.1": Report({1: [1.0]}, 2.0)})
     assert facts.clip_factor is None
     assert math.isnan(facts.grad_norm)
 
@@ -49,7 +49,7 @@ def test_norms_that_are_not_known_to_be_small_keep_the_barrier(recent: list[floa
 
 
 def test_the_next_mode_follows_from_the_last_norms_that_the_facts_carry_on() -> None:
-    reports = {"0.0": Report({0: 9.0}, None), "0.1": Report({1: 16.0}, 1.0)}
+    reports = {"0.0": Report({0: [9.0]}, None), "0.1": Report({1: [16.0]}, 1.0)}
     facts = decide(job(1, 2, 1, train={"clip": 10.5}), 7, reports, [9.0, 1.0, 2.0, 3.0])
     assert facts.recent == [1.0, 2.0, 3.0, 5.0]
     assert facts.next_mode == "staggered"
@@ -58,11 +58,11 @@ def test_the_next_mode_follows_from_the_last_norms_that_the_facts_carry_on() -> 
 
 
 def test_a_step_taken_ahead_is_right_unless_the_gradient_has_to_be_clipped_or_is_not_finite() -> None:
-    clipped, whole = ({"0.0": Report({0: squared}, 1.0)} for squared in (4.0, 0.9))
+    clipped, whole = ({"0.0": Report({0: [squared]}, 1.0)} for squared in (4.0, 0.9))
     one = job(1, 1, 1)
     assert is_right(decide(one, 0, whole))
     assert not is_right(decide(one, 0, clipped))
-    assert not is_right(decide(one, 0, {"0.0": Report({0: math.nan}, 1.0)}))
+    assert not is_right(decide(one, 0, {"0.0": Report({0: [math.nan]}, 1.0)}))
 
 
 def test_a_generation_ends_at_a_boundary_that_nobody_has_passed_yet() -> None:
