@@ -25,6 +25,7 @@ from tests.exec.drive import (
     norm_squared_of,
     one_f_one_b,
     reduce_gradients,
+    reduce_tied,
     run_pipelines,
     small_job,
     split,
@@ -80,18 +81,33 @@ def test_grouped_micro_batches_of_several_rows_work() -> None:
     assert differing(gradients_by_name(whole), gradients_by_name(halves)) == []
 
 
-@pytest.mark.parametrize("weight_order", [[0, 1, 2, 3], [3, 1, 0, 2]])
-def test_i_and_deferred_w_in_any_order_equal_whole_b(weight_order: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("weight_order", "model", "train"),
+    [
+        ([0, 1, 2, 3], {}, {}),
+        ([3, 1, 0, 2], {}, {}),
+        ([3, 1, 0, 2], {"tied": True}, {}),
+        ([3, 1, 0, 2], {"dropout": 0.1}, {}),
+        ([3, 1, 0, 2], {"recompute": "full"}, {}),
+        ([3, 1, 0, 2], {"recompute": "full", "dropout": 0.1, "tied": True}, {"precision": "bf16"}),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_i_and_deferred_w_in_any_order_equal_whole_b(
+    weight_order: list[int], model: dict, train: dict, ranks: int
+) -> None:
     batches = micro_batches(0, 4)
-    whole, deferred = build_pipeline(small_job()), build_pipeline(small_job())
+    job = small_job(ranks=ranks, model=model, train=train)
+    whole, deferred = build_pipeline(job), build_pipeline(job)
     run_pipelines([whole], 5, 4)
     begin(deferred, 5)
     order = [batches[place] for place in weight_order]
-    execute((stage, split(one_f_one_b(stage.index, 2, batches), order)) for stage in deferred)
+    execute((stage, split(one_f_one_b(stage.index, ranks, batches), order)) for stage in deferred)
+    reduce_tied(deferred)
     for left, right in zip(whole, deferred, strict=True):
         assert torch.equal(left.gradient_buffers()[0], right.gradient_buffers()[0])
         assert left.gradient_norms_squared() == right.gradient_norms_squared()
-    assert whole[1].loss_sum() == deferred[1].loss_sum()
+    assert whole[-1].loss_sum() == deferred[-1].loss_sum()
 
 
 def test_fast_i_and_w_in_micro_batch_order_equal_whole_b() -> None:
