@@ -103,9 +103,12 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library."""
+    """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library.
 
-    kind: Literal["text"] = "text"
+    With `kind = "megatron"`, Megatron-LM's token files `<path>.bin` and `<path>.idx`.
+    """
+
+    kind: Literal["text", "megatron"] = "text"
     path: str | None = None
     micro_batch_size: Positive = 1
     seed: int = 0
@@ -296,6 +299,8 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
                 raise JobError(f"[memory] limit: at most {_MOST_ACTIVATIONS} activations, got {limit}")
         if self.model.hidden % self.model.heads:
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
+        if self.data.kind == "megatron" and self.data.path is None:
+            raise JobError('[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix')
         self._validate_train()
 
     def _validate_train(self) -> None:

@@ -125,10 +125,10 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     if job.grid.tensor_parallel != 1:
         raise JobError("[shape] tensor_parallel: the executor runs tensor_parallel = 1 for now")
     if job.model.kind == "gpt":
-        from recycle.exec.data import load_corpus
+        from recycle.exec.data import load_batches
 
         job.layers_per_stage()
-        load_corpus(job)
+        load_batches(job).require_vocabulary()
     check_faults(faults, job.shape, steps, absent)
 
 

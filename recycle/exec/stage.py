@@ -21,7 +21,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
-from recycle.exec.data import Corpus
+from recycle.exec.data import Batches
 from recycle.exec.optimizer import Optimizer, decays
 from recycle.job import Job
 from recycle.shape import MicroBatch
@@ -113,7 +113,7 @@ class MegatronStage:
         job: sizes, seeds, accumulation, optimizer.
         index: the stage.
         device: where it computes.
-        corpus: gives the micro-batches.
+        batches: gives the micro-batches.
         part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
         tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
 
@@ -127,7 +127,7 @@ class MegatronStage:
         job: Job,
         index: int,
         device: torch.device,
-        corpus: Corpus,
+        batches: Batches,
         part: Any,
         tied_sum: Accumulator | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class MegatronStage:
 
         self.index = index
         self._device = device
-        self._corpus = corpus
+        self._data = batches
         self._micro_batches = job.shape.micro_batches
         self._divisor = job.shape.global_micro_batches
         self._is_first = index == 0
@@ -266,7 +266,7 @@ class MegatronStage:
         number = micro_batch.pipeline * self._micro_batches + micro_batch.index
         tokens = labels = None
         if self._is_first or self._is_last:
-            tokens, labels = (part.to(self._device) for part in self._corpus.batch(self._iteration, number))
+            tokens, labels = (part.to(self._device) for part in self._data.batch(self._iteration, number))
         if entry is not None:
             self._model.set_input_tensor(entry.requires_grad_(torch.is_grad_enabled()))
         with self._dropout.of(self._iteration, number) if self._dropout is not None else nullcontext():
@@ -335,7 +335,7 @@ def require_precision(precision: str, device: torch.device) -> None:
 
 
 def build_stage(
-    job: Job, index: int, device: torch.device, corpus: Corpus, tied_sum: Accumulator | None = None
+    job: Job, index: int, device: torch.device, batches: Batches, tied_sum: Accumulator | None = None
 ) -> MegatronStage:
     """Stage `index` of the job's model, ready for its first iteration.
 
@@ -364,7 +364,7 @@ def build_stage(
 
         require_tested_version()
         ensure_parallel_state(device)
-        return MegatronStage(job, index, device, corpus, build_part(job, index), tied_sum)
+        return MegatronStage(job, index, device, batches, build_part(job, index), tied_sum)
 
 
 def digest(tensors: list[torch.Tensor]) -> str:
