@@ -81,7 +81,8 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     With `tied` the output layer uses the embedding's weight: first and last stage hold it and reduce together.
     `dropout` is that of the embedding and the residual stream, `attention_dropout` (the same when left out) that of the
     attention's weights. With `recompute = "full"` a stage keeps only its input between F and I, which runs the forward
-    again: an activation then weighs a message, and I takes F's time on top.
+    again: an activation then weighs a message, and I takes F's time on top. What W needs is held from I on as ever, so
+    `[planner] decoupled = false` goes with it where memory is short.
 
     `kind = "emulated"` computes nothing and takes `seconds_per_unit` for each unit of `[times]`.
     """

@@ -65,6 +65,19 @@ def test_nothing_but_the_input_is_held_between_f_and_i() -> None:
             assert kept.untyped_storage().nbytes() == message
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_w_needs_is_held_from_i_on_as_without(index: int) -> None:
+    held = []
+    for model in ({}, FULL):
+        stage = build_pipeline(small_job(model=model))[index]
+        stage.begin_iteration(0)
+        stage.forward(BATCH, torch.randn(32, 1, 64) if index else None)
+        stage.backward_input(BATCH, None if index else torch.randn(32, 1, 64))
+        waiting = [tensor for work in stage._store._waiting[BATCH] for tensor in work.args[2:]]
+        held.append(sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in waiting}.values()))
+    assert held[0] == held[1] > 0
+
+
 def test_after_i_the_activations_that_w_does_not_need_are_gone() -> None:
     _, last = build_pipeline(small_job(model=FULL))
     last.begin_iteration(0)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from recycle import Job, Schedule, ScheduleError, check, simulate
 from recycle.exec import run
+from recycle.exec.gpt import build_part, global_names
 from recycle.exec.launcher import RunResult
 from recycle.exec.transport import tie_groups
 from recycle.ir.families import FAMILIES, one_f_one_b
 from recycle.plans import with_ties
 from recycle.solve.planner import plan
-from tests.exec.drive import build_pipeline, differing, gradients_by_name, norm_squared_of, run_pipelines, small_job
+from tests.exec.drive import (
+    build_pipeline,
+    corpus_of,
+    differing,
+    gradients_by_name,
+    norm_squared_of,
+    run_pipelines,
+    small_job,
+)
 from tests.exec.runs import Run, job
 
 STEPS = 5
@@ -63,6 +73,34 @@ def test_the_shared_weight_has_the_sum_of_both_uses_gradients_however_the_model_
     untied = build_pipeline(small_job(ranks=1))
     run_pipelines([untied], step=2, count=4)
     assert not untied[0].mean_gradients()[SHARED].equal(results[0][1][SHARED])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_gradients_are_those_of_megatron_cores_own_model_by_plain_autograd(is_tied: bool, precision: str) -> None:
+    of = small_job(1, 1, 1, model={"tied": is_tied}, train={"precision": precision})
+    (stage,) = build_pipeline(of)
+    loss = run_pipelines([[stage]], step=0, count=1)
+    plain = build_part(of, 0)
+    if precision == "bf16":
+        plain.bfloat16()
+    tokens, labels = corpus_of(of.to_toml()).batch(0, 0)
+    mean = plain(
+        input_ids=tokens, position_ids=torch.arange(32).expand(1, 32), attention_mask=None, labels=labels
+    ).mean()
+    mean.backward()
+    assert float(mean) == pytest.approx(loss, rel=1e-12)
+    expected = global_names(plain, 0)
+    gradients = stage.mean_gradients()
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        if name == SHARED and is_tied:
+            # autograd adds the two uses in the weight's type, we in fp64
+            torch.testing.assert_close(
+                gradient, expected[name].grad.float(), rtol=1e-2, atol=1e-3 if precision == "bf16" else 1e-7
+            )
+        else:
+            torch.testing.assert_close(gradient, expected[name].grad.float(), rtol=0, atol=2.0**-44)
 
 
 def test_both_copies_stay_equal_to_the_last_bit() -> None:
