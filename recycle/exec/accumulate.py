@@ -81,9 +81,9 @@ class Accumulator(Protocol):
         """The sum divided by `divisor`, written into `out`, fp32 [layout.size]."""
 
     def mean_norms_squared(self, divisor: int) -> list[float]:
-        """Squared Euclidean norms of the mean, in fp64, whose sum is that of all; of each parameter by itself, so that
-        the exact sum over a model does not depend on how it is split. One is not finite when any addend was out of
-        bounds.
+        """Squared Euclidean norm of each parameter's mean, in fp64; it depends on nothing else in the buffer.
+
+        One at least is not finite when any addend was out of bounds.
         """
 
 
@@ -103,11 +103,8 @@ class _FlatSum:
         return out
 
     def mean_norms_squared(self, divisor: int) -> list[float]:
-        parts = [view.view(-1) for view in self.layout.views(self.buffer)]
-        if self.buffer.numel() > self.layout.size:
-            parts.append(self.buffer[self.layout.size :])
-        norms = [_norm(part) / divisor for part in parts]
-        return [norm * norm for norm in (torch.stack(norms).tolist() if norms else [])]
+        norms = [_norm(view.reshape(-1)) for view in self.layout.views(self.buffer)]
+        return [(norm / divisor) ** 2 for norm in torch.stack(norms).tolist()] if norms else []
 
 
 class ExactSum(_FlatSum):
@@ -139,6 +136,9 @@ class ExactSum(_FlatSum):
         for target, part in zip(self._targets[position], _chunks(addend), strict=True):
             target.add_(torch.mul(part, self._scale).round_(), alpha=self._unit)
 
+    def mean_norms_squared(self, divisor: int) -> list[float]:
+        return [*super().mean_norms_squared(divisor), float(self._violation)]
+
     def _test(self, addend: torch.Tensor) -> None:
         low, high = torch.aminmax(addend)
         # Both are written so that NaN fails the test.
@@ -169,9 +169,7 @@ ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum,
 
 
 def _norm(flat: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(part.double()) for part in _chunks(flat)])
-    )
+    norm: torch.Tensor = torch.stack([torch.linalg.vector_norm(part.double()) for part in _chunks(flat)]).norm()
     return norm
 
 

@@ -87,10 +87,9 @@ class Stage(Protocol):
         """Exact sum of the losses of the micro-batches that ran here this iteration; None but on the last stage."""
 
     def gradient_norms_squared(self) -> list[float]:
-        """After the reduction: squared norms of the stage's mean gradient in parts, the same bits on all hosts.
+        """After the reduction: squared norm of each parameter's mean gradient, the same bits on all hosts.
 
-        The parts of all stages are the same ones however the model is split, so that their exact sum is too. One is
-        not finite when any gradient was not finite or beyond the bound of `exact`.
+        One at least is not finite when any gradient was not finite or beyond the bound of `exact`.
         """
 
     def step(self, iteration: int, clip_factor: float) -> None:

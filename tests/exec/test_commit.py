@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
 from recycle import RunError
-from recycle.exec.commit import WINDOW, decide, is_right, soonest_end, step_mode
+from recycle.exec.commit import WINDOW, decide, exact_parts, is_right, soonest_end, step_mode
 from recycle.exec.membership import Facts, Report
 from tests.exec.runs import job
 
@@ -71,3 +72,16 @@ def test_a_generation_ends_at_a_boundary_that_nobody_has_passed_yet() -> None:
     assert soonest_end(5, "staggered", before) == 6
     assert soonest_end(5, "staggered", Facts(4, 1.0, 1.0, 1.0, last=5)) == 5
     assert soonest_end(0, "barrier", None) == 0
+
+
+def test_the_norm_does_not_depend_on_how_parameters_are_split_into_stages() -> None:
+    drawn = random.Random(5)
+    squares = [drawn.random() * 2.0 ** drawn.randint(-40, 10) for _ in range(200)]
+    whole = math.fsum(squares)
+    for stages in (1, 2, 3, 7):
+        split = [exact_parts(squares[stage::stages]) for stage in range(stages)]
+        assert max(map(len, split)) <= 3
+        reports = {f"0.{stage}": Report({stage: parts}, 1.0) for stage, parts in enumerate(split)}
+        assert decide(job(1, stages, 1), 0, reports).grad_norm == math.sqrt(whole)
+    assert len({sum(math.fsum(squares[s::n]) for s in range(n)) for n in range(1, 50)}) > 1  # rounded per stage
+    assert math.isnan(exact_parts([1.0, math.inf])[0])

@@ -96,9 +96,8 @@ def test_gradients_are_those_of_megatron_cores_own_model_by_plain_autograd(is_ti
     for name, gradient in gradients.items():
         if name == SHARED and is_tied:
             # autograd adds the two uses in the weight's type, we in fp64
-            torch.testing.assert_close(
-                gradient, expected[name].grad.float(), rtol=1e-2, atol=1e-3 if precision == "bf16" else 1e-7
-            )
+            error = (gradient - expected[name].grad.float()).norm() / gradient.norm()
+            assert error < (4e-3 if precision == "bf16" else 1e-7)
         else:
             torch.testing.assert_close(gradient, expected[name].grad.float(), rtol=0, atol=2.0**-44)
 
