@@ -159,6 +159,7 @@ class _Launcher:
         self._hearing.start()
         self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker)
         self.plans = PlanService(job, planner, directory.plans, self.waker, schedule)
+        self.replanner = Replanner(job, self.plans, directory.profiles, self._event)
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
             job,
@@ -166,7 +167,7 @@ class _Launcher:
             {worker for worker in job.shape.workers() if worker not in absent},
             self.store,
             self.processes,
-            Replanner(job, self.plans, directory.profiles, self._event),
+            self.replanner,
             self._event,
             self._committed,
             time.monotonic,
@@ -267,6 +268,7 @@ class _Launcher:
             "period": period,
             "period_error": self._period_error(now - self._last_commit, period, record.generation),
             "generation": record.generation,
+            "compute": self.replanner.compute,
         }
         self._last_commit, self._last_generation = now, record.generation
         self.result.metrics.append(line)

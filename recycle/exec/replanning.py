@@ -60,6 +60,9 @@ class Replanner:
         plans: makes plans for the job's own profile, and others in the background.
         directory: profiles that are planned with are left here as `<digest>.json`.
         log: takes the event `replanned`.
+
+    Attributes:
+        compute: process -> `<stage><F|I|W|B>` -> mean seconds of one, in the last iteration that was observed.
     """
 
     def __init__(self, job: Job, plans: PlanService, directory: Path, log: Callable[..., None]) -> None:
@@ -72,6 +75,7 @@ class Replanner:
         self._asked: _Asked | None = None
         self._better: _Better | None = None
         self._step = -1
+        self.compute: dict[str, dict[str, float]] = {}
 
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         if self._better is not None and self._better.failed == failed:
@@ -84,6 +88,10 @@ class Replanner:
         return self._better is not None and self._better.failed == failed
 
     def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+        self.compute = {
+            str(worker): {key: round(seconds / count, 6) for key, (count, seconds) in sorted(report.compute.items())}
+            for worker, report in sorted(reports.items())
+        }
         if not self._is_on:
             return
         self._step = step
