@@ -15,7 +15,7 @@ from recycle.ir.instruction import Forward
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds
 
-STEPS = 44
+STEPS = 36
 SLOW = Worker(1, 1)
 UNIT = 0.015
 DRIFT = {"drift": 0.5}
@@ -77,12 +77,12 @@ def replanned(run: RunResult) -> list[dict[str, Any]]:
 def test_micro_batches_leave_a_slow_worker_and_come_back_and_no_bit_changes(
     emulated: Job, reference: RunResult, launch: Run, tmp_path: Path
 ) -> None:
-    run = launch(emulated, STEPS, "slow=3:1.1@4-24", observer=_Patient(tmp_path), directory=tmp_path)
+    run = launch(emulated, STEPS, "slow=3:1.1@4-18", observer=_Patient(tmp_path), directory=tmp_path)
     assert (run.losses, run.digests) == (reference.losses, reference.digests)
     assert run.undone == []
     away, back = (e for e in replanned(run) if "worker 1.1" in e["cause"])
     first, slow, last = (plan_of(run, line["plan"]) for line in (run.metrics[0], _at(run, away), _at(run, back)))
-    assert 4 + 8 // 2 < away["step"] <= 24 < back["step"]
+    assert 4 + 8 // 2 < away["step"] <= 18 < back["step"]
     assert [forwards(plan, SLOW) for plan in (first, slow, last)] == [4, 2, 4]
     profile = Profile.load(tmp_path / "profiles" / f"{away['profile']}.json")
     assert profile.speed_of(SLOW) == pytest.approx(3, rel=0.1)
@@ -147,7 +147,7 @@ def test_a_worker_killed_while_a_plan_is_made_is_worked_around_and_that_plan_is_
     run = launch(
         emulated,
         STEPS,
-        "slow=3:1.1@2-43",
+        "slow=3:1.1@2-35",
         "kill:2.1@9",
         planner=waiting_planner,
         observer=_Patient(tmp_path, 0.3),
