@@ -10,6 +10,7 @@ stage, while workers of one machine may share its cores.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -53,6 +54,8 @@ def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Pr
         RunError: a measurement failed; the message holds the last lines of its process.
     """
     check_request(job, 1, (), frozenset())
+    if job.model.kind == "emulated":
+        job.profile().require(job.shape)
     stages = job.shape.stages
     figures = []
     report("stages", 0, stages)
@@ -201,8 +204,9 @@ class _Child:
             start_new_session=True,
         )
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(request) + b"\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # `lines` tells how it ended
+            self.process.stdin.write(msgspec.json.encode(request) + b"\n")
+            self.process.stdin.flush()
 
     def lines(self) -> Iterator[bytes]:
         """What it answers. Raises RunError when it ends instead."""
@@ -219,8 +223,9 @@ class _Child:
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout, self._said):
-            if pipe is not None:
-                pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from recycle import Job, Link, Profile, RunError
+from recycle import Job, JobError, Link, Profile, RunError
 from recycle.exec.accumulate import ALIGNMENT
 from recycle.exec.executed import executed
 from recycle.exec.measure import StageFigures, storage_bytes
@@ -88,9 +88,7 @@ def test_a_job_is_planned_limited_in_bytes_and_run_with_what_was_measured(
     assert of.activation_limits() == [float((room - s) // a) for s, a in zip(static, activation, strict=True)]
     planned = plan(of, seconds=0.5)
     run = launch(of, 6, directory=tmp_path / "run")
-    assert {line["period"] for line in run.metrics} <= {
-        pytest.approx(line["period"]) for line in run.metrics if 0.2 < line["period"] / planned.period < 5
-    }
+    assert all(line["period"] >= planned.lower_bound * (1 - 1e-9) for line in run.metrics)
     assert run.period_error is not None
     ran = executed(tmp_path / "run")
     assert ran.planned == profile
@@ -112,10 +110,17 @@ def test_an_emulated_job_measures_as_its_own_profile() -> None:
     assert (found.activation, found.weight_stash, found.static) == ([1.0, 1.0], 0.5, [0.0, 0.0])
 
 
-def test_a_stage_that_cannot_be_built_is_one_line(gpt: Job) -> None:
-    broken = msgspec.structs.replace(gpt, model=msgspec.structs.replace(gpt.model, heads=3, hidden=33, ffn=1))
-    with pytest.raises(RunError, match="the measuring process ended; its last lines: "):
-        measure(msgspec.structs.replace(broken, train=msgspec.structs.replace(gpt.train, threads=10**9)), 1)
+def test_a_measuring_process_that_ends_is_an_error_and_no_wait(gpt: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RunError, match="the measuring process ended"):
+        measure(gpt, 1)
+
+
+def test_an_emulated_job_whose_profile_does_not_fit_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"forward": [1, 2, 3]}')
+    of = job(2, 2, 2, times={"profile": str(tmp_path / "p.json")})
+    with pytest.raises(JobError, match="forward lists 3 stages, the job has 2"):
+        measure(of, 1)
 
 
 def test_a_link_is_fitted_exactly_and_never_negative() -> None:
