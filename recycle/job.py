@@ -120,7 +120,11 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[membership]`: who counts as alive, in seconds."""
+    """`[membership]`: who counts as alive, in seconds; and as slow.
+
+    A worker that takes longer than its peers by more than the share `drift` in most of `drift_iterations` iterations,
+    or a stage that does than its profile says, is planned for anew while training goes on; 0 switches that off.
+    """
 
     heartbeat: Annotated[float, Meta(gt=0)] = 0.25
     dead_after: Annotated[float, Meta(gt=0)] = 10.0
@@ -129,6 +133,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     transport_timeout: Annotated[float, Meta(gt=0)] = 300.0
     start_deadline: Annotated[float, Meta(gt=0)] = 180.0
     rejoin_deadline: Annotated[float, Meta(gt=0)] = 120.0
+    drift: Annotated[float, Meta(ge=0)] = 0.15
+    drift_iterations: Positive = 8
 
 
 class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,6 +178,16 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
             step=times.step,
             weight_stash=self.memory.weight_stash,
         )
+
+    @property
+    def seconds_per_unit(self) -> float | None:
+        """Seconds that one unit of the profile's times lasts when the job runs; None where that is not known.
+
+        A profile file holds measured seconds; the numbers of `[times]` are in any unit.
+        """
+        if self.model.kind == "emulated":
+            return self.model.seconds_per_unit or None
+        return 1.0 if self.times.profile is not None else None
 
     def activation_limits(self) -> list[float] | None:
         """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.

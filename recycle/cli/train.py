@@ -97,6 +97,8 @@ def train(
     except KeyboardInterrupt:
         print(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
         raise typer.Exit(130) from None
+    if result.period_error is not None:
+        print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
 
 
@@ -158,5 +160,8 @@ _EVENTS = {
     "detected": lambda e: f"worker {e['worker']} is dead: {e['cause']}; step {e['step']} starts again without it",
     "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
     "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
+    "replanned": lambda e: (
+        f"step {e['step']} runs another plan: {e['cause']}; period {e['period_before']:g} -> {e['period']:g}"
+    ),
     "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",
 }

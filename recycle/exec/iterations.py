@@ -100,7 +100,7 @@ class Iterations:
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
         self._updates.reduced(self._iteration)
-        self._member.report(self._iteration, report_of(self._stages))
+        self._member.report(self._iteration, report_of(self._stages, self._interpreter.compute))
         self._striker.at_phase("commit", self._iteration)
 
     def _mode(self) -> Mode:

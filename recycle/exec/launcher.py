@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import statistics
 import threading
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from recycle.exec.membership import Facts, LauncherStore, Record, Store
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
+from recycle.exec.replanning import Replanner
 from recycle.exec.run_directory import RunDirectory
 from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
@@ -62,6 +64,12 @@ class RunResult:
     def modes(self) -> Counter[str]:
         """How many steps ran in each mode."""
         return Counter(line["mode"] for line in self.metrics)
+
+    @property
+    def period_error(self) -> float | None:
+        """Median over the steps of (executed - planned period) / planned; None where the plan's unit is not known."""
+        errors = [line["period_error"] for line in self.metrics if line.get("period_error") is not None]
+        return statistics.median(errors) if errors else None
 
     @property
     def undone(self) -> list[int]:
@@ -151,6 +159,7 @@ class _Launcher:
         self._hearing.start()
         self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker)
         self.plans = PlanService(job, planner, directory.plans, self.waker, schedule)
+        self.replanner = Replanner(job, self.plans, directory.profiles, self._event)
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
             job,
@@ -158,7 +167,7 @@ class _Launcher:
             {worker for worker in job.shape.workers() if worker not in absent},
             self.store,
             self.processes,
-            self.plans,
+            self.replanner,
             self._event,
             self._committed,
             time.monotonic,
@@ -166,6 +175,7 @@ class _Launcher:
         self._reached: dict[int, float] = {}
         self._struck: set[int] = set()
         self._last_commit = 0.0
+        self._last_generation = 0
         for fault in faults:
             if fault.kind == "rejoin":
                 self.coordinator.expect_rejoin(fault.worker, fault.step)
@@ -256,12 +266,25 @@ class _Launcher:
             "live_workers": len(record.live),
             "plan": record.plan,
             "period": period,
+            "period_error": self._period_error(now - self._last_commit, period, record.generation),
             "generation": record.generation,
+            "compute": self.replanner.compute,
         }
-        self._last_commit = now
+        self._last_commit, self._last_generation = now, record.generation
         self.result.metrics.append(line)
         self.directory.metric(line)
         self.observer.committed(line)
+
+    def _period_error(self, seconds: float, period: float, generation: int) -> float | None:
+        """(executed - planned period) / planned, from one commit to the next of a generation.
+
+        None for a generation's first iteration, which begins from a standstill, and where the unit of the plan's times
+        is not known.
+        """
+        unit = self.job.seconds_per_unit
+        if unit is None or period <= 0 or generation != self._last_generation:
+            return None
+        return round(seconds / (period * unit) - 1, 6)
 
     def _finish(self) -> None:
         """Let the workers end, take their digests, merge the trace."""

@@ -1,6 +1,7 @@
 """The run directory: what a run leaves behind, written as it happens, a whole line at a time.
 
-`job.toml` as resolved, `metrics.jsonl` (a line per committed step), `events.jsonl`, `plans/`, `logs/`, `trace.json`.
+`job.toml` as resolved, `metrics.jsonl` (a line per committed step), `events.jsonl`, `plans/`, `logs/`, `trace.json`;
+`profiles/` where times drifted so far that plans were asked for with others.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class RunDirectory:
     @property
     def plans(self) -> Path:
         return self.path / "plans"
+
+    @property
+    def profiles(self) -> Path:
+        return self.path / "profiles"
 
     @property
     def logs(self) -> Path:

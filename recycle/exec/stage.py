@@ -223,6 +223,10 @@ class MegatronStage:
     def held_micro_batches(self) -> int:
         return len(self._activations.keys() | self._store.waiting())
 
+    def held_for_weights(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+        """What is held of a micro-batch between its I and its W."""
+        return self._store.held(micro_batch)
+
     def _batch(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return self._corpus.batch(self._iteration, micro_batch.pipeline * self._micro_batches + micro_batch.index)
 
