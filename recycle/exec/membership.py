@@ -95,9 +95,10 @@ class Record(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """A worker's part of a commit: squared gradient norm of each hosted stage, and its loss sum (last stage only)."""
+    """A worker's part of a commit: each hosted stage's squared gradient norm, as floats whose exact sum it is, and the
+    loss sum (last stage only)."""
 
-    norms: dict[int, float]
+    norms: dict[int, list[float]]
     loss: float | None
 
 
