@@ -81,9 +81,9 @@ class Accumulator(Protocol):
         """The sum divided by `divisor`, written into `out`, fp32 [layout.size]."""
 
     def mean_norms_squared(self, divisor: int) -> list[float]:
-        """Squared Euclidean norm of each parameter's mean, in fp64; one is not finite when any addend was out of bounds.
+        """Squared Euclidean norm of each parameter's mean, in fp64; it depends on nothing else in the buffer.
 
-        Each depends on that parameter alone, not on what else lies in the buffer.
+        One at least is not finite when any addend was out of bounds.
         """
 
 
@@ -169,7 +169,8 @@ ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum,
 
 
 def _norm(flat: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part.double()) for part in _chunks(flat)]))
+    norm: torch.Tensor = torch.stack([torch.linalg.vector_norm(part.double()) for part in _chunks(flat)]).norm()
+    return norm
 
 
 def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:

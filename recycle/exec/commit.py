@@ -81,8 +81,8 @@ def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[
     """
     norms: dict[int, list[float]] = {}
     for worker, report in sorted(reports.items()):
-        for stage, norm in report.norms.items():
-            if norms.setdefault(stage, norm) != norm and all(map(math.isfinite, norm)):
+        for stage, parts in report.norms.items():
+            if norms.setdefault(stage, parts) != parts and all(map(math.isfinite, parts)):
                 raise RunError(f"step {step}: worker {worker} holds another gradient of stage {stage} than its peers")
     squared = math.fsum(part for parts in norms.values() for part in parts)
     losses = [report.loss for _, report in sorted(reports.items()) if report.loss is not None]

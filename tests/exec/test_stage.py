@@ -291,7 +291,9 @@ def test_training_learns_the_text() -> None:
     losses = []
     for step in range(20):
         losses.append(run_pipelines([stages], step, 4) / 4)
-        factor = clip_factor(job.train.clip, math.fsum(part for stage in stages for part in stage.gradient_norms_squared()))
+        factor = clip_factor(
+            job.train.clip, math.fsum(part for stage in stages for part in stage.gradient_norms_squared())
+        )
         for stage in stages:
             stage.step(step, factor)
     assert losses[0] == pytest.approx(math.log(256), abs=0.2)
