@@ -142,24 +142,33 @@ class ProgressLines(Observer):
 
     def waiting(self, what: str) -> None:
         """Say what the run waits for."""
-        print(f"waiting for {what}", flush=True)
+        _say(f"waiting for {what}")
 
     def committed(self, line: dict[str, Any]) -> None:
         """One line per committed step."""
         self.last = line["step"]
         width = len(str(self._steps - 1))
-        print(
+        _say(
             f"step {line['step']:>{width}}/{self._steps - 1}  loss {_loss(line['loss'])}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
-            f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})",
-            flush=True,
+            f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})"
         )
 
     def event(self, event: dict[str, Any]) -> None:
         """One line for what a person wants to know at once."""
         say = _EVENTS.get(event["kind"])
         if say is not None:
-            print(f"  {event['time']:8.3f} s  {say(event)}", flush=True)
+            _say(f"  {event['time']:8.3f} s  {say(event)}")
+
+
+def _say(line: str) -> None:
+    """Print at once; a line that goes to a file on a full disk is no reason to stop training."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def _loss(loss: float | None) -> str:

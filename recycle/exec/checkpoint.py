@@ -220,6 +220,8 @@ def verify(folder: Path) -> Checkpoint:
         JobError: it is of a newer version.
     """
     manifest = read_manifest(folder)
+    if folder_of(folder.parent, manifest.step) != folder:
+        raise Damaged(f"{folder}: damaged, its manifest is of step {manifest.step}")
     try:
         present = {path.name for path in folder.iterdir() if path.suffix == _SUFFIX}
         for name in sorted(manifest.files.keys() | present):

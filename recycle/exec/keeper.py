@@ -7,17 +7,17 @@ that is slower than the interval makes checkpoints rarer and never stops trainin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from recycle.exec import checkpoint
 from recycle.exec.checkpoint import Checkpoint, Manifest, folder_of
-from recycle.exec.membership import Facts, Store
-from recycle.exec.saver import Saved, saved_key
+from recycle.exec.membership import Facts, Record, Store
+from recycle.exec.saver import Saved, saved_key, writer_of
 from recycle.job import Job
 
 PLAIN = {"last": None, "finished": False, "checkpoint": False}
@@ -28,6 +28,7 @@ PLAIN = {"last": None, "finished": False, "checkpoint": False}
 class _Pending:
     facts: Facts
     since: float
+    writers: dict[int, str]
     finishing: Future[str] | None = None
 
 
@@ -65,12 +66,17 @@ class Keeper:
         every = self._job.train.checkpoint_every
         if not every or step + 1 < every:
             return False
-        return is_last or ((step + 1) % every == 0 and not self._pending)
+        if not is_last and ((step + 1) % every or self._pending):
+            return False
+        checkpoint.remove(folder_of(self._root, step))  # what an attempt before a restart left of it
+        return True
 
-    def committed(self, facts: Facts) -> None:
+    def committed(self, facts: Facts, record: Record) -> None:
         """A commit stands; its facts say whether its state is kept."""
         if facts.checkpoint:
-            self._pending[facts.step] = _Pending(facts, self._now())
+            shape = self._job.shape
+            writers = {stage: writer_of(stage, record, shape) for stage in range(shape.stages)}
+            self._pending[facts.step] = _Pending(facts, self._now(), writers)
             self._announced.append(facts.step)
 
     @property
@@ -78,8 +84,13 @@ class Keeper:
         """Whether a checkpoint is being written."""
         return bool(self._pending)
 
-    def tick(self) -> None:
-        """Complete, or give up, what is due."""
+    def tick(self, live: Collection[str], committed: int) -> None:
+        """Complete, or give up, what is due.
+
+        Args:
+            live: processes that may still write.
+            committed: the last committed step; only of that one another host can still write what a dead one did not.
+        """
         for step, pending in sorted(self._pending.items()):
             if pending.finishing is not None:
                 if pending.finishing.done():
@@ -90,9 +101,18 @@ class Keeper:
                 saved = [msgspec.json.decode(self._store.read(key) or "", type=Saved) for key in keys]
                 finishing = self._thread.submit(self._finish, pending.facts, saved)
                 finishing.add_done_callback(lambda _: self._wake())
-                self._pending[step] = _Pending(pending.facts, pending.since, finishing)
+                self._pending[step] = replace(pending, finishing=finishing)
+            elif (dead := self._missing(pending, live)) and (step < committed or not live):
+                self._give_up(step, f"worker {dead} ended before it had written its part")
             elif self._now() - pending.since > self._job.train.checkpoint_deadline:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
+
+    def _missing(self, pending: _Pending, live: Collection[str]) -> str | None:
+        """A writer that has ended without having written its stage."""
+        for stage, writer in pending.writers.items():
+            if writer not in live and not self._store.has_all([saved_key(pending.facts.step, stage)]):
+                return writer
+        return None
 
     def _finish(self, facts: Facts, saved: list[Saved]) -> str:
         """In the thread, as disks take their time: make a checkpoint complete; returns why it is not."""
@@ -146,11 +166,11 @@ class Keeper:
 
     def newest(self, warn: Callable[[str], object]) -> Checkpoint | None:
         """The newest complete checkpoint, when no worker lives that could still write one."""
-        self.tick()
-        for pending in list(self._pending.values()):
-            if pending.finishing is not None:
-                pending.finishing.result()
-        self.tick()
+        for _ in range(2):
+            for pending in list(self._pending.values()):
+                if pending.finishing is not None:
+                    pending.finishing.result()
+            self.tick((), max(self._pending, default=0))
         return checkpoint.newest(self._root, warn)
 
     def start_over(self) -> None:

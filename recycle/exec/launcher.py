@@ -198,7 +198,7 @@ class _Launcher:
         self._start()
         while self.coordinator.phase is not Phase.FINISHED:
             self._strike()
-            self.keeper.tick()
+            self.keeper.tick([str(worker) for worker in self.coordinator.live], self.coordinator.record.committed)
             try:
                 self.coordinator.tick()
             except StageLost as lost:
@@ -235,8 +235,9 @@ class _Launcher:
                 f"{lost}, and {len(left)} live workers are too few for {self.job.shape.ranks} ranks; go on from"
                 f" {checkpoint.folder.name} with: recycle train JOB --resume --run {self.directory.path}"
             )
-        self.directory.rewind(checkpoint.manifest.step)
-        del self.result.metrics[checkpoint.manifest.step + 1 :]
+        step = checkpoint.manifest.step
+        self.result.metrics[:] = [line for line in self.result.metrics if line["step"] <= step]
+        self.directory.rewind(len(self.result.metrics))
         self.keeper.start_over()
         self._go_back(checkpoint, set(positions))
         self._start()
@@ -341,7 +342,7 @@ class _Launcher:
         self._last_commit = now
         self.result.metrics.append(line)
         self.directory.metric(line)
-        self.keeper.committed(facts)
+        self.keeper.committed(facts, record)
         self.observer.committed(line)
         self._pass_on_warning()
 
@@ -358,7 +359,9 @@ class _Launcher:
             if worker not in self.coordinator.live:
                 self.processes.kill(worker)  # one that came back too late waits for a generation that never comes
         while self.keeper.busy:
-            self.keeper.tick()
+            self.processes.gone()
+            left = [str(worker) for worker in live if self.processes.running(worker)]
+            self.keeper.tick(left, self.coordinator.record.committed)
             self.processes.wait(self.job.membership.heartbeat)
         self.processes.end(patience=20.0)
         self._pass_on_warning()

@@ -54,9 +54,7 @@ class LineLog:
         """Keep the first `count` lines only, written or waiting."""
         size = os.fstat(self._descriptor).st_size
         whole = os.pread(self._descriptor, size, 0) + self._waiting
-        end = 0
-        for _ in range(count):
-            end = whole.index(b"\n", end) + 1
+        end = sum(map(len, whole.splitlines(keepends=True)[:count]))
         os.ftruncate(self._descriptor, min(end, size))
         os.lseek(self._descriptor, 0, os.SEEK_END)
         self._waiting = whole[size:end]

@@ -1,7 +1,8 @@
 """What an earlier part of a run left, and whether a job can go on from it: read only, nothing is changed.
 
 Metrics count as far as they are whole, a line per step from step 0 on; the newest complete checkpoint within them is
-where the run goes on, so that no step is missing and none is there twice.
+where the run goes on, so that no step is missing and none is there twice. Where there is none within them, because the
+disk was full and the launcher then killed, it is the newest of all, with a warning.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
     if len(metrics) >= steps:
         raise JobError(f"{path}: is finished, it has all {steps} steps; --steps with a larger number trains on")
     warnings: list[str] = []
-    newest = checkpoint.newest(path / "checkpoints", warnings.append, upto=len(metrics) - 1)
+    folder = path / "checkpoints"
+    newest = checkpoint.newest(folder, warnings.append, upto=len(metrics) - 1)
+    if newest is None and (newest := checkpoint.newest(folder, lambda _: None)) is not None:
+        warnings = [f"metrics.jsonl has nothing of steps {len(metrics)} to {newest.manifest.step}"]
     if newest is None:
         why = f"; {warnings[0]}" if warnings else f"; its [train] checkpoint_every was {before.train.checkpoint_every}"
         raise JobError(f"{path}: holds no complete checkpoint to resume from{why}")

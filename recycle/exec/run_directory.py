@@ -112,9 +112,9 @@ class RunDirectory:
         self._say("events.jsonl", self._events.append(json.dumps(event)))
         return event
 
-    def rewind(self, step: int) -> None:
-        """Training goes back: forget the metrics of every step after `step`."""
-        self._metrics.rewind(step + 1)
+    def rewind(self, count: int) -> None:
+        """Training goes back: forget all lines of metrics but the first `count`."""
+        self._metrics.rewind(count)
 
     def _say(self, name: str, why: str | None) -> None:
         if why is not None and not self._warned:
