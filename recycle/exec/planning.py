@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from recycle.errors import RunError, ScheduleError
+from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.coordinator import Ready
 from recycle.exec.membership import Mode
 from recycle.exec.waker import Waker
@@ -74,13 +74,20 @@ class PlanService:
         planner: see `Planner`; None when only `schedule` shall run.
         directory: plan files in use are written here as `<hash>.json`.
         waker: is woken when a plan has been made.
+        warn: is told of what cannot be kept.
         schedule: a schedule of the user's own, for the set of workers that it leaves alive.
     """
 
     def __init__(
-        self, job: Job, planner: Planner | None, directory: Path, waker: Waker, schedule: Schedule | None = None
+        self,
+        job: Job,
+        planner: Planner | None,
+        directory: Path,
+        waker: Waker,
+        schedule: Schedule | None = None,
+        warn: Callable[[str], object] = lambda message: None,
     ) -> None:
-        self._job, self._directory = job, directory
+        self._job, self._directory, self._warn = job, directory, warn
         self._own = None if schedule is None else (frozenset(schedule.failed), schedule)
         self._planner, self._waker = planner, waker
         self._by_vector = job.profile().are_peers_alike
@@ -186,7 +193,10 @@ class PlanService:
             periods["staggered"] = simulate(schedule, profile).period
         text = native.dumps(schedule) if plan is None else plan.text()
         digest = schedule_hash(schedule)
-        write_whole(self._directory / f"{digest}.json", text)
+        try:
+            write_whole(self._directory / f"{digest}.json", text)
+        except RecycleError as error:
+            self._warn(f"a plan in use is not kept: {error}")
         return Ready(digest, text, {worker: worker for worker in schedule.live}, periods)
 
     def close(self) -> None:
