@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ class LaneTransport(GroupTransport):
         self._waiting(True)
         try:
             for buffer in buffers:
-                self._leave_when_over(lambda buffer=buffer: self._sum(group, buffer, options))
+                self._leave_when_over(partial(self._sum, group, buffer, options))
         finally:
             self._waiting(False)
         # A released communicator lets a device go on with whatever was in the buffer.

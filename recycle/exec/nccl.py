@@ -47,7 +47,7 @@ def nccl_communicators(store: Any, device: torch.device, form_timeout: float) ->
     require_usable(device)
 
     def make(name: str, rank: int, size: int) -> Any:
-        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+        nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timedelta(seconds=form_timeout)
         with torch.cuda.device(device):
@@ -66,7 +66,7 @@ def require_usable(device: torch.device) -> None:
         raise RunError('[membership] transport = "nccl": no GPU is visible here; use "gloo", which runs on CPUs')
     if not dist.is_nccl_available():
         raise RunError('[membership] transport = "nccl": this torch was built without NCCL')
-    version = torch.cuda.nccl.version()
+    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     if version in UNFIT_VERSIONS:
         raise RunError(f"NCCL {'.'.join(map(str, version))}: its abort is known to hang; use a newer one")
     if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0":
