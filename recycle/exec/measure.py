@@ -264,7 +264,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         with timed("backward", counts):
             stage.backward(OTHER, gradient)
         with timed("update", counts):
-            stage.gradient_norm_squared()
+            stage.gradient_norms_squared()
             if job.planner.staggered:
                 updates.step_ahead(index, iteration)
             else:
