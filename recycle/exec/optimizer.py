@@ -150,3 +150,21 @@ class Optimizer:
         """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
         state = [self.parameters, self._averages, self._squares, self._counts]
         return state if self._working is None else [*state, self._working]
+
+    def named_state(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of tensors laid out as `state_tensors`: each parameter under its name, its moments and step count
+        under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under `rounded.`.
+
+        Args:
+            names: of the parameters, in the order of the layout.
+        """
+        counts = tensors[3]
+        named: dict[str, torch.Tensor] = {}
+        for prefix, tensor in zip(
+            ("", "exp_avg.", "exp_avg_sq.", "rounded."), [*tensors[:3], *tensors[4:]], strict=False
+        ):
+            named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
+        for name, offset in zip(names, self.layout.offsets, strict=True):
+            group = int(offset >= self._parts[1].start)
+            named[f"step.{name}"] = counts[group : group + 1]
+        return named

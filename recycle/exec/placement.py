@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from recycle.errors import ScheduleError
 from recycle.ir.schedule import Schedule
 from recycle.shape import Shape
+
+
+def rank_of_stages(stages: Sequence[Sequence[int]]) -> list[int]:
+    """Rank that hosts each stage, of what `stages_by_rank` gives."""
+    ranks = {stage: rank for rank, hosted in enumerate(stages) for stage in hosted}
+    return [ranks[stage] for stage in sorted(ranks)]
 
 
 def stages_by_rank(shape: Shape, schedule: Schedule | None) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -97,6 +97,13 @@ class Stage(Protocol):
 
     def state_tensors(self) -> list[torch.Tensor]:
         """All that a re-joining peer must copy: the live tensors, in fixed order, complete before the first step."""
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of `tensors`, laid out as `state_tensors` are, by names that hold in the whole model.
+
+        The names do not depend on how the model is split into stages. Counts that several parameters share appear once
+        for each of them.
+        """
 
     def state_digest(self) -> str:
         """sha256 over `state_tensors`."""
@@ -254,11 +261,18 @@ class MegatronStage:
     def state_tensors(self) -> list[torch.Tensor]:
         return self._optimizer.state_tensors()
 
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self._optimizer.named_state(list(self.parameters), tensors)
+
     def state_digest(self) -> str:
         return digest(self.state_tensors())
 
     def held_micro_batches(self) -> int:
         return len(self._activations.keys() | self._store.waiting())
+
+    def held_for_weights(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+        """What is held of a micro-batch between its I and its W."""
+        return self._store.held(micro_batch)
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
