@@ -189,13 +189,18 @@ def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
     return loss, norm
 
 
-def test_a_gpt_goes_on_to_the_same_bits_in_any_number_of_stages(tmp_path: Path) -> None:
-    pipeline = build_pipeline(small_job(1, 2, 2, model=GPT))
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [({}, {}), ({"tied": True}, {}), ({"tied": True, "dropout": 0.1, "recompute": "full"}, {"precision": "bf16"})],
+)
+def test_a_gpt_goes_on_to_the_same_bits_in_any_number_of_stages(tmp_path: Path, keys: dict, kind: dict) -> None:
+    model = GPT | keys
+    pipeline = build_pipeline(small_job(1, 2, 2, model=model, train=kind))
     train(pipeline, 0)
-    folder = store(tmp_path, small_job(1, 2, 2, model=GPT), 0, pipeline)
+    folder = store(tmp_path, small_job(1, 2, 2, model=model, train=kind), 0, pipeline)
     expected = train(pipeline, 1)
     for ranks in (1, 2, 4):
-        other = build_pipeline(small_job(1, ranks, 2, model=GPT))
+        other = build_pipeline(small_job(1, ranks, 2, model=model, train=kind))
         checkpoint.load(folder, other)
         assert train(other, 1) == expected
         assert named(other).keys() == named(pipeline).keys()
@@ -208,5 +213,8 @@ def test_what_identity_and_course_of_a_job_are() -> None:
     other = small_job(2, 2, 3, model=GPT | {"hidden": 64}, train={"steps": 31, "checkpoint_every": 3})
     said = checkpoint.differences(checkpoint.identity(other), checkpoint.identity(same))
     assert said == ["[model] hidden is 64, there 32", "micro-batches per iteration (D*m) is 6, there 4"]
+    half = small_job(2, 2, 2, model=GPT | {"recompute": "full"}, train={"precision": "bf16"})
+    said = checkpoint.differences(checkpoint.identity(half), checkpoint.identity(same))
+    assert said == ["[train] precision is bf16, there fp32"]
     said = checkpoint.differences(checkpoint.course(other, "a"), checkpoint.course(same, "a"))
     assert said == ["[train] steps is 31, there 30"]
