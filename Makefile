@@ -33,6 +33,7 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python -W ignore benchmarks/executor.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/staggered.py
+	$(BIN)/python -W ignore benchmarks/checkpoint.py
 
 # The stamp is newer than what it was made from, and holds the interpreter it was made with.
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.python
