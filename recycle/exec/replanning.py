@@ -67,7 +67,8 @@ class Replanner:
 
     def __init__(self, job: Job, plans: PlanService, directory: Path, log: Callable[..., None]) -> None:
         self._job, self._plans, self._directory, self._log = job, plans, directory, log
-        self._is_on = job.membership.drift > 0 and job.planner.reroute and plans.can_plan
+        takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
+        self._is_on = job.membership.drift > 0 and job.planner.reroute and plans.can_plan and takes_time
         self._drift = Drift.of(job)
         self._planned: dict[frozenset[Worker], Profile] = {}
         self._ready: dict[frozenset[Worker], Ready] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -133,10 +134,24 @@ def test_a_schedule_of_ones_own_is_kept_however_slow_a_worker_is(
     assert kinds(run) == ["generation", "fault"]
 
 
+def test_a_profile_with_slow_workers_is_planned_for_processes_whoever_dies(launch: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps({"speed": {"1.1": 3.0}}))
+    sections = {"memory": {"limit": 4}, "train": {"clip": 1e9}}
+    of = job(3, 2, 4, times={"profile": str(tmp_path / "p.json")}, planner={"ahead": 1}, **sections)
+    run, free = launch(of, 5, "kill:2.1@2", directory=tmp_path / "run"), launch(job(3, 2, 4, **sections), 5)
+    assert run.losses == free.losses
+    before, after = (plan_of(run, line["plan"]) for line in (run.metrics[0], run.metrics[-1]))
+    assert (forwards(before, SLOW), after.failed) == (2, {Worker(2, 1)})
+    assert forwards(after, SLOW) < forwards(after, Worker(0, 1))
+    assert run.metrics[-1]["period"] == simulate(after, of.profile()).period
+
+
 def waiting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[Worker] | None) -> str:
-    """As the real one, but a plan for a drifted profile of all workers takes its time."""
-    if failed == [] and job.times.profile is not None:
-        time.sleep(4.0)
+    """As the real one, but it notes whom a plan for drifted times is for, and takes its time when that is everybody."""
+    if failed is not None and job.times.profile is not None:
+        with (Path(job.times.profile).parent / "asked").open("a") as notes:
+            notes.write(f"without {' '.join(map(str, failed))}\n")
+        time.sleep(0.0 if failed else 4.0)
     return plan_for_training(job, vector, quick, failed)
 
 
@@ -159,6 +174,7 @@ def test_a_worker_killed_while_a_plan_is_made_is_worked_around_and_that_plan_is_
     (event,) = (e for e in replanned(run) if "worker 1.1" in e["cause"])
     after = plan_of(run, _at(run, event)["plan"])
     assert event["step"] > 9
+    assert {"without ", "without 2.1"} <= set((tmp_path / "profiles" / "asked").read_text().split("\n"))
     assert after.failed == {Worker(2, 1)}
     before = plan_of(run, run.metrics[event["step"] - 1]["plan"])
     assert forwards(after, SLOW) < forwards(before, SLOW)
