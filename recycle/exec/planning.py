@@ -155,6 +155,11 @@ class PlanService:
             child = self._other
         child.ask(question)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to be answered."""
+        return any(child is not None and child.is_busy for child in (self._background, self._urgent, self._other))
+
     def answers(self) -> list[Answer]:
         """What has been answered of what was asked with `ask`, each answer once."""
         self._collect()
@@ -254,7 +259,8 @@ class _Child:
     def _read(self) -> None:
         for line in self._lines:
             answer = json.loads(line)
-            self._answers.put((self._pending.pop(0), answer["text"], answer["error"]))
+            self._answers.put((self._pending[0], answer["text"], answer["error"]))
+            self._pending.pop(0)
             self._waker.wake()
         for question in self._pending:
             self._answers.put((question, "", "the planner's process ended"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 
 from recycle import Job, Profile, Schedule, Worker, simulate
 from recycle.exec.launcher import RunResult
+from recycle.exec.membership import Report
 from recycle.exec.observer import Observer
+from recycle.exec.planning import PlanService
+from recycle.exec.replanning import Replanner
+from recycle.exec.waker import Waker
 from recycle.ir.instruction import Forward
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds
@@ -178,3 +183,35 @@ def test_a_worker_killed_while_a_plan_is_made_is_worked_around_and_that_plan_is_
     assert after.failed == {Worker(2, 1)}
     before = plan_of(run, run.metrics[event["step"] - 1]["plan"])
     assert forwards(after, SLOW) < forwards(before, SLOW)
+
+
+def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(emulated: Job, tmp_path: Path) -> None:
+    """Ten iterations slow, ten not, over and over: reports as workers send them, plans by the real planner."""
+    (tmp_path / "plans").mkdir()
+    waker = Waker()
+    plans = PlanService(emulated, plan_for_training, tmp_path / "plans", waker)
+    changes: list[int] = []
+    nobody: frozenset[Worker] = frozenset()
+    try:
+        replanner = Replanner(
+            emulated, plans, tmp_path / "profiles", lambda kind, **event: changes.append(event["step"])
+        )
+        while replanner.ready(nobody) is None:
+            time.sleep(0.02)
+        for step in range(320):
+            reports = {}
+            for worker in emulated.shape.workers():
+                each = UNIT * (3.0 if worker == SLOW and step // 10 % 2 else 1.0)
+                reports[worker] = Report({}, None, {f"{worker.rank}{kind}": (4, 4 * each) for kind in "FIW"})
+            replanner.observe(nobody, step, reports)
+            while plans.is_busy:
+                time.sleep(0.02)
+            if replanner.has_better(nobody):
+                assert replanner.ready(nobody) is not None
+    finally:
+        plans.close()
+        waker.close()
+    pauses = [later - earlier for earlier, later in pairwise(changes)]
+    assert changes[0] == 10 + 8 // 2 + 2
+    assert all(pause >= 8 * 2**place for place, pause in enumerate(pauses[:4]))
+    assert len(changes) <= 6
