@@ -34,16 +34,18 @@ from recycle.files import write_whole
 from recycle.ir.check import check
 from recycle.ir.formats import native
 from recycle.ir.lower import with_barrier
-from recycle.ir.schedule import Schedule
+from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash
 from recycle.profile import Profile
 from recycle.shape import Worker
 
-Planner = Callable[[Job, Vector, bool, list[Worker] | None], str]
-"""(job, dead workers per stage, quick, dead workers) -> text of a plan file: in role names where the dead workers are
-None, else in the names of the processes. A module-level function, for a child imports it."""
+Planner = Callable[..., str]
+"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it.
+
+Where peers are not alike it is called with `failed`, the dead workers, too, and plans in the names of the processes.
+"""
 
 
 class Question(Struct, frozen=True):
@@ -139,8 +141,9 @@ class PlanService:
 
     @property
     def can_plan(self) -> bool:
-        """Whether there is a planner."""
-        return self._planner is not None
+        """Whether plans for other times can be made: by a planner, for stages that lie where it puts them."""
+        usual = self._own is None or self._own[1].placement == loop_placement(self._job.shape)
+        return self._planner is not None and usual
 
     def ask(self, question: Question) -> None:
         """Ask for a plan with another profile, which nobody waits for; `answers` has it once it is there.
@@ -289,10 +292,10 @@ def _serve(name: str, parent: str) -> None:
     job = Job.from_toml(json.loads(sys.stdin.readline())["job"])
     for line in sys.stdin:
         question = msgspec.json.decode(line, type=Question)
-        failed = None if question.failed is None else [Worker.parse(name) for name in question.failed]
+        known: Any = {} if question.failed is None else {"failed": [Worker.parse(name) for name in question.failed]}
         text, error = "", ""
         try:
-            text = planner(_with_profile(job, question.profile), question.vector, question.quick, failed)
+            text = planner(_with_profile(job, question.profile), question.vector, question.quick, **known)
         except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
             error = f"{type(failure).__name__}: {failure}"
         answers.write(json.dumps({"text": text, "error": error}) + "\n")

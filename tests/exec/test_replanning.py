@@ -151,7 +151,7 @@ def test_a_profile_with_slow_workers_is_planned_for_processes_whoever_dies(launc
     assert run.metrics[-1]["period"] == simulate(after, of.profile()).period
 
 
-def waiting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[Worker] | None) -> str:
+def waiting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[Worker] | None = None) -> str:
     """As the real one, but it notes whom a plan for drifted times is for, and takes its time when that is everybody."""
     if failed is not None and job.times.profile is not None:
         with (Path(job.times.profile).parent / "asked").open("a") as notes:
