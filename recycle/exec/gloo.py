@@ -44,7 +44,7 @@ class GlooTransport(GroupTransport):
         prefix: what the generation's keys begin with.
         role: this worker's role in the plan.
         members: roles of all live workers, in the same order everywhere.
-        hosts: stage -> roles of its live hosts, for the stages that this worker hosts.
+        hosts: stage (or group of tied stages) -> roles of its live hosts, for those that this worker hosts.
         message: shape and type of an activation that crosses a stage boundary.
         timeout: seconds after which a wait gives up; the last resort.
         form_timeout: seconds that forming the groups may take.

@@ -27,6 +27,7 @@ from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.keeper import Keeper
 from recycle.exec.membership import Facts, LauncherStore, Record, Store
 from recycle.exec.observer import Observer
+from recycle.exec.placement import rank_of_stages, stages_by_rank
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
 from recycle.exec.replanning import Replanner
@@ -37,6 +38,7 @@ from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
 from recycle.job import Job
+from recycle.plans import with_ties
 from recycle.shape import Worker
 
 STRIKE_SECONDS = 0.002
@@ -114,7 +116,9 @@ def train(
     absent = schedule.failed if schedule is not None else frozenset()
     text_digest = check_request(job, steps, faults, absent)
     if schedule is not None:
+        schedule = with_ties(schedule, job)
         require_valid(schedule, job)
+        stages_by_rank(job.shape, schedule)
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
     earlier = find_earlier(Path(directory), job, steps, text_digest) if resume else None
@@ -140,10 +144,12 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     if job.grid.tensor_parallel != 1:
         raise JobError("[shape] tensor_parallel: the executor runs tensor_parallel = 1 for now")
     if job.model.kind == "gpt":
-        from recycle.exec.data import load_corpus
+        from recycle.exec.data import load_batches
 
         job.layers_per_stage()
-        text_digest = load_corpus(job).digest
+        batches = load_batches(job)
+        batches.require_vocabulary()
+        text_digest = batches.digest
     check_faults(faults, job.shape, steps, absent)
     return text_digest
 
@@ -166,6 +172,7 @@ class _Launcher:
     ) -> None:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
+        self._stages = stages_by_rank(job.shape, schedule)
         directory.warn = self._warn
         self._earlier = earlier
         self._restored: Checkpoint | None = None
@@ -178,7 +185,14 @@ class _Launcher:
         self.plans = PlanService(job, planner, directory.plans, self.waker, schedule, self._warn)
         self.replanner = Replanner(job, self.plans, directory.profiles, self._event)
         self.keeper = Keeper(
-            job, directory.checkpoints, text_digest, self.store, self._event, self.waker.wake, time.monotonic
+            job,
+            directory.checkpoints,
+            text_digest,
+            self.store,
+            self._event,
+            self.waker.wake,
+            time.monotonic,
+            rank_of_stages(self._stages),
         )
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
@@ -276,6 +290,7 @@ class _Launcher:
         return Orders(
             self.job.to_toml(),
             str(worker),
+            list(self._stages[worker.rank]),
             incarnation,
             "127.0.0.1",
             self.port,
