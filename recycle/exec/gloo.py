@@ -27,7 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from recycle.exec.transport import Pending, TransportError, lane_places
+from recycle.exec.connections import connections, give_up_after
+from recycle.exec.transport import Pending, TransportError, Unreachable, lane_places
 from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
 from recycle.shape import Worker
 
@@ -53,12 +54,15 @@ class GlooTransport:
         hosts: stage -> roles of its live hosts, for the stages that this worker hosts.
         message: shape and type of an activation that crosses a stage boundary.
         timeout: seconds after which a wait gives up; the last resort.
+        answer_timeout: seconds after which a peer that does not answer on its connection is out of reach.
         form_timeout: seconds that forming the groups may take.
         over: set when the generation is over.
         waiting: called with True before a wait on a peer and with False after it.
 
     Raises:
         TransportError: the groups did not form.
+
+    A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class GlooTransport:
         message: tuple[tuple[int, ...], torch.dtype],
         *,
         timeout: float,
+        answer_timeout: float,
         form_timeout: float,
         over: threading.Event,
         waiting: Callable[[bool], None] = lambda _: None,
@@ -84,12 +89,21 @@ class GlooTransport:
         wanted = {-1: (f"{prefix}/world", list(members))}
         wanted |= {stage: (f"{prefix}/stage{stage}", list(p)) for stage, p in sorted(hosts.items()) if len(p) > 1}
         patient = _FormingStore(store, over)
+        before = set(open_sockets())
+        waiting(True)
         groups = self._leave_when_over(
             lambda: {
                 key: _group(patient, name, peers.index(role), len(peers), form_timeout, address)
                 for key, (name, peers) in wanted.items()
             }
         )
+        self._connections = connections(set(open_sockets()) - before)
+        for connection in self._connections:
+            give_up_after(connection, answer_timeout)
+        self._ends = {member: f"{prefix}/ends/{member}" for member in members}
+        self._store = store
+        store.set(self._ends[role], " ".join(map(str, self._connections)))
+        waiting(False)
         self._world = groups.pop(-1)
         self._sums.update(groups)
         for group in (self._world, *self._sums.values()):
@@ -191,7 +205,7 @@ class GlooTransport:
                 if self._over.is_set():
                     raise TransportError("the generation is over") from None
             except RuntimeError as error:
-                raise TransportError(_first_line(error)) from None
+                raise self._broken(error) from None
 
     def _wait(self, pending: Any) -> None:
         self._waiting(True)
@@ -204,7 +218,20 @@ class GlooTransport:
         try:
             return action()
         except RuntimeError as error:
-            raise TransportError(_first_line(error)) from None
+            raise self._broken(error) from None
+
+    def _broken(self, error: RuntimeError) -> TransportError:
+        """What an error of gloo's says, and of which peer if a connection of this transport got no answer."""
+        message = _first_line(error)
+        if "Connection timed out" not in message:
+            return TransportError(message)
+        standing = {str(connection) for connection in connections(set(open_sockets()))}
+        for peer, key in self._ends.items():
+            ends = str(self._store.get(key), "ascii").split() if self._store.check([key]) else []
+            for connection in self._connections:
+                if str(connection) not in standing and connection.mirrored in ends:
+                    return Unreachable(message, peer)
+        return TransportError(message)
 
 
 class _FormingStore(Store):

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from recycle.errors import JobError, RunError
+from recycle.exec.connections import cut
 from recycle.exec.coordinator import Coordinator, Phase
 from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.membership import Facts, LauncherStore, Record, Store
@@ -220,7 +221,7 @@ class _Launcher:
         self._last_commit = time.monotonic()
 
     def _strike(self) -> None:
-        """Say which faults have struck; send the signals of kills, which a worker waits for at their point."""
+        """Say which faults have struck; kill and cut, which a worker waits for at their point."""
         for number, fault in enumerate(self.faults):
             if not KINDS[fault.kind].struck or number in self._struck:
                 continue
@@ -235,6 +236,10 @@ class _Launcher:
                 self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
                 if kill:
                     self.processes.kill(fault.worker)
+                elif fault.other is not None:
+                    if self.processes.running(fault.other):
+                        cut(self.processes.pid(fault.worker), self.processes.pid(fault.other))
+                    self.store.set(f"struck/{number}", "1")
 
     def _event(self, kind: str, **details: Any) -> None:
         if kind != "fault":
@@ -264,13 +269,15 @@ class _Launcher:
         self.observer.committed(line)
 
     def _finish(self) -> None:
-        """Let the workers end, take their digests, merge the trace."""
-        live = sorted(self.coordinator.live)
+        """Let the workers end, each once its digest is there, and merge the trace."""
         for worker in self.job.shape.workers():
             if worker not in self.coordinator.live:
                 self.processes.kill(worker)  # one that came back too late waits for a generation that never comes
-        self.processes.end(patience=20.0)
-        for worker in live:
+        while not self.coordinator.ended():
+            self._strike()
+            self.processes.wait(self.job.membership.heartbeat / 2)
+        self.processes.end(patience=self.job.membership.dead_after)
+        for worker in sorted(self.coordinator.live):
             text = self.store.read(f"final/{worker}")
             if text is not None:
                 self.result.digests[str(worker)] = msgspec.json.decode(text, type=dict[int, str])
