@@ -27,7 +27,7 @@ _RETURN = 0x06
 
 
 class Connection(NamedTuple):
-    """An end of a connection: its own and the other end's address, as the kernel writes them, and its descriptor."""
+    """An end of a connection: its own and the other end's address, and its descriptor."""
 
     own: str
     other: str
@@ -42,8 +42,18 @@ class Connection(NamedTuple):
         return f"{self.other}-{self.own}"
 
 
-def connections(identities: Collection[str] | None = None, pid: int | str = "self") -> list[Connection]:
-    """The established TCP connections of a process; of these sockets ("socket:[...]") only, if any are given."""
+def own_connections(descriptors: Collection[int]) -> list[Connection]:
+    """Those of this process's sockets that are connected."""
+    found = []
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+            addresses = ["{}:{}".format(*address[:2]) for address in (end.getsockname(), end.getpeername())]
+            found.append(Connection(*addresses, descriptor))
+    return sorted(found)
+
+
+def connections_of(pid: int) -> list[Connection]:
+    """The established TCP connections of another process, with addresses as the kernel writes them."""
     rows: dict[str, tuple[str, str]] = {}
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -55,14 +65,14 @@ def connections(identities: Collection[str] | None = None, pid: int | str = "sel
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             identity = os.readlink(f"/proc/{pid}/fd/{name}")
-            if identity in rows and (identities is None or identity in identities):
+            if identity in rows:
                 found.append(Connection(*rows[identity], int(name)))
     return sorted(found)
 
 
 def give_up_after(connection: Connection, seconds: float) -> None:
     """Have the kernel break a connection of this process that gets no answer for `seconds`."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as end:
+    with socket.socket(fileno=os.dup(connection.descriptor)) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
@@ -81,8 +91,8 @@ def cut(first: int, second: int) -> int:
     Raises:
         RunError: the system does not allow it; it takes what a debugger may do, and a filter on a socket.
     """
-    theirs = {str(connection): connection for connection in connections(pid=second)}
-    pairs = [(end, theirs[end.mirrored]) for end in connections(pid=first) if end.mirrored in theirs]
+    theirs = {str(connection): connection for connection in connections_of(second)}
+    pairs = [(end, theirs[end.mirrored]) for end in connections_of(first) if end.mirrored in theirs]
     try:
         for ends in pairs:
             for pid, end in zip((first, second), ends, strict=True):

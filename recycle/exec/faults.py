@@ -90,6 +90,7 @@ KINDS = {
     "cut": Kind(
         "every packet between the two workers vanishes, on the connections that they have then",
         "cut=1.0:1.1@5",
+        phases=tuple(phase for phase in PHASES if phase not in ("undo", "acknowledge", "form")),
         pair=True,
     ),
 }

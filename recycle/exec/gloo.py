@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from recycle.exec.connections import connections, give_up_after
+from recycle.exec.connections import give_up_after, own_connections
 from recycle.exec.transport import Pending, TransportError, Unreachable, lane_places
 from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
 from recycle.shape import Worker
@@ -97,7 +97,7 @@ class GlooTransport:
                 for key, (name, peers) in wanted.items()
             }
         )
-        self._connections = connections(set(open_sockets()) - before)
+        self._connections = own_connections([fd for name, fd in open_sockets().items() if name not in before])
         for connection in self._connections:
             give_up_after(connection, answer_timeout)
         self._ends = {member: f"{prefix}/ends/{member}" for member in members}
@@ -225,7 +225,7 @@ class GlooTransport:
         message = _first_line(error)
         if "Connection timed out" not in message:
             return TransportError(message)
-        standing = {str(connection) for connection in connections(set(open_sockets()))}
+        standing = {str(connection) for connection in own_connections(open_sockets().values())}
         for peer, key in self._ends.items():
             ends = str(self._store.get(key), "ascii").split() if self._store.check([key]) else []
             for connection in self._connections:

@@ -270,11 +270,17 @@ class Progress:
         self.waiting = True
         self.doing = "start"
         self._longest: dict[str, float] = {}
+        self._usual: float | None = None
         self._worked, self._since = 0.0, time.monotonic()
 
-    def begins(self, doing: str) -> None:
-        """The main thread is at an operation of this kind; a word without spaces."""
+    def begins(self, doing: str, warms_up: bool = True) -> None:
+        """The main thread is at an operation of this kind, a word without spaces.
+
+        Args:
+            warms_up: the first of its kind may compile or load something; else it takes about as long as any other.
+        """
         self.doing, self.waiting = doing, False
+        self._usual = None if warms_up else max(self._longest.values(), default=None)
         self._worked, self._since = 0.0, time.monotonic()
         self.count += 1
 
@@ -291,7 +297,7 @@ class Progress:
         self.count += 1
 
     def text(self, beats: int) -> str:
-        longest = self._longest.get(self.doing)
+        longest = self._longest.get(self.doing, self._usual)
         state = "waiting" if self.waiting else "working"
         return f"{beats} {self.count} {state} {self.doing} {'new' if longest is None else f'{longest:.2g}'}"
 

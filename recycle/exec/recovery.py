@@ -67,7 +67,7 @@ class WorkerLoop:
         if self.member.name in record.joins:
             return
         ahead = self._updates.ahead(record.committed)
-        self.member.progress.begins(self._updates.way_to(record.committed))
+        self.member.progress.begins(self._updates.way_to(record.committed), warms_up=False)
         if ahead:
             self.striker.at_phase("undo", record.committed + 1)
         self._updates.settle(record.committed, record.facts)
