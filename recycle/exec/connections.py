@@ -47,8 +47,8 @@ def own_connections(descriptors: Collection[int]) -> list[Connection]:
     found = []
     for descriptor in descriptors:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
-            addresses = ["{}:{}".format(*address[:2]) for address in (end.getsockname(), end.getpeername())]
-            found.append(Connection(*addresses, descriptor))
+            own, other = ("{}:{}".format(*address[:2]) for address in (end.getsockname(), end.getpeername()))
+            found.append(Connection(own, other, descriptor))
     return sorted(found)
 
 

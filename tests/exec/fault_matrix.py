@@ -37,8 +37,8 @@ REPEATED = ("undo", "acknowledge", "form")
 LOAD_SECONDS = 10.0
 """How much longer than said a detection may take on a machine with too much to do."""
 
-Launch = Callable[[int, Sequence[str]], RunResult]
-"""Trains JOB for so many steps with these faults."""
+Launch = Callable[[Sequence[str]], RunResult]
+"""Trains JOB for STEPS iterations with these faults."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,27 @@ SCENARIOS = (
 SCENARIO_STEPS = 6
 
 
+STEPS = 4 + SCENARIO_STEPS * len(SCENARIOS)
+"""Iterations of every run, so that they share one without faults."""
+
+
 def phases(kind: Kind) -> list[str]:
     """The columns in which it strikes."""
     return ["middle", *(phase for phase in PHASES if phase in kind.phases)]
 
 
-def matrix_faults(name: str) -> tuple[int, list[str], list[str]]:
-    """(steps, faults, the fault of each of `phases`) of the run that strikes one kind in every phase."""
+def some_phases(name: str) -> list[str]:
+    """A third of the phases of a kind that takes a deadline to be found, other ones for each kind; else all."""
+    every = phases(KINDS[name])
+    return every if limit(name) < 1.0 else every[ENDING.index(name) % 3 :: 3]
+
+
+def matrix_faults(name: str, struck: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(faults, the fault of each phase) of the run that strikes one kind in these phases."""
     faults: list[str] = []
     strikes: list[str] = []
     step = 2
-    for phase in phases(KINDS[name]):
+    for phase in struck:
         given = {"copy": "=1.1"}.get(phase, "=0.0") if KINDS[name].pair else ""
         strike = f"{name}{given}:{STRUCK}@{step}" + ("" if phase == "middle" else f".{phase}")
         gone = STRUCK
@@ -93,11 +103,12 @@ def matrix_faults(name: str) -> tuple[int, list[str], list[str]]:
         strikes.append(strike)
         faults += [strike, f"rejoin:{gone}@{step + 2}"]
         step += APART
-    return step + 1, faults, strikes
+    assert step < STEPS
+    return faults, strikes
 
 
-def scenario_faults() -> tuple[int, list[str], list[list[str]]]:
-    """(steps, faults, the faults of each scenario) of the run that goes through all scenarios."""
+def scenario_faults() -> tuple[list[str], list[list[str]]]:
+    """(faults, the faults of each scenario) of the run that goes through all scenarios."""
     faults: list[str] = []
     strikes: list[list[str]] = []
     for place, scenario in enumerate(SCENARIOS):
@@ -107,7 +118,7 @@ def scenario_faults() -> tuple[int, list[str], list[list[str]]]:
         faults += [f"kill:{worker}@{step - 2}" for worker in scenario.dead] + own
         ended = {str(fault.worker) for fault in map(parse_fault, own) if KINDS[fault.kind].ends}
         faults += [f"rejoin:{worker}@{step + 2}" for worker in sorted(ended)]
-    return 4 + SCENARIO_STEPS * len(SCENARIOS), faults, strikes
+    return faults, strikes
 
 
 def detections(run: RunResult, fault: str) -> tuple[float, str, str] | None:
@@ -156,19 +167,17 @@ def same_training(run: RunResult, reference: RunResult) -> bool:
     return lines[0] == lines[1] and bool(run.digests) and run.digests.items() <= reference.digests.items()
 
 
-def matrix_row(name: str, launch: Launch, references: dict[int, RunResult]) -> list[str]:
-    """Strikes one kind in every phase; its row of the page. Fails where something else came of it.
+def matrix_row(name: str, struck: Sequence[str], launch: Launch, reference: RunResult) -> list[str]:
+    """Strikes one kind in these phases; its row of the page. Fails where something else came of it.
 
     Args:
-        references: fault-free runs by their steps; made as they are needed.
+        reference: the run without faults.
     """
-    steps, faults, strikes = matrix_faults(name)
-    run = launch(steps, faults)
-    if steps not in references:
-        references[steps] = launch(steps, [])
-    assert same_training(run, references[steps]), f"{name}: the training differs"
+    faults, strikes = matrix_faults(name, struck)
+    run = launch(faults)
+    assert same_training(run, reference), f"{name}: the training differs"
     cells = dict.fromkeys(COLUMNS, "–")
-    for phase, strike in zip(phases(KINDS[name]), strikes, strict=True):
+    for phase, strike in zip(struck, strikes, strict=True):
         found = detections(run, strike)
         assert found is not None, f"{strike} was not detected"
         seconds, _, cause = found
@@ -181,11 +190,11 @@ def matrix_row(name: str, launch: Launch, references: dict[int, RunResult]) -> l
     return [f"`{name}`", *cells.values(), "identical"]
 
 
-def scenario_rows(launch: Launch) -> Iterator[list[str]]:
+def scenario_rows(launch: Launch, reference: RunResult) -> Iterator[list[str]]:
     """Goes through all scenarios; their rows of the page."""
-    steps, faults, strikes = scenario_faults()
-    run = launch(steps, faults)
-    assert same_training(run, launch(steps, [])), "the training differs"
+    faults, strikes = scenario_faults()
+    run = launch(faults)
+    assert same_training(run, reference), "the training differs"
     for scenario, own in zip(SCENARIOS, strikes, strict=True):
         found = [(fault, detections(run, fault)) for fault in own if not fault.startswith("rejoin")]
         for fault, seen in found:
@@ -212,15 +221,15 @@ def main() -> None:
     server = ForkServer("emulated")
     os.environ["RECYCLE_CACHE"] = tempfile.mkdtemp(prefix="recycle-cache-")
 
-    def launch(steps: int, faults: Sequence[str]) -> RunResult:
+    def launch(faults: Sequence[str]) -> RunResult:
         folder = tempfile.mkdtemp(prefix="recycle-faults-")
         struck = [parse_fault(fault) for fault in faults]
-        return train(JOB, folder, steps=steps, faults=struck, planner=plan_for_training, server=server)
+        return train(JOB, folder, steps=STEPS, faults=struck, planner=plan_for_training, server=server)
 
-    references: dict[int, RunResult] = {}
     try:
-        tables = [table(MATRIX_HEAD, [matrix_row(name, launch, references) for name in ENDING])]
-        tables.append(table(SCENARIO_HEAD, list(scenario_rows(launch))))
+        reference = launch([])
+        rows = [matrix_row(name, phases(KINDS[name]), launch, reference) for name in ENDING]
+        tables = [table(MATRIX_HEAD, rows), table(SCENARIO_HEAD, list(scenario_rows(launch, reference)))]
     finally:
         server.close()
     page = PAGE.read_text()
