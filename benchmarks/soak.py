@@ -12,6 +12,7 @@ launcher and of the worker that holds most at that time; the first fifth, in whi
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import sys
@@ -52,6 +53,7 @@ clip = 1e9
 heartbeat = 0.1
 dead_after = 4.0
 hung_after = 4.0
+transport_timeout = 15.0
 """
 GONE = ("kill", "segfault", "exception", "oom")
 FROZEN = tuple(name for name, kind in KINDS.items() if kind.ends and name not in GONE)
@@ -144,6 +146,7 @@ def report(samples: np.ndarray) -> None:
 
 def left() -> dict[str, set[str]]:
     """What a run could leave: descendants of this process, its descriptors, shared memory."""
+    gc.collect()
     return {
         "processes": {str(pid) for pid in descendants(os.getpid())},
         "descriptors": {_link(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")} - {""},

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -39,8 +39,9 @@ OVER_SECONDS = 0.02
 FORM_SECONDS = (0.001, 0.05)
 """How often a group that forms looks for its members: at first, and after a while."""
 _STATE_TAG = 1 << 20
-_LEFT_BEHIND: list[Any] = []
-"""Groups with an all-reduce that never ended; kept, because freeing them would block this process."""
+_LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
+"""All-reduces that have not ended with their generation, and their groups; kept until they do (at the transport timeout
+at the latest), because freeing a group before that would block this process."""
 
 
 class GlooTransport:
@@ -81,6 +82,7 @@ class GlooTransport:
         waiting: Callable[[bool], None] = lambda _: None,
         address: str = "127.0.0.1",
     ) -> None:
+        _LEFT_BEHIND[:] = [(ending, group) for ending, group in _LEFT_BEHIND if not ending.done()]
         self._ranks = {member: rank for rank, member in enumerate(members)}
         self._message, self._waiting, self._over = message, waiting, over
         self._deaf = ThreadPoolExecutor(1)
@@ -170,10 +172,11 @@ class GlooTransport:
         for buffer in buffers:
             summing = self._try(partial(group.allreduce, [buffer], options))
             self._waiting(True)
+            ending = self._deaf.submit(summing.wait)
             try:
-                self._leave_when_over(summing.wait)
+                self._until_over(ending)
             except TransportError:
-                _LEFT_BEHIND.append(group)
+                _LEFT_BEHIND.append((ending, group))
                 raise
             finally:
                 self._waiting(False)
@@ -197,7 +200,9 @@ class GlooTransport:
 
     def _leave_when_over(self, action: Callable[[], Any]) -> Any:
         """The result of `action`, which runs in a thread; TransportError when it fails or the generation ends first."""
-        running = self._deaf.submit(action)
+        return self._until_over(self._deaf.submit(action))
+
+    def _until_over(self, running: Future[Any]) -> Any:
         while True:
             try:
                 return running.result(OVER_SECONDS)
