@@ -59,6 +59,12 @@ class Plans(Protocol):
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         """The plan without the failed workers, None while it is still being made. Raises RunError if none can be."""
 
+    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+        """An iteration is about to be committed; the reports tell how long each worker computed."""
+
+    def has_better(self, failed: frozenset[Worker]) -> bool:
+        """Whether `ready` would now give a plan that is worth a new generation."""
+
 
 class Processes(Protocol):
     """The workers' processes."""
@@ -77,6 +83,10 @@ class Processes(Protocol):
 
     def incarnation(self, worker: Worker) -> int:
         """Number of the worker's present process, counted from 0."""
+
+
+class StageLost(RunError):
+    """A stage has no live host left: its state is lost, and only a checkpoint can bring it back."""
 
 
 Log = Callable[..., None]
@@ -102,6 +112,7 @@ class Coordinator:
         store, processes, plans: what it stands on.
         log: takes events. committed: takes (facts, record, period) of every commit.
         now: monotonic seconds.
+        keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
     """
 
     job: Job
@@ -113,6 +124,7 @@ class Coordinator:
     log: Log
     committed: Callable[[Facts, Record, float], None]
     now: Callable[[], float]
+    keeps: Callable[[int, bool], bool] = lambda step, is_last: False
     phase: Phase = Phase.BETWEEN
     record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
     _periods: Mapping[Mode, float] = field(default_factory=dict)
@@ -190,16 +202,30 @@ class Coordinator:
             self.live.discard(worker)
             self._joined.discard(worker)
             self.log("detected", worker=str(worker), step=self.next_step, cause=how)
+        self._attempts = 0
+        self._end()
         if self._lost_since is None:
             self._lost_since = self.now()
         for stage in range(self.shape.stages):
             if not any(worker.rank == stage % self.shape.ranks for worker in self.live - self._joined):
-                raise RunError(
-                    f"stage {stage} has no live host left after step {self.record.committed}:"
-                    f" its parameters are lost, and the run cannot go on without a checkpoint"
-                )
-        self._attempts = 0
-        self._end()
+                raise StageLost(f"stage {stage} has no live host left after step {self.record.committed}")
+
+    def start_over(self, live: set[Worker], committed: int, facts: Facts) -> None:
+        """Go on from a checkpoint with processes that were all started anew and have its state.
+
+        Args:
+            live: the processes.
+            committed, facts: the step of the checkpoint, and its commit.
+        """
+        self.store.delete([f"undone/{committed + 1}/{worker}" for worker in self.shape.workers()])
+        self.record = Record(self.record.generation, [], {}, "", committed, facts)
+        self.live = set(live)
+        self._joined.clear()
+        self._vigil = Vigil(self.job)
+        for rejoin in self._rejoins:
+            rejoin.started, rejoin.deadline = False, None
+        self._attempts, self._retried, self._repeated = 0, -1, None
+        self._enter(Phase.BETWEEN)
 
     def _end(self) -> None:
         """End the current generation: whatever is undecided is void, and survivors wake up."""
@@ -214,8 +240,7 @@ class Coordinator:
         """Between generations: admit who is awaited, then propose as soon as a plan exists."""
         if not self._rejoiners_settled():
             return
-        failed = frozenset(worker for worker in self.shape.workers() if worker not in self.live)
-        plan = self.plans.ready(failed)
+        plan = self.plans.ready(self._failed)
         if plan is None:
             return
         generation = self.record.generation + 1
@@ -243,6 +268,10 @@ class Coordinator:
             roles=self.record.roles,
         )
         self._enter(Phase.PROPOSED)
+
+    @property
+    def _failed(self) -> frozenset[Worker]:
+        return frozenset(worker for worker in self.shape.workers() if worker not in self.live)
 
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
@@ -397,12 +426,15 @@ class Coordinator:
         if not finite and self.job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
         soonest = soonest_end(step, mode, before)
+        self.plans.observe(self._failed, step, {Worker.parse(worker): r for worker, r in reports.items()})
+        changes = [soonest] if self.plans.has_better(self._failed) else []
         return msgspec.structs.replace(
             facts,
             mode=mode,
             next_mode=facts.next_mode if facts.next_mode in self._periods else "barrier",
-            last=min([self.steps - 1, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
+            last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
             finished=step + 1 >= self.steps,
+            checkpoint=self.keeps(step, step + 1 >= self.steps),
         )
 
     def _repeat(self, cause: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from recycle.exec.gloo import GlooTransport
 from recycle.exec.iterations import Iterations, TraceLog
 from recycle.exec.membership import Facts, GenerationOver, Member, Record
+from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.striker import Striker
 from recycle.exec.transport import TransportError, Unreachable
@@ -36,6 +37,8 @@ class WorkerLoop:
         striker: faults that strike here.
         trace: log that its executed instructions go to.
         shut: shuts the sockets of whatever transport stands.
+        saver: writes this process's part of checkpoints.
+        at: the iteration that the stages' states are from.
     """
 
     def __init__(
@@ -46,19 +49,24 @@ class WorkerLoop:
         striker: Striker,
         trace: TraceLog,
         shut: Callable[[], object],
+        saver: Saver,
+        at: int = -1,
     ) -> None:
         self.job, self.member, self.stages = job, member, stages
         self.striker, self.trace, self.shut = striker, trace, shut
-        self._updates = Updates(stages)
+        self._saver = saver
+        self._updates = Updates(stages, at)
 
     def run(self) -> None:
         """Take part in generations until the last iteration is committed."""
         while True:
             record = self.member.next_record()
             self._settle(record)
+            self._saver.keep(record, record.facts, self._updates)
             if record.facts is not None and record.facts.finished:
                 return
             facts = self._live_through(record)
+            self._saver.keep(record, facts, self._updates)
             if facts is not None and facts.finished:
                 return
 
@@ -103,6 +111,7 @@ class WorkerLoop:
                 transport,
                 self.striker,
                 self.trace,
+                self._saver,
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):

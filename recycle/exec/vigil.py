@@ -96,11 +96,8 @@ class Vigil:
 
 def profiled_seconds(job: Job) -> float:
     """The longest instruction by the job's profile; 0 when `[times]` is not in seconds, so that nobody knows."""
-    if job.model.kind == "emulated":
-        scale = job.model.seconds_per_unit
-    else:
-        scale = 1.0 if job.times.profile is not None else 0.0
-    if not scale:
+    scale = job.seconds_per_unit
+    if scale is None:
         return 0.0
     profile, stages = job.profile(), job.shape.stages
     names = ("backward_input", "backward_weight")
