@@ -43,9 +43,9 @@ from recycle.profile import Profile
 from recycle.shape import Worker
 
 Planner = Callable[..., str]
-"""(job, dead workers per stage, quick, dead workers) -> text of a plan file: in role names where the dead workers are
-None, else in the names of the processes. A module-level function, for a child imports it.
+"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it.
 
+Where peers are not alike it is called with `failed`, the dead workers, too, and plans in the names of the processes.
 Where the run's own schedule places stages in a way of its own it is called with `like=schedule` too, and plans on that
 placement.
 """
@@ -156,8 +156,9 @@ class PlanService:
 
     @property
     def can_plan(self) -> bool:
-        """Whether there is a planner."""
-        return self._planner is not None
+        """Whether plans for other times can be made: by a planner, for stages that lie where it puts them."""
+        usual = self._own is None or self._own[1].placement == loop_placement(self._job.shape)
+        return self._planner is not None and usual
 
     def ask(self, question: Question) -> None:
         """Ask for a plan with another profile, which nobody waits for; `answers` has it once it is there.
@@ -171,6 +172,11 @@ class PlanService:
             self._other = self._other or self._child(self._planner)
             child = self._other
         child.ask(question)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to be answered."""
+        return any(child is not None and child.is_busy for child in (self._background, self._urgent, self._other))
 
     def answers(self) -> list[Answer]:
         """What has been answered of what was asked with `ask`, each answer once."""
@@ -277,7 +283,8 @@ class _Child:
     def _read(self) -> None:
         for line in self._lines:
             answer = json.loads(line)
-            self._answers.put((self._pending.pop(0), answer["text"], answer["error"]))
+            self._answers.put((self._pending[0], answer["text"], answer["error"]))
+            self._pending.pop(0)
             self._waker.wake()
         for question in self._pending:
             self._answers.put((question, "", "the planner's process ended"))
@@ -308,10 +315,11 @@ def _serve(name: str, parent: str) -> None:
     like = {"like": native.loads(told["like"])} if told["like"] else {}
     for line in sys.stdin:
         question = msgspec.json.decode(line, type=Question)
-        failed = None if question.failed is None else [Worker.parse(name) for name in question.failed]
+        known: Any = {} if question.failed is None else {"failed": [Worker.parse(name) for name in question.failed]}
         text, error = "", ""
         try:
-            text = planner(_with_profile(job, question.profile), question.vector, question.quick, failed, **like)
+            priced = _with_profile(job, question.profile)
+            text = planner(priced, question.vector, question.quick, **known, **like)
         except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
             error = f"{type(failure).__name__}: {failure}"
         answers.write(json.dumps({"text": text, "error": error}) + "\n")
