@@ -37,7 +37,7 @@ from recycle.shape import Worker
 
 MESSAGE = ((4, 3), torch.float32)
 CPU = torch.device("cpu")
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 240.0
 ENTRIES = 5
 
 
