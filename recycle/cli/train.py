@@ -110,6 +110,8 @@ def train(
         print(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
         print(f"go on from its newest checkpoint with: recycle train {job} --resume --run {directory}")
         raise typer.Exit(130) from None
+    if result.period_error is not None:
+        print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
 
 
@@ -180,6 +182,9 @@ _EVENTS = {
     "detected": lambda e: f"worker {e['worker']} is dead: {e['cause']}; step {e['step']} starts again without it",
     "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
     "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
+    "replanned": lambda e: (
+        f"step {e['step']} runs another plan: {e['cause']}; period {e['period_before']:g} -> {e['period']:g}"
+    ),
     "checkpoint": lambda e: (
         f"no checkpoint of step {e['step']}: {e['error']}" if "error" in e else f"checkpoint {e['folder']} is complete"
     ),

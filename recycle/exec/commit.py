@@ -47,11 +47,11 @@ def soonest_end(step: int, mode: Mode, before: Facts | None) -> int:
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
 
 
-def report_of(stages: Mapping[int, Stage]) -> Report:
-    """What a worker reports once the gradients of all its stages are summed over their hosts."""
+def report_of(stages: Mapping[int, Stage], compute: Mapping[str, tuple[int, float]] | None = None) -> Report:
+    """What a worker reports once the gradients of all its stages are summed over their hosts, and its times."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
     norms = {index: exact_parts(stage.gradient_norms_squared()) for index, stage in stages.items()}
-    return Report(norms, sum(losses) if losses else None)
+    return Report(norms, sum(losses) if losses else None, dict(compute or {}))
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:

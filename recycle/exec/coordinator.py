@@ -58,6 +58,12 @@ class Plans(Protocol):
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         """The plan without the failed workers, None while it is still being made. Raises RunError if none can be."""
 
+    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+        """An iteration is about to be committed; the reports tell how long each worker computed."""
+
+    def has_better(self, failed: frozenset[Worker]) -> bool:
+        """Whether `ready` would now give a plan that is worth a new generation."""
+
 
 class Processes(Protocol):
     """The workers' processes."""
@@ -227,8 +233,7 @@ class Coordinator:
         """Between generations: admit who is awaited, then propose as soon as a plan exists."""
         if not self._rejoiners_settled():
             return
-        failed = frozenset(worker for worker in self.shape.workers() if worker not in self.live)
-        plan = self.plans.ready(failed)
+        plan = self.plans.ready(self._failed)
         if plan is None:
             return
         generation = self.record.generation + 1
@@ -256,6 +261,10 @@ class Coordinator:
             roles=self.record.roles,
         )
         self._enter(Phase.PROPOSED)
+
+    @property
+    def _failed(self) -> frozenset[Worker]:
+        return frozenset(worker for worker in self.shape.workers() if worker not in self.live)
 
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
@@ -392,11 +401,13 @@ class Coordinator:
         if not finite and self.job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
         soonest = soonest_end(step, mode, before)
+        self.plans.observe(self._failed, step, {Worker.parse(worker): r for worker, r in reports.items()})
+        changes = [soonest] if self.plans.has_better(self._failed) else []
         return msgspec.structs.replace(
             facts,
             mode=mode,
             next_mode=facts.next_mode if facts.next_mode in self._periods else "barrier",
-            last=min([self.steps - 1, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
+            last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
             finished=step + 1 >= self.steps,
             checkpoint=self.keeps(step, step + 1 >= self.steps),
         )

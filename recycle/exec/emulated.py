@@ -103,6 +103,9 @@ class EmulatedStage:
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [self._sum]
 
+    def tied_buffers(self) -> list[torch.Tensor]:
+        return []
+
     def loss_sum(self) -> float | None:
         return self._loss if self._is_last else None
 
@@ -129,6 +132,11 @@ class EmulatedStage:
     def held_bytes(self) -> float:
         """Bytes that the held activations would take by the profile."""
         return self.held_micro_batches() * self._activation_bytes
+
+    def incoming(self, kind: str, micro_batch: MicroBatch) -> torch.Tensor | None:
+        """The message that a neighbour would send: for "F" by the stage before, for "B" by the one behind, if any."""
+        sender, ends = (self.index - 1, self._is_first) if kind == "F" else (self.index + 1, self._is_last)
+        return None if ends else self._message(kind, sender, micro_batch)
 
     def gradient(self, step: int, micro_batch: MicroBatch) -> torch.Tensor:
         """This stage's gradient of one micro-batch, fp64 [ENTRIES]: what a test adds up by itself."""

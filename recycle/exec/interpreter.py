@@ -44,9 +44,12 @@ class Interpreter:
         transport: how tensors reach other workers.
         step: called by STEP with the stage; steps its optimizer.
         computed: called after each F, I, W and B with its seconds, while it still counts as running.
+        ties: groups of stages that share a weight.
 
     Attributes:
         timed: when each instruction of the iteration ran.
+        compute: `<stage><F|I|W|B>` -> (how many ran in the iteration, their seconds on this process's clock). Waiting
+            for inputs is not part of them.
     """
 
     def __init__(
@@ -56,15 +59,18 @@ class Interpreter:
         transport: Transport,
         step: Callable[[int], None],
         computed: Callable[[float], None] = lambda _: None,
+        ties: Sequence[Sequence[int]] = (),
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
-        self._computed = computed
+        self._computed, self._ties = computed, ties
         self.timed: list[Timed] = []
+        self.compute: dict[str, tuple[int, float]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
+        self._reduced_ties: set[int] = set()
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start an iteration from a clean state, whatever the one before left behind."""
-        self.timed, self._values = [], {}
+        self.timed, self.compute, self._values, self._reduced_ties = [], {}, {}, set()
         for stage in self.stages.values():
             stage.begin_iteration(iteration)
         self.transport.begin(program, iteration)
@@ -80,7 +86,12 @@ class Interpreter:
         _METHODS[type(instruction)](self, instruction, *inputs)
         if isinstance(instruction, Compute):
             self._computed(time.monotonic() - started)
-        self.timed.append((str(instruction), started, time.monotonic()))
+        ended = time.monotonic()
+        self.timed.append((str(instruction), started, ended))
+        if isinstance(instruction, Compute):
+            key = f"{instruction.stage}{instruction.token}"
+            count, seconds = self.compute.get(key, (0, 0.0))
+            self.compute[key] = (count + 1, seconds + ended - started)
 
     def _inputs(self, instruction: Instruction) -> list[torch.Tensor | None]:
         """The values of other stages that the instruction consumes; None stands for the end of the model."""
@@ -117,7 +128,13 @@ class Interpreter:
         self._values[needs(instruction, self.model_stages)[0]] = self.transport.receive(instruction)
 
     def _reduce(self, instruction: ReduceGradients) -> None:
-        self.transport.reduce(instruction.stage, self.stages[instruction.stage].gradient_buffers())
+        stage = self.stages[instruction.stage]
+        self.transport.reduce(instruction.stage, stage.gradient_buffers())
+        for place, tie in enumerate(self._ties):
+            # Tied stages reduce as one, at the first of their reduces on this worker.
+            if instruction.stage in tie and place not in self._reduced_ties:
+                self._reduced_ties.add(place)
+                self.transport.reduce(self.model_stages + place, stage.tied_buffers())
 
     def _step(self, instruction: OptimizerStep) -> None:
         self.step(instruction.stage)

@@ -53,6 +53,7 @@ class Iterations:
         program: of this worker's role; the same in every iteration, however it steps.
         model_stages: S, the stages of the whole model.
         saver: is told of each commit while the stages stand there.
+        ties: groups of stages that share a weight.
     """
 
     def __init__(
@@ -67,11 +68,12 @@ class Iterations:
         striker: Striker,
         trace: TraceLog,
         saver: Saver,
+        ties: Sequence[Sequence[int]] = (),
     ) -> None:
         self._saver = saver
         self._record, self._program, self._member, self._stages = record, program, member, stages
         self._updates, self._striker, self._trace = updates, striker, trace
-        self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed)
+        self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed, ties)
         self._last_reduce = max(p for p, i in enumerate(program) if isinstance(i, ReduceGradients))
         self._iteration = record.committed
         self._facts = record.facts
@@ -118,7 +120,7 @@ class Iterations:
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
         self._updates.reduced(self._iteration)
-        self._member.report(self._iteration, report_of(self._stages))
+        self._member.report(self._iteration, report_of(self._stages, self._interpreter.compute))
         self._striker.at_phase("commit", self._iteration)
 
     def _mode(self) -> Mode:

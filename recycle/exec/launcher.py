@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import statistics
 import threading
 import time
 from collections import Counter
@@ -26,8 +27,10 @@ from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.keeper import Keeper
 from recycle.exec.membership import Facts, LauncherStore, Record, Store
 from recycle.exec.observer import Observer
+from recycle.exec.placement import rank_of_stages, stages_by_rank
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
+from recycle.exec.replanning import Replanner
 from recycle.exec.resume import Earlier, find_earlier
 from recycle.exec.run_directory import RunDirectory
 from recycle.exec.seats import seats
@@ -35,6 +38,7 @@ from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
 from recycle.job import Job
+from recycle.plans import with_ties
 from recycle.shape import Worker
 
 STRIKE_SECONDS = 0.002
@@ -66,6 +70,12 @@ class RunResult:
     def modes(self) -> Counter[str]:
         """How many steps ran in each mode."""
         return Counter(line["mode"] for line in self.metrics)
+
+    @property
+    def period_error(self) -> float | None:
+        """Median over the steps of (executed - planned period) / planned; None where the plan's unit is not known."""
+        errors = [line["period_error"] for line in self.metrics if line.get("period_error") is not None]
+        return statistics.median(errors) if errors else None
 
     @property
     def undone(self) -> list[int]:
@@ -106,7 +116,9 @@ def train(
     absent = schedule.failed if schedule is not None else frozenset()
     text_digest = check_request(job, steps, faults, absent)
     if schedule is not None:
+        schedule = with_ties(schedule, job)
         require_valid(schedule, job)
+        stages_by_rank(job.shape, schedule)
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
     earlier = find_earlier(Path(directory), job, steps, text_digest) if resume else None
@@ -132,10 +144,12 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     if job.grid.tensor_parallel != 1:
         raise JobError("[shape] tensor_parallel: the executor runs tensor_parallel = 1 for now")
     if job.model.kind == "gpt":
-        from recycle.exec.data import load_corpus
+        from recycle.exec.data import load_batches
 
         job.layers_per_stage()
-        text_digest = load_corpus(job).digest
+        batches = load_batches(job)
+        batches.require_vocabulary()
+        text_digest = batches.digest
     check_faults(faults, job.shape, steps, absent)
     return text_digest
 
@@ -158,6 +172,7 @@ class _Launcher:
     ) -> None:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
+        self._stages = stages_by_rank(job.shape, schedule)
         directory.warn = self._warn
         self._earlier = earlier
         self._restored: Checkpoint | None = None
@@ -168,8 +183,16 @@ class _Launcher:
         self._hearing.start()
         self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker)
         self.plans = PlanService(job, planner, directory.plans, self.waker, schedule, self._warn)
+        self.replanner = Replanner(job, self.plans, directory.profiles, self._event)
         self.keeper = Keeper(
-            job, directory.checkpoints, text_digest, self.store, self._event, self.waker.wake, time.monotonic
+            job,
+            directory.checkpoints,
+            text_digest,
+            self.store,
+            self._event,
+            self.waker.wake,
+            time.monotonic,
+            rank_of_stages(self._stages),
         )
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
@@ -178,7 +201,7 @@ class _Launcher:
             {worker for worker in job.shape.workers() if worker not in absent},
             self.store,
             self.processes,
-            self.plans,
+            self.replanner,
             self._event,
             self._committed,
             time.monotonic,
@@ -187,6 +210,7 @@ class _Launcher:
         self._reached: dict[int, float] = {}
         self._struck: set[int] = set()
         self._last_commit = 0.0
+        self._last_generation = 0
         self._warned = False
         for fault in faults:
             if fault.kind == "rejoin":
@@ -266,6 +290,7 @@ class _Launcher:
         return Orders(
             self.job.to_toml(),
             str(worker),
+            list(self._stages[worker.rank]),
             incarnation,
             "127.0.0.1",
             self.port,
@@ -337,9 +362,11 @@ class _Launcher:
             "live_workers": len(record.live),
             "plan": record.plan,
             "period": period,
+            "period_error": self._period_error(now - self._last_commit, period, record.generation),
             "generation": record.generation,
+            "compute": self.replanner.compute,
         }
-        self._last_commit = now
+        self._last_commit, self._last_generation = now, record.generation
         self.result.metrics.append(line)
         self.directory.metric(line)
         self.keeper.committed(facts, record)
@@ -351,6 +378,17 @@ class _Launcher:
         if not self._warned and (message := self.store.read("warning")) is not None:
             self._warned = True
             self._warn(message)
+
+    def _period_error(self, seconds: float, period: float, generation: int) -> float | None:
+        """(executed - planned period) / planned, from one commit to the next of a generation.
+
+        None for a generation's first iteration, which begins from a standstill, and where the unit of the plan's times
+        is not known.
+        """
+        unit = self.job.seconds_per_unit
+        if unit is None or period <= 0 or generation != self._last_generation:
+            return None
+        return round(seconds / (period * unit) - 1, 6)
 
     def _finish(self) -> None:
         """Let the workers write the last checkpoint and end, take their digests, merge the trace."""

@@ -7,7 +7,7 @@ The protocol, on a store that the launcher owns and no worker can take down with
     ack/<g>/<w>         worker w has left its old generation and is ready to form g
     form/<g>, run/<g>   "go" once all have acknowledged, and once all groups stand; "void" if g is over before that
     formed/<g>/<w>      "" when w's groups stand, else why not
-    report/<g>/<n>/<w>  w's reduces of iteration n are complete: its stages' squared norms, its losses
+    report/<g>/<n>/<w>  w's reduces of iteration n are complete: its stages' squared norms, its losses, its times
     commit/<g>/<n>      the Facts of iteration n, or "void": written once, after the register holds them
     undone/<n>/<w>      w has taken back its step of iteration n
     stop/<g>            generation g is over
@@ -99,11 +99,17 @@ class Record(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """A worker's part of a commit: each hosted stage's squared gradient norm, as floats whose exact sum it is, and the
-    loss sum (last stage only)."""
+    """A worker's part of a commit.
+
+    Attributes:
+        norms: squared gradient norm of each hosted stage, as floats whose exact sum it is.
+        loss: its loss sum, last stage only.
+        compute: `<stage><F|I|W|B>` -> (how many it ran, their seconds), without any wait for peers.
+    """
 
     norms: dict[int, list[float]]
     loss: float | None
+    compute: dict[str, tuple[int, float]] = {}
 
 
 class GenerationOver(Exception):

@@ -29,6 +29,7 @@ class Orders(Struct, frozen=True):
     Attributes:
         job: the job as TOML text.
         worker: position, `k.r`.
+        stages: that it hosts.
         incarnation: number of this position's process, from 0.
         address, port: the launcher's store.
         faults: (number in the run, text) of what strikes here.
@@ -42,6 +43,7 @@ class Orders(Struct, frozen=True):
 
     job: str
     worker: str
+    stages: list[int]
     incarnation: int
     address: str
     port: int

@@ -18,7 +18,7 @@ from recycle.exec.membership import Facts, GenerationOver, Member, Record
 from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.striker import Striker
-from recycle.exec.transport import TransportError
+from recycle.exec.transport import TransportError, tie_groups
 from recycle.exec.updates import Updates
 from recycle.ir.formats import native
 from recycle.ir.lower import lower
@@ -105,6 +105,7 @@ class WorkerLoop:
                 self.striker,
                 self.trace,
                 self._saver,
+                schedule.ties,
             ).run()
         except TransportError as error:
             if transport is None:
@@ -128,7 +129,7 @@ class WorkerLoop:
             f"generation{record.generation}",
             role,
             members,
-            {stage: schedule.hosts(stage) for stage in self.stages},
+            self._reduce_groups(schedule),
             next(iter(self.stages.values())).message_spec(),
             timeout=membership.transport_timeout,
             form_timeout=membership.form_timeout,
@@ -146,6 +147,14 @@ class WorkerLoop:
             transport.close()
             raise
         return transport
+
+    def _reduce_groups(self, schedule: Schedule) -> dict[int, list[Worker]]:
+        """Hosts of each stage here, and of each group of tied stages that one of them is in."""
+        groups = {stage: schedule.hosts(stage) for stage in self.stages}
+        for number, tie in tie_groups(schedule).items():
+            if groups.keys() & set(tie):
+                groups[number] = sorted({worker for stage in tie for worker in schedule.hosts(stage)})
+        return groups
 
     def _each_state(self, move: Callable[[Sequence[torch.Tensor]], None]) -> None:
         for _, stage in sorted(self.stages.items()):

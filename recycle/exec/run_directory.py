@@ -1,7 +1,8 @@
 """The run directory: what a run leaves behind, written as it happens, a whole line at a time.
 
 `job.toml` as resolved, `metrics.jsonl` (a line per committed step), `events.jsonl`, `plans/`, `logs/`, `checkpoints/`,
-`trace.json`. A run that is resumed goes on in its directory; what belongs to another shape is put aside in `earlier/`.
+`trace.json`; `profiles/` where times drifted so far that plans were asked for with others. A run that is resumed goes
+on in its directory; what belongs to another shape is put aside in `earlier/`.
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ class RunDirectory:
     @property
     def plans(self) -> Path:
         return self.path / "plans"
+
+    @property
+    def profiles(self) -> Path:
+        return self.path / "profiles"
 
     @property
     def logs(self) -> Path:

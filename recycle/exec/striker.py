@@ -54,7 +54,8 @@ class Striker:
             if KINDS[fault.kind].ranged:
                 self._slow(number, fault, step)
             elif fault.step == step:
-                place = _place(program, "reduce" if fault.kind == "nan" else fault.phase)
+                # What was summed already is held by peers as well, and one host alone does not spoil it.
+                place = _first_reduce(program) if fault.kind == "nan" else _place(program, fault.phase)
                 self._places.setdefault(place, []).append((number, fault))
 
     def at(self, position: int) -> None:
@@ -128,6 +129,10 @@ _STRIKES: dict[str, Callable[[Striker, Fault], None]] = {
     "hang": Striker._hold_the_interpreter,
     "stall": Striker._stall,
 }
+
+
+def _first_reduce(program: Sequence[Instruction]) -> int:
+    return next((p for p, instruction in enumerate(program) if isinstance(instruction, ReduceGradients)), 0)
 
 
 def _place(program: Sequence[Instruction], phase: str | None) -> int:

@@ -40,7 +40,7 @@ def run_worker(orders_text: str) -> None:
     job = Job.from_toml(orders.job)
     torch.set_num_threads(job.train.threads)
     worker = Worker.parse(orders.worker)
-    stages = build_stages(job, range(worker.rank, job.shape.stages, job.shape.ranks))
+    stages = build_stages(job, orders.stages)
     if orders.restored is not None:
         load(folder_of(Path(orders.checkpoints), orders.restored), stages.values())
     store = LauncherStore.connect(orders.address, orders.port)
@@ -54,7 +54,7 @@ def run_worker(orders_text: str) -> None:
         os._exit(3)
 
     member = Member(store, orders.worker, job.membership.heartbeat, shut, end, orders.generation)
-    saver = Saver(Path(orders.checkpoints), orders.worker, job.shape, stages, store)
+    saver = Saver(Path(orders.checkpoints), orders.worker, worker.rank, stages, store)
     striker = Striker(
         [(number, parse_fault(text)) for number, text in orders.faults],
         lambda number: store.first(f"fault/{number}"),
