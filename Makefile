@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= auto
 
-.PHONY: demo test lint types tests benchmarks clean
+.PHONY: demo test lint types tests faults benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
@@ -24,6 +24,10 @@ types: $(VENV)/.installed
 
 tests: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+# Strikes every fault in every phase and writes the tables of docs/faults.md.
+faults: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.exec.fault_matrix
 
 # Over an hour, most of it the planner's large rows.
 benchmarks: $(VENV)/.installed

@@ -155,13 +155,19 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[membership]`: who counts as alive, in seconds; and as slow.
 
+    `dead_after` without a heartbeat, or without an answer on a connection, a worker is dead or cut off. It hangs when
+    an operation takes longer than `hung_after` and than `hung_factor` times the longest of its kind lately; the first
+    of its kind may take `warm_up`. Each is argued in docs/faults.md.
+
     A worker that takes longer than its peers by more than the share `drift` in most of `drift_iterations` iterations,
     or a stage that does than its profile says, is planned for anew while training goes on; 0 switches that off.
     """
 
     heartbeat: Annotated[float, Meta(gt=0)] = 0.25
-    dead_after: Annotated[float, Meta(gt=0)] = 10.0
-    hung_after: Annotated[float, Meta(gt=0)] = 60.0
+    dead_after: Annotated[float, Meta(gt=0)] = 4.0
+    hung_after: Annotated[float, Meta(gt=0)] = 4.0
+    hung_factor: Annotated[float, Meta(ge=1)] = 10.0
+    warm_up: Annotated[float, Meta(gt=0)] = 60.0
     form_timeout: Annotated[float, Meta(gt=0)] = 20.0
     transport_timeout: Annotated[float, Meta(gt=0)] = 300.0
     start_deadline: Annotated[float, Meta(gt=0)] = 180.0

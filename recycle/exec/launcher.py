@@ -22,6 +22,7 @@ import msgspec
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint import Checkpoint
+from recycle.exec.connections import cut
 from recycle.exec.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.keeper import Keeper
@@ -326,7 +327,7 @@ class _Launcher:
         self._last_commit = time.monotonic()
 
     def _strike(self) -> None:
-        """Say which faults have struck; send the signals of kills, which a worker waits for at their point."""
+        """Say which faults have struck; kill and cut, which a worker waits for at their point."""
         for number, fault in enumerate(self.faults):
             if not KINDS[fault.kind].struck or number in self._struck:
                 continue
@@ -341,6 +342,10 @@ class _Launcher:
                 self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
                 if kill:
                     self.processes.kill(fault.worker)
+                elif fault.other is not None:
+                    if self.processes.running(fault.other):
+                        cut(self.processes.pid(fault.worker), self.processes.pid(fault.other))
+                    self.store.set(f"struck/{number}", "1")
 
     def _event(self, kind: str, **details: Any) -> None:
         if kind != "fault":
@@ -391,19 +396,18 @@ class _Launcher:
         return round(seconds / (period * unit) - 1, 6)
 
     def _finish(self) -> None:
-        """Let the workers write the last checkpoint and end, take their digests, merge the trace."""
-        live = sorted(self.coordinator.live)
+        """Let the workers write the last checkpoint and end, each once its digest is there, and merge the trace."""
         for worker in self.job.shape.workers():
             if worker not in self.coordinator.live:
                 self.processes.kill(worker)  # one that came back too late waits for a generation that never comes
-        while self.keeper.busy:
-            self.processes.gone()
-            left = [str(worker) for worker in live if self.processes.running(worker)]
+        while not self.coordinator.ended() or self.keeper.busy:
+            self._strike()
+            left = [str(worker) for worker in sorted(self.coordinator.live) if self.processes.running(worker)]
             self.keeper.tick(left, self.coordinator.record.committed)
-            self.processes.wait(self.job.membership.heartbeat)
-        self.processes.end(patience=20.0)
+            self.processes.wait(self.job.membership.heartbeat / 2)
+        self.processes.end(patience=self.job.membership.dead_after)
         self._pass_on_warning()
-        for worker in live:
+        for worker in sorted(self.coordinator.live):
             text = self.store.read(f"final/{worker}")
             if text is not None:
                 self.result.digests[str(worker)] = msgspec.json.decode(text, type=dict[int, str])

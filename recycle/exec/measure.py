@@ -295,6 +295,7 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
         {0: peers},
         ((1,), torch.float32),
         timeout=request.timeout,
+        answer_timeout=request.timeout,
         form_timeout=request.timeout,
         over=threading.Event(),
     )

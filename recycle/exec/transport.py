@@ -25,6 +25,18 @@ class TransportError(RecycleError):
     """A transfer or a reduction broke off: a peer is gone, the generation is over, or a timeout expired."""
 
 
+class Unreachable(TransportError):
+    """A peer did not answer on a connection that stands: cut off, unless it is dead.
+
+    Attributes:
+        peer: its role.
+    """
+
+    def __init__(self, message: str, peer: Worker) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
 class Transport(Protocol):
     """Moves activations, gradients and gradient sums between the workers of one generation."""
 

@@ -59,13 +59,16 @@ def run_worker(orders_text: str) -> None:
         [(number, parse_fault(text)) for number, text in orders.faults],
         lambda number: store.first(f"fault/{number}"),
         lambda: _poison(stages),
+        lambda number: store.wait(f"struck/{number}", 60.0),
     )
     keep |= set(open_sockets())
     member.ready(orders.incarnation)
     trace = TraceLog(Path(orders.trace), orders.started, member.warn)
     at = -1 if orders.restored is None else orders.restored
     WorkerLoop(job, member, stages, striker, trace, shut, saver, at).run()
+    member.progress.set_waiting(True)  # for a disk, which has its own deadline
     saver.close()
+    member.progress.begins("digest")
     member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
 
 
