@@ -65,7 +65,7 @@ def compare(job: Job, rounds: int) -> None:
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     stage = build_stage(job, 0, torch.device("cpu"), load_corpus(job))
     store, _ = LauncherStore.host()
-    saver = Saver(folder, "0.0", job.shape, {0: stage}, store)
+    saver = Saver(folder, "0.0", 0, {0: stage}, store)
     live = stage.state_tensors()
     copy = [torch.empty_like(tensor) for tensor in live]
     figures: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "blocking", "iteration", "writing")}

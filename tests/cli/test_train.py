@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -153,3 +154,31 @@ def test_a_run_that_cannot_go_on_exits_with_1(command: Command, job: Path) -> No
     assert outcome.status == 1
     assert outcome.err.startswith("recycle: stage 1 has no live host left after step 1")
     assert outcome.err.count("\n") == 1
+
+
+def test_a_run_is_resumed_to_more_steps_and_what_cannot_be_is_refused_with_one_line(
+    command: Command, job: Path, tmp_path: Path
+) -> None:
+    job.write_text(EMULATED + "checkpoint_every = 3\n")
+    assert command("train", job, "--resume").refused("there is no run to resume", "--run")
+    assert command("train", job, "--resume", "--run", "nowhere").refused("nowhere", "no run directory")
+    outcome = command("train", job)
+    assert "checkpoint step-00000005 is complete" in outcome.out
+    run = next((tmp_path / "runs").iterdir())
+    assert command("train", job, "--resume").refused(run.name, "is finished, it has all 6 steps")
+    job.write_text(EMULATED.replace("micro_batches = 2", "micro_batches = 3"))
+    assert command("train", job, "--resume").refused(run.name, "another model or batch", "(D*m) is 6, there 4")
+    job.write_text(EMULATED.replace("pipelines = 2", "pipelines = 1").replace("micro_batches = 2", "micro_batches = 4"))
+    outcome = command("train", job, "--resume", "--steps", "8")
+    assert outcome.status == 0
+    assert "goes on at step 6 from checkpoint step-00000005 with 2 workers" in outcome.out
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(8))
+    manifest = run / "checkpoints" / "step-00000005" / "manifest.json"
+    body = json.loads(manifest.read_text())["manifest"] | {"version": 7}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    manifest.write_text(json.dumps({"manifest": body, "sha256": digest}))
+    assert command("train", job, "--resume", "--steps", "9").refused("manifest.json: of version 7", "update it")
+    for manifest in (run / "checkpoints").glob("*/manifest.json"):
+        manifest.unlink()
+    assert command("train", job, "--resume", "--steps", "9").refused("no complete checkpoint", "has no manifest.json")
