@@ -36,6 +36,8 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python -W ignore benchmarks/executor.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python -W ignore benchmarks/restart.py
+	$(BIN)/python -W ignore benchmarks/soak.py
 	$(BIN)/python benchmarks/staggered.py
 	$(BIN)/python -W ignore benchmarks/checkpoint.py
 

@@ -18,16 +18,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 
 from recycle import Job
-from recycle.exec.faults import parse_fault
-from recycle.exec.launcher import train
-from recycle.exec.processes import ForkServer
 from recycle.shape import MicroBatch
-from recycle.solve.planner import plan_for_training
 
 JOB = """
 [shape]
@@ -68,6 +64,11 @@ def main() -> None:
 
 def ours(steps: int, kill: bool = True) -> tuple[float, list[float]]:
     """(seconds to the next commit, losses) under recycle."""
+    from recycle.exec.faults import parse_fault
+    from recycle.exec.launcher import train
+    from recycle.exec.processes import ForkServer
+    from recycle.solve.planner import plan_for_training
+
     faults = [parse_fault(f"kill:1.0@{steps // 2}")] if kill else []
     server = ForkServer("gpt")
     try:
@@ -99,21 +100,23 @@ def restarted(steps: int) -> tuple[float, list[float]]:
             sys.exit(f"torchrun ended with {done.returncode}: {done.stderr[-2000:]}")
         killed = float((Path(folder) / "killed").read_text())
         lines = [json.loads(line) for line in (Path(folder) / "steps").read_text().splitlines()]
-    return next(line["time"] for line in lines if line["time"] > killed) - killed, [line["loss"] for line in lines]
+    return next(line["time"] for line in lines if line["step"] >= steps // 2) - killed, [line["loss"] for line in lines]
 
 
 def replica(folder: Path, steps: int) -> None:
     """One rank under torchrun: from the checkpoint, if there is one, to the last step."""
+    import msgspec
     import torch
-    import torch.distributed as dist
+    from torch.distributed import TCPStore
 
     from recycle.exec.commit import decide, report_of
-    from recycle.exec.membership import Report
+    from recycle.exec.gloo import form_group
     from recycle.exec.stages import build_stages
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    job, rank = Job.from_toml(JOB), dist.get_rank()
+    job, rank, attempt = Job.from_toml(JOB), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    group = form_group(store, f"attempt{attempt}", rank, 3, 60.0, "127.0.0.1", threading.Event())
     stages = build_stages(job, [0])
     (stage,) = stages.values()
     checkpoint, first = folder / "checkpoint", 0
@@ -127,16 +130,18 @@ def replica(folder: Path, steps: int) -> None:
         stage.begin_iteration(step)
         for index in range(job.shape.micro_batches):
             stage.forward(MicroBatch(rank, index), None)
-            if rank == 1 and step == steps // 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if rank == 1 and step == steps // 2 and attempt == "0":
                 (folder / "killed").write_text(str(time.monotonic()))
                 os.kill(os.getpid(), signal.SIGKILL)
             stage.backward(MicroBatch(rank, index), None)
         for buffer in stage.gradient_buffers():
-            dist.all_reduce(buffer)
-        mine: Report = report_of(stages)
-        reports: list[Report] = [mine] * dist.get_world_size()
-        dist.all_gather_object(reports, mine)
-        facts = decide(job, step, {f"{place}.0": report for place, report in enumerate(reports)})
+            group.allreduce([buffer]).wait()
+        mine = report_of(stages)
+        losses = torch.zeros(3, dtype=torch.float64)
+        losses[rank] = mine.loss
+        group.allreduce([losses]).wait()
+        reports = {f"{k}.0": msgspec.structs.replace(mine, loss=loss) for k, loss in enumerate(losses.tolist())}
+        facts = decide(job, step, reports)
         assert facts.clip_factor is not None
         stage.step(step, facts.clip_factor)
         if rank == 0:
@@ -144,7 +149,7 @@ def replica(folder: Path, steps: int) -> None:
             (folder / "new").rename(checkpoint)
             with (folder / "steps").open("a") as lines:
                 lines.write(json.dumps({"step": step, "time": time.monotonic(), "loss": facts.loss}) + "\n")
-    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads still run
 
 
 if __name__ == "__main__":
