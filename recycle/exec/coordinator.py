@@ -399,11 +399,11 @@ class Coordinator:
             for beat in self._beats.values():
                 beat.changed += late
                 beat.progressed += late
-        for worker in self.live:
-            beat = self._beats.setdefault(worker, _Beat(changed=now, progressed=now))
-            if now - beat.changed < limits.heartbeat / 2 and beat.text:
-                continue
-            text = self.store.read(f"beat/{worker}") or ""
+        beats = {worker: self._beats.setdefault(worker, _Beat(changed=now, progressed=now)) for worker in self.live}
+        due = [w for w, beat in beats.items() if now - beat.changed >= limits.heartbeat / 2 or not beat.text]
+        texts = dict(zip(due, self.store.read_all([f"beat/{worker}" for worker in due]), strict=True)) if due else {}
+        for worker, beat in beats.items():
+            text = texts.get(worker, beat.text) or ""
             if text != beat.text:
                 beat.text, beat.changed = text, now
                 progress = tuple(text.split()[1:])

@@ -22,11 +22,12 @@ import msgspec
 from recycle.errors import JobError, RunError
 from recycle.exec.coordinator import Coordinator, Phase
 from recycle.exec.faults import KINDS, Fault, check_faults
-from recycle.exec.membership import Facts, LauncherStore, Record, Store
+from recycle.exec.membership import Facts, Record, Store
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
 from recycle.exec.run_directory import RunDirectory
+from recycle.exec.stores import host_store
 from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
@@ -144,7 +145,7 @@ class _Launcher:
     ) -> None:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
-        self.store, self.port = LauncherStore.host()
+        self.store, self.url, self.name = host_store(job.membership)
         self.waker = Waker()
         self._closed = False
         self._hearing = threading.Thread(target=self._hear_posts, args=(self.store.clone(),), daemon=True)
@@ -194,8 +195,9 @@ class _Launcher:
             self.job.to_toml(),
             str(worker),
             incarnation,
+            self.url,
+            self.name,
             "127.0.0.1",
-            self.port,
             strikes,
             str(trace),
             os.getpid(),
@@ -279,9 +281,13 @@ class _Launcher:
     def close(self) -> None:
         """End every process of the run and close its files."""
         self._closed = True
-        self.store.post("closed", "1")
+        with contextlib.suppress(RunError):
+            self.store.post("closed", "1")
         self._hearing.join()
         self.processes.end(patience=0.0)
+        with contextlib.suppress(RunError):
+            self.store.erase()
+        self.store.close()
         self.plans.close()
         self.waker.close()
         self.directory.close()

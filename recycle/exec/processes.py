@@ -30,7 +30,9 @@ class Orders(Struct, frozen=True):
         job: the job as TOML text.
         worker: position, `k.r`.
         incarnation: number of this position's process, from 0.
-        address, port: the launcher's store.
+        store: URL of the store.
+        run: name of the run in the store.
+        address: of this machine, which the other workers connect to.
         faults: (number in the run, text) of what strikes here.
         trace: file for the executed instructions.
         launcher: process id of the launcher.
@@ -40,8 +42,9 @@ class Orders(Struct, frozen=True):
     job: str
     worker: str
     incarnation: int
+    store: str
+    run: str
     address: str
-    port: int
     faults: list[tuple[int, str]]
     trace: str
     launcher: int

@@ -36,6 +36,7 @@ class WorkerLoop:
         striker: faults that strike here.
         trace: log that its executed instructions go to.
         shut: shuts the sockets of whatever transport stands.
+        address: of this machine, which the other workers connect to.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class WorkerLoop:
         striker: Striker,
         trace: TraceLog,
         shut: Callable[[], object],
+        address: str = "127.0.0.1",
     ) -> None:
         self.job, self.member, self.stages = job, member, stages
         self.striker, self.trace, self.shut = striker, trace, shut
+        self._address = address
         self._updates = Updates(stages)
 
     def run(self) -> None:
@@ -125,6 +128,7 @@ class WorkerLoop:
             form_timeout=membership.form_timeout,
             over=self.member.over,
             waiting=self.member.progress.set_waiting,
+            address=self._address,
         )
         try:
             for joiner, source in sorted(record.joins.items()):

@@ -17,14 +17,16 @@ from pathlib import Path
 import msgspec
 import torch
 
+from recycle.errors import RunError
 from recycle.exec.faults import parse_fault
 from recycle.exec.gloo import open_sockets, shut_sockets
 from recycle.exec.iterations import TraceLog
-from recycle.exec.membership import LauncherStore, Member
+from recycle.exec.membership import Member
 from recycle.exec.processes import Orders
 from recycle.exec.recovery import WorkerLoop
 from recycle.exec.stage import Stage
 from recycle.exec.stages import build_stages
+from recycle.exec.stores import open_store
 from recycle.exec.striker import Striker
 from recycle.job import Job
 from recycle.shape import Worker
@@ -39,14 +41,15 @@ def run_worker(orders_text: str) -> None:
     torch.set_num_threads(job.train.threads)
     worker = Worker.parse(orders.worker)
     stages = build_stages(job, range(worker.rank, job.shape.stages, job.shape.ranks))
-    store = LauncherStore.connect(orders.address, orders.port)
+    store = open_store(orders.store, orders.run, job.membership)
     keep: set[str] = set()
+    peers = store.addresses
 
     def shut() -> None:
-        shut_sockets(keep)
+        shut_sockets(keep, peers)
 
-    def end() -> None:
-        print(f"worker {worker}: the launcher's store is gone, ending", file=sys.stderr, flush=True)
+    def end(reason: str) -> None:
+        print(f"worker {worker} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(3)
 
     member = Member(store, orders.worker, job.membership.heartbeat, shut, end)
@@ -58,8 +61,11 @@ def run_worker(orders_text: str) -> None:
     keep |= set(open_sockets())
     member.ready(orders.incarnation)
     trace = TraceLog(Path(orders.trace), orders.started)
-    WorkerLoop(job, member, stages, striker, trace, shut).run()
-    member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
+    try:
+        WorkerLoop(job, member, stages, striker, trace, shut, orders.address).run()
+        member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
+    except RunError as error:
+        end(str(error))
 
 
 def _poison(stages: Mapping[int, Stage]) -> None:
