@@ -147,9 +147,13 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[cluster]`: how workers lie on nodes."""
+    """`[cluster]`: how workers lie on nodes, and how often one that died is started again by its node's agent.
+
+    `restarts` counts all processes of a worker after its first. A worker that fails more often stays out.
+    """
 
     workers_per_node: Positive = 1
+    restarts: Annotated[int, Meta(ge=0)] = 3
 
 
 class Job(Struct, frozen=True, forbid_unknown_fields=True):

@@ -140,6 +140,37 @@ class Coordinator:
         """
         self._rejoins.append(_Rejoin(worker, step))
 
+    def admit(self, worker: Worker) -> None:
+        """`worker`, whose new process is ready, shall take part from the next boundary on."""
+        self._rejoins.append(_Rejoin(worker, self.next_step, started=True))
+
+    @property
+    def awaited(self) -> set[Worker]:
+        """The dead workers that shall come back."""
+        return {rejoin.worker for rejoin in self._awaited}
+
+    def take_over(self, record: Record) -> None:
+        """Go on from the register that another coordinator left, with whoever it names; before the first tick.
+
+        What the other had decided stands, also where it came no further than the register; what it had left open
+        becomes void. Workers that copied their state in a generation that never ran copy it again.
+        """
+        self.record = record
+        self.live = {Worker.parse(worker) for worker in record.live}
+        self.store.compare_set(f"proposal/{record.generation}", "", encode(record))
+        if record.facts is not None:
+            self.store.compare_set(f"commit/{record.generation}/{record.committed}", "", encode(record.facts))
+            text = self.store.read(f"periods/{record.plan}")
+            self._periods = msgspec.json.decode(text, type=dict[Mode, float]) if text is not None else {}
+            self.committed(record.facts, record, self._periods.get(record.facts.mode, 0.0))
+            if record.facts.finished:
+                self._enter(Phase.FINISHED)
+                return
+        if self.store.read(f"run/{record.generation}") != GO:
+            self._joined = {Worker.parse(joiner) for joiner in record.joins}
+        self._lost_since = self.now()
+        self._end()
+
     @property
     def shape(self) -> Shape:
         return self.job.shape
@@ -214,6 +245,8 @@ class Coordinator:
         generation = self.record.generation + 1
         self.store.set(f"plan/{plan.digest}", plan.text)
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
+        self.store.set(f"periods/{plan.digest}", msgspec.json.encode(dict(plan.periods)).decode())
+        before = encode(self.record) if self.record.generation else ""
         self.record = Record(
             generation,
             [str(worker) for worker in sorted(self.live)],
@@ -225,7 +258,7 @@ class Coordinator:
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
         )
         self._periods = plan.periods
-        self.store.set("register", encode(self.record))
+        self._register(before)
         self.store.set(f"proposal/{generation}", encode(self.record))
         self.log(
             "generation",
@@ -236,6 +269,11 @@ class Coordinator:
             roles=self.record.roles,
         )
         self._enter(Phase.PROPOSED)
+
+    def _register(self, before: str) -> None:
+        """Write the register, if nobody else has."""
+        if not self.store.compare_set("register", before, encode(self.record)):
+            raise RunError("the register was changed by somebody else; another launcher uses this store")
 
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
@@ -344,9 +382,8 @@ class Coordinator:
             return False
         before = self.record
         after = msgspec.structs.replace(before, committed=n, facts=facts, mode=facts.next_mode)
-        if not self.store.compare_set("register", encode(before), encode(after)):
-            raise RunError("the register was changed by somebody else; another launcher uses this store")
         self.record = after
+        self._register(encode(before))
         self.store.compare_set(f"commit/{g}/{n}", "", encode(facts))
         self._attempts = 0
         self.store.delete([*keys.values(), f"commit/{g}/{n - 2}"])  # read by all before they stepped n - 1

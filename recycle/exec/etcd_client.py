@@ -180,7 +180,9 @@ class Watch:
                 if result is None or result.get("canceled"):
                     raise Disconnected(line.decode(errors="replace"))
                 yield result
-        except (*self._failures, ValueError, AttributeError) as error:
+        except self._failures as error:
+            raise Disconnected(_why(error)) from None
+        except (ValueError, AttributeError) as error:  # half a line; a response that was closed under this thread
             raise Disconnected(_why(error)) from None
         raise Disconnected("the stream ended")
 

@@ -7,7 +7,6 @@ asked for, and lets the coordinator tick. Whatever happens, no process of the ru
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.coordinator import Coordinator, Phase
 from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.membership import Facts, Record, Store
+from recycle.exec.metrics import metrics_line
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
@@ -246,20 +246,8 @@ class _Launcher:
         self.observer.event(event)
 
     def _committed(self, facts: Facts, record: Record, period: float) -> None:
-        now, shape = time.monotonic(), self.job.shape
-        tokens = shape.global_micro_batches * self.job.data.micro_batch_size * self.job.model.sequence
-        line = {
-            "step": facts.step,
-            "time": round(self.directory.now(), 6),
-            "loss": facts.loss if math.isfinite(facts.loss) else None,
-            "grad_norm": None if math.isnan(facts.grad_norm) else facts.grad_norm,
-            "mode": facts.mode,
-            "tokens_per_second": round(tokens / max(now - self._last_commit, 1e-9), 1),
-            "live_workers": len(record.live),
-            "plan": record.plan,
-            "period": period,
-            "generation": record.generation,
-        }
+        now = time.monotonic()
+        line = metrics_line(self.job, facts, record, period, self.directory.now(), now - self._last_commit)
         self._last_commit = now
         self.result.metrics.append(line)
         self.directory.metric(line)

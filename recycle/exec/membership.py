@@ -16,6 +16,7 @@ The protocol, on a store that the launcher owns and no worker can take down with
     beat/<w>            w's heartbeat with its progress
     fault/<i>           fault i of the run has reached its point
     plan/<hash>         a plan file's text
+    periods/<hash>      its period in each mode
     final/<w>           sha256 of the final state of w's stages
 
 What workers write for the launcher is posted, which wakes it; heartbeats are not. What is committed and read by all

@@ -147,9 +147,10 @@ class LocalProcesses:
         self._poll.register(server.answers, select.POLLIN)
         self._poll.register(waker.descriptor, select.POLLIN)
 
-    def start(self, worker: Worker) -> None:
-        """Ask for the worker's process."""
-        incarnation = self._incarnations.get(worker, -1) + 1
+    def start(self, worker: Worker, incarnation: int | None = None) -> None:
+        """Ask for the worker's process; the next one, unless its number is given."""
+        if incarnation is None:
+            incarnation = self._incarnations.get(worker, -1) + 1
         self._incarnations[worker] = incarnation
         orders = msgspec.json.encode(self._orders(worker, incarnation)).decode()
         self._requests[worker] = self._server.fork(orders, self.log(worker))
