@@ -1,7 +1,7 @@
 """The agent of a node: starts and watches the node's workers, and competes for the coordinator's role.
 
 It is one loop: carry out the orders for its workers, say which have ended, and, as long as it holds the role, let the
-coordinator tick. Its presence and its role hang on one lease, whose term is `dead_after`. An agent that loses the
+coordinator tick. Its presence and its role hang on one lease, whose term is half of `dead_after`. An agent that loses the
 lease cannot know what the others have decided since: it kills its workers and ends. When it dies its workers die with
 it, and the others see both at once when the lease runs out.
 """
@@ -143,7 +143,8 @@ class _Agent:
 
     @property
     def _term(self) -> int:
-        return max(2, math.ceil(self._job.membership.dead_after))
+        """Shorter than a worker's silence may be: a node is lost as a whole, not worker by worker."""
+        return max(2, math.ceil(self._job.membership.dead_after / 2))
 
     def _agree(self, steps: int) -> RunInfo:
         """The run's description, which the first agent writes. Raises JobError when ours is another run."""
