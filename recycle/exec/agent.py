@@ -1,9 +1,9 @@
 """The agent of a node: starts and watches the node's workers, and competes for the coordinator's role.
 
 It is one loop: carry out the orders for its workers, say which have ended, and, as long as it holds the role, let the
-coordinator tick. Its presence and its role hang on one lease, whose term is half of `dead_after`. An agent that loses the
-lease cannot know what the others have decided since: it kills its workers and ends. When it dies its workers die with
-it, and the others see both at once when the lease runs out.
+coordinator tick. Its presence and its role hang on one lease, whose term is half of `dead_after`. An agent that
+loses the lease cannot know what the others have decided since: it kills its workers and ends. When it dies its workers
+die with it, and the others see both at once when the lease runs out.
 """
 
 from __future__ import annotations
