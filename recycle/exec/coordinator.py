@@ -348,6 +348,7 @@ class Coordinator:
             self._again(f"worker {name} could not form generation {g}: {error}")
             return
         self.store.compare_set(f"run/{g}", "", GO)
+        self.store.delete_groups(g)
         self._enter(Phase.RUNNING)
         for worker in sorted(self._joined):
             self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])

@@ -174,17 +174,16 @@ class EtcdStore:
             self._write([], [{"request_delete_range": {"key": encoded(name)}} for name in names])
 
     def delete_groups(self, generation: int) -> None:
-        """Forget what the groups of all generations before this one formed on."""
-        for old in range(max(1, generation - 3), generation):
-            self._delete_below(f"{self._prefix}groups/generation{old}/")
+        start, own = f"{self._prefix}groups/", f"{self._prefix}groups/generation{generation}/"
+        for first, last in ((start, own), (_after(own), _after(start))):
+            self._write([], [{"request_delete_range": {"key": encoded(first), "range_end": encoded(last)}}])
 
     def erase(self) -> None:
         """Forget the whole run."""
         self._delete_below(self._prefix)
 
     def _delete_below(self, prefix: str) -> None:
-        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        self._write([], [{"request_delete_range": {"key": encoded(prefix), "range_end": encoded(end)}}])
+        self._write([], [{"request_delete_range": {"key": encoded(prefix), "range_end": encoded(_after(prefix))}}])
 
     def first(self, key: str) -> bool:
         return self.compare_set(key, "", uuid.uuid4().hex)
@@ -276,6 +275,11 @@ def write(
                 mirror.reach(int(answer["header"]["revision"]))
                 break
     return answer
+
+
+def _after(prefix: str) -> str:
+    """The first key behind all that begin with `prefix`."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
 def _put(name: str, text: str | bytes, lease: str | None = None) -> dict[str, Any]:

@@ -141,6 +141,9 @@ class Store(Protocol):
     def clone(self) -> Store:
         """Another client, for another thread."""
 
+    def delete_groups(self, generation: int) -> None:
+        """Forget what process groups of the generations before this one formed on."""
+
     def erase(self) -> None:
         """Forget the whole run."""
 
@@ -244,6 +247,9 @@ class LauncherStore:
 
     def clone(self) -> LauncherStore:
         return LauncherStore(self._try(self._client.clone))
+
+    def delete_groups(self, generation: int) -> None:
+        """They go with the server, too."""
 
     def erase(self) -> None:
         """It goes with the server."""

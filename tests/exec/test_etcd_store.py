@@ -152,11 +152,13 @@ def test_groups_form_on_what_others_wrote(etcd: EtcdServer) -> None:
     assert two.torch_store.check(["generation1/world/0", "generation1/world/1"])
     assert two.torch_store.get("generation1/world/0") == b"\x00\xff"
     assert [one.torch_store.add("n", 2), two.torch_store.add("n", 3)] == [2, 5]
+    two.torch_store.set("generation2/world/0", b"new")
     connect(etcd, "groups").delete_groups(2)
     deadline = time.monotonic() + 10
     while two.torch_store.check(["generation1/world/0"]) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not two.torch_store.check(["generation1/world/0"])
+    assert two.torch_store.check(["generation2/world/0"])
     one.erase()
 
 
