@@ -1,101 +1,157 @@
-"""Our 1F1B against megatron-core's own, in one run: the same model, weights, data, processes and threads.
+"""Our executor against megatron-core's own 1F1B, in one run: the same model, weights, data, processes and threads.
 
-    python benchmarks/executor.py [--rounds N] [--steps N]
+    python benchmarks/executor.py [--rounds N] [--steps N] [--only NAME]
 
-Rounds alternate between the two, because machines are noisy; what counts is the median over rounds of the ratio of
-the two medians. An iteration is the forward and backward of all micro-batches with the reduction of gradients, from
-the first start to the last end over all processes; optimizer steps and commits are left out on both sides. Megatron's
-schedule runs under the shims that let it run without a GPU at all; they cost it some microseconds per torch call,
-which is why the model is large enough for arithmetic to dominate.
+What is compared is the distance from one iteration of a worker to its next, with everything in it: forwards,
+backwards, reductions, global norm, optimizer step and, on our side, the commit. Rounds alternate between all variants,
+because machines are noisy; what counts is the median over rounds of the ratios of the medians, and beside it the
+interval that holds the median of resampled rounds 95 times out of 100.
+
+Megatron's schedule runs under the shims that let it run without a GPU at all. They sit in every torch call; the line
+"shims" says what they cost a stage's F and B, measured on the same model in the same processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import shutil
 import statistics
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from recycle import Job
+from recycle import Job, Schedule
 from recycle.exec.launcher import train
 from recycle.exec.processes import ForkServer
-from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Kind
-from recycle.ir.trace import Trace, read
+from recycle.ir.families import one_f_one_b, zb_h1
+from recycle.ir.lower import with_barrier
+from recycle.ir.trace import read
 from tests.exec.megatron_reference import MegatronReference
 
 WARM_UP = 2
-"""Iterations of each round that do not count."""
+"""Iterations of each round that do not count: the first of a run steps with the barrier."""
+RESAMPLED = 2000
 
 JOB = """
 [shape]
 pipelines = {pipelines}
-ranks = 2
-micro_batches = 8
+ranks = {ranks}
+micro_batches = {micro_batches}
 [model]
 layers = 4
-hidden = 256
+hidden = 512
 heads = 8
-sequence = 128
+sequence = 256
 [data]
-micro_batch_size = 2
+micro_batch_size = {rows}
 [train]
 accumulation = "{accumulation}"
+clip = 1e9
 """
+VARIANTS = {
+    "1F1B": (one_f_one_b, True, "fast"),
+    "1F1B, barrier": (one_f_one_b, False, "fast"),
+    "1F1B, exact": (one_f_one_b, True, "exact"),
+    "ZB-H1": (zb_h1, True, "fast"),
+    "ZB-H1, barrier": (zb_h1, False, "fast"),
+}
+"""Name -> (family, staggered, accumulation)."""
+CASES = {
+    "P2-m2": ((1, 2, 2), tuple(VARIANTS)),
+    "P2-m4": ((1, 2, 4), tuple(VARIANTS)),
+    "P2-m8": ((1, 2, 8), ("1F1B", "1F1B, barrier", "1F1B, exact")),
+    "P4-m8": ((1, 4, 8), ("1F1B", "1F1B, barrier", "1F1B, exact")),
+    "D2-P2-m4": ((2, 2, 4), ("1F1B", "1F1B, barrier", "1F1B, exact")),
+}
+"""Name -> ((D, P, m), variants)."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8, help="iterations per round and side")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=7, help="iterations per round and variant")
+    parser.add_argument("--only", choices=[*CASES, "exact"], help="one case alone")
     arguments = parser.parse_args()
     server = ForkServer("gpt")
     try:
-        for pipelines in (1, 2):
-            with MegatronReference(Job.from_toml(JOB.format(pipelines=pipelines, accumulation="fast"))) as megatron:
-                compare(megatron, server, pipelines, arguments.rounds, arguments.steps)
+        for name, (size, variants) in CASES.items():
+            if arguments.only in (None, name):
+                compare(name, size, variants, server, arguments)
+        if arguments.only in (None, "exact"):
+            exact_cost(server, arguments)
     finally:
         server.close()
 
 
-def compare(megatron: MegatronReference, server: ForkServer, pipelines: int, rounds: int, steps: int) -> None:
-    """Print a line per round and the medians, for one D."""
-    print(f"\nP=2 D={pipelines} m=8, 4 layers, hidden 256, sequence 128, micro-batch 2: milliseconds per iteration")
-    print("  round  megatron-core  ours (fast)  ratio  ours (exact)  ratio")
-    ratios: dict[str, list[float]] = {"fast": [], "exact": []}
-    for number in range(rounds):
-        theirs = statistics.median([megatron.iteration(step).seconds for step in range(steps)][WARM_UP:])
-        line = f"  {number:>5}  {theirs * 1000:>13.1f}"
-        for accumulation in ("fast", "exact"):
-            ours = our_seconds(Job.from_toml(JOB.format(pipelines=pipelines, accumulation=accumulation)), server, steps)
-            ratios[accumulation].append(ours / theirs)
-            line += f"  {ours * 1000:>{11 if accumulation == 'fast' else 12}.1f}  {ours / theirs:>5.3f}"
-        print(line, flush=True)
-    for accumulation, found in ratios.items():
-        spread = f"lowest {min(found):.3f}, highest {max(found):.3f}"
-        print(f"  median ratio, {accumulation:<5}: {statistics.median(found):.3f} ({spread})")
+def compare(
+    name: str, size: tuple[int, int, int], variants: tuple[str, ...], server: ForkServer, arguments: argparse.Namespace
+) -> None:
+    """Print the ratios of every variant to megatron-core's 1F1B, for one shape."""
+    theirs: list[float] = []
+    ours: dict[str, list[float]] = {variant: [] for variant in variants}
+    with MegatronReference(job_of(size)) as megatron:
+        shims = megatron.shim_cost(20)
+        for _ in range(arguments.rounds):
+            starts = [times[WARM_UP:] for times in megatron.train(arguments.steps)]
+            theirs.append(statistics.median(after - before for times in starts for before, after in pairwise(times)))
+            for variant in variants:
+                ours[variant].append(our_seconds(size, variant, server, arguments.steps))
+    print(f"\n{name}: 4 layers, hidden 512, sequence 256, {arguments.rounds} rounds of {arguments.steps} iterations")
+    print(f"  {'megatron-core 1F1B':<20} {1000 * statistics.median(theirs):8.1f} ms   shims {100 * (shims - 1):+.1f} %")
+    for variant, seconds in ours.items():
+        print(line(variant, seconds, theirs), flush=True)
 
 
-def our_seconds(job: Job, server: ForkServer, steps: int) -> float:
-    """Median seconds of an iteration of our 1F1B with one process per worker."""
+def line(name: str, seconds: list[float], others: list[float]) -> str:
+    """Median milliseconds, and the median of the rounds' ratios with its interval."""
+    ratios = [one / other for one, other in zip(seconds, others, strict=True)]
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLED))
+    low, high = medians[RESAMPLED * 25 // 1000], medians[RESAMPLED * 975 // 1000]
+    milliseconds = 1000 * statistics.median(seconds)
+    return (
+        f"  {name:<20} {milliseconds:8.1f} ms   ratio {statistics.median(ratios):.3f}  (95 %: {low:.3f} to {high:.3f})"
+    )
+
+
+def exact_cost(server: ForkServer, arguments: argparse.Namespace) -> None:
+    """What `exact` costs against `fast`, with 1,024 tokens per micro-batch."""
+    seconds: dict[str, list[float]] = {"1F1B": [], "1F1B, exact": []}
+    for _ in range(arguments.rounds):
+        for variant, found in seconds.items():
+            found.append(our_seconds((1, 2, 4), variant, server, arguments.steps, rows=4))
+    print("\nexact against fast: P2-m4, hidden 512, 1,024 tokens per micro-batch")
+    print(line("1F1B, exact", seconds["1F1B, exact"], seconds["1F1B"]))
+
+
+def job_of(size: tuple[int, int, int], accumulation: str = "fast", rows: int = 1) -> Job:
+    pipelines, ranks, micro_batches = size
+    text = JOB.format(
+        pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, rows=rows, accumulation=accumulation
+    )
+    return Job.from_toml(text)
+
+
+def our_seconds(size: tuple[int, int, int], variant: str, server: ForkServer, steps: int, rows: int = 1) -> float:
+    """Median seconds from one iteration to the next."""
+    family, staggered, accumulation = VARIANTS[variant]
+    job = job_of(size, accumulation, rows)
+    schedule: Schedule = family(job.shape)
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     try:
-        train(job, folder / "run", steps=steps, schedule=one_f_one_b(job.shape), server=server)
+        result = train(
+            job, folder / "run", steps=steps, schedule=schedule if staggered else with_barrier(schedule), server=server
+        )
         trace = read(folder / "run" / "trace.json")
     finally:
         shutil.rmtree(folder)
-    return statistics.median([iteration_seconds(trace.window(step, step)) for step in trace.steps][WARM_UP:])
-
-
-def iteration_seconds(one: Trace) -> float:
-    """From the first start to the end of the last reduction."""
-    counted = one.columns.kind != Kind.OPTIMIZER_STEP
-    return float(np.max(one.end[counted]) - np.min(one.start[counted]))
+    assert result.modes["staggered"] == (steps - 1 if staggered else 0), result.modes
+    period = trace.period(WARM_UP, steps - 1)
+    assert period is not None
+    return period
 
 
 if __name__ == "__main__":

@@ -104,7 +104,13 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[train]`: the optimizer (AdamW) and how gradients are summed."""
+    """`[train]`: the optimizer (AdamW), how gradients are summed, and how often the state is kept.
+
+    A checkpoint is written every `checkpoint_every` iterations, 0 for never, and at the end of a run that has as many;
+    the last `checkpoint_keep` stay. By Young's rule (CACM 17(9), 1974) the best interval is sqrt(2 C T) for a stall of
+    C and a loss every T: with iterations of 10 s, a stall of 1 s and all hosts of a stage, or the launcher, lost once
+    in five days it is 93 iterations. One that is not complete after `checkpoint_deadline` seconds is given up.
+    """
 
     steps: Positive = 30
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
@@ -118,10 +124,16 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     gradient_exponent: Annotated[int, Meta(ge=-20, le=30)] = 6
     non_finite: Literal["skip", "fatal"] = "fatal"
     threads: Positive = 1
+    checkpoint_every: Annotated[int, Meta(ge=0)] = 100
+    checkpoint_keep: Positive = 2
+    checkpoint_deadline: Annotated[float, Meta(gt=0)] = 600.0
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[membership]`: who counts as alive, in seconds; and the store that knows it.
+    """`[membership]`: who counts as alive, in seconds; and as slow; and the store that knows it.
+
+    A worker that takes longer than its peers by more than the share `drift` in most of `drift_iterations` iterations,
+    or a stage that does than its profile says, is planned for anew while training goes on; 0 switches that off.
 
     `store` is "launcher", or "etcd://host:port[,host:port...]" (`etcds://` for TLS). A store that is reached over the
     network wants `etcd_user` with a password, from `etcd_password_file` or the environment (RECYCLE_ETCD_PASSWORD), or
@@ -144,6 +156,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     transport_timeout: Annotated[float, Meta(gt=0)] = 300.0
     start_deadline: Annotated[float, Meta(gt=0)] = 180.0
     rejoin_deadline: Annotated[float, Meta(gt=0)] = 120.0
+    drift: Annotated[float, Meta(ge=0)] = 0.15
+    drift_iterations: Positive = 8
 
 
 class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,6 +205,16 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
             step=times.step,
             weight_stash=self.memory.weight_stash,
         )
+
+    @property
+    def seconds_per_unit(self) -> float | None:
+        """Seconds that one unit of the profile's times lasts when the job runs; None where that is not known.
+
+        A profile file holds measured seconds; the numbers of `[times]` are in any unit.
+        """
+        if self.model.kind == "emulated":
+            return self.model.seconds_per_unit or None
+        return 1.0 if self.times.profile is not None else None
 
     def activation_limits(self) -> list[float] | None:
         """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.

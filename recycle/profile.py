@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import JobError
-from recycle.files import read_whole
+from recycle.files import read_whole, write_whole
 from recycle.json_objects import entries
 from recycle.shape import Shape, Worker
 
@@ -67,6 +67,8 @@ class Profile:
         weight_stash: share of `activation` that is still held between the end of I and the end of W.
         static: bytes a stage needs whatever the schedule (parameters, gradients, optimizer state, undo copy).
         speed: worker text (`k.r`) -> factor on every compute time of that worker; 1 when left out, 2 is half as fast.
+        measured: how the figures came about (machine, versions, date, spread, ...), in any form; prices nothing, and
+            neither equality nor `digest` looks at it.
     """
 
     forward: PerStage = 1.0
@@ -83,6 +85,7 @@ class Profile:
     weight_stash: float = 1.0
     static: PerStage = 0.0
     speed: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         """Raises JobError for a quantity that is negative or not finite, and a link or speed that names no worker."""
@@ -202,14 +205,16 @@ class Profile:
 
     def digest(self) -> str:
         """Content hash, by which plans say what they were planned for."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
+        prices = {name: value for name, value in self.to_json().items() if name != "measured"}
+        return hashlib.sha256(msgspec.json.encode(prices, order="sorted")).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self)
         return built
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        """Write the profile file, whole or not at all. Raises RecycleError when it cannot be written."""
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:

@@ -118,7 +118,7 @@ def agent(
     from recycle.solve.planner import plan_for_training
 
     count = described.train.steps if steps is None else steps
-    check_request(described, count, (), own.failed if own is not None else frozenset())
+    text_digest = check_request(described, count, (), own.failed if own is not None else frozenset())
     directory = run or Path("runs") / name
     signal.signal(signal.SIGTERM, _interrupt)
     lines = ProgressLines(count, described.shape)
@@ -133,6 +133,7 @@ def agent(
             schedule=own,
             planner=plan_for_training,
             observer=lines,
+            text_digest=text_digest,
         )
     except KeyboardInterrupt:
         print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")

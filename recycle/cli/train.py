@@ -52,8 +52,16 @@ def train(
         ),
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run directory, fresh; else runs/<job>-<time>.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Run directory, fresh; else runs/<job>-<time>. With --resume the one to go on in; else the newest.",
+            show_default=False,
+        ),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from the newest complete checkpoint, in this job's shape."),
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print every key of the job and stop.")] = False,
 ) -> None:
     """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
@@ -78,9 +86,12 @@ def train(
     check_faults(faults, described.shape, count, absent)
 
     from recycle.exec import launcher
+    from recycle.exec.resume import newest_run
     from recycle.solve.planner import plan_for_training
 
-    directory = run or Path("runs") / f"{job.resolve().parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs, name = Path("runs"), job.resolve().parent.name
+    fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = run or (newest_run(runs, name) if resume else fresh)
     if punish is not None:
         print(f"punished with {len(faults)} faults:{''.join(f' --fault {fault}' for fault in faults)}", flush=True)
     lines = ProgressLines(count, described.shape)
@@ -93,10 +104,14 @@ def train(
             faults=faults,
             planner=plan_for_training,
             observer=lines,
+            resume=resume,
         )
     except KeyboardInterrupt:
         print(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
+        print(f"go on from its newest checkpoint with: recycle train {job} --resume --run {directory}")
         raise typer.Exit(130) from None
+    if result.period_error is not None:
+        print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
 
 
@@ -130,24 +145,33 @@ class ProgressLines(Observer):
 
     def waiting(self, what: str) -> None:
         """Say what the run waits for."""
-        print(f"waiting for {what}", flush=True)
+        _say(f"waiting for {what}")
 
     def committed(self, line: dict[str, Any]) -> None:
         """One line per committed step."""
         self.last = line["step"]
         width = len(str(self._steps - 1))
-        print(
+        _say(
             f"step {line['step']:>{width}}/{self._steps - 1}  loss {_loss(line['loss'])}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
-            f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})",
-            flush=True,
+            f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})"
         )
 
     def event(self, event: dict[str, Any]) -> None:
         """One line for what a person wants to know at once."""
         say = _EVENTS.get(event["kind"])
         if say is not None:
-            print(f"  {event['time']:8.3f} s  {say(event)}", flush=True)
+            _say(f"  {event['time']:8.3f} s  {say(event)}")
+
+
+def _say(line: str) -> None:
+    """Print at once; a line that goes to a file on a full disk is no reason to stop training."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def _loss(loss: float | None) -> str:
@@ -160,5 +184,15 @@ _EVENTS = {
     "detected": lambda e: f"worker {e['worker']} is dead: {e['cause']}; step {e['step']} starts again without it",
     "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
     "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
+    "replanned": lambda e: (
+        f"step {e['step']} runs another plan: {e['cause']}; period {e['period_before']:g} -> {e['period']:g}"
+    ),
+    "checkpoint": lambda e: (
+        f"no checkpoint of step {e['step']}: {e['error']}" if "error" in e else f"checkpoint {e['folder']} is complete"
+    ),
+    "restored": lambda e: (
+        f"goes on at step {e['step']} from checkpoint {e['checkpoint']} with {len(e['live'])} workers"
+    ),
+    "warning": lambda e: f"warning: {e['message']}",
     "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",
 }

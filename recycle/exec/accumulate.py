@@ -80,8 +80,11 @@ class Accumulator(Protocol):
     def mean(self, divisor: int, out: torch.Tensor) -> torch.Tensor:
         """The sum divided by `divisor`, written into `out`, fp32 [layout.size]."""
 
-    def mean_norm_squared(self, divisor: int) -> float:
-        """Squared Euclidean norm of the mean, in fp64; not finite when any addend was out of bounds."""
+    def mean_norms_squared(self, divisor: int) -> list[float]:
+        """Squared Euclidean norm of each parameter's mean, in fp64; it depends on nothing else in the buffer.
+
+        One at least is not finite when any addend was out of bounds.
+        """
 
 
 class _FlatSum:
@@ -99,10 +102,9 @@ class _FlatSum:
             target.copy_(torch.div(part, divisor))
         return out
 
-    def mean_norm_squared(self, divisor: int) -> float:
-        norms = [torch.linalg.vector_norm(part.double()) for part in _chunks(self.buffer)]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms))) / divisor
-        return norm * norm
+    def mean_norms_squared(self, divisor: int) -> list[float]:
+        norms = [_norm(view.reshape(-1)) for view in self.layout.views(self.buffer)]
+        return [(norm / divisor) ** 2 for norm in torch.stack(norms).tolist()] if norms else []
 
 
 class ExactSum(_FlatSum):
@@ -134,6 +136,9 @@ class ExactSum(_FlatSum):
         for target, part in zip(self._targets[position], _chunks(addend), strict=True):
             target.add_(torch.mul(part, self._scale).round_(), alpha=self._unit)
 
+    def mean_norms_squared(self, divisor: int) -> list[float]:
+        return [*super().mean_norms_squared(divisor), float(self._violation)]
+
     def _test(self, addend: torch.Tensor) -> None:
         low, high = torch.aminmax(addend)
         # Both are written so that NaN fails the test.
@@ -161,6 +166,11 @@ class FastSum(_FlatSum):
 
 ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """`[train] accumulation` -> class."""
+
+
+def _norm(flat: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = torch.stack([torch.linalg.vector_norm(part.double()) for part in _chunks(flat)]).norm()
+    return norm
 
 
 def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:

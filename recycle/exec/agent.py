@@ -30,7 +30,7 @@ from recycle.exec.lease import Lease
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
-from recycle.exec.run_directory import RunDirectory
+from recycle.exec.shared_directory import SharedRunDirectory
 from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
@@ -67,6 +67,7 @@ def serve(
     schedule: Schedule | None = None,
     planner: Planner | None = None,
     observer: Observer | None = None,
+    text_digest: str | None = None,
 ) -> None:
     """Be the agent of `node` until the run has ended.
 
@@ -76,6 +77,7 @@ def serve(
         run: name of the run in the store, the same on all nodes.
         directory: the run directory, which all nodes share.
         address: of this node, for the workers of others; found by the way to the store when left out.
+        text_digest: of the training text, for checkpoints.
 
     Raises:
         JobError: the request is impossible, or not that of the other nodes.
@@ -93,7 +95,7 @@ def serve(
     store = EtcdStore.connect(job.membership.store, run, job.membership, "standby")
     agent = _Agent(job, node, nodes[node], run, Path(directory), store, address, steps or job.train.steps)
     try:
-        agent.run(schedule, planner, observer or Observer())
+        agent.run(schedule, planner, observer or Observer(), text_digest)
     finally:
         agent.close()
 
@@ -132,9 +134,12 @@ class _Agent:
         self._coordination: Coordination | None = None
         info = self._agree(steps)
         self._steps = info.steps
-        self._directory = RunDirectory(directory, job, info.identity, info.started)
+        self._directory = SharedRunDirectory(directory, job, info.identity, info.started)
         self._server = ForkServer(
-            job.model.kind, job.train.threads, self._directory.logs / f"forkserver.{self._node}.log"
+            job.model.kind,
+            job.train.threads,
+            self._directory.logs / f"forkserver.{self._node}.log",
+            0 < job.train.checkpoint_every <= self._steps,
         )
         self._processes = LocalProcesses(self._server, self._orders, self._directory.logs, self._waker)
         self._lease = Lease(store.client.clone(), self._term, self._lose)
@@ -181,9 +186,12 @@ class _Agent:
             str(self._directory.logs / f"{worker}.trace.jsonl"),
             os.getpid(),
             self._directory.started,
+            str(self._directory.checkpoints),
         )
 
-    def run(self, schedule: Schedule | None, planner: Planner | None, observer: Observer) -> None:
+    def run(
+        self, schedule: Schedule | None, planner: Planner | None, observer: Observer, text_digest: str | None
+    ) -> None:
         """Serve until the run has ended."""
         self._arrive()
         while not self._over():
@@ -192,7 +200,7 @@ class _Agent:
                     f"node {self._node}: the lease was lost, its workers are given up; start the agent again"
                 )
             self._carry_out()
-            self._coordinate(schedule, planner, observer)
+            self._coordinate(schedule, planner, observer, text_digest)
             self._processes.wait(self._job.membership.heartbeat / 2)
         self._leave()
 
@@ -232,7 +240,9 @@ class _Agent:
             tail = "" if how.startswith("killed") else f"; its last lines: {self._processes.tail(worker)}"
             self._store.post(f"gone/{worker}", f"{self._processes.incarnation(worker)} {how}{tail}")
 
-    def _coordinate(self, schedule: Schedule | None, planner: Planner | None, observer: Observer) -> None:
+    def _coordinate(
+        self, schedule: Schedule | None, planner: Planner | None, observer: Observer, text_digest: str | None
+    ) -> None:
         """Let the coordinator tick if this agent has the role, or try to get it when nobody has."""
         try:
             if self._coordination is None:
@@ -243,7 +253,16 @@ class _Agent:
                     return
                 mine = self._store.reading_as("coordinator").guarded(ROLE, created)
                 self._coordination = Coordination(
-                    self._job, self._steps, mine, self._node, self._directory, self._waker, observer, planner, schedule
+                    self._job,
+                    self._steps,
+                    mine,
+                    self._node,
+                    self._directory,
+                    self._waker,
+                    observer,
+                    planner,
+                    schedule,
+                    text_digest,
                 )
             self._coordination.tick()
         except RoleLost:

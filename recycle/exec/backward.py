@@ -44,8 +44,8 @@ class WeightGradientStore:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._waiting: dict[MicroBatch, deque[Callable[[], None]]] = {}
-        self._recording: deque[Callable[[], None]] | None = None
+        self._waiting: dict[MicroBatch, deque[partial[None]]] = {}
+        self._recording: deque[partial[None]] | None = None
 
     @contextmanager
     def record(self, micro_batch: MicroBatch) -> Iterator[None]:
@@ -80,6 +80,10 @@ class WeightGradientStore:
         # Each entry is dropped as soon as it is done, so memory falls during W.
         while waiting:
             waiting.popleft()()
+
+    def held(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+        """The tensors that W of `micro_batch` still needs, besides the weights; none when its I has not run."""
+        return [part for work in self._waiting.get(micro_batch, ()) for part in work.args[2:]]
 
     def waiting(self) -> set[MicroBatch]:
         """Micro-batches between I and W."""

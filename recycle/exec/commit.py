@@ -47,17 +47,31 @@ def soonest_end(step: int, mode: Mode, before: Facts | None) -> int:
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
 
 
-def report_of(stages: Mapping[int, Stage]) -> Report:
-    """What a worker reports once the gradients of all its stages are summed over their hosts."""
+def report_of(stages: Mapping[int, Stage], compute: Mapping[str, tuple[int, float]] | None = None) -> Report:
+    """What a worker reports once the gradients of all its stages are summed over their hosts, and its times."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
-    norms = {index: stage.gradient_norm_squared() for index, stage in stages.items()}
-    return Report(norms, sum(losses) if losses else None)
+    norms = {index: exact_parts(stage.gradient_norms_squared()) for index, stage in stages.items()}
+    return Report(norms, sum(losses) if losses else None, dict(compute or {}))
+
+
+def exact_parts(addends: Sequence[float]) -> list[float]:
+    """A few numbers with the very sum of `addends`, before any rounding; not a number if one addend is not finite.
+
+    Each is the correctly rounded rest that the ones before leave, so three are rarely too few.
+    """
+    if not all(map(math.isfinite, addends)):
+        return [math.nan]
+    parts: list[float] = []
+    while rest := math.fsum([*addends, *(-part for part in parts)]):
+        parts.append(rest)
+    return parts
 
 
 def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Facts:
     """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
 
-    Squared norms are added in stage order; every host of a stage reports the same bits, or something is badly wrong.
+    Squared norms are added without rounding on the way, so that the global norm does not depend on how the model is
+    split into stages. Every host of a stage reports the same bits, or something is badly wrong.
 
     Args:
         recent: norms of the iterations before, the oldest first.
@@ -65,12 +79,12 @@ def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[
     Raises:
         RunError: two hosts of a stage hold different gradients.
     """
-    norms: dict[int, float] = {}
+    norms: dict[int, list[float]] = {}
     for worker, report in sorted(reports.items()):
-        for stage, norm in report.norms.items():
-            if norms.setdefault(stage, norm) != norm and math.isfinite(norm):
+        for stage, parts in report.norms.items():
+            if norms.setdefault(stage, parts) != parts and all(map(math.isfinite, parts)):
                 raise RunError(f"step {step}: worker {worker} holds another gradient of stage {stage} than its peers")
-    squared = math.fsum(norms[stage] for stage in sorted(norms))
+    squared = math.fsum(part for parts in norms.values() for part in parts)
     losses = [report.loss for _, report in sorted(reports.items()) if report.loss is not None]
     loss = sum(losses) / job.shape.global_micro_batches
     finite = math.isfinite(squared)

@@ -15,13 +15,15 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.cluster_processes import ClusterProcesses
-from recycle.exec.coordinator import Coordinator, Phase
+from recycle.exec.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.etcd_store import EtcdStore
+from recycle.exec.keeper import Keeper
 from recycle.exec.membership import Facts, Record, decode
 from recycle.exec.metrics import metrics_line
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService
-from recycle.exec.run_directory import RunDirectory
+from recycle.exec.replanning import Replanner
+from recycle.exec.shared_directory import SharedRunDirectory
 from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
@@ -40,6 +42,7 @@ class Coordination:
         node: of this agent.
         schedule: a schedule of one's own, for the set of workers that it leaves alive.
         planner: makes the schedule of any other.
+        text_digest: of the training text.
     """
 
     def __init__(
@@ -48,16 +51,19 @@ class Coordination:
         steps: int,
         store: EtcdStore,
         node: int,
-        directory: RunDirectory,
+        directory: SharedRunDirectory,
         waker: Waker,
         observer: Observer,
         planner: Planner | None,
         schedule: Schedule | None = None,
+        text_digest: str | None = None,
     ) -> None:
         self._job, self._steps, self._store, self._node = job, steps, store, node
         self._directory, self._waker, self._observer = directory, waker, observer
         self._processes = ClusterProcesses(job, store)
-        self._plans = PlanService(job, planner, directory.plans, waker, schedule)
+        self._plans = PlanService(job, planner, directory.plans, waker, schedule, self._warn)
+        self._replanner = Replanner(job, self._plans, directory.profiles, self._event)
+        self._keeper = Keeper(job, directory.checkpoints, text_digest, store, self._event, waker.wake, time.monotonic)
         absent = schedule.failed if schedule is not None else frozenset()
         self._coordinator = Coordinator(
             job,
@@ -65,10 +71,11 @@ class Coordination:
             {worker for worker in job.shape.workers() if worker not in absent},
             store,
             self._processes,
-            self._plans,
+            self._replanner,
             self._event,
             self._committed,
             time.monotonic,
+            self._keeper.due,
         )
         self._absent = absent
         self._last_commit = time.monotonic()
@@ -86,7 +93,15 @@ class Coordination:
             self._start()
         else:
             self._restart()
-            self._coordinator.tick()
+            live = [str(worker) for worker in self._coordinator.live]
+            self._keeper.tick(live, self._coordinator.record.committed)
+            try:
+                self._coordinator.tick()
+            except StageLost as lost:
+                raise RunError(
+                    f"{lost}: its parameters are lost; where [train] checkpoint_every keeps checkpoints, go on from"
+                    f" the newest with: recycle train JOB --resume --run {self._directory.path}"
+                ) from None
         if self._coordinator.phase is Phase.FINISHED:
             self._finish()
 
@@ -140,6 +155,10 @@ class Coordination:
     def _finish(self) -> None:
         """After the last iteration: keep the digests, merge the trace, let all agents go."""
         deadline = time.monotonic() + LEAVE_SECONDS
+        while self._keeper.busy and time.monotonic() < deadline:
+            left = [str(worker) for worker in self._coordinator.live if self._processes.running(worker)]
+            self._keeper.tick(left, self._coordinator.record.committed)
+            self._store.wait_for_change(0.2)
         digests: dict[str, Any] = {}
         for worker in sorted(self._coordinator.live):
             text = self._store.read(f"final/{worker}")
@@ -170,6 +189,7 @@ class Coordination:
         self._store.close()
         self._hearing.join()
         self._plans.close()
+        self._keeper.close()
 
     def _hear_posts(self, store: EtcdStore) -> None:
         with contextlib.suppress(RunError):
@@ -177,12 +197,17 @@ class Coordination:
                 store.wait_for_change(60.0)
                 self._waker.wake()
 
+    def _warn(self, message: str) -> None:
+        self._event("warning", message=message)
+
     def _event(self, kind: str, **details: Any) -> None:
         self._observer.event(self._directory.event(kind, **details))
 
     def _committed(self, facts: Facts, record: Record, period: float) -> None:
         now = time.monotonic()
         line = metrics_line(self._job, facts, record, period, self._directory.now(), now - self._last_commit)
+        line |= {"compute": self._replanner.compute}
         self._last_commit = now
+        self._keeper.committed(facts, record)
         if self._directory.metric(line):
             self._observer.committed(line)

@@ -58,6 +58,12 @@ class Plans(Protocol):
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         """The plan without the failed workers, None while it is still being made. Raises RunError if none can be."""
 
+    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+        """An iteration is about to be committed; the reports tell how long each worker computed."""
+
+    def has_better(self, failed: frozenset[Worker]) -> bool:
+        """Whether `ready` would now give a plan that is worth a new generation."""
+
 
 class Processes(Protocol):
     """The workers' processes."""
@@ -76,6 +82,10 @@ class Processes(Protocol):
 
     def incarnation(self, worker: Worker) -> int:
         """Number of the worker's present process, counted from 0."""
+
+
+class StageLost(RunError):
+    """A stage has no live host left: its state is lost, and only a checkpoint can bring it back."""
 
 
 Log = Callable[..., None]
@@ -109,6 +119,7 @@ class Coordinator:
         store, processes, plans: what it stands on.
         log: takes events. committed: takes (facts, record, period) of every commit.
         now: monotonic seconds.
+        keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
     """
 
     job: Job
@@ -120,6 +131,7 @@ class Coordinator:
     log: Log
     committed: Callable[[Facts, Record, float], None]
     now: Callable[[], float]
+    keeps: Callable[[int, bool], bool] = lambda step, is_last: False
     phase: Phase = Phase.BETWEEN
     record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
     _periods: Mapping[Mode, float] = field(default_factory=dict)
@@ -127,6 +139,7 @@ class Coordinator:
     _looked: float = 0.0
     _rejoins: list[_Rejoin] = field(default_factory=list)
     _joined: set[Worker] = field(default_factory=set)
+    _registered: str = ""
     _attempts: int = 0
     _trouble_since: float | None = None
     _retried: int = -1
@@ -155,7 +168,7 @@ class Coordinator:
         What the other had decided stands, also where it came no further than the register; what it had left open
         becomes void. Workers that copied their state in a generation that never ran copy it again.
         """
-        self.record = record
+        self.record, self._registered = record, encode(record)
         self.live = {Worker.parse(worker) for worker in record.live}
         self.store.compare_set(f"proposal/{record.generation}", "", encode(record))
         if record.facts is not None:
@@ -214,16 +227,30 @@ class Coordinator:
             self.live.discard(worker)
             self._joined.discard(worker)
             self.log("detected", worker=str(worker), step=self.next_step, cause=how)
+        self._attempts = 0
+        self._end()
         if self._lost_since is None:
             self._lost_since = self.now()
         for stage in range(self.shape.stages):
             if not any(worker.rank == stage % self.shape.ranks for worker in self.live):
-                raise RunError(
-                    f"stage {stage} has no live host left after step {self.record.committed}:"
-                    f" its parameters are lost, and the run cannot go on without a checkpoint"
-                )
-        self._attempts = 0
-        self._end()
+                raise StageLost(f"stage {stage} has no live host left after step {self.record.committed}")
+
+    def start_over(self, live: set[Worker], committed: int, facts: Facts) -> None:
+        """Go on from a checkpoint with processes that were all started anew and have its state.
+
+        Args:
+            live: the processes.
+            committed, facts: the step of the checkpoint, and its commit.
+        """
+        self.store.delete([f"undone/{committed + 1}/{worker}" for worker in self.shape.workers()])
+        self.record = Record(self.record.generation, [], {}, "", committed, facts)
+        self.live = set(live)
+        self._joined.clear()
+        self._beats.clear()
+        for rejoin in self._rejoins:
+            rejoin.started, rejoin.deadline = False, None
+        self._attempts, self._retried, self._repeated = 0, -1, None
+        self._enter(Phase.BETWEEN)
 
     def _end(self) -> None:
         """End the current generation: whatever is undecided is void, and survivors wake up."""
@@ -238,15 +265,13 @@ class Coordinator:
         """Between generations: admit who is awaited, then propose as soon as a plan exists."""
         if not self._rejoiners_settled():
             return
-        failed = frozenset(worker for worker in self.shape.workers() if worker not in self.live)
-        plan = self.plans.ready(failed)
+        plan = self.plans.ready(self._failed)
         if plan is None:
             return
         generation = self.record.generation + 1
         self.store.set(f"plan/{plan.digest}", plan.text)
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
         self.store.set(f"periods/{plan.digest}", msgspec.json.encode(dict(plan.periods)).decode())
-        before = encode(self.record) if self.record.generation else ""
         self.record = Record(
             generation,
             [str(worker) for worker in sorted(self.live)],
@@ -258,7 +283,7 @@ class Coordinator:
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
         )
         self._periods = plan.periods
-        self._register(before)
+        self._register()
         self.store.set(f"proposal/{generation}", encode(self.record))
         self.log(
             "generation",
@@ -270,10 +295,15 @@ class Coordinator:
         )
         self._enter(Phase.PROPOSED)
 
-    def _register(self, before: str) -> None:
+    def _register(self) -> None:
         """Write the register, if nobody else has."""
-        if not self.store.compare_set("register", before, encode(self.record)):
+        before, self._registered = self._registered, encode(self.record)
+        if not self.store.compare_set("register", before, self._registered):
             raise RunError("the register was changed by somebody else; another launcher uses this store")
+
+    @property
+    def _failed(self) -> frozenset[Worker]:
+        return frozenset(worker for worker in self.shape.workers() if worker not in self.live)
 
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
@@ -384,7 +414,7 @@ class Coordinator:
         before = self.record
         after = msgspec.structs.replace(before, committed=n, facts=facts, mode=facts.next_mode)
         self.record = after
-        self._register(encode(before))
+        self._register()
         self.store.compare_set(f"commit/{g}/{n}", "", encode(facts))
         self._attempts = 0
         self.store.delete([*keys.values(), f"commit/{g}/{n - 2}"])  # read by all before they stepped n - 1
@@ -410,12 +440,15 @@ class Coordinator:
         if not finite and self.job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
         soonest = soonest_end(step, mode, before)
+        self.plans.observe(self._failed, step, {Worker.parse(worker): r for worker, r in reports.items()})
+        changes = [soonest] if self.plans.has_better(self._failed) else []
         return msgspec.structs.replace(
             facts,
             mode=mode,
             next_mode=facts.next_mode if facts.next_mode in self._periods else "barrier",
-            last=min([self.steps - 1, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
+            last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
             finished=step + 1 >= self.steps,
+            checkpoint=self.keeps(step, step + 1 >= self.steps),
         )
 
     def _repeat(self, cause: str) -> None:

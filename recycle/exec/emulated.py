@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -106,8 +106,8 @@ class EmulatedStage:
     def loss_sum(self) -> float | None:
         return self._loss if self._is_last else None
 
-    def gradient_norm_squared(self) -> float:
-        return float((self._sum / self._divisor).square().sum())
+    def gradient_norms_squared(self) -> list[float]:
+        return [float((self._sum / self._divisor).square().sum())]
 
     def step(self, iteration: int, clip_factor: float) -> None:
         with self._takes("step"):
@@ -116,6 +116,9 @@ class EmulatedStage:
 
     def state_tensors(self) -> list[torch.Tensor]:
         return [self._parameters, self._count]
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return dict(zip((f"stages.{self.index}.parameters", f"stages.{self.index}.count"), tensors, strict=True))
 
     def state_digest(self) -> str:
         return digest(self.state_tensors())
@@ -126,6 +129,11 @@ class EmulatedStage:
     def held_bytes(self) -> float:
         """Bytes that the held activations would take by the profile."""
         return self.held_micro_batches() * self._activation_bytes
+
+    def incoming(self, kind: str, micro_batch: MicroBatch) -> torch.Tensor | None:
+        """The message that a neighbour would send: for "F" by the stage before, for "B" by the one behind, if any."""
+        sender, ends = (self.index - 1, self._is_first) if kind == "F" else (self.index + 1, self._is_last)
+        return None if ends else self._message(kind, sender, micro_batch)
 
     def gradient(self, step: int, micro_batch: MicroBatch) -> torch.Tensor:
         """This stage's gradient of one micro-batch, fp64 [ENTRIES]: what a test adds up by itself."""

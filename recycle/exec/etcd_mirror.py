@@ -43,26 +43,26 @@ class Mirror:
 
     def get(self, key: str) -> bytes | None:
         """The value of `key`, None when it has none."""
-        self._check()
+        self.check()
         return self._values.get(key)
 
     def below(self, prefix: str) -> dict[str, bytes]:
         """All keys that begin with `prefix`, with their values."""
         with self._changed:
-            self._check()
+            self.check()
             return {key: value for key, value in self._values.items() if key.startswith(prefix)}
 
     def reach(self, revision: int) -> None:
         """Wait until the copy holds what the cluster held at `revision`, a change in the range."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended() or self._revision >= revision)
-        self._check()
+        self.check()
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for `condition` to hold, which is asked after every change; whether it does within `seconds`."""
         with self._changed:
             held = self._changed.wait_for(lambda: self._ended() or condition(), seconds)
-        self._check()
+        self.check()
         return held
 
     def close(self) -> None:
@@ -76,7 +76,8 @@ class Mirror:
     def _ended(self) -> bool:
         return self._closed or self._lost is not None
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise RunError when the cluster is gone or the mirror was closed."""
         if self._lost is not None:
             raise RunError(self._lost)
         if self._closed:

@@ -26,9 +26,10 @@ from recycle.job import MembershipSection
 
 Reader = Literal["worker", "coordinator", "standby"]
 """Who reads: says which folders are mirrored."""
-_POSTED = frozenset(
-    ("ready", "ack", "formed", "report", "undone", "trouble", "fault", "final", "closed", "agent", "gone")
-)
+_POSTED = {
+    *("ready", "ack", "formed", "report", "undone", "trouble", "fault", "final", "closed"),
+    *("saved", "warning", "warned", "agent", "gone"),
+}
 _RANGES: dict[Reader, tuple[str, str]] = {
     "worker": ("groups/", "orders0"),
     "coordinator": ("orders/", "posts0"),
@@ -193,7 +194,7 @@ class EtcdStore:
         self._write([], [_put(self._key(key), text, lease)])
 
     def close(self) -> None:
-        """Stop mirroring, for all clones."""
+        """Stop mirroring and writing, for all clones."""
         self._mirror.close()
 
     @property
@@ -206,6 +207,7 @@ class EtcdStore:
         then: list[dict[str, Any]],
         otherwise: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
+        self._mirror.check()
         answer = write(self._client, self._mirror, compares + self._held(), then, (otherwise or []) + self._look())
         if self._guard is not None and not answer.get("succeeded"):
             kvs = answer["responses"][-1]["response_range"].get("kvs", [])

@@ -23,11 +23,17 @@ from typing import Any, BinaryIO
 PRELOADED = {
     "gpt": ("recycle.exec.recovery", "recycle.exec.gpt", "recycle.exec.stage", "recycle.exec.data"),
     "emulated": ("recycle.exec.recovery", "recycle.exec.emulated"),
+    "checkpoints": (
+        "torch.distributed.checkpoint.hf_storage",
+        "torch.distributed.checkpoint.state_dict_saver",
+        "torch.distributed.checkpoint.state_dict_loader",
+        "safetensors.torch",
+    ),
 }
-"""Modules to import before forking, by the job's kind of model."""
+"""Modules to import before forking: by the job's kind of model, and for a run that keeps checkpoints."""
 
 
-def main(kind: str, launcher: str) -> None:
+def main(launcher: str, *kinds: str) -> None:
     """Serve until standard input ends."""
     from recycle.exec.processes import die_with_parent
 
@@ -39,8 +45,9 @@ def main(kind: str, launcher: str) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    for module in PRELOADED[kind]:
-        importlib.import_module(module)
+    for kind in kinds:
+        for module in PRELOADED[kind]:
+            importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(f"forkserver: {threads} threads after the imports; forking would not be safe")

@@ -18,7 +18,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,22 +26,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from recycle.exec.transport import Pending, TransportError, lane_places
-from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
+from recycle.exec.groups import GroupTransport
+from recycle.exec.transport import TransportError
 from recycle.shape import Worker
 
-POSTED_AHEAD = 2
-"""Receives that are posted ahead per lane: enough to overlap, few enough to bound the buffers."""
-OVER_SECONDS = 0.02
-"""How often a wait that cannot be woken looks whether its generation is over."""
 FORM_SECONDS = (0.001, 0.05)
 """How often a group that forms looks for its members: at first, and after a while."""
-_STATE_TAG = 1 << 20
 _LEFT_BEHIND: list[Any] = []
 """Groups with an all-reduce that never ended; kept, because freeing them would block this process."""
 
 
-class GlooTransport:
+class GlooTransport(GroupTransport):
     """Transport between processes over TCP.
 
     Args:
@@ -76,17 +70,15 @@ class GlooTransport:
         waiting: Callable[[bool], None] = lambda _: None,
         address: str = "127.0.0.1",
     ) -> None:
+        super().__init__(message, torch.device("cpu"), over, waiting)
         self._ranks = {member: rank for rank, member in enumerate(members)}
-        self._message, self._waiting, self._over = message, waiting, over
-        self._deaf = ThreadPoolExecutor(1)
         self._timeout = timedelta(seconds=timeout)
         self._sums: dict[int, Any] = {}
         wanted = {-1: (f"{prefix}/world", list(members))}
         wanted |= {stage: (f"{prefix}/stage{stage}", list(p)) for stage, p in sorted(hosts.items()) if len(p) > 1}
-        patient = _FormingStore(store, over)
         groups = self._leave_when_over(
             lambda: {
-                key: _group(patient, name, peers.index(role), len(peers), form_timeout, address)
+                key: form_group(store, name, peers.index(role), len(peers), form_timeout, address, over)
                 for key, (name, peers) in wanted.items()
             }
         )
@@ -94,58 +86,12 @@ class GlooTransport:
         self._sums.update(groups)
         for group in (self._world, *self._sums.values()):
             group._set_default_timeout(self._timeout)
-        self._iteration = 0
-        self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
-        self._lanes: dict[Worker, list[Transfer]] = {}
-        self._posted: dict[Transfer, Pending] = {}
-        self._places: dict[Instruction, int] = {}
 
-    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
-        for sending, _ in self._sent.pop(iteration - 2, []):
-            self._wait(sending)
-        self._iteration = iteration
-        self._places = lane_places(program)
-        self._lanes, self._posted = {}, {}
-        for instruction in program:
-            if isinstance(instruction, RecvActivation | RecvGradient):
-                self._lanes.setdefault(instruction.peer, []).append(instruction)
-        for lane in self._lanes.values():
-            lane.reverse()
-            for _ in range(POSTED_AHEAD):
-                self._post_next(lane)
+    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+        return self._world.recv([tensor], self._ranks[peer], tag)
 
-    def _post_next(self, lane: list[Transfer]) -> None:
-        if lane:
-            instruction = lane.pop()
-            self._posted[instruction] = self._post(instruction)
-
-    def _post(self, instruction: Transfer) -> Pending:
-        shape, dtype = self._message
-        buffer = torch.empty(shape, dtype=dtype)
-        tag = self._tag(instruction)
-        receiving = self._try(partial(self._world.recv, [buffer], self._ranks[instruction.peer], tag))
-
-        def pending() -> torch.Tensor:
-            self._wait(receiving)
-            return buffer
-
-        return pending
-
-    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
-        tensor = tensor.contiguous()
-        tag = self._tag(instruction)
-        sending = self._try(partial(self._world.send, [tensor], self._ranks[instruction.peer], tag))
-        self._sent.setdefault(self._iteration, []).append((sending, tensor))
-
-    def _tag(self, instruction: Transfer) -> int:
-        """Place in the lane and parity of the iteration: two iterations may be under way on a lane, never three."""
-        return 2 * self._places[instruction] + self._iteration % 2
-
-    def receive(self, instruction: Transfer) -> Pending:
-        while instruction not in self._posted:
-            self._post_next(self._lanes[instruction.peer])
-        self._post_next(self._lanes[instruction.peer])
-        return self._posted.pop(instruction)
+    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+        return self._world.send([tensor], self._ranks[peer], tag)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
         group = self._sums.get(stage)
@@ -164,47 +110,9 @@ class GlooTransport:
             finally:
                 self._waiting(False)
 
-    def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
-        """Send `tensors` to a worker that joins."""
-        for place, tensor in enumerate(tensors):
-            tag = _STATE_TAG + place
-            self._wait(self._try(partial(self._world.send, [tensor.detach()], self._ranks[peer], tag)))
-
-    def receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
-        """Fill `tensors` with what `peer` sends by `send_state`."""
-        for place, tensor in enumerate(tensors):
-            tag = _STATE_TAG + place
-            self._wait(self._try(partial(self._world.recv, [tensor.detach()], self._ranks[peer], tag)))
-
     def close(self) -> None:
-        self._posted, self._lanes, self._sent = {}, {}, {}
+        super().close()
         self._world, self._sums = None, {}
-        self._deaf.shutdown(wait=False)
-
-    def _leave_when_over(self, action: Callable[[], Any]) -> Any:
-        """The result of `action`, which runs in a thread; TransportError when it fails or the generation ends first."""
-        running = self._deaf.submit(action)
-        while True:
-            try:
-                return running.result(OVER_SECONDS)
-            except TimeoutError:
-                if self._over.is_set():
-                    raise TransportError("the generation is over") from None
-            except RuntimeError as error:
-                raise TransportError(_first_line(error)) from None
-
-    def _wait(self, pending: Any) -> None:
-        self._waiting(True)
-        try:
-            self._try(pending.wait)
-        finally:
-            self._waiting(False)
-
-    def _try(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except RuntimeError as error:
-            raise TransportError(_first_line(error)) from None
 
 
 class _FormingStore(Store):
@@ -242,16 +150,14 @@ class _FormingStore(Store):
             pause = min(1.5 * pause, longest)
 
 
-def _group(store: Any, name: str, rank: int, size: int, timeout: float, address: str) -> Any:
+def form_group(store: Any, name: str, rank: int, size: int, timeout: float, address: str, over: threading.Event) -> Any:
+    """A gloo group of `size` ranks, as soon as all have come. Raises RuntimeError once `over` is set, or too late."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=timeout)
-    return gloo(PrefixStore(name, store), rank, size, options)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    patient = _FormingStore(store, over)  # PrefixStore does not keep it alive
+    return gloo(PrefixStore(name, patient), rank, size, options)
 
 
 def open_sockets() -> dict[str, int]:

@@ -47,6 +47,8 @@ class Interpreter:
 
     Attributes:
         timed: when each instruction of the iteration ran.
+        compute: `<stage><F|I|W|B>` -> (how many ran in the iteration, their seconds on this process's clock). Waiting
+            for inputs is not part of them.
     """
 
     def __init__(
@@ -60,11 +62,12 @@ class Interpreter:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
         self._computed = computed
         self.timed: list[Timed] = []
+        self.compute: dict[str, tuple[int, float]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start an iteration from a clean state, whatever the one before left behind."""
-        self.timed, self._values = [], {}
+        self.timed, self.compute, self._values = [], {}, {}
         for stage in self.stages.values():
             stage.begin_iteration(iteration)
         self.transport.begin(program, iteration)
@@ -80,7 +83,12 @@ class Interpreter:
         _METHODS[type(instruction)](self, instruction, *inputs)
         if isinstance(instruction, Compute):
             self._computed(time.monotonic() - started)
-        self.timed.append((str(instruction), started, time.monotonic()))
+        ended = time.monotonic()
+        self.timed.append((str(instruction), started, ended))
+        if isinstance(instruction, Compute):
+            key = f"{instruction.stage}{instruction.token}"
+            count, seconds = self.compute.get(key, (0, 0.0))
+            self.compute[key] = (count + 1, seconds + ended - started)
 
     def _inputs(self, instruction: Instruction) -> list[torch.Tensor | None]:
         """The values of other stages that the instruction consumes; None stands for the end of the model."""

@@ -8,12 +8,14 @@ next one when its own program is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from recycle.errors import RecycleError
 from recycle.exec.commit import report_of
 from recycle.exec.interpreter import Interpreter, Timed
 from recycle.exec.membership import Facts, Member, Mode, Record
+from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.striker import Striker
 from recycle.exec.transport import Transport
@@ -23,15 +25,24 @@ from recycle.ir.trace import append_iteration
 
 
 class TraceLog:
-    """This process's log of executed instructions; times count from the start of the run."""
+    """This process's log of executed instructions; times count from the start of the run.
 
-    def __init__(self, path: Path, started: float) -> None:
-        self._path, self._started = path, started
+    An iteration that cannot be written is left out: `warn` is told the first time why, and training goes on.
+    """
+
+    def __init__(self, path: Path, started: float, warn: Callable[[str], None]) -> None:
+        self._path, self._started, self._warn = path, started, warn
+        self._warned = False
 
     def append(self, iteration: int, generation: int, role: str, timed: list[Timed]) -> None:
         """Add what was executed of one iteration."""
         rows = [(text, start - self._started, end - self._started) for text, start, end in timed]
-        append_iteration(self._path, iteration, generation, role, rows)
+        try:
+            append_iteration(self._path, iteration, generation, role, rows)
+        except RecycleError as error:
+            if not self._warned:
+                self._warned = True
+                self._warn(f"the trace has gaps: {error}")
 
 
 class Iterations:
@@ -41,6 +52,7 @@ class Iterations:
         record: that the generation began with.
         program: of this worker's role; the same in every iteration, however it steps.
         model_stages: S, the stages of the whole model.
+        saver: is told of each commit while the stages stand there.
     """
 
     def __init__(
@@ -54,7 +66,9 @@ class Iterations:
         transport: Transport,
         striker: Striker,
         trace: TraceLog,
+        saver: Saver,
     ) -> None:
+        self._saver = saver
         self._record, self._program, self._member, self._stages = record, program, member, stages
         self._updates, self._striker, self._trace = updates, striker, trace
         self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed)
@@ -86,9 +100,12 @@ class Iterations:
         for position, instruction in enumerate(self._program):
             self._member.progress.set_waiting(False)
             self._striker.at(position)
-            if isinstance(instruction, OptimizerStep) and self._mode() == "barrier":
-                late.append(instruction)
-                continue
+            if isinstance(instruction, OptimizerStep):
+                mode = self._mode()
+                self._saver.keep(self._record, self._facts, self._updates)
+                if mode == "barrier":
+                    late.append(instruction)
+                    continue
             self._interpreter.execute(instruction)
             if position == self._last_reduce:
                 self._report()
@@ -96,11 +113,12 @@ class Iterations:
             self._committed(self._iteration)
         for instruction in late:
             self._interpreter.execute(instruction)
+        self._saver.keep(self._record, self._facts, self._updates)
 
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
         self._updates.reduced(self._iteration)
-        self._member.report(self._iteration, report_of(self._stages))
+        self._member.report(self._iteration, report_of(self._stages, self._interpreter.compute))
         self._striker.at_phase("commit", self._iteration)
 
     def _mode(self) -> Mode:

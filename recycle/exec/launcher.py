@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import threading
 import time
 from collections import Counter
@@ -18,15 +19,20 @@ from typing import Any
 
 import msgspec
 
-from recycle.errors import JobError, RunError
-from recycle.exec.coordinator import Coordinator, Phase
+from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.checkpoint import Checkpoint
+from recycle.exec.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.faults import KINDS, Fault, check_faults
+from recycle.exec.keeper import Keeper
 from recycle.exec.membership import Facts, Record, Store
 from recycle.exec.metrics import metrics_line
 from recycle.exec.observer import Observer
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
+from recycle.exec.replanning import Replanner
+from recycle.exec.resume import Earlier, find_earlier
 from recycle.exec.run_directory import RunDirectory
+from recycle.exec.seats import seats
 from recycle.exec.stores import host_store
 from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
@@ -65,6 +71,12 @@ class RunResult:
         return Counter(line["mode"] for line in self.metrics)
 
     @property
+    def period_error(self) -> float | None:
+        """Median over the steps of (executed - planned period) / planned; None where the plan's unit is not known."""
+        errors = [line["period_error"] for line in self.metrics if line.get("period_error") is not None]
+        return statistics.median(errors) if errors else None
+
+    @property
     def undone(self) -> list[int]:
         """The steps that some worker had taken already and took back, in order."""
         return [event["step"] for event in self.events if event["kind"] == "undone" and event["count"]]
@@ -80,18 +92,20 @@ def train(
     planner: Planner | None = None,
     observer: Observer | None = None,
     server: ForkServer | None = None,
+    resume: bool = False,
 ) -> RunResult:
     """Train a job with one process per live worker on this machine, through the faults that are asked for or happen.
 
     Args:
         job: what to train.
-        directory: the run directory, fresh.
+        directory: the run directory, fresh unless resumed.
         steps: iterations to run; the job's own number, which the learning rate follows, when left out.
         schedule: a schedule of one's own for as long as the workers that it leaves alive are the live ones.
         faults: to strike on purpose.
         planner: makes the schedule of any other set of live workers; a module-level function.
         observer: hears of commits and events.
         server: forks the workers; one of its own when left out. Several runs may share one, to import once.
+        resume: go on from the newest complete checkpoint of the run directory, in this job's shape.
 
     Raises:
         JobError, ScheduleError: the request is impossible; no process was started.
@@ -99,14 +113,18 @@ def train(
     """
     steps = job.train.steps if steps is None else steps
     absent = schedule.failed if schedule is not None else frozenset()
-    check_request(job, steps, faults, absent)
+    text_digest = check_request(job, steps, faults, absent)
     if schedule is not None:
         require_valid(schedule, job)
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
-    run_directory = RunDirectory(directory, job)
-    own = server or ForkServer(job.model.kind, job.train.threads, run_directory.logs / "forkserver.log")
-    launcher = _Launcher(job, steps, run_directory, schedule, list(faults), planner, observer or Observer(), own)
+    earlier = find_earlier(Path(directory), job, steps, text_digest) if resume else None
+    run_directory = RunDirectory(directory, job, earlier)
+    checkpoints = 0 < job.train.checkpoint_every <= steps
+    own = server or ForkServer(job.model.kind, job.train.threads, run_directory.logs / "forkserver.log", checkpoints)
+    launcher = _Launcher(
+        job, steps, run_directory, schedule, list(faults), planner, observer or Observer(), own, text_digest, earlier
+    )
     try:
         return launcher.run()
     finally:
@@ -115,8 +133,9 @@ def train(
             own.close()
 
 
-def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
-    """Refuse what cannot work before any process starts. Raises JobError."""
+def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> str | None:
+    """Refuse what cannot work before any process starts; returns sha256 of the text to train on. Raises JobError."""
+    text_digest = None
     if steps < 1:
         raise JobError(f"steps must be at least 1, got {steps}")
     if job.grid.tensor_parallel != 1:
@@ -125,8 +144,9 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
         from recycle.exec.data import load_corpus
 
         job.layers_per_stage()
-        load_corpus(job)
+        text_digest = load_corpus(job).digest
     check_faults(faults, job.shape, steps, absent)
+    return text_digest
 
 
 class _Launcher:
@@ -142,16 +162,25 @@ class _Launcher:
         planner: Planner | None,
         observer: Observer,
         server: ForkServer,
+        text_digest: str | None,
+        earlier: Earlier | None,
     ) -> None:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
+        directory.warn = self._warn
+        self._earlier = earlier
+        self._restored: Checkpoint | None = None
         self.store, self.url, self.name = host_store(job.membership)
         self.waker = Waker()
         self._closed = False
         self._hearing = threading.Thread(target=self._hear_posts, args=(self.store.clone(),), daemon=True)
         self._hearing.start()
         self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker)
-        self.plans = PlanService(job, planner, directory.plans, self.waker, schedule)
+        self.plans = PlanService(job, planner, directory.plans, self.waker, schedule, self._warn)
+        self.replanner = Replanner(job, self.plans, directory.profiles, self._event)
+        self.keeper = Keeper(
+            job, directory.checkpoints, text_digest, self.store, self._event, self.waker.wake, time.monotonic
+        )
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
             job,
@@ -159,27 +188,81 @@ class _Launcher:
             {worker for worker in job.shape.workers() if worker not in absent},
             self.store,
             self.processes,
-            self.plans,
+            self.replanner,
             self._event,
             self._committed,
             time.monotonic,
+            self.keeper.due,
         )
         self._reached: dict[int, float] = {}
         self._struck: set[int] = set()
         self._last_commit = 0.0
+        self._last_generation = 0
+        self._warned = False
         for fault in faults:
             if fault.kind == "rejoin":
                 self.coordinator.expect_rejoin(fault.worker, fault.step)
 
     def run(self) -> RunResult:
+        if self._earlier is not None:
+            self._continue(self._earlier)
         self._start()
         while self.coordinator.phase is not Phase.FINISHED:
             self._strike()
-            self.coordinator.tick()
+            self.keeper.tick([str(worker) for worker in self.coordinator.live], self.coordinator.record.committed)
+            try:
+                self.coordinator.tick()
+            except StageLost as lost:
+                self._restore(lost)
             waits_to_strike = len(self._reached) > len(self._struck)
             self.processes.wait(STRIKE_SECONDS if waits_to_strike else self.job.membership.heartbeat / 2)
         self._finish()
         return self.result
+
+    def _continue(self, earlier: Earlier) -> None:
+        """Begin where an earlier part of this run left a checkpoint."""
+        self.result.metrics.extend(earlier.metrics)
+        self.result.events.extend(earlier.events)
+        for warning in earlier.warnings:
+            self._warn(warning)
+        self.coordinator.record = msgspec.structs.replace(self.coordinator.record, generation=earlier.generation)
+        self._go_back(earlier.checkpoint, self.coordinator.live)
+
+    def _restore(self, lost: StageLost) -> None:
+        """Begin again from the newest checkpoint, with as many processes as were left."""
+        left = self.coordinator.live
+        self.processes.end(patience=0.0)
+        checkpoint = self.keeper.newest(self._warn)
+        if checkpoint is None:
+            every = self.job.train.checkpoint_every
+            raise RunError(
+                f"{lost}: its parameters are lost, and there is no complete checkpoint to go back to;"
+                f" [train] checkpoint_every is {every}{'' if every else ', which is never'}: the state is kept every so"
+                " many steps"
+            )
+        positions = seats(self.job.shape, left)
+        if positions is None:
+            raise RunError(
+                f"{lost}, and {len(left)} live workers are too few for {self.job.shape.ranks} ranks; go on from"
+                f" {checkpoint.folder.name} with: recycle train JOB --resume --run {self.directory.path}"
+            )
+        step = checkpoint.manifest.step
+        self.result.metrics[:] = [line for line in self.result.metrics if line["step"] <= step]
+        self.directory.rewind(len(self.result.metrics))
+        self.keeper.start_over()
+        self._go_back(checkpoint, set(positions))
+        self._start()
+
+    def _go_back(self, checkpoint: Checkpoint, live: set[Worker]) -> None:
+        step = checkpoint.manifest.step
+        self.coordinator.start_over(live, step, checkpoint.manifest.facts)
+        self._restored = checkpoint
+        names = [str(worker) for worker in sorted(live)]
+        self._event("restored", step=step + 1, checkpoint=checkpoint.folder.name, live=names)
+
+    def _warn(self, message: str) -> None:
+        """Say what does not work and training can do without."""
+        self._event("warning", message=message)
 
     def _hear_posts(self, store: Store) -> None:
         """In a thread: wake the loop for whatever workers post, until the store is gone."""
@@ -202,20 +285,28 @@ class _Launcher:
             str(trace),
             os.getpid(),
             self.directory.started,
+            str(self.directory.checkpoints),
+            self._earlier.generation if self._earlier is not None else 0,
+            self._restored.manifest.step if self._restored is not None else None,
         )
 
     def _start(self) -> None:
-        """Start all workers; a run whose start-up fails ends with the last lines of whoever failed."""
+        """Start all workers; a run whose start-up fails ends with the last lines of whoever failed.
+
+        They start from the checkpoint that was gone back to, if any; those that join later copy a peer's state.
+        """
         live = sorted(self.coordinator.live)
         for worker in live:
             self.processes.start(worker)
         self.observer.waiting(f"{len(live)} workers to start")
         deadline = time.monotonic() + self.job.membership.start_deadline
-        while not self.store.has_all([f"ready/{worker}/0" for worker in live]):
+        ready = {worker: f"ready/{worker}/{self.processes.incarnation(worker)}" for worker in live}
+        self._restored = None
+        while not self.store.has_all(list(ready.values())):
             for worker, how in self.processes.gone().items():
                 raise RunError(f"worker {worker} {how} during start-up; its last lines: {self.processes.tail(worker)}")
             if time.monotonic() > deadline:
-                slow = [str(w) for w in live if not self.store.has_all([f"ready/{w}/0"])]
+                slow = [str(worker) for worker, key in ready.items() if not self.store.has_all([key])]
                 limit = self.job.membership.start_deadline
                 raise RunError(f"workers {' '.join(slow)} were not ready within {limit:g} s; see {self.directory.logs}")
             self.processes.wait(self.job.membership.heartbeat)
@@ -247,24 +338,56 @@ class _Launcher:
 
     def _committed(self, facts: Facts, record: Record, period: float) -> None:
         now = time.monotonic()
-        line = metrics_line(self.job, facts, record, period, self.directory.now(), now - self._last_commit)
-        self._last_commit = now
+        seconds = now - self._last_commit
+        line = metrics_line(self.job, facts, record, period, self.directory.now(), seconds) | {
+            "period_error": self._period_error(seconds, period, record.generation),
+            "compute": self.replanner.compute,
+        }
+        self._last_commit, self._last_generation = now, record.generation
         self.result.metrics.append(line)
         self.directory.metric(line)
+        self.keeper.committed(facts, record)
         self.observer.committed(line)
+        self._pass_on_warning()
+
+    def _pass_on_warning(self) -> None:
+        """What a worker could not do and could do without."""
+        if not self._warned and (message := self.store.read("warning")) is not None:
+            self._warned = True
+            self._warn(message)
+
+    def _period_error(self, seconds: float, period: float, generation: int) -> float | None:
+        """(executed - planned period) / planned, from one commit to the next of a generation.
+
+        None for a generation's first iteration, which begins from a standstill, and where the unit of the plan's times
+        is not known.
+        """
+        unit = self.job.seconds_per_unit
+        if unit is None or period <= 0 or generation != self._last_generation:
+            return None
+        return round(seconds / (period * unit) - 1, 6)
 
     def _finish(self) -> None:
-        """Let the workers end, take their digests, merge the trace."""
+        """Let the workers write the last checkpoint and end, take their digests, merge the trace."""
         live = sorted(self.coordinator.live)
         for worker in self.job.shape.workers():
             if worker not in self.coordinator.live:
                 self.processes.kill(worker)  # one that came back too late waits for a generation that never comes
+        while self.keeper.busy:
+            self.processes.gone()
+            left = [str(worker) for worker in live if self.processes.running(worker)]
+            self.keeper.tick(left, self.coordinator.record.committed)
+            self.processes.wait(self.job.membership.heartbeat)
         self.processes.end(patience=20.0)
+        self._pass_on_warning()
         for worker in live:
             text = self.store.read(f"final/{worker}")
             if text is not None:
                 self.result.digests[str(worker)] = msgspec.json.decode(text, type=dict[int, str])
-        write(merge(self.directory.path, self.job.shape), self.directory.path / "trace.json")
+        try:
+            write(merge(self.directory.path, self.job.shape), self.directory.path / "trace.json")
+        except RecycleError as error:
+            self._warn(f"no trace.json: {error}")
 
     def close(self) -> None:
         """End every process of the run and close its files."""
@@ -277,5 +400,6 @@ class _Launcher:
             self.store.erase()
         self.store.close()
         self.plans.close()
+        self.keeper.close()
         self.waker.close()
         self.directory.close()

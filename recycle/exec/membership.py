@@ -7,7 +7,7 @@ The protocol, on a store that the launcher owns and no worker can take down with
     ack/<g>/<w>         worker w has left its old generation and is ready to form g
     form/<g>, run/<g>   "go" once all have acknowledged, and once all groups stand; "void" if g is over before that
     formed/<g>/<w>      "" when w's groups stand, else why not
-    report/<g>/<n>/<w>  w's reduces of iteration n are complete: its stages' squared norms, its losses
+    report/<g>/<n>/<w>  w's reduces of iteration n are complete: its stages' squared norms, its losses, its times
     commit/<g>/<n>      the Facts of iteration n, or "void": written once, after the register holds them
     undone/<n>/<w>      w has taken back its step of iteration n
     stop/<g>            generation g is over
@@ -17,6 +17,8 @@ The protocol, on a store that the launcher owns and no worker can take down with
     fault/<i>           fault i of the run has reached its point
     plan/<hash>         a plan file's text
     periods/<hash>      its period in each mode
+    saved/<n>/<s>       stage s of the checkpoint of iteration n is written, or why not
+    warning             what some worker could not do and could do without
     final/<w>           sha256 of the final state of w's stages
 
 What workers write for the launcher is posted, which wakes it; heartbeats are not. What is committed and read by all
@@ -62,6 +64,7 @@ class Facts(Struct, frozen=True):
         recent: norms of the last iterations, this one included, that the next mode follows from; the oldest first.
         last: iteration after which all leave the generation. Said before any worker can have begun the one behind it.
         finished: this was the last iteration of the run.
+        checkpoint: the state after this step is to be kept in a checkpoint.
     """
 
     step: int
@@ -73,6 +76,7 @@ class Facts(Struct, frozen=True):
     recent: list[float] = []
     last: int | None = None
     finished: bool = False
+    checkpoint: bool = False
 
 
 class Record(Struct, frozen=True):
@@ -96,10 +100,17 @@ class Record(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """A worker's part of a commit: squared gradient norm of each hosted stage, and its loss sum (last stage only)."""
+    """A worker's part of a commit.
 
-    norms: dict[int, float]
+    Attributes:
+        norms: squared gradient norm of each hosted stage, as floats whose exact sum it is.
+        loss: its loss sum, last stage only.
+        compute: `<stage><F|I|W|B>` -> (how many it ran, their seconds), without any wait for peers.
+    """
+
+    norms: dict[int, list[float]]
     loss: float | None
+    compute: dict[str, tuple[int, float]] = {}
 
 
 class GenerationOver(Exception):
@@ -314,6 +325,7 @@ class Member:
         heartbeat: seconds between beats.
         interrupt: called from the watch thread while the current generation is over; wakes the main thread.
         lost: called with the reason when the store does not answer any more: without it a worker has no purpose.
+        generation: the last one before this worker; a run that is resumed counts on from its earlier ones.
 
     Attributes:
         over: set while the current generation is over.
@@ -326,11 +338,12 @@ class Member:
         heartbeat: float,
         interrupt: Callable[[], None],
         lost: Callable[[str], None],
+        generation: int = 0,
     ) -> None:
         self.store, self.name, self.progress = store, name, Progress()
         self._interrupt, self._lost = interrupt, lost
         self._lock = threading.Lock()
-        self._generation = 0
+        self._generation = self._first = generation
         self.over = threading.Event()
         for target, client in ((self._beat, store.clone()), (self._watch, store.clone())):
             threading.Thread(target=self._until_lost, args=(target, client, heartbeat), daemon=True).start()
@@ -392,6 +405,11 @@ class Member:
         """The transport broke here."""
         self.store.post(f"trouble/{self._generation}", f"worker {self.name}: {message}")
 
+    def warn(self, message: str) -> None:
+        """Something failed here that training can do without; only the first such message of a run is kept."""
+        if self.store.compare_set("warning", "", message):
+            self.store.post("warned", "1")
+
     def leave_digests(self, digests: dict[int, str]) -> None:
         """The run is over: sha256 of each hosted stage's final state."""
         self.store.set(f"final/{self.name}", msgspec.json.encode(digests).decode())
@@ -416,7 +434,7 @@ class Member:
         Once is not enough: it may be about to open a connection or to wait on one. The lock keeps interrupts out of
         the next generation.
         """
-        watched = 1
+        watched = self._first + 1
         while True:
             if store.wait(f"stop/{watched}", 3600.0) is None:
                 continue

@@ -117,3 +117,19 @@ class Optimizer:
     def state_tensors(self) -> list[torch.Tensor]:
         """Parameters, first and second moments, step counts: the live tensors, always in this order."""
         return [self.parameters, self._averages, self._squares, self._counts]
+
+    def named_state(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of tensors laid out as `state_tensors`: each parameter under its name, its moments and step count
+        under `exp_avg.`, `exp_avg_sq.` and `step.` before it.
+
+        Args:
+            names: of the parameters, in the order of the layout.
+        """
+        *flat, counts = tensors
+        named: dict[str, torch.Tensor] = {}
+        for prefix, tensor in zip(("", "exp_avg.", "exp_avg_sq."), flat, strict=True):
+            named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
+        for name, offset in zip(names, self.layout.offsets, strict=True):
+            group = int(offset >= self._parts[1].start)
+            named[f"step.{name}"] = counts[group : group + 1]
+        return named

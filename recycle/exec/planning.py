@@ -3,7 +3,8 @@
 `exec` does not know how to plan. It is handed a planner, a function importable by name, and calls it in child
 processes, so that heartbeats never wait for a solver: one child works through the likely vectors, the other answers
 what is wanted this moment. Plans are kept by failure vector and used in the names of the processes that are alive,
-so that every survivor keeps its position and what is re-routed is what the dead worker was home to.
+so that every survivor keeps its position and what is re-routed is what the dead worker was home to. Where peers are
+not alike a vector does not say enough, and plans are made for the dead processes themselves.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
-from recycle.errors import RunError, ScheduleError
+import msgspec
+from msgspec import Struct
+
+from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.coordinator import Ready
 from recycle.exec.membership import Mode
 from recycle.exec.waker import Waker
@@ -32,10 +38,32 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash
+from recycle.profile import Profile
 from recycle.shape import Worker
 
-Planner = Callable[[Job, Vector, bool], str]
-"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it."""
+Planner = Callable[[Job, Vector, bool, list[Worker] | None], str]
+"""(job, dead workers per stage, quick, dead workers) -> text of a plan file: in role names where the dead workers are
+None, else in the names of the processes. A module-level function, for a child imports it."""
+
+
+class Question(Struct, frozen=True):
+    """What a planner's child is asked.
+
+    Attributes:
+        vector: dead workers per stage.
+        quick: without any search.
+        failed: the dead workers, where the plan shall be for them alone.
+        profile: file of the profile to plan with; the job's own when left out.
+    """
+
+    vector: Vector
+    quick: bool = False
+    failed: tuple[str, ...] | None = None
+    profile: str | None = None
+
+
+Answer = tuple[Question, str, str]
+"""(question, text of the plan file, or why there is none)."""
 
 
 class PlanService:
@@ -46,74 +74,143 @@ class PlanService:
         planner: see `Planner`; None when only `schedule` shall run.
         directory: plan files in use are written here as `<hash>.json`.
         waker: is woken when a plan has been made.
+        warn: is told of what cannot be kept.
         schedule: a schedule of the user's own, for the set of workers that it leaves alive.
     """
 
     def __init__(
-        self, job: Job, planner: Planner | None, directory: Path, waker: Waker, schedule: Schedule | None = None
+        self,
+        job: Job,
+        planner: Planner | None,
+        directory: Path,
+        waker: Waker,
+        schedule: Schedule | None = None,
+        warn: Callable[[str], object] = lambda message: None,
     ) -> None:
-        self._job, self._directory = job, directory
+        self._job, self._directory, self._warn = job, directory, warn
         self._own = None if schedule is None else (frozenset(schedule.failed), schedule)
-        self._plans: dict[Vector, Plan] = {}
+        self._planner, self._waker = planner, waker
+        self._by_vector = job.profile().are_peers_alike
+        self._plans: dict[_Key, Plan] = {}
         self._used: dict[frozenset[Worker], Ready] = {}
-        self._errors: dict[Vector, str] = {}
-        self._answers: queue.SimpleQueue[tuple[Vector, str, str]] = queue.SimpleQueue()
-        self._asked: set[Vector] = set()
+        self._errors: dict[_Key, str] = {}
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._asked: set[_Key] = set()
         self._background = self._urgent = None
+        self._other: _Child | None = None
+        self._with_profile: list[Answer] = []
         if planner is not None:
             self._background, self._urgent = (_Child(job, planner, self._answers, waker) for _ in range(2))
-            for vector in likely_vectors(job.shape, job.planner.ahead):
-                self._background.ask(vector, quick=False)
+            for question in self._likely():
+                self._background.ask(question)
+
+    def _likely(self) -> Iterator[Question]:
+        """What to plan ahead for; where peers are not alike, no failure and each single one."""
+        shape, ahead = self._job.shape, self._job.planner.ahead
+        if self._by_vector:
+            yield from (Question(vector) for vector in likely_vectors(shape, ahead))
+            return
+        for failures in range(min(ahead, 1) + 1):
+            for failed in combinations(shape.workers(), failures):
+                if shape.pipelines > failures:
+                    yield self._question(frozenset(failed))
+
+    def _question(self, failed: frozenset[Worker], quick: bool = False) -> Question:
+        names = None if self._by_vector else tuple(map(str, sorted(failed)))
+        return Question(failure_vector(self._job.shape, failed), quick, names)
 
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         """The plan without the failed workers; None while it is being made. Raises RunError if none can be made."""
         if failed in self._used:
             return self._used[failed]
-        if self._own is not None and self._own[0] == failed:
+        if self._own is not None and self.is_own(failed):
             return self._use(failed, self._own[1], None)
         self._collect()
-        vector = failure_vector(self._job.shape, failed)
-        if vector in self._plans:
-            plan = self._plans[vector].for_processes(failed)
+        question = self._question(failed, quick=True)
+        key, vector = _key(question), question.vector
+        if key in self._plans:
+            plan = self._plans[key].for_processes(failed) if self._by_vector else self._plans[key]
             return self._use(failed, plan.schedule, plan)
-        if vector in self._errors:
-            raise RunError(f"no plan for {vector} dead workers per stage: {self._errors[vector]}")
+        if key in self._errors:
+            raise RunError(f"no plan for {vector} dead workers per stage: {self._errors[key]}")
         if self._urgent is None:
             raise RunError(f"no plan for {vector} dead workers per stage, and no planner was given")
-        if vector not in self._asked:
-            self._asked.add(vector)
-            self._urgent.ask(vector, quick=True)
+        if key not in self._asked:
+            self._asked.add(key)
+            self._urgent.ask(question)
         return None
+
+    def is_own(self, failed: frozenset[Worker]) -> bool:
+        """Whether the user's own schedule runs without these workers."""
+        return self._own is not None and self._own[0] == failed
+
+    @property
+    def can_plan(self) -> bool:
+        """Whether there is a planner."""
+        return self._planner is not None
+
+    def ask(self, question: Question) -> None:
+        """Ask for a plan with another profile, which nobody waits for; `answers` has it once it is there.
+
+        The background child makes it if it has nothing else to do, else a third one: the urgent one stays free.
+        """
+        assert self._planner is not None
+        assert self._background is not None
+        child = self._background
+        if child.is_busy:
+            self._other = self._other or _Child(self._job, self._planner, self._answers, self._waker)
+            child = self._other
+        child.ask(question)
+
+    def answers(self) -> list[Answer]:
+        """What has been answered of what was asked with `ask`, each answer once."""
+        self._collect()
+        answered, self._with_profile = self._with_profile, []
+        return answered
 
     def _collect(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                vector, text, error = self._answers.get_nowait()
-                if error:
-                    self._errors.setdefault(vector, error)
+                question, text, error = self._answers.get_nowait()
+                key = _key(question)
+                if question.profile is not None:
+                    self._with_profile.append((question, text, error))
+                elif error:
+                    self._errors.setdefault(key, error)
                 else:
-                    self._plans[vector] = Plan.from_text(text, f"plan for {vector}")
-                    self._errors.pop(vector, None)
+                    self._plans[key] = Plan.from_text(text, f"plan for {question.vector}")
+                    self._errors.pop(key, None)
 
     def _use(self, failed: frozenset[Worker], schedule: Schedule, plan: Plan | None) -> Ready:
-        """No schedule reaches a worker unchecked, wherever it comes from."""
+        self._used[failed] = self.prepare(schedule, plan, self._job.profile())
+        return self._used[failed]
+
+    def prepare(self, schedule: Schedule, plan: Plan | None, profile: Profile) -> Ready:
+        """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
         require_valid(schedule, self._job)
-        profile = self._job.profile()
         periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
         if schedule.optimizer == "staggered":
             periods["staggered"] = simulate(schedule, profile).period
         text = native.dumps(schedule) if plan is None else plan.text()
         digest = schedule_hash(schedule)
-        write_whole(self._directory / f"{digest}.json", text)
-        ready = Ready(digest, text, {worker: worker for worker in schedule.live}, periods)
-        self._used[failed] = ready
-        return ready
+        try:
+            write_whole(self._directory / f"{digest}.json", text)
+        except RecycleError as error:
+            self._warn(f"a plan in use is not kept: {error}")
+        return Ready(digest, text, {worker: worker for worker in schedule.live}, periods)
 
     def close(self) -> None:
         """End the children."""
-        for child in (self._background, self._urgent):
+        for child in (self._background, self._urgent, self._other):
             if child is not None:
                 child.close()
+
+
+_Key = tuple[Vector, tuple[str, ...] | None]
+
+
+def _key(question: Question) -> _Key:
+    return question.vector, question.failed
 
 
 def require_valid(schedule: Schedule, job: Job) -> None:
@@ -135,11 +232,9 @@ def require_valid(schedule: Schedule, job: Job) -> None:
 class _Child:
     """A planner in a process of its own: one request per line in, one answer per line out."""
 
-    def __init__(
-        self, job: Job, planner: Planner, answers: queue.SimpleQueue[tuple[Vector, str, str]], waker: Waker
-    ) -> None:
+    def __init__(self, job: Job, planner: Planner, answers: queue.SimpleQueue[Answer], waker: Waker) -> None:
         name = f"{planner.__module__}:{planner.__qualname__}"
-        self._answers, self._waker, self._pending = answers, waker, list[Vector]()
+        self._answers, self._waker, self._pending = answers, waker, list[Question]()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "recycle.exec.planning", name, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -155,21 +250,24 @@ class _Child:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def ask(self, vector: Vector, quick: bool) -> None:
-        self._pending.append(vector)
+    @property
+    def is_busy(self) -> bool:
+        """Whether it still has something to answer."""
+        return bool(self._pending)
+
+    def ask(self, question: Question) -> None:
+        self._pending.append(question)
         with contextlib.suppress(BrokenPipeError):
-            self._requests.write(json.dumps({"vector": vector, "quick": quick}) + "\n")
+            self._requests.write(msgspec.json.encode(question).decode() + "\n")
             self._requests.flush()
 
     def _read(self) -> None:
         for line in self._lines:
             answer = json.loads(line)
-            vector = tuple(answer["vector"])
-            self._pending.remove(vector)
-            self._answers.put((vector, answer["text"], answer["error"]))
+            self._answers.put((self._pending.pop(0), answer["text"], answer["error"]))
             self._waker.wake()
-        for vector in self._pending:
-            self._answers.put((vector, "", "the planner's process ended"))
+        for question in self._pending:
+            self._answers.put((question, "", "the planner's process ended"))
         self._waker.wake()
 
     def close(self) -> None:
@@ -194,14 +292,22 @@ def _serve(name: str, parent: str) -> None:
     planner = getattr(importlib.import_module(module), function)
     job = Job.from_toml(json.loads(sys.stdin.readline())["job"])
     for line in sys.stdin:
-        request = json.loads(line)
+        question = msgspec.json.decode(line, type=Question)
+        failed = None if question.failed is None else [Worker.parse(name) for name in question.failed]
         text, error = "", ""
         try:
-            text = planner(job, tuple(request["vector"]), request["quick"])
+            text = planner(_with_profile(job, question.profile), question.vector, question.quick, failed)
         except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
             error = f"{type(failure).__name__}: {failure}"
-        answers.write(json.dumps({"vector": request["vector"], "text": text, "error": error}) + "\n")
+        answers.write(json.dumps({"text": text, "error": error}) + "\n")
         answers.flush()
+
+
+def _with_profile(job: Job, file: str | None) -> Job:
+    if file is None:
+        return job
+    times: Any = msgspec.structs.replace(job.times, profile=file)
+    return msgspec.structs.replace(job, times=times)
 
 
 if __name__ == "__main__":

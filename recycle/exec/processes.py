@@ -37,6 +37,9 @@ class Orders(Struct, frozen=True):
         trace: file for the executed instructions.
         launcher: process id of the launcher.
         started: when the run started, by this machine's monotonic clock.
+        checkpoints: folder of the run's checkpoints.
+        generation: the last one of an earlier part of the run.
+        restored: step of the checkpoint to start from; None for the initial state.
     """
 
     job: str
@@ -49,6 +52,9 @@ class Orders(Struct, frozen=True):
     trace: str
     launcher: int
     started: float
+    checkpoints: str
+    generation: int = 0
+    restored: int | None = None
 
 
 def die_with_parent(parent: int) -> None:
@@ -65,9 +71,10 @@ class ForkServer:
         kind: the job's kind of model, which says what the server imports.
         threads: OMP threads of every process that it forks.
         log: file for what the server itself prints; None for nowhere.
+        checkpoints: import what checkpoints need too, so that no worker has to when it writes its first.
     """
 
-    def __init__(self, kind: str, threads: int = 1, log: Path | None = None) -> None:
+    def __init__(self, kind: str, threads: int = 1, log: Path | None = None, checkpoints: bool = False) -> None:
         self.kind, self.threads, self._log = kind, threads, log
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
@@ -85,7 +92,14 @@ class ForkServer:
         }
         with (log or Path(os.devnull)).open("ab") as output:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "recycle.exec.forkserver", kind, str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    "recycle.exec.forkserver",
+                    str(os.getpid()),
+                    kind,
+                    *["checkpoints"] * checkpoints,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

@@ -15,6 +15,7 @@ import torch
 from recycle.exec.gloo import GlooTransport
 from recycle.exec.iterations import Iterations, TraceLog
 from recycle.exec.membership import Facts, GenerationOver, Member, Record
+from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.striker import Striker
 from recycle.exec.transport import TransportError
@@ -36,6 +37,8 @@ class WorkerLoop:
         striker: faults that strike here.
         trace: log that its executed instructions go to.
         shut: shuts the sockets of whatever transport stands.
+        saver: writes this process's part of checkpoints.
+        at: the iteration that the stages' states are from.
         address: of this machine, which the other workers connect to.
     """
 
@@ -47,21 +50,25 @@ class WorkerLoop:
         striker: Striker,
         trace: TraceLog,
         shut: Callable[[], object],
+        saver: Saver,
+        at: int = -1,
         address: str = "127.0.0.1",
     ) -> None:
         self.job, self.member, self.stages = job, member, stages
         self.striker, self.trace, self.shut = striker, trace, shut
-        self._address = address
-        self._updates = Updates(stages)
+        self._saver, self._address = saver, address
+        self._updates = Updates(stages, at)
 
     def run(self) -> None:
         """Take part in generations until the last iteration is committed."""
         while True:
             record = self.member.next_record()
             self._settle(record)
+            self._saver.keep(record, record.facts, self._updates)
             if record.facts is not None and record.facts.finished:
                 return
             facts = self._live_through(record)
+            self._saver.keep(record, facts, self._updates)
             if facts is not None and facts.finished:
                 return
 
@@ -99,6 +106,7 @@ class WorkerLoop:
                 transport,
                 self.striker,
                 self.trace,
+                self._saver,
             ).run()
         except TransportError as error:
             if transport is None:

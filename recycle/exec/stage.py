@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -35,7 +36,7 @@ class Stage(Protocol):
 
     Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
     `backward_weight`, in any order between micro-batches. After all of them: a reduction that sums
-    `gradient_buffers` in place over the stage's hosts, `gradient_norm_squared`, `step`.
+    `gradient_buffers` in place over the stage's hosts, `gradient_norms_squared`, `step`.
 
     Attributes:
         index: the stage s.
@@ -73,10 +74,10 @@ class Stage(Protocol):
     def loss_sum(self) -> float | None:
         """Exact sum of the losses of the micro-batches that ran here this iteration; None but on the last stage."""
 
-    def gradient_norm_squared(self) -> float:
-        """After the reduction: squared norm of the stage's mean gradient, the same bits on all hosts.
+    def gradient_norms_squared(self) -> list[float]:
+        """After the reduction: squared norm of each parameter's mean gradient, the same bits on all hosts.
 
-        Not finite when any gradient was not finite or beyond the bound of `exact`.
+        One at least is not finite when any gradient was not finite or beyond the bound of `exact`.
         """
 
     def step(self, iteration: int, clip_factor: float) -> None:
@@ -84,6 +85,13 @@ class Stage(Protocol):
 
     def state_tensors(self) -> list[torch.Tensor]:
         """All that a re-joining peer must copy: the live tensors, in fixed order, complete before the first step."""
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of `tensors`, laid out as `state_tensors` are, by names that hold in the whole model.
+
+        The names do not depend on how the model is split into stages. Counts that several parameters share appear once
+        for each of them.
+        """
 
     def state_digest(self) -> str:
         """sha256 over `state_tensors`."""
@@ -203,8 +211,8 @@ class MegatronStage:
     def loss_sum(self) -> float | None:
         return float(self._losses.buffer.sum()) if self._is_last else None
 
-    def gradient_norm_squared(self) -> float:
-        return self._sum.mean_norm_squared(self._divisor)
+    def gradient_norms_squared(self) -> list[float]:
+        return self._sum.mean_norms_squared(self._divisor)
 
     def mean_gradients(self) -> dict[str, torch.Tensor]:
         """Mean gradient of each parameter by global name, fp32; after the reduction."""
@@ -217,11 +225,18 @@ class MegatronStage:
     def state_tensors(self) -> list[torch.Tensor]:
         return self._optimizer.state_tensors()
 
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self._optimizer.named_state(list(self.parameters), tensors)
+
     def state_digest(self) -> str:
         return digest(self.state_tensors())
 
     def held_micro_batches(self) -> int:
         return len(self._activations.keys() | self._store.waiting())
+
+    def held_for_weights(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+        """What is held of a micro-batch between its I and its W."""
+        return self._store.held(micro_batch)
 
     def _batch(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return self._corpus.batch(self._iteration, micro_batch.pipeline * self._micro_batches + micro_batch.index)

@@ -20,12 +20,13 @@ class Updates:
     """The optimizer steps of one worker.
 
     Args:
-        stages: the stages that it hosts, at their initial state.
+        stages: the stages that it hosts.
+        at: the iteration that their states are from; -1 for the initial state.
     """
 
-    def __init__(self, stages: Mapping[int, Stage]) -> None:
+    def __init__(self, stages: Mapping[int, Stage], at: int = -1) -> None:
         self._stages = stages
-        self._at = dict.fromkeys(stages, -1)
+        self._at = dict.fromkeys(stages, at)
         self._before: dict[int, list[torch.Tensor]] = {}
         self._reduced = -1
 
@@ -51,6 +52,10 @@ class Updates:
     def joined(self, committed: int) -> None:
         """The states were copied from a peer, at the committed iteration."""
         self._at = dict.fromkeys(self._stages, committed)
+
+    def stand_at(self, iteration: int) -> bool:
+        """Whether every stage's last step was that of `iteration`."""
+        return all(at == iteration for at in self._at.values())
 
     def ahead(self, committed: int) -> list[int]:
         """The stages whose last step is not committed."""

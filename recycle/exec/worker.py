@@ -18,12 +18,14 @@ import msgspec
 import torch
 
 from recycle.errors import RunError
+from recycle.exec.checkpoint import folder_of, load
 from recycle.exec.faults import parse_fault
 from recycle.exec.gloo import open_sockets, shut_sockets
 from recycle.exec.iterations import TraceLog
 from recycle.exec.membership import Member
 from recycle.exec.processes import Orders
 from recycle.exec.recovery import WorkerLoop
+from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.stages import build_stages
 from recycle.exec.stores import open_store
@@ -41,6 +43,8 @@ def run_worker(orders_text: str) -> None:
     torch.set_num_threads(job.train.threads)
     worker = Worker.parse(orders.worker)
     stages = build_stages(job, range(worker.rank, job.shape.stages, job.shape.ranks))
+    if orders.restored is not None:
+        load(folder_of(Path(orders.checkpoints), orders.restored), stages.values())
     store = open_store(orders.store, orders.run, job.membership)
     keep: set[str] = set()
     peers = store.addresses
@@ -52,7 +56,8 @@ def run_worker(orders_text: str) -> None:
         print(f"worker {worker} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(3)
 
-    member = Member(store, orders.worker, job.membership.heartbeat, shut, end)
+    member = Member(store, orders.worker, job.membership.heartbeat, shut, end, orders.generation)
+    saver = Saver(Path(orders.checkpoints), orders.worker, job.shape, stages, store)
     striker = Striker(
         [(number, parse_fault(text)) for number, text in orders.faults],
         lambda number: store.first(f"fault/{number}"),
@@ -60,9 +65,11 @@ def run_worker(orders_text: str) -> None:
     )
     keep |= set(open_sockets())
     member.ready(orders.incarnation)
-    trace = TraceLog(Path(orders.trace), orders.started)
+    trace = TraceLog(Path(orders.trace), orders.started, member.warn)
+    at = -1 if orders.restored is None else orders.restored
     try:
-        WorkerLoop(job, member, stages, striker, trace, shut, orders.address).run()
+        WorkerLoop(job, member, stages, striker, trace, shut, saver, at, orders.address).run()
+        saver.close()
         member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
     except RunError as error:
         end(str(error))

@@ -5,7 +5,7 @@ more pipelines run one than the stage with the fewest live workers has: so at ea
 workers find a live worker whose own pipeline sits the slot out, and nobody has two in one slot. The pipelines with most
 left to do go first, which gives the fewest slots possible, ceil(D m / fewest live workers), and spreads what is
 re-routed evenly over time and peers. With slow workers, or several chunks to share them out over, they go to whoever
-would be done with them first.
+would be done with them first; and a slow worker keeps only as many of its own as it is done with by then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Deal:
     """A host for every (stage, micro-batch), and a slot for every micro-batch.
 
     Attributes:
-        host: worker of each (stage, micro-batch), by index, flat; its home if that lives.
+        host: worker of each (stage, micro-batch), by index, flat; its home if that lives and is not too slow.
         slot: place of each micro-batch in the iteration, from 0 on.
     """
 
@@ -44,7 +44,7 @@ def deal(problem: Problem) -> Deal:
     homes = np.arange(shape.pipelines)[None, :] * shape.ranks + np.arange(stages)[:, None] % shape.ranks
     host = np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
     index = np.arange(problem.micro_batches) % shape.micro_batches
-    if not problem.dead:
+    if not problem.dead and problem.peers_are_alike:
         return Deal(host.ravel(), index)
     if not problem.peers_are_alike or shape.chunks > 1:
         _by_load(problem, host)
@@ -86,16 +86,42 @@ def _slots(problem: Problem) -> list[list[int]]:
 
 
 def _by_load(problem: Problem, host: Operations) -> None:
-    """Re-routed micro-batches, in the order in which they come, so that no host gets two at once."""
+    """Micro-batches of dead workers, and those that a slow one had better not run, in the order in which they come.
+
+    So no host gets two at once, and each is done with its share as early as the others.
+    """
     shape = problem.shape
     units = np.zeros(shape.worker_count, dtype=np.int64)  # over all chunks of a worker
     for s, live in enumerate(problem.hosts):
-        units[live] += shape.micro_batches
+        kept = _kept(problem, live, units)
+        moved = [(j, w // shape.ranks) for w in live for j in _spread(shape.micro_batches, kept[w])]
+        units[live] += [kept[w] for w in live]
         load = [(problem.speed[w] * (int(units[w]) + 1), place, w) for place, w in enumerate(live)]
         heapq.heapify(load)
-        dead = sorted(set(range(shape.pipelines)) - {w // shape.ranks for w in live})
-        for j, k in product(range(shape.micro_batches), dead):
+        dead = set(range(shape.pipelines)) - {w // shape.ranks for w in live}
+        for j, k in sorted([*product(range(shape.micro_batches), dead), *moved]):
             finished, place, w = heapq.heappop(load)
             host[s, k, j] = w
             units[w] += 1
             heapq.heappush(load, (finished + problem.speed[w], place, w))
+
+
+def _kept(problem: Problem, live: list[int], units: Operations) -> dict[int, int]:
+    """Micro-batches of its own that each host of a stage keeps, where all of them go to who is done first."""
+    m = problem.shape.micro_batches
+    if not problem.reroute or len({problem.speed[w] for w in live}) == 1:
+        return dict.fromkeys(live, m)
+    counts = dict.fromkeys(live, 0)
+    # who still has one of its own goes first among those that would be done at the same time
+    load = [(problem.speed[w] * (int(units[w]) + 1), False, place, w) for place, w in enumerate(live)]
+    heapq.heapify(load)
+    for _ in range(problem.micro_batches):
+        finished, _, place, w = heapq.heappop(load)
+        counts[w] += 1
+        heapq.heappush(load, (finished + problem.speed[w], counts[w] >= m, place, w))
+    return {w: min(m, count) for w, count in counts.items()}
+
+
+def _spread(count: int, kept: int) -> list[int]:
+    """The indices of `count` micro-batches that go away when `kept` stay, evenly spread."""
+    return [j for j in range(count) if (j + 1) * kept // count == j * kept // count]

@@ -204,14 +204,23 @@ def keep(made: Plan, path: Path) -> None:
         made.save(path)
 
 
-def plan_for_training(job: Job, vector: Sequence[int], quick: bool = False) -> str:
+def plan_for_training(
+    job: Job, vector: Sequence[int], quick: bool = False, failed: Iterable[Worker] | None = None
+) -> str:
     """The plan file's text for a vector that a run needs: from the cache, else planned within about a second.
 
     A job that states `steps` gets them, however long they take; `quick` never searches.
     Nobody moves: the executor has no way to copy a stage to another worker. Top-level and with plain arguments, so that
     a launcher can run it in a child process.
+
+    Args:
+        failed: the dead workers themselves, for a plan in the names of processes: where peers are not alike a vector
+            does not say enough. It is made for this moment and kept nowhere.
     """
     vector, cache = tuple(vector), cache_directory(os.environ)
+    if failed is not None:
+        hurried = msgspec.structs.replace(job.planner, seconds=min(TRAINING_SECONDS, job.planner.seconds), move=False)
+        return plan(msgspec.structs.replace(job, planner=hurried), failed, quick=quick).text()
     thorough = cached_plan(cache_path(cache, job, vector), job, vector)
     if thorough is not None:
         return thorough.text()

@@ -61,6 +61,7 @@ class Problem:
         stash: share of an activation still held between I and W.
         split: the backward pass is cut into I and W.
         staggered: each stage steps on its own time; else all together.
+        reroute: a micro-batch may run on a peer of its home.
     """
 
     shape: Shape
@@ -75,6 +76,7 @@ class Problem:
     stash: float
     split: bool
     staggered: bool
+    reroute: bool = True
 
     @classmethod
     def of(cls, job: Job, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
@@ -123,6 +125,7 @@ class Problem:
             stash=profile.weight_stash if planner.decoupled else 1.0,
             split=planner.decoupled,
             staggered=planner.staggered,
+            reroute=planner.reroute,
         )
 
     @cached_property

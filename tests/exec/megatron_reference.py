@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import multiprocessing
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from recycle.exec.data import load_corpus
+from recycle.exec.optimizer import clip_factor
 from recycle.job import Job
 
 DEADLINE_SECONDS = 120
@@ -78,9 +80,7 @@ class MegatronReference:
 
     def iteration(self, step: int) -> Iteration:
         """One iteration's gradients and losses; no optimizer step is taken."""
-        for pipe in self._members:
-            pipe.send(step)
-        answers = [_receive(pipe) for pipe in self._members]
+        answers = self._ask(("iteration", step))
         gradients: dict[str, torch.Tensor] = {}
         losses: dict[int, float] = {}
         equal = True
@@ -93,6 +93,26 @@ class MegatronReference:
             if replica:
                 equal &= all(np.array_equal(values, gradients[name].numpy()) for name, values in named.items())
         return Iteration(gradients, equal, losses, max(answer[3] for answer in answers))
+
+    def train(self, steps: int) -> list[list[float]]:
+        """Train for `steps` iterations, optimizer steps included; per process, when each iteration started.
+
+        Monotonic seconds, which all processes of a machine share.
+        """
+        return self._ask(("train", steps))
+
+    def shim_cost(self, repeats: int) -> float:
+        """Seconds of F and B of a stage under the shims over the seconds without them: median of paired runs.
+
+        Taken on one process while the others are idle.
+        """
+        self._members[0].send(("shim_cost", repeats))
+        return float(_receive(self._members[0]))
+
+    def _ask(self, what: tuple[str, int]) -> list[Any]:
+        for pipe in self._members:
+            pipe.send(what)
+        return [_receive(pipe) for pipe in self._members]
 
     def __enter__(self) -> MegatronReference:
         return self
@@ -141,13 +161,12 @@ def _serve(rank: int, port: int, pipe: Any) -> None:
     try:
         with shims():
             while (order := pipe.recv()) is not None:
-                if isinstance(order, tuple):
-                    use, job_text = order
-                    worker = _Worker(Job.from_toml(job_text), rank, port, use)
+                name, argument = order
+                if isinstance(name, int):
+                    worker = _Worker(Job.from_toml(argument), rank, port, name)
                     pipe.send(())
                 else:
-                    assert worker is not None
-                    pipe.send(worker.iteration(order))
+                    pipe.send(getattr(worker, name)(argument))
     except EOFError:
         return
     except BaseException as error:
@@ -215,12 +234,19 @@ class _Worker:
         self._positions = torch.arange(job.model.sequence).expand(job.data.micro_batch_size, -1)
 
     def iteration(self, step: int) -> tuple[int, dict[str, np.ndarray], dict[int, float], float]:
+        torch.distributed.barrier()
+        start = time.perf_counter()
+        kept = self._gradients(step)
+        seconds = time.perf_counter() - start
+        gradients = {name: parameter.main_grad.numpy().copy() for name, parameter in self._named.items()}
+        return self._replica, gradients, {entry["id"]: float(entry["loss"]) for entry in kept}, seconds
+
+    def _gradients(self, step: int) -> Any:
+        """1F1B and the reduction: `main_grad` of every parameter; what the loss function kept."""
         count = self._job.shape.micro_batches
         ids = [self._replica * count + index for index in range(count)]
         self._model.zero_grad_buffer()
-        torch.distributed.barrier()
-        start = time.perf_counter()
-        kept = self._forward_backward(
+        return self._forward_backward(
             forward_step_func=self._forward_step,
             data_iterator=iter([(number, *self._corpus.batch(step, number)) for number in ids]),
             model=[self._model],
@@ -229,9 +255,52 @@ class _Worker:
             micro_batch_size=self._job.data.micro_batch_size,
             forward_only=False,
         )
-        seconds = time.perf_counter() - start
-        gradients = {name: parameter.main_grad.numpy().copy() for name, parameter in self._named.items()}
-        return self._replica, gradients, {entry["id"]: float(entry["loss"]) for entry in kept}, seconds
+
+    def train(self, steps: int) -> list[float]:
+        """What a Megatron job does per iteration, with torch's fused AdamW: its own refuses CPU tensors."""
+        train = self._job.train
+        optimizer = torch.optim.AdamW(
+            list(self._named.values()), lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=True
+        )
+        starts = []
+        torch.distributed.barrier()
+        for step in range(steps):
+            starts.append(time.monotonic())
+            self._gradients(step)
+            for parameter in self._named.values():
+                parameter.grad = parameter.main_grad
+            squared = torch.stack([p.main_grad.square().sum() for p in self._named.values()]).sum()
+            torch.distributed.all_reduce(squared)
+            factor = clip_factor(train.clip, float(squared) / self._job.shape.pipelines)
+            if factor < 1.0:
+                for parameter in self._named.values():
+                    parameter.main_grad.mul_(factor)
+            optimizer.step()
+            for parameter in self._named.values():
+                parameter.grad = None
+        starts.append(time.monotonic())
+        return starts
+
+    def shim_cost(self, repeats: int) -> float:
+        """See `MegatronReference.shim_cost`."""
+        tokens, _ = self._corpus.batch(0, 0)
+
+        def seconds(without: contextlib.AbstractContextManager[Any]) -> float:
+            with without:
+                start = time.perf_counter()
+                output = self._model.module(
+                    input_ids=tokens, position_ids=self._positions, attention_mask=None, labels=None
+                )
+                output.backward(torch.ones_like(output))
+                return time.perf_counter() - start
+
+        ratios = []
+        for repeat in range(repeats + 1):
+            found = {}
+            for shimmed in (True, False) if repeat % 2 else (False, True):
+                found[shimmed] = seconds(contextlib.nullcontext() if shimmed else torch._C.DisableTorchFunction())
+            ratios.append(found[True] / found[False])
+        return statistics.median(ratios[1:])  # the first pair warms up
 
     def _forward_step(self, batches: Iterator[Any], model: torch.nn.Module) -> Any:
         number, tokens, labels = next(batches)

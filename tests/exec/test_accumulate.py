@@ -102,27 +102,27 @@ def test_an_addend_out_of_bounds_makes_the_norm_not_finite(value: float) -> None
     accumulator.add(1, torch.tensor([1.0, value]))
     # Also when a later addend brings the sum back within bounds.
     accumulator.add(1, torch.tensor([0.0, -value]))
-    assert not math.isfinite(accumulator.mean_norm_squared(ADDENDS))
+    assert not math.isfinite(math.fsum(accumulator.mean_norms_squared(ADDENDS)))
     # A reduction carries it to a host whose own addends were fine.
     other = ExactSum(accumulator.layout, ADDENDS, 6, CPU)
     other.add(0, torch.ones(4))
     other.buffer += accumulator.buffer
-    assert not math.isfinite(other.mean_norm_squared(ADDENDS))
+    assert not math.isfinite(math.fsum(other.mean_norms_squared(ADDENDS)))
     accumulator.clear()
-    assert accumulator.mean_norm_squared(ADDENDS) == 0.0
+    assert math.fsum(accumulator.mean_norms_squared(ADDENDS)) == 0.0
 
 
 def test_a_sum_beyond_the_bound_of_one_addend_is_fine() -> None:
     accumulator = ExactSum(Layout([torch.Size([1])]), ADDENDS, 6, CPU)
     for _ in range(ADDENDS):
         accumulator.add(0, torch.tensor([64.0]))
-    assert accumulator.mean_norm_squared(ADDENDS) == 64.0**2
+    assert math.fsum(accumulator.mean_norms_squared(ADDENDS)) == 64.0**2
 
 
 def test_the_fast_norm_is_not_finite_after_a_nan() -> None:
     accumulator = FastSum(Layout([torch.Size([2])]), ADDENDS, 6, CPU)
     accumulator.add(0, torch.tensor([1.0, math.nan]))
-    assert not math.isfinite(accumulator.mean_norm_squared(ADDENDS))
+    assert not math.isfinite(math.fsum(accumulator.mean_norms_squared(ADDENDS)))
 
 
 @pytest.mark.parametrize("kind", [ExactSum, FastSum])
@@ -135,4 +135,4 @@ def test_mean_and_norm_divide_once_by_all_micro_batches(kind: type[ExactSum] | t
     assert mean.dtype == torch.float32
     assert int((mean != 0).sum()) == 2
     assert [view.tolist() for view in accumulator.layout.views(mean)] == [[3.0, 0.0], [4.0]]
-    assert accumulator.mean_norm_squared(6) == pytest.approx(25.0, rel=1e-15)
+    assert math.fsum(accumulator.mean_norms_squared(6)) == pytest.approx(25.0, rel=1e-15)

@@ -43,7 +43,7 @@ def test_the_sum_of_all_hosts_shows_each_micro_batch_exactly_once() -> None:
         reduce_gradients([stages[index] for stages in pipelines])
         expected = sum(host(index).gradient(7, MicroBatch(home, place)) for home in range(3) for place in range(4))
         assert all(torch.equal(stages[index].gradient_buffers()[0], expected) for stages in pipelines)
-        assert pipelines[0][index].gradient_norm_squared() == float((expected / 12).square().sum())
+        assert pipelines[0][index].gradient_norms_squared() == [float((expected / 12).square().sum())]
     assert len({stages[0].loss_sum() for stages in pipelines}) == 1
     assert len({stages[1].loss_sum() for stages in pipelines}) == 3
 

@@ -181,7 +181,7 @@ def test_permission_is_go_or_nothing(store: Store, member: Member) -> None:
 def test_floats_of_a_report_survive_to_the_last_bit(store: Store, member: Member) -> None:
     store.set("proposal/1", encode(record(1, "0.1")))
     member.next_record()
-    report = Report({1: 0.1 + 0.2}, 5.542490005493164 / 3)
+    report = Report({1: [0.1 + 0.2]}, 5.542490005493164 / 3)
     member.report(4, report)
     assert decode(store.read("report/1/4/0.1") or "", Report) == report
 

@@ -156,7 +156,7 @@ class _Late(Observer):
                 continue
             for step in range(line["step"], line["step"] + 4):
                 for worker in ("0.0", "1.0", VICTIM):
-                    store.post(f"report/1/{step}/{worker}", encode(Report({0: 1e9, 1: 1e9}, 1e9)))
+                    store.post(f"report/1/{step}/{worker}", encode(Report({0: [1e9], 1: [1e9]}, 1e9)))
                     store.set(f"commit/1/{step}", "void")
 
 

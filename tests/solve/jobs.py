@@ -15,7 +15,7 @@ def job(pipelines: int, ranks: int, micro_batches: int, limit: int | list[int] |
     """A job of unit times; `other` may hold keys of [times] and [planner], `weight_stash` and `chunks`."""
     shape = {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches, "chunks": other.pop("chunks", 1)}
     memory = {"limit": limit, "weight_stash": other.pop("weight_stash", 1.0)}
-    keys = ("decoupled", "staggered", "seed", "steps", "seconds", "move", "iterations_between_changes")
+    keys = ("decoupled", "staggered", "reroute", "seed", "steps", "seconds", "move", "iterations_between_changes")
     planner = {key: other.pop(key) for key in keys if key in other}
     made = msgspec.convert({"shape": shape, "memory": memory, "planner": planner, "times": other}, type=Job)
     made.validate()

@@ -47,3 +47,20 @@ def test_a_dead_workers_micro_batches_alternate_over_its_peers():
 def test_a_slow_peer_takes_fewer_re_routed_micro_batches():
     problem = Problem.of(worked_example(8), [DEAD], Profile(speed={"0.2": 2.0}))
     assert pipelines_at(problem, 2, 1) == [2] * 6
+
+
+def test_a_slow_worker_keeps_what_it_is_done_with_as_early_as_its_peers():
+    profile = Profile(speed={"1.1": 3.0})
+    made = job(3, 2, 4)
+    hosts = deal(Problem.of(made, (), profile)).host.reshape(2, 12)
+    assert np.bincount(hosts[1], minlength=6)[[1, 3, 5]].tolist() == [5, 2, 5]
+    assert hosts[0].tolist() == [0] * 4 + [2] * 4 + [4] * 4
+    assert pipelines_at(Problem.of(made, (), profile), 1, 0) == [0] * 4
+    assert pipelines_at(Problem.of(made, (), profile), 1, 2) == [2] * 4
+
+
+def test_a_slightly_slow_worker_keeps_all_and_so_does_any_where_nothing_may_be_re_routed():
+    made = job(3, 2, 4)
+    assert pipelines_at(Problem.of(made, (), Profile(speed={"1.1": 1.2})), 1, 1) == [1] * 4
+    fixed = job(3, 2, 4, reroute=False)
+    assert pipelines_at(Problem.of(fixed, (), Profile(speed={"1.1": 3.0})), 1, 1) == [1] * 4

@@ -1,0 +1,166 @@
+"""`recycle profile`: measure what a job's instructions take and weigh, or take it from a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recycle.errors import JobError
+
+if TYPE_CHECKING:
+    from recycle.exec.executed import Executed
+    from recycle.profile import Profile
+
+TIMES = ("forward", "backward_input", "backward_weight", "reduce", "step")
+BYTES = ("message", "activation", "static")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(profile)
+
+
+def profile(
+    target: Annotated[
+        Path, typer.Argument(metavar="JOB|RUN_DIR", help="Job file, or the directory of a run.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Profile file to write.")],
+    repeats: Annotated[int, typer.Option(metavar="N", help="Times that each instruction is timed.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure F, I, W, B, reduce, step, bytes and links of a job's real stages on this machine.
+
+    Stages are measured one after the other, with nothing else running. `[times] profile = "FILE"` in the job then
+    plans with the figures, and `[memory] limit = "20 GiB"` with the bytes. Of a run directory it is what the run
+    executed, beside what was planned.
+
+    Example: **recycle profile job.toml -o measured.json**
+
+    Example: **recycle profile runs/mine -o executed.json**
+    """
+    from recycle.job import Job
+
+    if repeats < 1:
+        raise JobError(f"profile: --repeats: must be at least 1, got {repeats}")
+    _require_writable(output)
+    if target.is_dir():
+        from recycle.exec.executed import executed
+
+        ran = executed(target)
+        ran.profile.save(output)
+        _tell_executed(ran, output, as_json)
+        return
+    job = Job.load(target)
+    from recycle.exec.profiler import measure
+
+    with _bar() as report:
+        measured = measure(job, repeats, report)
+    measured.require(job.shape)
+    measured.save(output)
+    if as_json:
+        print(json.dumps({"file": str(output), "hash": measured.digest(), "profile": measured.to_json()}))
+        return
+    _table(measured, job.shape.stages)
+    print(_link(measured))
+    print(f'{output}: written, hash {measured.digest()}; use it with [times] profile = "{output}"')
+
+
+def _require_writable(output: Path) -> None:
+    """Raises JobError before anything is measured in vain."""
+    if not output.parent.is_dir():
+        raise JobError(f"{output}: cannot be written (the folder {output.parent} does not exist)")
+    if output.exists() and not output.is_file():
+        raise JobError(f"{output}: cannot be written (there is something that is not a regular file)")
+    if not os.access(output.parent, os.W_OK):
+        raise JobError(f"{output}: cannot be written (the folder {output.parent} may not be written to)")
+
+
+def _tell_executed(ran: Executed, output: Path, as_json: bool) -> None:
+    figures = {"period": ran.period, "planned_period": ran.planned_period, "period_error": ran.period_error}
+    if as_json:
+        found = {"file": str(output), "hash": ran.profile.digest(), "profile": ran.profile.to_json()}
+        print(json.dumps({**found, **figures}))
+        return
+    stages = len(ran.profile.forward) if isinstance(ran.profile.forward, list) else 1
+    _table(ran.profile, stages, ran.planned)
+    for worker, factor in ran.profile.speed.items():
+        print(f"worker {worker} took {factor:g} times as long as its peers")
+    if ran.period is not None:
+        planned = "" if ran.planned_period is None else f", planned {_seconds(ran.planned_period)}"
+        error = "" if ran.period_error is None else f" ({ran.period_error:+.1%}, median over the steps)"
+        print(f"executed period {_seconds(ran.period)}{planned}{error}")
+    print(f"{output}: written, hash {ran.profile.digest()}")
+
+
+def _table(profile: Profile, stages: int, planned: Profile | None = None) -> None:
+    """A row per stage: median times with their spread or what was planned, and bytes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stage", justify="right")
+    columns = (*TIMES, *(() if planned is not None else BYTES))
+    for title in columns:
+        table.add_column(title.replace("backward_input", "input").replace("backward_weight", "weight"), justify="right")
+    for stage in range(stages):
+        table.add_row(str(stage), *(_cell(profile, name, stage, stages, planned) for name in columns))
+    print(
+        "seconds" + (" executed / planned" if planned is not None else ", median ± half the quartiles' distance; bytes")
+    )
+    Console(width=max(120, Console().width)).print(table)
+
+
+def _cell(profile: Profile, name: str, stage: int, stages: int, planned: Profile | None) -> str:
+    value = profile.per_stage(name, stages)[stage]
+    if name in BYTES:
+        return _bytes(value)
+    if planned is not None:
+        return f"{_seconds(value)} / {_seconds(planned.per_stage(name, stages)[stage])}"
+    spread = profile.measured.get("spread", {}).get(name)
+    return _seconds(value) + (f" ±{spread[stage] / 2:.0%}" if spread else "")
+
+
+def _link(profile: Profile) -> str:
+    bandwidth = "" if profile.bandwidth is None else f", {_bytes(profile.bandwidth)}/s"
+    link = f"link between two workers: {_seconds(profile.latency)}{bandwidth}"
+    return f"{link}; held from I to W: {profile.weight_stash:.0%} of an activation"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} GiB"
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress on the terminal's standard error; a line per phase where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: print(f"measured {done} of {total} {what}", file=sys.stderr)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(f"measuring {what}", total=total)
+            bar.update(tasks[what], completed=done)
+
+        yield report

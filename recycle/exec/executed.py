@@ -1,0 +1,168 @@
+"""What a run executed, held against what its plans counted on: times per stage and kind, speeds of workers, periods.
+
+From a run directory alone: `job.toml`, `metrics.jsonl` and the trace. F, I, W and B are in the trace without waits for
+peers; a reduce is not, so of each step and stage the shortest one counts, that of the host which came last.
+
+Limits: a stage whose backward only ran whole has I and W in the profile's ratio. Bytes and links are not in a trace,
+and stay those of the job's profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median, median_low
+from typing import Any
+
+import numpy as np
+
+from recycle.errors import RecycleError
+from recycle.ir import trace
+from recycle.ir.instruction import Kind
+from recycle.job import Job
+from recycle.profile import Link, Profile
+
+_NAMES = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD_INPUT: "backward_input",
+    Kind.BACKWARD_WEIGHT: "backward_weight",
+    Kind.BACKWARD: "backward",
+    Kind.OPTIMIZER_STEP: "step",
+}
+
+
+@dataclass(frozen=True)
+class Executed:
+    """What a run took.
+
+    Attributes:
+        profile: in seconds, from medians over all that was executed.
+        planned: the job's profile in seconds; None where its unit of time is not known.
+        period, planned_period: seconds from commit to commit inside generations, medians over the same steps; None
+            where there are none or the unit is not known.
+        period_error: median over the steps of (executed - planned) / planned.
+    """
+
+    profile: Profile
+    planned: Profile | None
+    period: float | None
+    planned_period: float | None
+    period_error: float | None
+
+
+def executed(directory: str | Path) -> Executed:
+    """What the run in `directory` took.
+
+    Raises:
+        RecycleError: it is no run directory, or no iteration was executed in it.
+    """
+    directory = Path(directory)
+    if not (directory / "job.toml").is_file():
+        raise RecycleError(f"{directory}: is no run directory (it has no job.toml): give a job file or a run directory")
+    job = Job.load(directory / "job.toml")
+    profile = job.profile()
+    unit = job.seconds_per_unit
+    measured = _measured(trace.load(directory, job.shape), job, profile)
+    if measured is None:
+        raise RecycleError(f"{directory}: no iteration was executed in it, so there is nothing to profile")
+    lines = [line for _, line in trace.read_lines(directory / "metrics.jsonl")]
+    periods = _periods(lines)
+    planned = [line["period"] * unit for line, _ in periods] if unit is not None else []
+    errors = [line["period_error"] for line, _ in periods if line.get("period_error") is not None]
+    base = _in_seconds(profile, unit or 0.0)
+    return Executed(
+        replace(
+            base, **measured, measured={"run": directory.name, "steps": len(lines), "job_profile": profile.digest()}
+        ),
+        None if unit is None else base,
+        median(seconds for _, seconds in periods) if periods else None,
+        median(planned) if planned else None,
+        median(errors) if errors else None,
+    )
+
+
+def _periods(lines: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], float]]:
+    """Each committed step that follows another of its generation, with the seconds between the two commits."""
+    found = []
+    before: Mapping[str, Any] | None = None
+    for line in lines:
+        if before is not None and before["generation"] == line["generation"]:
+            found.append((line, line["time"] - before["time"]))
+        before = line
+    return found
+
+
+def _measured(ran: trace.Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
+    """The fields of a profile that the trace tells; None when some stage did not run."""
+    stages, c = job.shape.stages, ran.columns
+    seconds = ran.end - ran.start
+    per_worker: dict[tuple[str, int, int], float] = {}
+    for kind, name in _NAMES.items():
+        for stage in range(stages):
+            rows = np.flatnonzero((c.kind == kind) & (c.stage == stage))
+            for worker in np.unique(ran.process[rows]).tolist():
+                per_worker[name, stage, worker] = float(np.median(seconds[rows[ran.process[rows] == worker]]))
+    found: dict[str, list[float]] = {name: [] for name in ("forward", "backward_input", "backward_weight", "step")}
+    for stage in range(stages):
+        usual = {
+            name: median_low(times)
+            for name in _NAMES.values()
+            if (times := [t for (n, s, _), t in per_worker.items() if (n, s) == (name, stage)])
+        }
+        halves = [profile.per_stage(name, stages)[stage] for name in ("backward_input", "backward_weight")]
+        if "backward_input" not in usual and "backward" in usual:
+            usual["backward_input"] = usual["backward"] * halves[0] / sum(halves)
+            usual["backward_weight"] = usual["backward"] - usual["backward_input"]
+        if any(name not in usual for name in found):
+            return None
+        for name, values in found.items():
+            values.append(usual[name])
+    return {**found, "reduce": _reduces(ran, stages), "speed": _speeds(per_worker, found, job)}
+
+
+def _reduces(ran: trace.Trace, stages: int) -> list[float]:
+    c, seconds = ran.columns, ran.end - ran.start
+    found = []
+    for stage in range(stages):
+        rows = np.flatnonzero((c.kind == Kind.REDUCE_GRADIENTS) & (c.stage == stage))
+        steps, place = np.unique(ran.step[rows], return_inverse=True)
+        shortest = np.full(len(steps), np.inf)
+        np.minimum.at(shortest, place, seconds[rows])
+        found.append(float(np.median(shortest)) if len(shortest) else 0.0)
+    return found
+
+
+def _speeds(
+    per_worker: Mapping[tuple[str, int, int], float], usual: Mapping[str, list[float]], job: Job
+) -> dict[str, float]:
+    """Factors of the workers that departed from their peers by more than the job's threshold."""
+    ratios: dict[int, list[float]] = {}
+    for (name, stage, worker), seconds in per_worker.items():
+        if name in ("forward", "backward_input", "backward_weight") and usual[name][stage] > 0:
+            ratios.setdefault(worker, []).append(seconds / usual[name][stage])
+    threshold = job.membership.drift or type(job.membership)().drift
+    return {
+        str(job.shape.worker_at(worker)): float(f"{median(found):.3g}")
+        for worker, found in sorted(ratios.items())
+        if abs(np.log(median(found))) > np.log1p(threshold)
+    }
+
+
+def _in_seconds(profile: Profile, unit: float) -> Profile:
+    """A profile whose times are in units of `unit` seconds, in seconds."""
+
+    def scaled(value: Any) -> Any:
+        return [unit * entry for entry in value] if isinstance(value, list) else unit * value
+
+    times = ("forward", "backward_input", "backward_weight", "reduce", "step")
+    changed: dict[str, Any] = {name: scaled(getattr(profile, name)) for name in times}
+    bandwidth = profile.bandwidth / unit if profile.bandwidth and unit else None
+    links = {
+        pair: Link(link.latency * unit, link.bandwidth / unit if link.bandwidth and unit else None)
+        for pair, link in profile.links.items()
+    }
+    pair_time = None if profile.overlapped_pair is None else scaled(profile.overlapped_pair)
+    return replace(
+        profile, **changed, latency=profile.latency * unit, bandwidth=bandwidth, links=links, overlapped_pair=pair_time
+    )

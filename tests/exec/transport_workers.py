@@ -1,0 +1,207 @@
+"""Processes that drive transports without stages: every message and sum carries what the receiver can check.
+
+Spawned once per module; each case names the transport, the schedule and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from recycle.exec.gloo import GlooTransport, form_group, open_sockets, shut_sockets
+from recycle.exec.groups import GroupTransport
+from recycle.exec.lanes import Communicators, LaneTransport, lanes_of
+from recycle.exec.transport import TransportError
+from recycle.ir.formats import native
+from recycle.ir.instruction import (
+    Instruction,
+    RecvActivation,
+    RecvGradient,
+    ReduceGradients,
+    SendActivation,
+    SendGradient,
+    Transfer,
+)
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.shape import Worker
+
+MESSAGE = ((4, 3), torch.float32)
+CPU = torch.device("cpu")
+ANSWER_SECONDS = 60.0
+ENTRIES = 5
+
+
+class TransportWorkers:
+    """As many processes as asked for; use as a context manager."""
+
+    def __init__(self, count: int) -> None:
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._spawn = multiprocessing.get_context("spawn")
+        self._members = [self._start() for _ in range(count)]
+        self._cases = 0
+
+    def _start(self) -> tuple[Any, Any]:
+        ours, theirs = self._spawn.Pipe()
+        process = self._spawn.Process(target=_serve, args=(self._store.port, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        return process, ours
+
+    def run(self, kind: str, schedule: Schedule, action: str, iterations: int = 3, victim: int = -1) -> list[str]:
+        """What each worker of the schedule says in the end: "done", or the error; "" of the victim, which is killed."""
+        self._cases += 1
+        pipes = [pipe for _, pipe in self._members[: len(schedule.live)]]
+        assert len(pipes) == len(schedule.live)
+        for place, pipe in enumerate(pipes):
+            pipe.send((kind, f"case{self._cases}", native.dumps(schedule), place, action, iterations, victim))
+        if victim >= 0:
+            self._members[victim][0].join(ANSWER_SECONDS)
+            self._store.set(f"case{self._cases}/over", "1")
+            self._members[victim] = self._start()
+        answers = []
+        for place, pipe in enumerate(pipes):
+            if place == victim:
+                answers.append("")
+                continue
+            assert pipe.poll(ANSWER_SECONDS), f"worker {place} hangs"
+            answers.append(pipe.recv())
+        return answers
+
+    def __enter__(self) -> TransportWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, pipe in self._members:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+            process.join(10.0)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(port: int, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    watch = store.clone()
+    keep = set(open_sockets())
+    while (case := pipe.recv()) is not None:
+        try:
+            _case(store, watch, keep, *case)
+            answer = "done"
+        except TransportError as error:
+            answer = f"TransportError: {error}"
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        pipe.send(answer)
+    os._exit(0)
+
+
+def _case(
+    store: Any,
+    watch: Any,
+    keep: set[str],
+    kind: str,
+    name: str,
+    text: str,
+    place: int,
+    action: str,
+    n: int,
+    victim: int,
+) -> None:
+    schedule = lower(native.loads(text))
+    members = sorted(schedule.live)
+    role, over = members[place], threading.Event()
+    program = schedule.program(role)
+    transport = TRANSPORTS[kind](store, name, schedule, role, over)
+    if victim >= 0 and place != victim:
+        threading.Thread(target=_end_when_told, args=(watch, name, over, transport, keep), daemon=True).start()
+    try:
+        for iteration in range(n):
+            _iterate(transport, program, schedule, role, iteration, action if place == victim else "")
+    finally:
+        shut_sockets(keep)
+        transport.close()
+
+
+def _end_when_told(watch: Any, name: str, over: threading.Event, transport: Any, keep: set[str]) -> None:
+    watch.wait([f"{name}/over"], timedelta(seconds=ANSWER_SECONDS))
+    over.set()
+    shut_sockets(keep)
+    if isinstance(transport, LaneTransport):
+        transport.release()
+
+
+def _iterate(
+    transport: GroupTransport,
+    program: Sequence[Instruction],
+    schedule: Schedule,
+    role: Worker,
+    iteration: int,
+    end: str,
+) -> None:
+    """Every transfer and sum of one iteration; dies before the first sum if `end` says so, or before the first send."""
+    transport.begin(program, iteration)
+    pending = {}
+    for instruction in program:
+        if end == "before a send" and isinstance(instruction, SendActivation | SendGradient):
+            os.kill(os.getpid(), 9)
+        if end == "before a sum" and isinstance(instruction, ReduceGradients):
+            os.kill(os.getpid(), 9)
+        if isinstance(instruction, SendActivation | SendGradient):
+            transport.send(instruction, _content(instruction, instruction.stage, iteration))
+        elif isinstance(instruction, RecvActivation | RecvGradient):
+            pending[instruction] = transport.receive(instruction)
+        elif isinstance(instruction, ReduceGradients):
+            for receive in list(pending):
+                sender = receive.stage + (1 if isinstance(receive, RecvGradient) else -1)
+                found = pending.pop(receive)()
+                assert torch.equal(found, _content(receive, sender, iteration)), f"{receive} of {iteration}: {found}"
+            buffers = [_addend(role, instruction.stage, iteration), _addend(role, instruction.stage, -iteration)]
+            transport.reduce(instruction.stage, buffers)
+            for buffer, sign in zip(buffers, (1, -1), strict=True):
+                hosts = schedule.hosts(instruction.stage)
+                total = torch.stack([_addend(host, instruction.stage, sign * iteration) for host in hosts]).sum(0)
+                assert torch.equal(buffer, total), f"sum of stage {instruction.stage} in {iteration}: {buffer}"
+    assert not pending
+
+
+def _content(transfer: Transfer, sender_stage: int, iteration: int) -> torch.Tensor:
+    gradient = isinstance(transfer, SendGradient | RecvGradient)
+    key = f"{gradient} {sender_stage} {transfer.micro_batch} {iteration}".encode()
+    value = int.from_bytes(hashlib.blake2b(key, digest_size=3).digest(), "little")
+    return torch.full(MESSAGE[0], float(value), dtype=MESSAGE[1])
+
+
+def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
+    return torch.arange(ENTRIES, dtype=torch.float64) * (iteration + 1) + 10 * stage + host.pipeline
+
+
+def _gloo(store: Any, name: str, schedule: Schedule, role: Worker, over: threading.Event) -> GroupTransport:
+    hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
+    return GlooTransport(
+        store, name, role, sorted(schedule.live), hosts, MESSAGE, timeout=60.0, form_timeout=20.0, over=over
+    )
+
+
+def _lanes(store: Any, name: str, schedule: Schedule, role: Worker, over: threading.Event) -> GroupTransport:
+    """The transport that NCCL uses, over gloo's communicators: the same plan of communicators, the same order."""
+    hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
+
+    def make(group: str, rank: int, size: int) -> Any:
+        return form_group(store, f"{name}/{group}", rank, size, 20.0, "127.0.0.1", over)
+
+    made = Communicators(CPU, make, lambda group: None, lambda: None)
+    return LaneTransport(made, name, role, lanes_of(role, schedule.program(role)), hosts, MESSAGE, over=over)
+
+
+TRANSPORTS = {"gloo": _gloo, "lanes": _lanes}
