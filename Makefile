@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= auto
 
-.PHONY: demo test lint types tests benchmarks clean
+.PHONY: demo test lint types tests faults benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
@@ -25,6 +25,10 @@ types: $(VENV)/.installed
 tests: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
+# Strikes every fault in every phase and writes the tables of docs/faults.md.
+faults: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.exec.fault_matrix
+
 # Over an hour, most of it the planner's large rows.
 benchmarks: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
@@ -33,6 +37,7 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python -W ignore benchmarks/executor.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/staggered.py
+	$(BIN)/python -W ignore benchmarks/checkpoint.py
 
 # The stamp is newer than what it was made from, and holds the interpreter it was made with.
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.python

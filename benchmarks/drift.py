@@ -49,8 +49,9 @@ def main() -> None:
     parser.add_argument("--factor", type=float, default=3.0, help="how many times as long the worker takes")
     arguments = parser.parse_args()
     server = ForkServer("emulated")
-    print("D=3 P=2 m=4, 20 ms per F, I and W;", end=" ")
-    print(f"worker 1.1 takes {arguments.factor:g} times as long from step {SLOW_FROM} on")
+    print(
+        f"D=3 P=2 m=4, 20 ms per F, I and W; from step {SLOW_FROM} on worker 1.1 takes {arguments.factor:g} times that"
+    )
     print("  drift   before     slow       ratio  simulated  within")
     try:
         for _ in range(arguments.runs):

@@ -79,6 +79,12 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[model]`: a GPT. `split` lists the layers of each stage; without it they must divide evenly.
 
+    With `tied` the output layer uses the embedding's weight: first and last stage hold it and reduce together.
+    `dropout` is that of the embedding and the residual stream, `attention_dropout` (the same when left out) that of the
+    attention's weights. With `recompute = "full"` a stage keeps only its input between F and I, which runs the forward
+    again: an activation then weighs a message, and I takes F's time on top. What W needs is held from I on as ever, so
+    `[planner] decoupled = false` goes with it where memory is short.
+
     `kind = "emulated"` computes nothing and takes `seconds_per_unit` for each unit of `[times]`.
     """
 
@@ -91,13 +97,20 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     vocabulary: Positive = 256
     ffn: Positive | None = None
     split: list[Annotated[int, Meta(ge=0)]] | None = None
+    tied: bool = False
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    attention_dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    recompute: Literal["none", "full"] = "none"
     seed: int = 1234
 
 
 class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library."""
+    """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library.
 
-    kind: Literal["text"] = "text"
+    With `kind = "megatron"`, Megatron-LM's token files `<path>.bin` and `<path>.idx`.
+    """
+
+    kind: Literal["text", "megatron"] = "text"
     path: str | None = None
     micro_batch_size: Positive = 1
     seed: int = 0
@@ -105,6 +118,13 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[train]`: the optimizer (AdamW), how gradients are summed, and how often the state is kept.
+
+    With `schedule` the learning rate is Megatron-LM's: from 0 over `warmup` iterations to `learning_rate`, then
+    constant, or down a line or half a cosine to `minimum_learning_rate` at iteration `steps`. Without it, from
+    `learning_rate` / `warmup` on and down half a cosine to a tenth of it in the last of `steps`.
+
+    With `precision = "bf16"` weights, activations and messages are bf16; gradients are summed, and the weights updated,
+    from fp32 copies. `sharded_optimizer` is refused: see docs/zero1.md.
 
     A checkpoint is written every `checkpoint_every` iterations, 0 for never, and at the end of a run that has as many;
     the last `checkpoint_keep` stay. By Young's rule (CACM 17(9), 1974) the best interval is sqrt(2 C T) for a stall of
@@ -115,11 +135,15 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     steps: Positive = 30
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     warmup: Annotated[int, Meta(ge=0)] = 10
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     epsilon: Annotated[float, Meta(gt=0)] = 1e-8
     clip: Annotated[float, Meta(gt=0)] = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    sharded_optimizer: bool = False
     accumulation: Literal["exact", "fast"] = "exact"
     gradient_exponent: Annotated[int, Meta(ge=-20, le=30)] = 6
     non_finite: Literal["skip", "fatal"] = "fatal"
@@ -131,6 +155,10 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[membership]`: who counts as alive, in seconds; and as slow; and the store that knows it.
+
+    `dead_after` without a heartbeat, or without an answer on a connection, a worker is dead or cut off. It hangs when
+    an operation takes longer than `hung_after` and than `hung_factor` times the longest of its kind lately; the first
+    of its kind may take `warm_up`. Each is argued in docs/faults.md.
 
     A worker that takes longer than its peers by more than the share `drift` in most of `drift_iterations` iterations,
     or a stage that does than its profile says, is planned for anew while training goes on; 0 switches that off.
@@ -150,8 +178,10 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     etcd_key: str | None = None
     insecure: bool = False
     heartbeat: Annotated[float, Meta(gt=0)] = 0.25
-    dead_after: Annotated[float, Meta(gt=0)] = 10.0
-    hung_after: Annotated[float, Meta(gt=0)] = 60.0
+    dead_after: Annotated[float, Meta(gt=0)] = 4.0
+    hung_after: Annotated[float, Meta(gt=0)] = 4.0
+    hung_factor: Annotated[float, Meta(ge=1)] = 10.0
+    warm_up: Annotated[float, Meta(gt=0)] = 60.0
     form_timeout: Annotated[float, Meta(gt=0)] = 20.0
     transport_timeout: Annotated[float, Meta(gt=0)] = 300.0
     start_deadline: Annotated[float, Meta(gt=0)] = 180.0
@@ -191,6 +221,12 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
     def shape(self) -> Shape:
         grid = self.grid
         return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
+
+    @property
+    def ties(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of stages that share a weight, and so reduce together."""
+        last = self.shape.stages - 1
+        return ((0, last),) if self.model.tied and last else ()
 
     def profile(self) -> Profile:
         """The times and bytes to plan with: `[times] profile` if given, else the numbers of `[times]`."""
@@ -317,6 +353,26 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
         self._validate_store()
         if self.model.hidden % self.model.heads:
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
+        if self.data.kind == "megatron" and self.data.path is None:
+            raise JobError('[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix')
+        self._validate_train()
+
+    def _validate_train(self) -> None:
+        train = self.train
+        if train.sharded_optimizer:
+            raise JobError(
+                "[train] sharded_optimizer: with one shard of the optimizer's state per worker (ZeRO-1) no peer holds"
+                " what a dead worker held, so nobody could go on without it; leave it false (docs/zero1.md)"
+            )
+        if train.minimum_learning_rate and train.schedule not in ("linear", "cosine"):
+            raise JobError('[train] minimum_learning_rate: needs schedule = "linear" or "cosine"')
+        if train.minimum_learning_rate > train.learning_rate:
+            raise JobError(
+                f"[train] minimum_learning_rate: {train.minimum_learning_rate:g} is above learning_rate ="
+                f" {train.learning_rate:g}"
+            )
+        if train.schedule is not None and train.warmup >= train.steps:
+            raise JobError(f"[train] warmup: {train.warmup} iterations, but steps = {train.steps}; schedule needs less")
 
     def _validate_store(self) -> None:
         membership = self.membership

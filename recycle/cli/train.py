@@ -181,7 +181,10 @@ def _loss(loss: float | None) -> str:
 _EVENTS = {
     "coordinator": lambda e: f"node {e['node']} coordinates from generation {e['generation']} on",
     "fault": lambda e: f"fault: {e.get('fault') or e.get('cause')} (worker {e['worker']}, step {e['step']})",
-    "detected": lambda e: f"worker {e['worker']} is dead: {e['cause']}; step {e['step']} starts again without it",
+    "detected": lambda e: (
+        f"worker {e['worker']} is dead: {e['cause']}; "
+        + ("all steps are done" if e.get("over") else f"step {e['step']} starts again without it")
+    ),
     "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
     "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
     "replanned": lambda e: (

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from recycle.exec.coordination import Coordination
 from recycle.exec.etcd_store import EtcdStore, RoleLost
 from recycle.exec.lease import Lease
 from recycle.exec.observer import Observer
+from recycle.exec.placement import stages_by_rank
 from recycle.exec.planning import Planner, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
 from recycle.exec.shared_directory import SharedRunDirectory
@@ -35,6 +37,7 @@ from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.nodes import place_workers
+from recycle.plans import with_ties
 from recycle.shape import Worker
 
 ROLE = "coordinator"
@@ -89,11 +92,13 @@ def serve(
     if job.membership.store == "launcher":
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
     if schedule is not None:
+        schedule = with_ties(schedule, job)
         require_valid(schedule, job)
+    stages = stages_by_rank(job.shape, schedule)
     endpoints = parse_endpoints(job.membership.store)
     address = address or own_address(endpoints)
     store = EtcdStore.connect(job.membership.store, run, job.membership, "standby")
-    agent = _Agent(job, node, nodes[node], run, Path(directory), store, address, steps or job.train.steps)
+    agent = _Agent(job, node, nodes[node], run, Path(directory), store, address, steps or job.train.steps, stages)
     try:
         agent.run(schedule, planner, observer or Observer(), text_digest)
     finally:
@@ -125,9 +130,10 @@ class _Agent:
         store: EtcdStore,
         address: str,
         steps: int,
+        stages: Sequence[Sequence[int]],
     ) -> None:
         self._job, self._node, self._workers, self._run, self._store = job, node, workers, run, store
-        self._address = address
+        self._address, self._stages = address, stages
         self._session = uuid.uuid4().hex
         self._waker = Waker()
         self._lost, self._closed = threading.Event(), False
@@ -178,6 +184,7 @@ class _Agent:
         return Orders(
             self._job.to_toml(),
             str(worker),
+            list(self._stages[worker.rank]),
             incarnation,
             self._job.membership.store,
             self._run,

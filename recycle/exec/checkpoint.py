@@ -92,13 +92,14 @@ def folder_of(root: Path, step: int) -> Path:
 def identity(job: Job) -> dict[str, Any]:
     """What a run and a checkpoint must share: the model, however it is split, and the batch of an iteration."""
     model = msgspec.to_builtins(job.model)
-    kept = {key: value for key, value in model.items() if key not in ("split", "seconds_per_unit")}
+    kept = {key: value for key, value in model.items() if key not in ("split", "seconds_per_unit", "recompute")}
     if job.model.kind == "emulated":
         kept = {"kind": "emulated", "stages": job.shape.stages, "seed": job.model.seed}
     return {
         "[model]": kept,
         "micro-batches per iteration (D*m)": job.shape.global_micro_batches,
         "[data] micro_batch_size": job.data.micro_batch_size,
+        "[train] precision": job.train.precision,
     }
 
 
@@ -284,11 +285,10 @@ def load(folder: Path, stages: Iterable[Stage]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-    state: dict[str, Any] = {}
-    for stage in stages:
-        state |= stage.named_state(stage.state_tensors())
     try:
-        load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        for stage in stages:  # one by one: tied stages have a name in common
+            state: dict[str, Any] = dict(stage.named_state(stage.state_tensors()))
+            load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise RunError(f"{folder}: cannot be loaded: {error}") from None
 

@@ -21,6 +21,7 @@ from recycle.exec.keeper import Keeper
 from recycle.exec.membership import Facts, Record, decode
 from recycle.exec.metrics import metrics_line
 from recycle.exec.observer import Observer
+from recycle.exec.placement import rank_of_stages, stages_by_rank
 from recycle.exec.planning import Planner, PlanService
 from recycle.exec.replanning import Replanner
 from recycle.exec.shared_directory import SharedRunDirectory
@@ -63,7 +64,16 @@ class Coordination:
         self._processes = ClusterProcesses(job, store)
         self._plans = PlanService(job, planner, directory.plans, waker, schedule, self._warn)
         self._replanner = Replanner(job, self._plans, directory.profiles, self._event)
-        self._keeper = Keeper(job, directory.checkpoints, text_digest, store, self._event, waker.wake, time.monotonic)
+        self._keeper = Keeper(
+            job,
+            directory.checkpoints,
+            text_digest,
+            store,
+            self._event,
+            waker.wake,
+            time.monotonic,
+            rank_of_stages(stages_by_rank(job.shape, schedule)),
+        )
         absent = schedule.failed if schedule is not None else frozenset()
         self._coordinator = Coordinator(
             job,
@@ -155,7 +165,7 @@ class Coordination:
     def _finish(self) -> None:
         """After the last iteration: keep the digests, merge the trace, let all agents go."""
         deadline = time.monotonic() + LEAVE_SECONDS
-        while self._keeper.busy and time.monotonic() < deadline:
+        while not (self._coordinator.ended() and not self._keeper.busy) and time.monotonic() < deadline:
             left = [str(worker) for worker in self._coordinator.live if self._processes.running(worker)]
             self._keeper.tick(left, self._coordinator.record.committed)
             self._store.wait_for_change(0.2)

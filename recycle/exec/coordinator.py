@@ -1,8 +1,8 @@
 """The coordinator: the launcher's side of membership, a state machine that is asked to `tick` when something happens.
 
-It alone decides what a silence means. One path serves every change: end the generation (what is undecided becomes
-void, survivors wake up), get a plan for whoever is left, propose the next generation, let all acknowledge, let all
-form their groups, let them run. A death on the way only means the next number.
+It alone decides what a silence means; vigil.py says which there are. One path serves every change: end the generation
+(what is undecided becomes void, survivors wake up), get a plan for whoever is left, propose the next generation, let
+all acknowledge, let all form their groups, let them run. A death on the way only means the next number.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.commit import decide, is_right, soonest_end
 from recycle.exec.membership import GO, VOID, Facts, Mode, Record, Report, Store, decode, encode
+from recycle.exec.vigil import Vigil, who_goes
 from recycle.job import Job
 from recycle.shape import Shape, Worker
 
@@ -93,14 +94,6 @@ Log = Callable[..., None]
 
 
 @dataclass
-class _Beat:
-    text: str = ""
-    changed: float = 0.0
-    progress: tuple[str, ...] = ()
-    progressed: float = 0.0
-
-
-@dataclass
 class _Rejoin:
     worker: Worker
     step: int
@@ -135,8 +128,7 @@ class Coordinator:
     phase: Phase = Phase.BETWEEN
     record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
     _periods: Mapping[Mode, float] = field(default_factory=dict)
-    _beats: dict[Worker, _Beat] = field(default_factory=dict)
-    _looked: float = 0.0
+    _vigil: Vigil = field(init=False)
     _rejoins: list[_Rejoin] = field(default_factory=list)
     _joined: set[Worker] = field(default_factory=set)
     _registered: str = ""
@@ -145,6 +137,9 @@ class Coordinator:
     _retried: int = -1
     _repeated: str | None = None
     _lost_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self._vigil = Vigil(self.job)
 
     def expect_rejoin(self, worker: Worker, step: int) -> None:
         """`worker`, once dead, shall take part again from the start of iteration `step` on, or soon after.
@@ -198,7 +193,7 @@ class Coordinator:
             return
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not Phase.BETWEEN or self.record.generation:
-            lost |= self._silent()
+            lost |= self._vigil.lost(self.live, self._beat_reader(), self.now())
         # A commit that is complete stands, whoever has died since; the next may be complete as well.
         while self.phase is Phase.RUNNING and self._commit():
             pass
@@ -213,6 +208,18 @@ class Coordinator:
         }
         if self.phase in due:
             due[self.phase]()
+
+    def ended(self) -> bool:
+        """Whether the run is over: its last iteration is committed, and every worker that still lives has left the
+        digest of its state. Who dies or hangs behind the last commit is found as ever, and nothing more depends on it.
+        """
+        gone = self.processes.gone() | self._vigil.lost(self.live, self._beat_reader(), self.now())
+        waits = {worker for worker in self.live if not self.store.has_all([f"final/{worker}"])}
+        for worker in sorted(waits & gone.keys()):
+            self.processes.kill(worker)
+            self.live.discard(worker)
+            self.log("detected", worker=str(worker), step=self.record.committed, cause=gone[worker], over=True)
+        return not waits - gone.keys()
 
     def _finished(self) -> bool:
         return self.phase is Phase.FINISHED
@@ -232,7 +239,7 @@ class Coordinator:
         if self._lost_since is None:
             self._lost_since = self.now()
         for stage in range(self.shape.stages):
-            if not any(worker.rank == stage % self.shape.ranks for worker in self.live):
+            if not any(worker.rank == stage % self.shape.ranks for worker in self.live - self._joined):
                 raise StageLost(f"stage {stage} has no live host left after step {self.record.committed}")
 
     def start_over(self, live: set[Worker], committed: int, facts: Facts) -> None:
@@ -246,7 +253,7 @@ class Coordinator:
         self.record = Record(self.record.generation, [], {}, "", committed, facts)
         self.live = set(live)
         self._joined.clear()
-        self._beats.clear()
+        self._vigil = Vigil(self.job)
         for rejoin in self._rejoins:
             rejoin.started, rejoin.deadline = False, None
         self._attempts, self._retried, self._repeated = 0, -1, None
@@ -339,7 +346,7 @@ class Coordinator:
             if running and self.store.has_all([f"ready/{rejoin.worker}/{incarnation}"]):
                 self.live.add(rejoin.worker)
                 self._joined.add(rejoin.worker)
-                self._beats.pop(rejoin.worker, None)
+                self._vigil.forget(rejoin.worker)
             elif running and self.now() < rejoin.deadline:
                 return False
             else:
@@ -368,6 +375,8 @@ class Coordinator:
 
     def _run(self) -> None:
         """Once all groups stand, all may run; a failure to form is nobody's fault and is tried again."""
+        if self._cut():
+            return
         g = self.record.generation
         keys = [f"formed/{g}/{worker}" for worker in self.record.live]
         if not self.store.has_all(keys):
@@ -395,12 +404,28 @@ class Coordinator:
 
     def _trouble(self) -> None:
         """A transport broke and nobody has died for a while: form the same live set again."""
+        if self._cut():
+            return
         g = self.record.generation
         if self._trouble_since is None:
             if self.store.has_all([f"trouble/{g}"]):
                 self._trouble_since = self.now()
         elif self.now() - self._trouble_since > GRACE_SECONDS:
             self._again(self.store.read(f"trouble/{g}") or "")
+
+    def _cut(self) -> bool:
+        """Whether two workers cannot reach each other, though both are there: one of them goes."""
+        text = self.store.read(f"cut/{self.record.generation}")
+        if text is None:
+            return False
+        pair = [Worker.parse(name) for name in text.split()]
+        goes = who_goes(pair, self.live - self._joined, [w for w in pair if self._vigil.is_silent(w, self.now())])
+        if goes is None:
+            self._again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and each is its stage's last host")
+        else:
+            (other,) = (worker for worker in pair if worker != goes)
+            self._lose({goes: f"cut off from worker {other}"})
+        return True
 
     def _commit(self) -> bool:
         """Commit the next iteration if every live worker has reported it."""
@@ -451,37 +476,19 @@ class Coordinator:
             checkpoint=self.keeps(step, step + 1 >= self.steps),
         )
 
+    def _beat_reader(self) -> Callable[[str], str | None]:
+        """Reads heartbeats: with the first one all that will be asked for, in one request."""
+        texts: dict[str, str | None] = {}
+
+        def read(key: str) -> str | None:
+            if not texts:
+                keys = [f"beat/{worker}" for worker in sorted(self.live)]
+                texts.update(zip(keys, self.store.read_all(keys), strict=True))
+            return texts[key]
+
+        return read
+
     def _repeat(self, cause: str) -> None:
         """A generation more, with the same workers, from the iteration before."""
         self._repeated = cause
         self._end()
-
-    def _silent(self) -> dict[Worker, str]:
-        """Workers without heartbeat, or without progress while they have work.
-
-        A silence counts only as long as this process itself was awake: on a machine so loaded that the coordinator
-        does not get its turn, the workers did not get theirs.
-        """
-        limits, now = self.job.membership, self.now()
-        lost: dict[Worker, str] = {}
-        late = max(0.0, now - self._looked - limits.heartbeat)
-        self._looked = now
-        if late:
-            for beat in self._beats.values():
-                beat.changed += late
-                beat.progressed += late
-        beats = {worker: self._beats.setdefault(worker, _Beat(changed=now, progressed=now)) for worker in self.live}
-        due = [w for w, beat in beats.items() if now - beat.changed >= limits.heartbeat / 2 or not beat.text]
-        texts = dict(zip(due, self.store.read_all([f"beat/{worker}" for worker in due]), strict=True)) if due else {}
-        for worker, beat in beats.items():
-            text = texts.get(worker, beat.text) or ""
-            if text != beat.text:
-                beat.text, beat.changed = text, now
-                progress = tuple(text.split()[1:])
-                if progress != beat.progress or progress[-1] == "waiting":
-                    beat.progress, beat.progressed = progress, now
-            if now - beat.changed > limits.dead_after:
-                lost[worker] = f"no heartbeat for {limits.dead_after:g} s"
-            elif now - beat.progressed > limits.hung_after:
-                lost[worker] = f"no progress for {limits.hung_after:g} s"
-        return lost

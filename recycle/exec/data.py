@@ -1,7 +1,7 @@
-"""The training text and the micro-batches cut from it.
+"""What a job trains on: micro-batches by iteration and global id, and the text that they are cut from.
 
-Tokens are bytes. Which part of the text a micro-batch holds is a pure function of seed, iteration and global
-micro-batch id, so that any worker can produce any micro-batch and a re-routed one has the same content.
+Which tokens a micro-batch holds is a pure function of seed, iteration and global micro-batch id, so that any worker can
+produce any micro-batch and a re-routed one has the same content. Text is bytes; token files are in indexed.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -19,6 +20,30 @@ from recycle.job import Job
 CAP_BYTES = 4 << 20
 """Text beyond this is not read: every worker process loads the corpus itself."""
 BYTE_VALUES = 256
+
+
+class Batches(Protocol):
+    """Training data.
+
+    Attributes:
+        digest: by which workers can tell that they train on the same.
+    """
+
+    digest: str
+
+    def batch(self, iteration: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and labels of one micro-batch.
+
+        Args:
+            iteration: counted from 0.
+            micro_batch: global id, k * m + j for the micro-batch `k.j`.
+
+        Returns:
+            tokens and labels, int64 [micro_batch_size, sequence]; a label is the token that follows.
+        """
+
+    def require_vocabulary(self) -> None:
+        """Raise JobError when a token is found that is not in the vocabulary. May take a second or two."""
 
 
 class Corpus:
@@ -53,23 +78,27 @@ class Corpus:
         return self._text.numel()
 
     def batch(self, iteration: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and labels of one micro-batch.
-
-        Args:
-            iteration: counted from 0.
-            micro_batch: global id, k * m + j for the micro-batch `k.j`.
-
-        Returns:
-            tokens and labels, int64 [micro_batch_size, sequence]; a label is the token that follows.
-        """
+        """As `Batches.batch`."""
         starts = [self._start(iteration, micro_batch, row) for row in range(self._rows)]
         rows = torch.stack([self._text[start : start + self._sequence + 1] for start in starts]).long()
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def require_vocabulary(self) -> None:
+        """A byte is below any vocabulary that `load_corpus` admits."""
 
     def _start(self, iteration: int, micro_batch: int, row: int) -> int:
         key = f"{self._seed} {iteration} {micro_batch} {row}".encode()
         draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         return draw % (len(self) - self._sequence)
+
+
+def load_batches(job: Job) -> Batches:
+    """The data that `[data]` names. Raises JobError when it cannot be read or does not fit the model."""
+    if job.data.kind == "megatron":
+        from recycle.exec.indexed import load_indexed
+
+        return load_indexed(job)
+    return load_corpus(job)
 
 
 def load_corpus(job: Job) -> Corpus:

@@ -22,6 +22,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import median, median_low
 from typing import Any
 
@@ -53,8 +54,13 @@ class _Watched:
     """The last ratios of one thing, as far as it was measured."""
 
     ratios: deque[float]
+    patience: int
     idle: int = 0
-    patience: int = 0
+
+    def take(self, ratio: float) -> None:
+        """It was measured in one more iteration."""
+        self.ratios.append(ratio)
+        self.idle = 0
 
     def departed(self, planned: float, threshold: float) -> float | None:
         """The median of the ratios beyond `planned` on one side, when they are more than half of a whole window."""
@@ -100,7 +106,7 @@ class Drift:
             hosts = [worker for worker in costs if worker.rank == rank]
             usual = median_low([costs[worker] for worker in hosts]) if hosts else 1.0
             for worker in hosts:
-                self._note(self._speeds, worker, costs[worker] / usual)
+                self._speeds.setdefault(worker, self._unmeasured()).take(costs[worker] / usual)
         for worker in compute:
             if worker not in costs and worker in self._speeds:
                 self._speeds[worker].idle += 1
@@ -112,14 +118,21 @@ class Drift:
         times = list(times)
         count = sum(number for _, (number, _) in times)
         seconds = sum(took for _, (_, took) in times)
-        expected = sum(number * self._expected(key) for key, (number, _) in times)
+        expected = sum(number * self._expected[key] for key, (number, _) in times)
         if not count or expected <= 0 or seconds < LEAST_SECONDS * count:
             return None
         return seconds / expected
 
-    def _expected(self, key: str) -> float:
-        stage, parts = int(key[:-1]), _PARTS[key[-1]]
-        return sum(self.profile.per_stage(name, self.shape.stages)[stage] for name in parts)
+    @cached_property
+    def _expected(self) -> dict[str, float]:
+        """What the profile says of one instruction."""
+        stages = self.shape.stages
+        per_stage = {name: self.profile.per_stage(name, stages) for name in TIMES}
+        return {
+            f"{stage}{token}": sum(per_stage[name][stage] for name in parts)
+            for token, parts in _PARTS.items()
+            for stage in range(stages)
+        }
 
     def _observe_stages(self, compute: Mapping[Worker, Compute]) -> None:
         found: dict[_Key, list[float]] = {}
@@ -133,13 +146,10 @@ class Drift:
         usual = {at: median_low(costs) for at, costs in found.items()}
         scale = median_low(usual.values())
         for at, cost in usual.items():
-            self._note(self._times, at, cost / scale)
+            self._times.setdefault(at, self._unmeasured()).take(cost / scale)
 
-    def _note(self, watched: dict, at: Worker | _Key, ratio: float) -> None:  # type: ignore[type-arg]
-        if at not in watched:
-            watched[at] = _Watched(deque(maxlen=self.iterations), patience=RETRY * self.iterations)
-        watched[at].ratios.append(ratio)
-        watched[at].idle = 0
+    def _unmeasured(self) -> _Watched:
+        return _Watched(deque(maxlen=self.iterations), patience=RETRY * self.iterations)
 
     def forget(self, worker: Worker) -> None:
         """The worker's process has ended; another one in its place starts unmeasured."""

@@ -103,6 +103,9 @@ class EmulatedStage:
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [self._sum]
 
+    def tied_buffers(self) -> list[torch.Tensor]:
+        return []
+
     def loss_sum(self) -> float | None:
         return self._loss if self._is_last else None
 

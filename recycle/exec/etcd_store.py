@@ -28,7 +28,7 @@ Reader = Literal["worker", "coordinator", "standby"]
 """Who reads: says which folders are mirrored."""
 _POSTED = {
     *("ready", "ack", "formed", "report", "undone", "trouble", "fault", "final", "closed"),
-    *("saved", "warning", "warned", "agent", "gone"),
+    *("saved", "warning", "warned", "cut", "agent", "gone"),
 }
 _RANGES: dict[Reader, tuple[str, str]] = {
     "worker": ("groups/", "orders0"),

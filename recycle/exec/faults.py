@@ -2,8 +2,8 @@
 
 What each kind does is the table `KINDS`. A fault strikes in the middle of that iteration, or at the given phase, and
 once per run, also when its iteration is repeated; one in the `undo` of a step only if there is one. This file reads
-and checks them; a worker strikes itself (striker.py), but for a kill, which the launcher sends when the worker says
-that it has reached the point.
+and checks them; a worker strikes itself (striker.py), but for a kill and a cut, which come from the launcher when the
+worker says that it has reached the point.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recycle.errors import JobError
+from recycle.exec.vigil import who_goes
 from recycle.shape import Shape, Worker
 
 _NUMBER = "[0-9]{1,9}"
+_WORKER = re.compile(rf"{_NUMBER}\.{_NUMBER}")
 _FAULT = re.compile(rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?")
-BETWEEN = ("commit", "step", "stepped", "undo")
-"""Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back."""
+BETWEEN = ("commit", "step", "stepped", "undo", "acknowledge", "form", "copy")
+"""Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back; and
+of a generation that begins with the step: is about to acknowledge it, to form its groups, to copy a state to or from
+a worker that joins."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)
 """Where a fault strikes: in the middle of such instructions, or between them."""
 
@@ -45,6 +49,7 @@ class Kind:
         struck: a worker comes to its point and says so.
         phases: where it may strike instead of in the middle of the iteration.
         argument: None for none.
+        pair: it strikes two workers; the other one stands behind the `=`.
         ranged: it holds from one step to another.
     """
 
@@ -54,6 +59,7 @@ class Kind:
     struck: bool = True
     phases: tuple[str, ...] = PHASES
     argument: Argument | None = None
+    pair: bool = False
     ranged: bool = False
 
 
@@ -81,6 +87,12 @@ KINDS = {
     "oom": Kind("memory is asked for beyond a limit of the process (RLIMIT_AS): a real MemoryError", "oom:1.1@5"),
     "hang": Kind("hangs for ever with the interpreter lock held, so that no thread of it beats", "hang:1.1@5"),
     "stall": Kind("hangs for ever while its heartbeat goes on", "stall:1.1@5"),
+    "cut": Kind(
+        "every packet between the two workers vanishes, on the connections that they have then",
+        "cut=1.0:1.1@5",
+        phases=tuple(phase for phase in PHASES if phase not in ("undo", "acknowledge", "form")),
+        pair=True,
+    ),
 }
 
 
@@ -88,7 +100,8 @@ KINDS = {
 class Fault:
     """One fault. `phase` None means the middle of the iteration; `argument` None means that none is given.
 
-    `last` is the last step of a fault that lasts, None for one that strikes at `step` alone.
+    `last` is the last step of a fault that lasts, None for one that strikes at `step` alone; `other` the second worker
+    of one that strikes a pair.
     """
 
     kind: str
@@ -97,9 +110,11 @@ class Fault:
     phase: str | None = None
     argument: float | None = None
     last: int | None = None
+    other: Worker | None = None
 
     def __str__(self) -> str:
         given = "" if self.argument is None else f"={self.argument:g}"
+        given += "" if self.other is None else f"={self.other}"
         last = "" if self.last is None else f"-{self.last}"
         return f"{self.kind}{given}:{self.worker}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
 
@@ -127,7 +142,15 @@ def parse_fault(text: str) -> Fault:
     if last is not None and int(last) < int(step):
         raise JobError(f"fault {text!r}: the range ends before it begins; write the smaller step first")
     until = None if last is None else int(last)
-    return Fault(name, Worker.parse(worker), int(step), phase, _argument(text, name, argument), until)
+    other = _other(text, name, worker, argument) if kind.pair else None
+    value = None if kind.pair else _argument(text, name, argument)
+    return Fault(name, Worker.parse(worker), int(step), phase, value, until, other)
+
+
+def _other(text: str, name: str, worker: str, written: str | None) -> Worker:
+    if written is None or not _WORKER.fullmatch(written) or Worker.parse(written) == Worker.parse(worker):
+        raise JobError(f"fault {text!r}: {name} takes another worker after a '=', for example {KINDS[name].example}")
+    return Worker.parse(written)
 
 
 def _argument(text: str, name: str, written: str | None) -> float | None:
@@ -163,4 +186,27 @@ def check_faults(faults: Sequence[Fault], shape: Shape, steps: int, absent: froz
             raise JobError(f"fault {fault}: worker {fault.worker} is already dead at step {fault.step}")
         if not kind.struck and alive[fault.worker]:
             raise JobError(f"fault {fault}: worker {fault.worker} is alive at step {fault.step}; kill it before")
-        alive[fault.worker] = not kind.ends
+        if fault.other is not None:
+            goes = _check_pair(fault, shape, alive)
+            alive[goes] = False
+        else:
+            alive[fault.worker] = not kind.ends
+
+
+def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool]) -> Worker:
+    """The worker that a cut ends. Raises JobError when the two are not both there, have nothing to say to each other or
+    may neither go."""
+    worker, other = fault.worker, fault.other
+    assert other is not None
+    shape.require(other, f"fault {fault}")
+    if not alive[other]:
+        raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
+    if worker.rank != other.rank and (worker.pipeline != other.pipeline or abs(worker.rank - other.rank) != 1):
+        raise JobError(
+            f"fault {fault}: workers {worker} and {other} send each other nothing;"
+            " cut neighbours of a pipeline or two of the same stage"
+        )
+    goes = who_goes((worker, other), [w for w, here in alive.items() if here])
+    if goes is None:
+        raise JobError(f"fault {fault}: each of the two is the last live host of its stage, and neither may go")
+    return goes

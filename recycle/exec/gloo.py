@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,14 +27,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from recycle.exec.groups import GroupTransport
-from recycle.exec.transport import TransportError
+from recycle.exec.connections import give_up_after, own_connections
+from recycle.exec.groups import GroupTransport, first_line
+from recycle.exec.transport import TransportError, Unreachable
 from recycle.shape import Worker
 
 FORM_SECONDS = (0.001, 0.05)
 """How often a group that forms looks for its members: at first, and after a while."""
-_LEFT_BEHIND: list[Any] = []
-"""Groups with an all-reduce that never ended; kept, because freeing them would block this process."""
+_LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
+"""All-reduces that have not ended with their generation, and their groups; kept until they do (at the transport timeout
+at the latest), because freeing a group before that would block this process."""
 
 
 class GlooTransport(GroupTransport):
@@ -44,15 +47,18 @@ class GlooTransport(GroupTransport):
         prefix: what the generation's keys begin with.
         role: this worker's role in the plan.
         members: roles of all live workers, in the same order everywhere.
-        hosts: stage -> roles of its live hosts, for the stages that this worker hosts.
+        hosts: stage (or group of tied stages) -> roles of its live hosts, for those that this worker hosts.
         message: shape and type of an activation that crosses a stage boundary.
         timeout: seconds after which a wait gives up; the last resort.
+        answer_timeout: seconds after which a peer that does not answer on its connection is out of reach.
         form_timeout: seconds that forming the groups may take.
         over: set when the generation is over.
         waiting: called with True before a wait on a peer and with False after it.
 
     Raises:
         TransportError: the groups did not form.
+
+    A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
     """
 
     def __init__(
@@ -65,23 +71,34 @@ class GlooTransport(GroupTransport):
         message: tuple[tuple[int, ...], torch.dtype],
         *,
         timeout: float,
+        answer_timeout: float,
         form_timeout: float,
         over: threading.Event,
         waiting: Callable[[bool], None] = lambda _: None,
         address: str = "127.0.0.1",
     ) -> None:
         super().__init__(message, torch.device("cpu"), over, waiting)
+        _LEFT_BEHIND[:] = [(ending, group) for ending, group in _LEFT_BEHIND if not ending.done()]
         self._ranks = {member: rank for rank, member in enumerate(members)}
         self._timeout = timedelta(seconds=timeout)
         self._sums: dict[int, Any] = {}
         wanted = {-1: (f"{prefix}/world", list(members))}
         wanted |= {stage: (f"{prefix}/stage{stage}", list(p)) for stage, p in sorted(hosts.items()) if len(p) > 1}
+        before = open_sockets()
+        waiting(True)
         groups = self._leave_when_over(
             lambda: {
                 key: form_group(store, name, peers.index(role), len(peers), form_timeout, address, over)
                 for key, (name, peers) in wanted.items()
             }
         )
+        self._connections = own_connections([fd for name, fd in open_sockets().items() if name not in before])
+        for connection in self._connections:
+            give_up_after(connection, answer_timeout)
+        self._ends = {member: f"{prefix}/ends/{member}" for member in members}
+        self._store = store
+        store.set(self._ends[role], " ".join(map(str, self._connections)))
+        waiting(False)
         self._world = groups.pop(-1)
         self._sums.update(groups)
         for group in (self._world, *self._sums.values()):
@@ -102,10 +119,11 @@ class GlooTransport(GroupTransport):
         for buffer in buffers:
             summing = self._try(partial(group.allreduce, [buffer], options))
             self._waiting(True)
+            ending = self._deaf.submit(summing.wait)
             try:
-                self._leave_when_over(summing.wait)
+                self._until_over(ending)
             except TransportError:
-                _LEFT_BEHIND.append(group)
+                _LEFT_BEHIND.append((ending, group))
                 raise
             finally:
                 self._waiting(False)
@@ -113,6 +131,19 @@ class GlooTransport(GroupTransport):
     def close(self) -> None:
         super().close()
         self._world, self._sums = None, {}
+
+    def _broken(self, error: RuntimeError) -> TransportError:
+        """What an error of gloo's says, and of which peer if a connection of this transport got no answer."""
+        message = first_line(error)
+        if "Connection timed out" not in message:
+            return TransportError(message)
+        standing = {str(connection) for connection in own_connections(open_sockets().values())}
+        for peer, key in self._ends.items():
+            ends = str(self._store.get(key), "ascii").split() if self._store.check([key]) else []
+            for connection in self._connections:
+                if str(connection) not in standing and connection.mirrored in ends:
+                    return Unreachable(message, peer)
+        return TransportError(message)
 
 
 class _FormingStore(Store):

@@ -1,10 +1,10 @@
 """One stage's part of a megatron-core GPT, with weights that depend on nothing but their global name.
 
 The part runs on any device: the local layer spec with a core attention around torch's
-`scaled_dot_product_attention`, learned absolute positions, no dropout and no fused kernel. Each parameter is drawn
+`scaled_dot_product_attention`, learned absolute positions and no fused kernel. Each parameter is drawn
 from a generator seeded by (seed, global name), so that P = 1, 2, 4 and every re-spawned worker start from equal bits.
 
-Limits: fp32; no tensor, context or expert parallelism; embedding and output weight are not tied.
+Limits: no tensor, context or expert parallelism.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from recycle.job import Job, ModelSection
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of weights, as in GPT-2; those that write into the residual stream divide it by sqrt(2 L)."""
+SHARED_WEIGHT = "embedding.word_embeddings.weight"
+"""The weight that a tied output layer uses too, and the name of its copy on the last stage."""
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 
 
@@ -47,9 +49,10 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         pg_collection: Any = None,
     ) -> None:
         super().__init__(config=config)
-        if config.context_parallel_size != 1 or (attention_dropout or config.attention_dropout) != 0:
-            raise RunError("core attention: context parallelism and attention dropout are not supported")
+        if config.context_parallel_size != 1:
+            raise RunError("core attention: context parallelism is not supported")
         self._scale = softmax_scale
+        self._dropout = config.attention_dropout if attention_dropout is None else attention_dropout
 
     def forward(
         self,
@@ -73,7 +76,13 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
             raise RunError("core attention: a bias or packed sequences are not supported")
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         output = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self._scale, enable_gqa=key.shape[1] != query.shape[1]
+            query,
+            key,
+            value,
+            dropout_p=self._dropout if self.training else 0.0,
+            is_causal=True,
+            scale=self._scale,
+            enable_gqa=key.shape[1] != query.shape[1],
         )
         sequence, batch = output.shape[2], output.shape[0]
         return output.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
@@ -86,8 +95,8 @@ def transformer_config(model: ModelSection, **changes: Any) -> TransformerConfig
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,
         "ffn_hidden_size": model.ffn if model.ffn is not None else 4 * model.hidden,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.dropout if model.attention_dropout is None else model.attention_dropout,
         "params_dtype": torch.float32,
         "pipeline_dtype": torch.float32,
         "use_cpu_initialization": True,
@@ -113,7 +122,8 @@ def build_part(job: Job, stage: int) -> GPTModel:
     """The GPTModel part of `stage`, initialised, on the CPU. megatron-core's `parallel_state` must stand."""
     layers = job.layers_per_stage()
     part = GPTModel(
-        config=transformer_config(job.model),
+        # Weights are drawn in fp32; with bf16 the optimizer keeps those and gives the part rounded ones.
+        config=transformer_config(job.model, bf16=job.train.precision == "bf16"),
         # Stated layer by layer: the split need not be even, and a stage may have none.
         transformer_layer_spec=TransformerBlockSubmodules(
             layer_specs=[layer_spec()] * layers[stage], layer_norm=WrappedTorchNorm
@@ -122,14 +132,14 @@ def build_part(job: Job, stage: int) -> GPTModel:
         max_sequence_length=job.model.sequence,
         pre_process=stage == 0,
         post_process=stage == len(layers) - 1,
-        share_embeddings_and_output_weights=False,
+        share_embeddings_and_output_weights=job.model.tied,
         position_embedding_type="learned_absolute",
     )
     initialise(part, job.model, first_layer=sum(layers[:stage]))
     return part
 
 
-def global_names(part: torch.nn.Module, first_layer: int) -> dict[str, torch.nn.Parameter]:
+def global_names(part: GPTModel, first_layer: int) -> dict[str, torch.nn.Parameter]:
     """The parameters of a part by their name in the whole model, where layers count from 0.
 
     Args:
@@ -141,12 +151,14 @@ def global_names(part: torch.nn.Module, first_layer: int) -> dict[str, torch.nn.
         pieces = name.split(".")
         if pieces[:2] == ["decoder", "layers"]:
             pieces[2] = str(int(pieces[2]) + first_layer)
+        elif name == "output_layer.weight" and part.share_embeddings_and_output_weights:
+            pieces = [SHARED_WEIGHT]
         names[".".join(pieces)] = parameter
     return names
 
 
 @torch.no_grad()
-def initialise(part: torch.nn.Module, model: ModelSection, first_layer: int) -> None:
+def initialise(part: GPTModel, model: ModelSection, first_layer: int) -> None:
     """Draw every parameter by its global name: matrices normal, biases 0, norm weights 1. Parameters lie on the CPU."""
     for name, parameter in global_names(part, first_layer).items():
         if parameter.dim() > 1:

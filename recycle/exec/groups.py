@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -125,7 +125,9 @@ class GroupTransport(ABC):
 
     def _leave_when_over(self, action: Callable[[], Any]) -> Any:
         """The result of `action`, which runs in a thread; TransportError when it fails or the generation ends first."""
-        running = self._deaf.submit(action)
+        return self._until_over(self._deaf.submit(action))
+
+    def _until_over(self, running: Future[Any]) -> Any:
         while True:
             try:
                 return running.result(OVER_SECONDS)

@@ -44,6 +44,7 @@ class Interpreter:
         transport: how tensors reach other workers.
         step: called by STEP with the stage; steps its optimizer.
         computed: called after each F, I, W and B with its seconds, while it still counts as running.
+        ties: groups of stages that share a weight.
 
     Attributes:
         timed: when each instruction of the iteration ran.
@@ -58,16 +59,18 @@ class Interpreter:
         transport: Transport,
         step: Callable[[int], None],
         computed: Callable[[float], None] = lambda _: None,
+        ties: Sequence[Sequence[int]] = (),
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
-        self._computed = computed
+        self._computed, self._ties = computed, ties
         self.timed: list[Timed] = []
         self.compute: dict[str, tuple[int, float]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
+        self._reduced_ties: set[int] = set()
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start an iteration from a clean state, whatever the one before left behind."""
-        self.timed, self.compute, self._values = [], {}, {}
+        self.timed, self.compute, self._values, self._reduced_ties = [], {}, {}, set()
         for stage in self.stages.values():
             stage.begin_iteration(iteration)
         self.transport.begin(program, iteration)
@@ -125,7 +128,13 @@ class Interpreter:
         self._values[needs(instruction, self.model_stages)[0]] = self.transport.receive(instruction)
 
     def _reduce(self, instruction: ReduceGradients) -> None:
-        self.transport.reduce(instruction.stage, self.stages[instruction.stage].gradient_buffers())
+        stage = self.stages[instruction.stage]
+        self.transport.reduce(instruction.stage, stage.gradient_buffers())
+        for place, tie in enumerate(self._ties):
+            # Tied stages reduce as one, at the first of their reduces on this worker.
+            if instruction.stage in tie and place not in self._reduced_ties:
+                self._reduced_ties.add(place)
+                self.transport.reduce(self.model_stages + place, stage.tied_buffers())
 
     def _step(self, instruction: OptimizerStep) -> None:
         self.step(instruction.stage)

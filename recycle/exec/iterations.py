@@ -20,7 +20,7 @@ from recycle.exec.stage import Stage
 from recycle.exec.striker import Striker
 from recycle.exec.transport import Transport
 from recycle.exec.updates import Updates
-from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients
+from recycle.ir.instruction import Compute, Instruction, OptimizerStep, OverlappedPair, ReduceGradients, Transfer
 from recycle.ir.trace import append_iteration
 
 
@@ -53,6 +53,7 @@ class Iterations:
         program: of this worker's role; the same in every iteration, however it steps.
         model_stages: S, the stages of the whole model.
         saver: is told of each commit while the stages stand there.
+        ties: groups of stages that share a weight.
     """
 
     def __init__(
@@ -67,11 +68,12 @@ class Iterations:
         striker: Striker,
         trace: TraceLog,
         saver: Saver,
+        ties: Sequence[Sequence[int]] = (),
     ) -> None:
         self._saver = saver
         self._record, self._program, self._member, self._stages = record, program, member, stages
         self._updates, self._striker, self._trace = updates, striker, trace
-        self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed)
+        self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed, ties)
         self._last_reduce = max(p for p, i in enumerate(program) if isinstance(i, ReduceGradients))
         self._iteration = record.committed
         self._facts = record.facts
@@ -94,11 +96,14 @@ class Iterations:
                 return self._committed(self._iteration)
 
     def _iterate(self) -> None:
+        progress = self._member.progress
+        progress.begins("begin")
         self._striker.begin(self._program, self._iteration)
         self._interpreter.begin(self._program, self._iteration)
+        progress.ended()
         late: list[OptimizerStep] = []
         for position, instruction in enumerate(self._program):
-            self._member.progress.set_waiting(False)
+            progress.begins(_doing(instruction))
             self._striker.at(position)
             if isinstance(instruction, OptimizerStep):
                 mode = self._mode()
@@ -109,10 +114,13 @@ class Iterations:
             self._interpreter.execute(instruction)
             if position == self._last_reduce:
                 self._report()
+            progress.ended()
         if late:
             self._committed(self._iteration)
         for instruction in late:
+            progress.begins(_doing(instruction))
             self._interpreter.execute(instruction)
+            progress.ended()
         self._saver.keep(self._record, self._facts, self._updates)
 
     def _report(self) -> None:
@@ -138,3 +146,11 @@ class Iterations:
             self._updates.step(stage, self._facts)
         else:
             self._updates.step_ahead(stage, self._iteration)
+
+
+def _doing(instruction: Instruction) -> str:
+    """What kind of operation it is for the heartbeat: those of a stage take about as long as each other."""
+    if isinstance(instruction, OverlappedPair):
+        return f"{_doing(instruction.forward)};{_doing(instruction.backward)}"
+    stage = instruction.stage if isinstance(instruction, Compute | Transfer | ReduceGradients | OptimizerStep) else ""
+    return f"{stage}{instruction.token}"

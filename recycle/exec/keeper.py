@@ -7,7 +7,7 @@ that is slower than the interval makes checkpoints rarer and never stops trainin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +43,7 @@ class Keeper:
         log: takes events.
         wake: wakes the launcher's loop.
         now: monotonic seconds.
+        ranks: rank that hosts each stage.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class Keeper:
         log: Callable[..., None],
         wake: Callable[[], None],
         now: Callable[[], float],
+        ranks: Sequence[int],
     ) -> None:
         self._job, self._root, self._text_digest = job, root, text_digest
         self._store, self._log, self._wake, self._now = store, log, wake, now
+        self._ranks = ranks
         self._pending: dict[int, _Pending] = {}
         self._announced: list[int] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -74,8 +77,7 @@ class Keeper:
     def committed(self, facts: Facts, record: Record) -> None:
         """A commit stands; its facts say whether its state is kept."""
         if facts.checkpoint:
-            shape = self._job.shape
-            writers = {stage: writer_of(stage, record, shape) for stage in range(shape.stages)}
+            writers = {stage: writer_of(stage, rank, record) for stage, rank in enumerate(self._ranks)}
             self._pending[facts.step] = _Pending(facts, self._now(), writers)
             self._announced.append(facts.step)
 

@@ -21,12 +21,14 @@ import msgspec
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint import Checkpoint
+from recycle.exec.connections import cut
 from recycle.exec.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.keeper import Keeper
 from recycle.exec.membership import Facts, Record, Store
 from recycle.exec.metrics import metrics_line
 from recycle.exec.observer import Observer
+from recycle.exec.placement import rank_of_stages, stages_by_rank
 from recycle.exec.planning import Planner, PlanService, require_valid
 from recycle.exec.processes import ForkServer, LocalProcesses, Orders
 from recycle.exec.replanning import Replanner
@@ -38,6 +40,7 @@ from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
 from recycle.job import Job
+from recycle.plans import with_ties
 from recycle.shape import Worker
 
 STRIKE_SECONDS = 0.002
@@ -115,7 +118,9 @@ def train(
     absent = schedule.failed if schedule is not None else frozenset()
     text_digest = check_request(job, steps, faults, absent)
     if schedule is not None:
+        schedule = with_ties(schedule, job)
         require_valid(schedule, job)
+        stages_by_rank(job.shape, schedule)
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
     earlier = find_earlier(Path(directory), job, steps, text_digest) if resume else None
@@ -141,10 +146,12 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     if job.grid.tensor_parallel != 1:
         raise JobError("[shape] tensor_parallel: the executor runs tensor_parallel = 1 for now")
     if job.model.kind == "gpt":
-        from recycle.exec.data import load_corpus
+        from recycle.exec.data import load_batches
 
         job.layers_per_stage()
-        text_digest = load_corpus(job).digest
+        batches = load_batches(job)
+        batches.require_vocabulary()
+        text_digest = batches.digest
     check_faults(faults, job.shape, steps, absent)
     return text_digest
 
@@ -167,6 +174,7 @@ class _Launcher:
     ) -> None:
         self.job, self.directory, self.faults, self.observer = job, directory, faults, observer
         self.result = RunResult(directory=directory.path)
+        self._stages = stages_by_rank(job.shape, schedule)
         directory.warn = self._warn
         self._earlier = earlier
         self._restored: Checkpoint | None = None
@@ -179,7 +187,14 @@ class _Launcher:
         self.plans = PlanService(job, planner, directory.plans, self.waker, schedule, self._warn)
         self.replanner = Replanner(job, self.plans, directory.profiles, self._event)
         self.keeper = Keeper(
-            job, directory.checkpoints, text_digest, self.store, self._event, self.waker.wake, time.monotonic
+            job,
+            directory.checkpoints,
+            text_digest,
+            self.store,
+            self._event,
+            self.waker.wake,
+            time.monotonic,
+            rank_of_stages(self._stages),
         )
         absent = schedule.failed if schedule is not None else frozenset()
         self.coordinator = Coordinator(
@@ -277,6 +292,7 @@ class _Launcher:
         return Orders(
             self.job.to_toml(),
             str(worker),
+            list(self._stages[worker.rank]),
             incarnation,
             self.url,
             self.name,
@@ -313,7 +329,7 @@ class _Launcher:
         self._last_commit = time.monotonic()
 
     def _strike(self) -> None:
-        """Say which faults have struck; send the signals of kills, which a worker waits for at their point."""
+        """Say which faults have struck; kill and cut, which a worker waits for at their point."""
         for number, fault in enumerate(self.faults):
             if not KINDS[fault.kind].struck or number in self._struck:
                 continue
@@ -328,6 +344,10 @@ class _Launcher:
                 self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
                 if kill:
                     self.processes.kill(fault.worker)
+                elif fault.other is not None:
+                    if self.processes.running(fault.other):
+                        cut(self.processes.pid(fault.worker), self.processes.pid(fault.other))
+                    self.store.set(f"struck/{number}", "1")
 
     def _event(self, kind: str, **details: Any) -> None:
         if kind != "fault":
@@ -368,19 +388,18 @@ class _Launcher:
         return round(seconds / (period * unit) - 1, 6)
 
     def _finish(self) -> None:
-        """Let the workers write the last checkpoint and end, take their digests, merge the trace."""
-        live = sorted(self.coordinator.live)
+        """Let the workers write the last checkpoint and end, each once its digest is there, and merge the trace."""
         for worker in self.job.shape.workers():
             if worker not in self.coordinator.live:
                 self.processes.kill(worker)  # one that came back too late waits for a generation that never comes
-        while self.keeper.busy:
-            self.processes.gone()
-            left = [str(worker) for worker in live if self.processes.running(worker)]
+        while not self.coordinator.ended() or self.keeper.busy:
+            self._strike()
+            left = [str(worker) for worker in sorted(self.coordinator.live) if self.processes.running(worker)]
             self.keeper.tick(left, self.coordinator.record.committed)
-            self.processes.wait(self.job.membership.heartbeat)
-        self.processes.end(patience=20.0)
+            self.processes.wait(self.job.membership.heartbeat / 2)
+        self.processes.end(patience=self.job.membership.dead_after)
         self._pass_on_warning()
-        for worker in live:
+        for worker in sorted(self.coordinator.live):
             text = self.store.read(f"final/{worker}")
             if text is not None:
                 self.result.digests[str(worker)] = msgspec.json.decode(text, type=dict[int, str])

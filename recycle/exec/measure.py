@@ -228,7 +228,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
 def static_bytes(stage: Stage, staggered: bool) -> float:
     """Parameters and optimizer state, twice where a step may be undone; the sum of gradients; their mean in fp32."""
     state = [tensor.numel() * tensor.element_size() for tensor in stage.state_tensors()]
-    sums = sum(tensor.numel() * tensor.element_size() for tensor in stage.gradient_buffers())
+    sums = sum(tensor.numel() * tensor.element_size() for tensor in (*stage.gradient_buffers(), *stage.tied_buffers()))
     return float(sum(state) * (2 if staggered else 1) + sums + state[0])
 
 
@@ -295,6 +295,7 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
         {0: peers},
         ((1,), torch.float32),
         timeout=request.timeout,
+        answer_timeout=request.timeout,
         form_timeout=request.timeout,
         over=threading.Event(),
     )

@@ -12,9 +12,11 @@ The protocol, on a store that the launcher owns and no worker can take down with
     undone/<n>/<w>      w has taken back its step of iteration n
     stop/<g>            generation g is over
     trouble/<g>         a worker's transport broke; somebody else may be the cause
+    cut/<g>             two workers, of which the first found that the other does not answer on their connection
     ready/<w>/<i>       the i-th process of w has finished starting up
     beat/<w>            w's heartbeat with its progress
     fault/<i>           fault i of the run has reached its point
+    struck/<i>          the launcher has struck it
     plan/<hash>         a plan file's text
     periods/<hash>      its period in each mode
     saved/<n>/<s>       stage s of the checkpoint of iteration n is written, or why not
@@ -49,6 +51,8 @@ Mode = Literal["staggered", "barrier"]
 """How the stages of an iteration step: each at once after its own reduce, to be validated by the commit; or all after
 the commit."""
 INTERRUPT_SECONDS = 0.02
+KEPT = 0.9
+"""Share of an operation's longest time that is kept when another of its kind ends."""
 
 
 class Facts(Struct, frozen=True):
@@ -302,18 +306,46 @@ def decode(text: str, kind: type[Message]) -> Message:
 
 
 class Progress:
-    """What the heartbeat tells: how far the worker is, and whether it waits for somebody else."""
+    """What the heartbeat tells: how far the worker is, what it does, and whether it waits for somebody else.
+
+    Times of one kind of operation are kept as the longest lately: each that ends lets a tenth of it be forgotten.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.waiting = True
+        self.doing = "start"
+        self._longest: dict[str, float] = {}
+        self._usual: float | None = None
+        self._worked, self._since = 0.0, time.monotonic()
+
+    def begins(self, doing: str, warms_up: bool = True) -> None:
+        """The main thread is at an operation of this kind, a word without spaces.
+
+        Args:
+            warms_up: the first of its kind may compile or load something; else it takes about as long as any other.
+        """
+        self.doing, self.waiting = doing, False
+        self._usual = None if warms_up else max(self._longest.values(), default=None)
+        self._worked, self._since = 0.0, time.monotonic()
+        self.count += 1
+
+    def ended(self) -> None:
+        """The operation is done, and its time, without its waits, is what the next of its kind is held against."""
+        self.set_waiting(False)
+        self._longest[self.doing] = max(self._worked, KEPT * self._longest.get(self.doing, 0.0))
 
     def set_waiting(self, waiting: bool) -> None:
-        self.waiting = waiting
+        now = time.monotonic()
+        if not self.waiting:
+            self._worked += now - self._since
+        self.waiting, self._since = waiting, now
         self.count += 1
 
     def text(self, beats: int) -> str:
-        return f"{beats} {self.count} {'waiting' if self.waiting else 'working'}"
+        longest = self._longest.get(self.doing, self._usual)
+        state = "waiting" if self.waiting else "working"
+        return f"{beats} {self.count} {state} {self.doing} {'new' if longest is None else f'{longest:.2g}'}"
 
 
 class Member:
@@ -354,6 +386,7 @@ class Member:
 
     def next_record(self) -> Record:
         """Wait for the next generation that this worker has a part in and that is not over yet."""
+        self.progress.begins("settle")
         self.progress.set_waiting(True)
         while True:
             text = self.store.wait(f"proposal/{self._generation + 1}", 3600.0)
@@ -405,6 +438,11 @@ class Member:
         """The transport broke here."""
         self.store.post(f"trouble/{self._generation}", f"worker {self.name}: {message}")
 
+    def cut_off(self, peer: str) -> None:
+        """A live connection to `peer` does not answer. The first pair that is told stands."""
+        if self.store.compare_set(f"cut/{self._generation}", "", f"{self.name} {peer}"):
+            self.store.post(f"trouble/{self._generation}", f"worker {self.name}: worker {peer} does not answer")
+
     def warn(self, message: str) -> None:
         """Something failed here that training can do without; only the first such message of a run is kept."""
         if self.store.compare_set("warning", "", message):
@@ -412,7 +450,7 @@ class Member:
 
     def leave_digests(self, digests: dict[int, str]) -> None:
         """The run is over: sha256 of each hosted stage's final state."""
-        self.store.set(f"final/{self.name}", msgspec.json.encode(digests).decode())
+        self.store.post(f"final/{self.name}", msgspec.json.encode(digests).decode())
 
     def plan(self, digest: str) -> str:
         """The text of a plan file."""

@@ -1,5 +1,7 @@
 """AdamW on one stage's parameters, held as one flat tensor.
 
+The update is computed in fp32. Parameters of a narrower type are copies that follow the fp32 ones after each step.
+
 Parameters are re-bound to parts of a flat tensor, decayed ones first, so that the optimizer works on two long tensors
 and everything that a re-joining peer must copy is four tensors. Learning rate and clip factor are pure functions, so
 that every worker derives the same step from the same record.
@@ -24,15 +26,31 @@ FINAL_SHARE = 0.1
 def learning_rate(train: TrainSection, iteration: int) -> float:
     """Learning rate of an iteration, counted from 0.
 
-    Rises linearly over the first `warmup` iterations to `learning_rate`, then follows half a cosine down to a tenth of
+    With a `schedule`, what megatron-core's `OptimizerParamScheduler` gives after that many iterations. Without, it
+    rises linearly over the first `warmup` iterations to `learning_rate`, then follows half a cosine down to a tenth of
     it at the last of `steps`, and stays there. Depends on `steps`, so a run resumed with more steps has another course.
     """
+    if train.schedule is not None:
+        return _scheduled(train, iteration)
     if iteration < train.warmup:
         return train.learning_rate * (iteration + 1) / train.warmup
     span = max(train.steps - 1 - train.warmup, 1)
     progress = min((iteration - train.warmup) / span, 1.0)
     share = FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
     return train.learning_rate * share
+
+
+def _scheduled(train: TrainSection, iteration: int) -> float:
+    highest, lowest = train.learning_rate, train.minimum_learning_rate
+    if train.warmup > 0 and iteration <= train.warmup:
+        return highest * iteration / train.warmup
+    if train.schedule == "constant":
+        return highest
+    if iteration > train.steps:
+        return lowest
+    progress = (iteration - train.warmup) / (train.steps - train.warmup)
+    share = 1.0 - progress if train.schedule == "linear" else 0.5 * (math.cos(math.pi * progress) + 1.0)
+    return lowest + share * (highest - lowest)
 
 
 def clip_factor(clip: float, norm_squared: float) -> float:
@@ -52,21 +70,33 @@ class Optimizer:
     """AdamW over flat parameters.
 
     Args:
-        parameters: of the stage, those that decay first (see `decays`); their data moves into `parameters` below.
+        parameters: fp32, of the stage, those that decay first (see `decays`); their data moves into `parameters` below,
+            or into a copy of it in `working_type`.
         train: betas, epsilon, weight decay and the course of the learning rate.
+        working_type: in which the model computes.
 
     Attributes:
         layout: where each parameter lies in `parameters`, and in the gradient given to `step`.
-        parameters: fp32 [layout.size], the live parameters.
+        parameters: fp32 [layout.size], what is updated: the live parameters, or those that they are rounded from.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], train: TrainSection) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        train: TrainSection,
+        working_type: torch.dtype = torch.float32,
+    ) -> None:
         self._train = train
         self.layout = Layout([parameter.shape for parameter in parameters])
         device = parameters[0].device if parameters else torch.device("cpu")
         self.parameters = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
         for parameter, view in zip(parameters, self.layout.views(self.parameters), strict=True):
             parameter.data = view.copy_(parameter.data)
+        self._working: torch.Tensor | None = None
+        if working_type != torch.float32:
+            self._working = self.parameters.to(working_type)
+            for parameter, view in zip(parameters, self.layout.views(self._working), strict=True):
+                parameter.data = view
         decayed = [decays(parameter) for parameter in parameters]
         if decayed != sorted(decayed, reverse=True):
             raise ValueError("parameters that decay must come first")
@@ -113,21 +143,26 @@ class Optimizer:
         self._adamw.step()
         for group in self._groups:
             group.grad = None
+        if self._working is not None:
+            self._working.copy_(self.parameters)
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Parameters, first and second moments, step counts: the live tensors, always in this order."""
-        return [self.parameters, self._averages, self._squares, self._counts]
+        """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
+        state = [self.parameters, self._averages, self._squares, self._counts]
+        return state if self._working is None else [*state, self._working]
 
     def named_state(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Views of tensors laid out as `state_tensors`: each parameter under its name, its moments and step count
-        under `exp_avg.`, `exp_avg_sq.` and `step.` before it.
+        under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under `rounded.`.
 
         Args:
             names: of the parameters, in the order of the layout.
         """
-        *flat, counts = tensors
+        counts = tensors[3]
         named: dict[str, torch.Tensor] = {}
-        for prefix, tensor in zip(("", "exp_avg.", "exp_avg_sq."), flat, strict=True):
+        for prefix, tensor in zip(
+            ("", "exp_avg.", "exp_avg_sq.", "rounded."), [*tensors[:3], *tensors[4:]], strict=False
+        ):
             named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
         for name, offset in zip(names, self.layout.offsets, strict=True):
             group = int(offset >= self._parts[1].start)

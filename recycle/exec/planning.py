@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -34,16 +35,20 @@ from recycle.files import write_whole
 from recycle.ir.check import check
 from recycle.ir.formats import native
 from recycle.ir.lower import with_barrier
-from recycle.ir.schedule import Schedule
+from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash
+from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_ties
 from recycle.profile import Profile
 from recycle.shape import Worker
 
-Planner = Callable[[Job, Vector, bool, list[Worker] | None], str]
-"""(job, dead workers per stage, quick, dead workers) -> text of a plan file: in role names where the dead workers are
-None, else in the names of the processes. A module-level function, for a child imports it."""
+Planner = Callable[..., str]
+"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it.
+
+Where peers are not alike it is called with `failed`, the dead workers, too, and plans in the names of the processes.
+Where the run's own schedule places stages in a way of its own it is called with `like=schedule` too, and plans on that
+placement.
+"""
 
 
 class Question(Struct, frozen=True):
@@ -89,6 +94,8 @@ class PlanService:
     ) -> None:
         self._job, self._directory, self._warn = job, directory, warn
         self._own = None if schedule is None else (frozenset(schedule.failed), schedule)
+        usual = schedule is None or schedule.placement == loop_placement(job.shape)
+        self._like = None if usual else schedule
         self._planner, self._waker = planner, waker
         self._by_vector = job.profile().are_peers_alike
         self._plans: dict[_Key, Plan] = {}
@@ -100,9 +107,12 @@ class PlanService:
         self._other: _Child | None = None
         self._with_profile: list[Answer] = []
         if planner is not None:
-            self._background, self._urgent = (_Child(job, planner, self._answers, waker) for _ in range(2))
+            self._background, self._urgent = (self._child(planner) for _ in range(2))
             for question in self._likely():
                 self._background.ask(question)
+
+    def _child(self, planner: Planner) -> _Child:
+        return _Child(self._job, planner, self._answers, self._waker, self._like)
 
     def _likely(self) -> Iterator[Question]:
         """What to plan ahead for; where peers are not alike, no failure and each single one."""
@@ -146,8 +156,9 @@ class PlanService:
 
     @property
     def can_plan(self) -> bool:
-        """Whether there is a planner."""
-        return self._planner is not None
+        """Whether plans for other times can be made: by a planner, for stages that lie where it puts them."""
+        usual = self._own is None or self._own[1].placement == loop_placement(self._job.shape)
+        return self._planner is not None and usual
 
     def ask(self, question: Question) -> None:
         """Ask for a plan with another profile, which nobody waits for; `answers` has it once it is there.
@@ -158,9 +169,14 @@ class PlanService:
         assert self._background is not None
         child = self._background
         if child.is_busy:
-            self._other = self._other or _Child(self._job, self._planner, self._answers, self._waker)
+            self._other = self._other or self._child(self._planner)
             child = self._other
         child.ask(question)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to be answered."""
+        return any(child is not None and child.is_busy for child in (self._background, self._urgent, self._other))
 
     def answers(self) -> list[Answer]:
         """What has been answered of what was asked with `ask`, each answer once."""
@@ -187,11 +203,12 @@ class PlanService:
 
     def prepare(self, schedule: Schedule, plan: Plan | None, profile: Profile) -> Ready:
         """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
+        schedule = with_ties(schedule, self._job)
         require_valid(schedule, self._job)
         periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
         if schedule.optimizer == "staggered":
             periods["staggered"] = simulate(schedule, profile).period
-        text = native.dumps(schedule) if plan is None else plan.text()
+        text = native.dumps(schedule) if plan is None else replace(plan, schedule=schedule).text()
         digest = schedule_hash(schedule)
         try:
             write_whole(self._directory / f"{digest}.json", text)
@@ -232,7 +249,9 @@ def require_valid(schedule: Schedule, job: Job) -> None:
 class _Child:
     """A planner in a process of its own: one request per line in, one answer per line out."""
 
-    def __init__(self, job: Job, planner: Planner, answers: queue.SimpleQueue[Answer], waker: Waker) -> None:
+    def __init__(
+        self, job: Job, planner: Planner, answers: queue.SimpleQueue[Answer], waker: Waker, like: Schedule | None
+    ) -> None:
         name = f"{planner.__module__}:{planner.__qualname__}"
         self._answers, self._waker, self._pending = answers, waker, list[Question]()
         self._process = subprocess.Popen(
@@ -246,7 +265,7 @@ class _Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._lines = self._process.stdin, self._process.stdout
-        self._requests.write(json.dumps({"job": job.to_toml()}) + "\n")
+        self._requests.write(json.dumps({"job": job.to_toml(), "like": native.dumps(like) if like else None}) + "\n")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -264,7 +283,8 @@ class _Child:
     def _read(self) -> None:
         for line in self._lines:
             answer = json.loads(line)
-            self._answers.put((self._pending.pop(0), answer["text"], answer["error"]))
+            self._answers.put((self._pending[0], answer["text"], answer["error"]))
+            self._pending.pop(0)
             self._waker.wake()
         for question in self._pending:
             self._answers.put((question, "", "the planner's process ended"))
@@ -290,13 +310,16 @@ def _serve(name: str, parent: str) -> None:
     os.dup2(2, 1)
     module, _, function = name.partition(":")
     planner = getattr(importlib.import_module(module), function)
-    job = Job.from_toml(json.loads(sys.stdin.readline())["job"])
+    told = json.loads(sys.stdin.readline())
+    job = Job.from_toml(told["job"])
+    like = {"like": native.loads(told["like"])} if told["like"] else {}
     for line in sys.stdin:
         question = msgspec.json.decode(line, type=Question)
-        failed = None if question.failed is None else [Worker.parse(name) for name in question.failed]
+        known: Any = {} if question.failed is None else {"failed": [Worker.parse(name) for name in question.failed]}
         text, error = "", ""
         try:
-            text = planner(_with_profile(job, question.profile), question.vector, question.quick, failed)
+            priced = _with_profile(job, question.profile)
+            text = planner(priced, question.vector, question.quick, **known, **like)
         except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
             error = f"{type(failure).__name__}: {failure}"
         answers.write(json.dumps({"text": text, "error": error}) + "\n")

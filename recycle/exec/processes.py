@@ -29,6 +29,7 @@ class Orders(Struct, frozen=True):
     Attributes:
         job: the job as TOML text.
         worker: position, `k.r`.
+        stages: that it hosts.
         incarnation: number of this position's process, from 0.
         store: URL of the store.
         run: name of the run in the store.
@@ -44,6 +45,7 @@ class Orders(Struct, frozen=True):
 
     job: str
     worker: str
+    stages: list[int]
     incarnation: int
     store: str
     run: str

@@ -1,16 +1,17 @@
 """Faults drawn at random: workers die and come back all through a run, the same ones for the same seed.
 
-Between two faults lie as many iterations as a geometric distribution of the given mean says. Each is a kill or, where
-somebody is dead, as likely a re-join. A stage's last live host is left alone, as its death would end the run.
+Between two faults lie as many iterations as a geometric distribution of the given mean says. Each ends a worker or,
+where somebody is dead, as likely a re-join. A stage's last live host is left alone, as its death would end the run.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from recycle.errors import JobError
-from recycle.exec.faults import Fault
+from recycle.exec.faults import KINDS, Fault
+from recycle.exec.vigil import who_goes
 from recycle.shape import Shape, Worker
 
 
@@ -26,12 +27,20 @@ def parse_punishment(text: str) -> tuple[float, int]:
     return steps, number
 
 
-def punish(shape: Shape, steps: int, mean: float, seed: int, absent: Collection[Worker] = ()) -> list[Fault]:
+def punish(
+    shape: Shape,
+    steps: int,
+    mean: float,
+    seed: int,
+    absent: Collection[Worker] = (),
+    kinds: Sequence[str] = ("kill",),
+) -> list[Fault]:
     """Faults for a run of `steps` iterations, in order, none before its second.
 
     Args:
         mean: iterations between two faults, at least 1.
         absent: workers that the run starts without.
+        kinds: each as likely as it is often here; of those that end a worker.
 
     Raises:
         JobError: nobody can ever die.
@@ -48,9 +57,22 @@ def punish(shape: Shape, steps: int, mean: float, seed: int, absent: Collection[
         returns = sorted(dead)
         back = bool(returns) and (not kills or draw.random() < 0.5)
         worker = draw.choice(returns if back else kills)
-        faults.append(Fault("rejoin" if back else "kill", worker, step))
+        if back:
+            faults.append(Fault("rejoin", worker, step))
+        else:
+            kind = draw.choice(kinds) if len(kinds) > 1 else kinds[0]
+            other = _cut_from(worker, shape, dead) if KINDS[kind].pair else None
+            lacks = KINDS[kind].pair and other is None
+            faults.append(Fault("kill" if lacks else kind, worker, step, other=other))
         dead ^= {worker}
     return faults
+
+
+def _cut_from(worker: Worker, shape: Shape, dead: Collection[Worker]) -> Worker | None:
+    """A live neighbour in its pipeline that is not the one to go when the two are cut off; None when there is none."""
+    live = [other for other in shape.workers() if other not in dead]
+    near = [Worker(worker.pipeline, rank) for rank in (worker.rank - 1, worker.rank + 1)]
+    return next((other for other in near if other in live and who_goes((worker, other), live) == worker), None)
 
 
 def _has_peer(worker: Worker, shape: Shape, dead: Collection[Worker]) -> bool:

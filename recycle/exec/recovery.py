@@ -18,7 +18,7 @@ from recycle.exec.membership import Facts, GenerationOver, Member, Record
 from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.striker import Striker
-from recycle.exec.transport import TransportError
+from recycle.exec.transport import TransportError, Unreachable, tie_groups
 from recycle.exec.updates import Updates
 from recycle.ir.formats import native
 from recycle.ir.lower import lower
@@ -77,6 +77,7 @@ class WorkerLoop:
         if self.member.name in record.joins:
             return
         ahead = self._updates.ahead(record.committed)
+        self.member.progress.begins(self._updates.way_to(record.committed), warms_up=False)
         if ahead:
             self.striker.at_phase("undo", record.committed + 1)
         self._updates.settle(record.committed, record.facts)
@@ -85,20 +86,26 @@ class WorkerLoop:
 
     def _live_through(self, record: Record) -> Facts | None:
         """One generation: acknowledge, form, run. Returns the facts of the commit after which it was left in peace."""
+        self.striker.at_phase("acknowledge", record.committed + 1)
+        self.member.progress.ended()
         self.member.acknowledge()
         if not self.member.permitted("form"):
             return None
+        self.member.progress.begins("form")
+        self.striker.at_phase("form", record.committed + 1)
         schedule = native.loads(self.member.plan(record.plan), f"plan {record.plan}")
         role = Worker.parse(record.roles[self.member.name])
         transport: GlooTransport | None = None
         try:
             transport = self._form(record, schedule, role)
+            program = lower(schedule).program(role)
+            self.member.progress.ended()
             self.member.formed()
             if not self.member.permitted("run"):
                 return None
             return Iterations(
                 record,
-                lower(schedule).program(role),
+                program,
                 self.job.shape.stages,
                 self.member,
                 self.stages,
@@ -107,9 +114,13 @@ class WorkerLoop:
                 self.striker,
                 self.trace,
                 self._saver,
+                schedule.ties,
             ).run()
         except TransportError as error:
-            if transport is None:
+            if isinstance(error, Unreachable):
+                (peer,) = (process for process, place in record.roles.items() if place == str(error.peer))
+                self.member.cut_off(peer)
+            elif transport is None:
                 self.member.formed(str(error))
             else:
                 self.member.trouble(str(error))
@@ -130,9 +141,10 @@ class WorkerLoop:
             f"generation{record.generation}",
             role,
             members,
-            {stage: schedule.hosts(stage) for stage in self.stages},
+            self._reduce_groups(schedule),
             next(iter(self.stages.values())).message_spec(),
             timeout=membership.transport_timeout,
+            answer_timeout=membership.dead_after,
             form_timeout=membership.form_timeout,
             over=self.member.over,
             waiting=self.member.progress.set_waiting,
@@ -140,6 +152,8 @@ class WorkerLoop:
         )
         try:
             for joiner, source in sorted(record.joins.items()):
+                if self.member.name in (source, joiner):
+                    self.striker.at_phase("copy", record.committed + 1)
                 if self.member.name == source:
                     self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
                 elif self.member.name == joiner:
@@ -149,6 +163,14 @@ class WorkerLoop:
             transport.close()
             raise
         return transport
+
+    def _reduce_groups(self, schedule: Schedule) -> dict[int, list[Worker]]:
+        """Hosts of each stage here, and of each group of tied stages that one of them is in."""
+        groups = {stage: schedule.hosts(stage) for stage in self.stages}
+        for number, tie in tie_groups(schedule).items():
+            if groups.keys() & set(tie):
+                groups[number] = sorted({worker for stage in tie for worker in schedule.hosts(stage)})
+        return groups
 
     def _each_state(self, move: Callable[[Sequence[torch.Tensor]], None]) -> None:
         for _, stage in sorted(self.stages.items()):

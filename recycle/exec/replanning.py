@@ -27,6 +27,9 @@ from recycle.shape import Worker
 MARGIN = 0.05
 """Share of the period that a plan must save to be taken up. A new generation costs about an iteration: the pipeline
 drains, groups form, and the first iteration waits for its barrier. So it has paid for itself after 20."""
+QUIET = 4
+"""A change within this many pauses of the last one doubles the pause before the next, so that times which jump to and
+fro, as on cores that several workers share, cost ever fewer changes. The first pause is a window."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Replanner:
 
     def __init__(self, job: Job, plans: PlanService, directory: Path, log: Callable[..., None]) -> None:
         self._job, self._plans, self._directory, self._log = job, plans, directory, log
-        self._is_on = job.membership.drift > 0 and job.planner.reroute and plans.can_plan
+        takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
+        self._is_on = job.membership.drift > 0 and job.planner.reroute and plans.can_plan and takes_time
         self._drift = Drift.of(job)
         self._planned: dict[frozenset[Worker], Profile] = {}
         self._ready: dict[frozenset[Worker], Ready] = {}
@@ -75,14 +79,22 @@ class Replanner:
         self._asked: _Asked | None = None
         self._better: _Better | None = None
         self._step = -1
+        self._changed: int | None = None
+        self._pause = job.membership.drift_iterations
         self.compute: dict[str, dict[str, float]] = {}
 
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         if self._better is not None and self._better.failed == failed:
             better, self._better = self._better, None
             self._ready[failed] = better.ready
+            self._note_change(self._step + 1)
             self._log("replanned", step=self._step + 1, plan=better.ready.digest, **better.details)
         return self._ready.get(failed) or self._plans.ready(failed)
+
+    def _note_change(self, step: int) -> None:
+        is_quiet = self._changed is None or step >= self._changed + QUIET * self._pause
+        self._pause = self._job.membership.drift_iterations if is_quiet else 2 * self._pause
+        self._changed = step
 
     def has_better(self, failed: frozenset[Worker]) -> bool:
         return self._better is not None and self._better.failed == failed
@@ -104,7 +116,8 @@ class Replanner:
         if self._asked is not None and self._asked.failed != failed:
             self._asked = None
         self._take_answers(failed)
-        if self._asked is None and self._better is None and not self._plans.is_own(failed):
+        pauses = self._changed is not None and step < self._changed + self._pause
+        if self._asked is None and self._better is None and not pauses and not self._plans.is_own(failed):
             self._ask(failed)
 
     def _ask(self, failed: frozenset[Worker]) -> None:

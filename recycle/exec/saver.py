@@ -20,7 +20,7 @@ from recycle.exec.checkpoint import StoredFile, folder_of, write_stage
 from recycle.exec.membership import Facts, Record, Store
 from recycle.exec.stage import Stage
 from recycle.exec.updates import Updates
-from recycle.shape import Shape, Worker
+from recycle.shape import Worker
 
 
 class Saved(Struct, frozen=True):
@@ -35,10 +35,14 @@ def saved_key(step: int, stage: int) -> str:
     return f"saved/{step}/{stage}"
 
 
-def writer_of(stage: int, record: Record, shape: Shape) -> str:
-    """The process that writes a stage: one that hosts it since before this generation; another pipeline's per stage."""
+def writer_of(stage: int, rank: int, record: Record) -> str:
+    """The process that writes a stage: one that hosts it since before this generation; another pipeline's per stage.
+
+    Args:
+        rank: whose workers host the stage.
+    """
     ranks = {name: Worker.parse(role).rank for name, role in record.roles.items() if name not in record.joins}
-    hosts = sorted(name for name, rank in ranks.items() if rank == stage % shape.ranks)
+    hosts = sorted(name for name, of in ranks.items() if of == rank)
     return hosts[stage % len(hosts)]
 
 
@@ -48,13 +52,13 @@ class Saver:
     Args:
         root: folder of all checkpoints.
         name: of the process.
-        shape: of the job.
+        rank: of the process.
         stages: that it hosts.
         store: for the main thread; the writing thread gets a client of its own.
     """
 
-    def __init__(self, root: Path, name: str, shape: Shape, stages: Mapping[int, Stage], store: Store) -> None:
-        self._root, self._name, self._shape, self._stages = root, name, shape, stages
+    def __init__(self, root: Path, name: str, rank: int, stages: Mapping[int, Stage], store: Store) -> None:
+        self._root, self._name, self._rank, self._stages = root, name, rank, stages
         self._store, self._posts = store, store.clone()
         self._copies: dict[int, list[torch.Tensor]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -71,7 +75,7 @@ class Saver:
         mine = [
             index
             for index in self._stages
-            if writer_of(index, record, self._shape) == self._name
+            if writer_of(index, self._rank, record) == self._name
             and not self._store.has_all([saved_key(facts.step, index)])
         ]
         if not mine:

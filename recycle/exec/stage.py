@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.accumulate import ACCUMULATORS, ExactSum, Layout
-from recycle.exec.data import Corpus
+from recycle.exec.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
+from recycle.exec.data import Batches
 from recycle.exec.optimizer import Optimizer, decays
 from recycle.job import Job
 from recycle.shape import MicroBatch
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
 LOSS_EXPONENT = 16
 """A micro-batch's loss may be at most 2^16; its grid is then finer than fp32 for every loss above 2^-8."""
+
+
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""`[train] precision` -> type of weights, activations and messages."""
 
 
 class Stage(Protocol):
@@ -71,6 +77,12 @@ class Stage(Protocol):
     def gradient_buffers(self) -> list[torch.Tensor]:
         """The live flat sums of gradients: fp64 when `exact`, fp32 when `fast`."""
 
+    def tied_buffers(self) -> list[torch.Tensor]:
+        """The live sums of the weight that tied stages share, summed over the hosts of them all; [] without one.
+
+        Tied stages of one worker have these tensors in common.
+        """
+
     def loss_sum(self) -> float | None:
         """Exact sum of the losses of the micro-batches that ran here this iteration; None but on the last stage."""
 
@@ -107,20 +119,31 @@ class MegatronStage:
         job: sizes, seeds, accumulation, optimizer.
         index: the stage.
         device: where it computes.
-        corpus: gives the micro-batches.
+        batches: gives the micro-batches.
         part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
+        tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
 
     Attributes:
-        parameters: the live parameters by their name in the whole model.
+        parameters: the live parameters by their name in the whole model, a shared one first.
+        tied_sum: sum of the gradients of the weight that first and last stage share; None where there is none.
     """
 
-    def __init__(self, job: Job, index: int, device: torch.device, corpus: Corpus, part: Any) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        device: torch.device,
+        batches: Batches,
+        part: Any,
+        tied_sum: Accumulator | None = None,
+    ) -> None:
         from recycle.exec.backward import WeightGradientStore, split_linears
-        from recycle.exec.gpt import global_names
+        from recycle.exec.dropout import DropoutSeeds
+        from recycle.exec.gpt import SHARED_WEIGHT, global_names
 
         self.index = index
         self._device = device
-        self._corpus = corpus
+        self._data = batches
         self._micro_batches = job.shape.micro_batches
         self._divisor = job.shape.global_micro_batches
         self._is_first = index == 0
@@ -131,34 +154,53 @@ class MegatronStage:
             job.data.micro_batch_size, job.model.sequence
         )
 
-        named = global_names(part, first_layer=sum(job.layers_per_stage()[:index]))
-        self.parameters = dict(sorted(named.items(), key=lambda item: not decays(item[1])))
+        self._recomputes = job.model.recompute == "full"
+        first_layer = sum(job.layers_per_stage()[:index])
+        drops = part.config.hidden_dropout or part.config.attention_dropout
+        self._dropout = DropoutSeeds(part, first_layer, job.model.seed, device) if drops else None
+
+        named = global_names(part, first_layer)
+        shared = SHARED_WEIGHT if job.model.tied else None
+        self.parameters = dict(sorted(named.items(), key=lambda item: (not decays(item[1]), item[0] != shared)))
         parameters = list(self.parameters.values())
-        self._optimizer = Optimizer(parameters, job.train)
-        self._sum = ACCUMULATORS[job.train.accumulation](
-            self._optimizer.layout, self._divisor, job.train.gradient_exponent, device
-        )
+        self._type = PRECISIONS[job.train.precision]
+        self._optimizer = Optimizer(parameters, job.train, self._type)
+        accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
+        bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in parameters]
+        count = int(shared in self.parameters)
+        self._sum = accumulator(Layout(shapes[count:]), self._divisor, bound)
+        if count and tied_sum is None:
+            # Embedding and output layer each give a gradient, and each is rounded by itself.
+            tied_sum = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
+        self.tied_sum = tied_sum if count else None
+        self._has_ties = bool(job.ties)
         # Kept, since a fresh tensor of this size costs more in page faults than the division that fills it.
         self._mean = torch.zeros_like(self._optimizer.parameters)
         self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
-        self._place: dict[torch.Tensor, int] = {parameter: place for place, parameter in enumerate(parameters)}
+        self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
+            parameter: (self._sum, place) for place, parameter in enumerate(parameters[count:])
+        }
+        if self.tied_sum is not None:
+            self._place[parameters[0]] = (self.tied_sum, 0)
         self._store: WeightGradientStore = WeightGradientStore(self._accumulate)
         split_linears(part, self._store)
         for parameter in parameters:
             # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
             parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
-        self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+        """Input and output of the forward; no output where the forward is run again."""
         self._iteration = 0
 
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
-        return self._message_shape, torch.float32
+        return self._message_shape, self._type
 
     def begin_iteration(self, step: int) -> None:
         self._iteration = step
         self._activations.clear()
         self._store.clear()
-        self._sum.clear()
+        for accumulator in self._sums():
+            accumulator.clear()
         self._losses.clear()
         for parameter in self._place:
             # An exception inside a backward may have left one behind.
@@ -169,26 +211,15 @@ class MegatronStage:
             raise self._misuse("F", micro_batch, "its activations are already held")
         if (activation is None) != self._is_first:
             raise self._misuse("F", micro_batch, "stage 0 takes no input, every other stage takes one")
-        tokens = labels = None
-        if self._is_first or self._is_last:
-            tokens, labels = (part.to(self._device) for part in self._batch(micro_batch))
-        entry = None
-        if activation is not None:
-            entry = activation.detach().requires_grad_()
-            self._model.set_input_tensor(entry)
-        output: torch.Tensor = self._model(
-            input_ids=tokens,
-            position_ids=self._positions_of_tokens,
-            attention_mask=None,
-            labels=labels if self._is_last else None,
-        )
-        if activation is not None:
-            # The model would keep the last micro-batch's input alive.
-            self._model.set_input_tensor(None)
+        entry = None if activation is None else activation.detach()
+        if self._recomputes:
+            with torch.no_grad():
+                output = self._compute(micro_batch, entry)
+        else:
+            output = self._compute(micro_batch, entry)
         if self._is_last:
-            output = output.mean()
             self._losses.add(0, output.detach().reshape(1))
-        self._activations[micro_batch] = (entry, output)
+        self._activations[micro_batch] = (entry, None if self._recomputes else output)
         return None if self._is_last else output.detach()
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -206,21 +237,26 @@ class MegatronStage:
         return self._run_backward("B", micro_batch, gradient)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
-        return [self._sum.buffer]
+        return [self._sum.buffer] + ([] if self._has_ties else [s.buffer for s in self._sums()[:-1]])
+
+    def tied_buffers(self) -> list[torch.Tensor]:
+        return [self.tied_sum.buffer] if self._has_ties and self.tied_sum is not None else []
 
     def loss_sum(self) -> float | None:
         return float(self._losses.buffer.sum()) if self._is_last else None
 
     def gradient_norms_squared(self) -> list[float]:
-        return self._sum.mean_norms_squared(self._divisor)
+        # A shared weight counts once, where the embedding is.
+        counted = [self._sum] if self._is_last and not self._is_first else self._sums()
+        return [part for accumulator in counted for part in accumulator.mean_norms_squared(self._divisor)]
 
     def mean_gradients(self) -> dict[str, torch.Tensor]:
         """Mean gradient of each parameter by global name, fp32; after the reduction."""
-        views = self._sum.layout.views(self._sum.mean(self._divisor, torch.empty_like(self._mean)))
+        views = self._optimizer.layout.views(self._fill(torch.empty_like(self._mean)))
         return dict(zip(self.parameters, views, strict=True))
 
     def step(self, iteration: int, clip_factor: float) -> None:
-        self._optimizer.step(self._sum.mean(self._divisor, self._mean), iteration, clip_factor)
+        self._optimizer.step(self._fill(self._mean), iteration, clip_factor)
 
     def state_tensors(self) -> list[torch.Tensor]:
         return self._optimizer.state_tensors()
@@ -238,8 +274,25 @@ class MegatronStage:
         """What is held of a micro-batch between its I and its W."""
         return self._store.held(micro_batch)
 
-    def _batch(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._corpus.batch(self._iteration, micro_batch.pipeline * self._micro_batches + micro_batch.index)
+    def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
+        """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
+        number = micro_batch.pipeline * self._micro_batches + micro_batch.index
+        tokens = labels = None
+        if self._is_first or self._is_last:
+            tokens, labels = (part.to(self._device) for part in self._data.batch(self._iteration, number))
+        if entry is not None:
+            self._model.set_input_tensor(entry.requires_grad_(torch.is_grad_enabled()))
+        with self._dropout.of(self._iteration, number) if self._dropout is not None else nullcontext():
+            output: torch.Tensor = self._model(
+                input_ids=tokens,
+                position_ids=self._positions_of_tokens,
+                attention_mask=None,
+                labels=labels if self._is_last else None,
+            )
+        if entry is not None:
+            # The model would keep the last micro-batch's input alive.
+            self._model.set_input_tensor(None)
+        return output.mean() if self._is_last else output
 
     def _run_backward(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch not in self._activations:
@@ -247,11 +300,26 @@ class MegatronStage:
         if (gradient is None) != self._is_last:
             raise self._misuse(kind, micro_batch, "the last stage takes no gradient, every other stage takes one")
         entry, output = self._activations.pop(micro_batch)
+        if output is None:
+            output = self._compute(micro_batch, entry)
         torch.autograd.backward(output, gradient)
         return None if entry is None else entry.grad
 
+    def _sums(self) -> list[Accumulator]:
+        """The shared weight's, then that of all other parameters: as the optimizer's layout has them."""
+        return [self._sum] if self.tied_sum is None else [self.tied_sum, self._sum]
+
+    def _fill(self, mean: torch.Tensor) -> torch.Tensor:
+        """The mean gradient, fp32, written into `mean` [of the optimizer's layout]."""
+        start = 0
+        for accumulator in self._sums():
+            accumulator.mean(self._divisor, mean[start : start + accumulator.layout.size])
+            start += accumulator.layout.size
+        return mean
+
     def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        self._sum.add(self._place[parameter], gradient)
+        accumulator, position = self._place[parameter]
+        accumulator.add(position, gradient)
 
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
@@ -269,7 +337,19 @@ def default_device(local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def build_stage(job: Job, index: int, device: torch.device, corpus: Corpus) -> MegatronStage:
+def require_precision(precision: str, device: torch.device) -> None:
+    """Raise RunError unless the device multiplies matrices and normalises in this precision."""
+    try:
+        ones = torch.ones(8, 8, dtype=PRECISIONS[precision], device=device)
+        torch.nn.functional.layer_norm(ones @ ones, (8,))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"[train] precision: {device} cannot compute in {precision} ({reason}); use fp32") from None
+
+
+def build_stage(
+    job: Job, index: int, device: torch.device, batches: Batches, tied_sum: Accumulator | None = None
+) -> MegatronStage:
     """Stage `index` of the job's model, ready for its first iteration.
 
     Sets this process up for it: megatron-core's process groups, the thread count (another count may give other bits)
@@ -277,10 +357,12 @@ def build_stage(job: Job, index: int, device: torch.device, corpus: Corpus) -> M
     the environment of the process.
 
     Raises:
-        RunError: tensor parallelism is asked for, or this megatron-core is not a tested one.
+        RunError: tensor parallelism or a precision that the device lacks is asked for, or this megatron-core is not a
+            tested one.
     """
     if job.grid.tensor_parallel != 1:
         raise RunError(f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but stages compute on one device each")
+    require_precision(job.train.precision, device)
     torch.set_num_threads(job.train.threads)
     if job.train.accumulation == "exact":
         torch.use_deterministic_algorithms(True)
@@ -295,7 +377,7 @@ def build_stage(job: Job, index: int, device: torch.device, corpus: Corpus) -> M
 
         require_tested_version()
         ensure_parallel_state(device)
-        return MegatronStage(job, index, device, corpus, build_part(job, index))
+        return MegatronStage(job, index, device, batches, build_part(job, index), tied_sum)
 
 
 def digest(tensors: list[torch.Tensor]) -> str:

@@ -14,8 +14,12 @@ def build_stages(job: Job, indices: Iterable[int]) -> dict[int, Stage]:
         from recycle.exec.emulated import EmulatedStage
 
         return {index: EmulatedStage(job, index, scale=job.model.seconds_per_unit) for index in indices}
-    from recycle.exec.data import load_corpus
-    from recycle.exec.stage import build_stage, default_device
+    from recycle.exec.data import load_batches
+    from recycle.exec.stage import MegatronStage, build_stage, default_device
 
-    corpus, device = load_corpus(job), default_device()
-    return {index: build_stage(job, index, device, corpus) for index in indices}
+    batches, device = load_batches(job), default_device()
+    stages: dict[int, MegatronStage] = {}
+    for index in indices:
+        tied = next((stage.tied_sum for stage in stages.values() if stage.tied_sum is not None), None)
+        stages[index] = build_stage(job, index, device, batches, tied)
+    return dict(stages)

@@ -15,11 +15,13 @@ from recycle.exec.local import Exchange, LocalTransport
 from recycle.exec.membership import Facts
 from recycle.exec.planning import require_valid
 from recycle.exec.stages import build_stages
+from recycle.exec.transport import tie_groups
 from recycle.ir.instruction import Instruction
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
 from recycle.job import Job
+from recycle.plans import with_ties
 from recycle.shape import Worker
 
 
@@ -49,6 +51,7 @@ def run(
     """
     if transport == "gloo":
         return train(job, directory or tempfile.mkdtemp(prefix="recycle-"), steps=steps, schedule=schedule)
+    schedule = with_ties(schedule, job)
     require_valid(schedule, job)
     steps = job.train.steps if steps is None else steps
     check_request(job, steps, (), schedule.failed)
@@ -80,6 +83,7 @@ class LocalRun:
                 job.shape.stages,
                 LocalTransport(worker, self.exchange),
                 partial(self._step, worker),
+                ties=schedule.ties,
             )
             for worker in schedule.live
         }
@@ -113,6 +117,12 @@ class LocalRun:
         for worker in self.schedule.live:
             for index, stage in self.stages[worker].items():
                 self.exchange.sums.setdefault(index, []).append(stage.gradient_buffers())
+            for group, tie in tie_groups(self.schedule).items():
+                for index in self.schedule.stages_of(worker):
+                    if index in tie:
+                        # Tied stages of one worker have one sum.
+                        self.exchange.sums.setdefault(group, []).append(self.stages[worker][index].tied_buffers())
+                        break
         for worker, position in self.order:
             self.interpreters[worker].execute(self.programs[worker][position])
 

@@ -1,6 +1,7 @@
 """A worker's side of the faults: it notices that a fault's point is reached, says so and strikes itself.
 
-Only a kill comes from outside: the worker stands still until the launcher's signal ends it. The faults are real ones:
+Only a kill and a cut come from outside: the worker stands still until the launcher's signal ends it, or until the
+launcher has cut its connections. The faults are real ones:
 signals, exceptions, limits of the process; nothing is told to the coordinator that a fault by chance would not tell.
 """
 
@@ -36,10 +37,17 @@ class Striker:
         faults: those that strike here, each with its number in the run.
         claim: claims a fault by number; True only once per run.
         poison: spoils the gradients that this worker has summed so far.
+        wait: returns when the launcher has struck a fault.
     """
 
-    def __init__(self, faults: Sequence[_Numbered], claim: Callable[[int], bool], poison: Callable[[], None]) -> None:
-        self._claim, self._poison = claim, poison
+    def __init__(
+        self,
+        faults: Sequence[_Numbered],
+        claim: Callable[[int], bool],
+        poison: Callable[[], None],
+        wait: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self._claim, self._poison, self._await = claim, poison, wait
         faults = sorted(faults, key=lambda numbered: list(KINDS).index(numbered[1].kind))  # what ends the worker, last
         self._in_program = [(n, fault) for n, fault in faults if fault.phase not in BETWEEN]
         self._between = {(fault.phase, fault.step): (n, fault) for n, fault in faults if fault.phase in BETWEEN}
@@ -54,7 +62,8 @@ class Striker:
             if KINDS[fault.kind].ranged:
                 self._slow(number, fault, step)
             elif fault.step == step:
-                place = _place(program, "reduce" if fault.kind == "nan" else fault.phase)
+                # What was summed already is held by peers as well, and one host alone does not spoil it.
+                place = _first_reduce(program) if fault.kind == "nan" else _place(program, fault.phase)
                 self._places.setdefault(place, []).append((number, fault))
 
     def at(self, position: int) -> None:
@@ -82,43 +91,46 @@ class Striker:
 
     def _strike(self, number: int, fault: Fault) -> None:
         if self._claim(number):
-            _STRIKES[fault.kind](self, fault)
+            _STRIKES[fault.kind](self, number, fault)
 
-    def _await_the_kill(self, fault: Fault) -> None:
+    def _await_the_kill(self, _: int, fault: Fault) -> None:
         if not fault.argument:
             time.sleep(60.0)  # the launcher's signal ends this process long before
 
-    def _spoil(self, _: Fault) -> None:
+    def _await_the_cut(self, number: int, _: Fault) -> None:
+        self._await(number)
+
+    def _spoil(self, *_: object) -> None:
         self._poison()
 
-    def _stop(self, _: Fault) -> None:
+    def _stop(self, *_: object) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _fail(self, fault: Fault) -> None:
+    def _fail(self, _: int, fault: Fault) -> None:
         self._failing = fault
 
-    def _read_null(self, _: Fault) -> None:
+    def _read_null(self, *_: object) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         ctypes.string_at(0)
 
-    def _exhaust_memory(self, _: Fault) -> None:
+    def _exhaust_memory(self, *_: object) -> None:
         """Ask for it at once, which leaves the room below the limit to whoever else needs some to end."""
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + _ROOM_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         bytearray(2 * _ROOM_BYTES)
 
-    def _hold_the_interpreter(self, _: Fault) -> None:
+    def _hold_the_interpreter(self, *_: object) -> None:
         library = ctypes.PyDLL(None)
         while True:
             library.sleep(3600)
 
-    def _stall(self, _: Fault) -> None:
+    def _stall(self, *_: object) -> None:
         while True:
             time.sleep(3600.0)
 
 
-_STRIKES: dict[str, Callable[[Striker, Fault], None]] = {
+_STRIKES: dict[str, Callable[[Striker, int, Fault], None]] = {
     "kill": Striker._await_the_kill,
     "nan": Striker._spoil,
     "stop": Striker._stop,
@@ -127,7 +139,12 @@ _STRIKES: dict[str, Callable[[Striker, Fault], None]] = {
     "oom": Striker._exhaust_memory,
     "hang": Striker._hold_the_interpreter,
     "stall": Striker._stall,
+    "cut": Striker._await_the_cut,
 }
+
+
+def _first_reduce(program: Sequence[Instruction]) -> int:
+    return next((p for p, instruction in enumerate(program) if isinstance(instruction, ReduceGradients)), 0)
 
 
 def _place(program: Sequence[Instruction], phase: str | None) -> int:

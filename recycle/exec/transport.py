@@ -14,6 +14,7 @@ import torch
 
 from recycle.errors import RecycleError
 from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
+from recycle.ir.schedule import Schedule
 from recycle.shape import Worker
 
 Pending = Callable[[], torch.Tensor]
@@ -22,6 +23,18 @@ Pending = Callable[[], torch.Tensor]
 
 class TransportError(RecycleError):
     """A transfer or a reduction broke off: a peer is gone, the generation is over, or a timeout expired."""
+
+
+class Unreachable(TransportError):
+    """A peer did not answer on a connection that stands: cut off, unless it is dead.
+
+    Attributes:
+        peer: its role.
+    """
+
+    def __init__(self, message: str, peer: Worker) -> None:
+        super().__init__(message)
+        self.peer = peer
 
 
 class Transport(Protocol):
@@ -41,10 +54,18 @@ class Transport(Protocol):
         """The receive that `instruction` names, posted at the latest now."""
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        """Sum `buffers` in place over all hosts of `stage`. Returns when the sum is there."""
+        """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`.
+
+        Returns when the sum is there.
+        """
 
     def close(self) -> None:
         """End the generation here; peers that wait for this worker wake up with TransportError."""
+
+
+def tie_groups(schedule: Schedule) -> dict[int, tuple[int, ...]]:
+    """Number of each group of tied stages, from the model's number of stages on -> its stages."""
+    return {schedule.shape.stages + place: tie for place, tie in enumerate(schedule.ties)}
 
 
 def lane_places(program: Sequence[Instruction]) -> dict[Instruction, int]:

@@ -61,6 +61,12 @@ class Updates:
         """The stages whose last step is not committed."""
         return [index for index, at in self._at.items() if at == committed + 1]
 
+    def way_to(self, committed: int) -> str:
+        """What `settle` will do, in one word: the heartbeat's, because each takes its own time."""
+        if self.ahead(committed):
+            return "undo"
+        return "settle" if all(at == committed for at in self._at.values()) else "roll-forward"
+
     def settle(self, committed: int, facts: Facts | None) -> None:
         """Bring every stage to the committed iteration.
 

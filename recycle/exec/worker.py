@@ -42,7 +42,7 @@ def run_worker(orders_text: str) -> None:
     job = Job.from_toml(orders.job)
     torch.set_num_threads(job.train.threads)
     worker = Worker.parse(orders.worker)
-    stages = build_stages(job, range(worker.rank, job.shape.stages, job.shape.ranks))
+    stages = build_stages(job, orders.stages)
     if orders.restored is not None:
         load(folder_of(Path(orders.checkpoints), orders.restored), stages.values())
     store = open_store(orders.store, orders.run, job.membership)
@@ -57,11 +57,12 @@ def run_worker(orders_text: str) -> None:
         os._exit(3)
 
     member = Member(store, orders.worker, job.membership.heartbeat, shut, end, orders.generation)
-    saver = Saver(Path(orders.checkpoints), orders.worker, job.shape, stages, store)
+    saver = Saver(Path(orders.checkpoints), orders.worker, worker.rank, stages, store)
     striker = Striker(
         [(number, parse_fault(text)) for number, text in orders.faults],
         lambda number: store.first(f"fault/{number}"),
         lambda: _poison(stages),
+        lambda number: store.wait(f"struck/{number}", 60.0),
     )
     keep |= set(open_sockets())
     member.ready(orders.incarnation)
@@ -69,7 +70,9 @@ def run_worker(orders_text: str) -> None:
     at = -1 if orders.restored is None else orders.restored
     try:
         WorkerLoop(job, member, stages, striker, trace, shut, saver, at, orders.address).run()
+        member.progress.set_waiting(True)  # for a disk, which has its own deadline
         saver.close()
+        member.progress.begins("digest")
         member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
     except RunError as error:
         end(str(error))

@@ -9,6 +9,7 @@ from recycle.plans.library import Entry, PlanLibrary, job_key
 from recycle.plans.moves import Arrangement, Move, arrange, can_reach, moves_needed, roles_after, touched
 from recycle.plans.plan import VERSION, Plan, schedule_hash
 from recycle.plans.roles import assign_roles, dead_roles, rename
+from recycle.plans.ties import with_ties
 from recycle.plans.vectors import Vector, count_vectors, failure_vector, likely_vectors, require_hosts
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "roles_after",
     "schedule_hash",
     "touched",
+    "with_ties",
 ]

@@ -31,6 +31,8 @@ def plan_key(job: Job, vector: Sequence[int]) -> str:
         "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key not in BESIDE},
         "vector": list(vector),
     }
+    if job.ties:
+        asked["ties"] = job.ties
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -55,6 +57,7 @@ def cached_plan(path: str | Path, job: Job, vector: Sequence[int]) -> Plan | Non
         fits = (
             plan.shape == job.shape
             and plan.vector == tuple(vector)
+            and plan.schedule.ties == job.ties
             and plan.profile == job.profile().digest()
             and plan.limits == (None if limits is None else tuple(limits))
         )

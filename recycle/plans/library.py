@@ -119,18 +119,26 @@ class _Manifest(msgspec.Struct, frozen=True):
 def job_key(job: Job) -> str:
     """Hash of what a library's plans must fit; the effort spent on them and the seed do not count."""
     limits = job.activation_limits()
-    return _key(job.shape, job.profile().digest(), limits, job.planner.decoupled, job.planner.staggered)
+    return _key(job.shape, job.profile().digest(), limits, job.planner.decoupled, job.planner.staggered, job.ties)
 
 
 def _key_of_plan(plan: Plan) -> str:
     limits = None if plan.limits is None else list(plan.limits)
     staggered = plan.schedule.optimizer == "staggered"
-    return _key(plan.shape, plan.profile, limits, bool(plan.planner.get("decoupled", True)), staggered)
+    decoupled = bool(plan.planner.get("decoupled", True))
+    return _key(plan.shape, plan.profile, limits, decoupled, staggered, plan.schedule.ties)
 
 
-def _key(shape: Shape, profile: str, limits: list[float] | None, decoupled: bool, staggered: bool) -> str:
+def _key(
+    shape: Shape,
+    profile: str,
+    limits: list[float] | None,
+    decoupled: bool,
+    staggered: bool,
+    ties: tuple[tuple[int, ...], ...],
+) -> str:
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
-    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered])
+    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *([ties] if ties else [])])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

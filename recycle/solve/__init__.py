@@ -9,5 +9,6 @@ deal        who runs what of the dead; template: one pipeline planned and copied
 search      walks, several at once: policies varied and operations moved (improve, anneal), orders followed by
             their urgencies (refine, follow), parts re-ordered by a solver (windows, window, standing, disjunctive)
 exact       small problems to the end
+adapt       a given schedule, on whatever placement, without the dead
 fuse        the backward split only where it pays
 """

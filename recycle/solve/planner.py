@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from recycle.errors import PlanError
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.plans import (
@@ -29,9 +30,11 @@ from recycle.plans import (
     dead_roles,
     errors,
     failure_vector,
+    with_ties,
 )
 from recycle.shape import Worker
 from recycle.solve import exact
+from recycle.solve.adapt import adapt
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.deal import deal
@@ -171,6 +174,7 @@ def _plan(
     if not problem.is_exact and found.order != start.order:
         found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
     schedule = whole.schedule(spread(whole, deal(whole), problem, found.order) if problem is not whole else found.order)
+    schedule = with_ties(schedule, job)
     if section.decoupled and not quick:
         schedule, timeline = fuse(schedule, profile, deadline)
     else:
@@ -205,9 +209,15 @@ def keep(made: Plan, path: Path) -> None:
 
 
 def plan_for_training(
-    job: Job, vector: Sequence[int], quick: bool = False, failed: Iterable[Worker] | None = None
+    job: Job,
+    vector: Sequence[int],
+    quick: bool = False,
+    failed: Iterable[Worker] | None = None,
+    like: Schedule | None = None,
 ) -> str:
     """The plan file's text for a vector that a run needs: from the cache, else planned within about a second.
+
+    On the placement of a schedule of the run's own, `like`, it is that schedule adapted (see `solve.adapt`).
 
     A job that states `steps` gets them, however long they take; `quick` never searches.
     Nobody moves: the executor has no way to copy a stage to another worker. Top-level and with plain arguments, so that
@@ -217,6 +227,9 @@ def plan_for_training(
         failed: the dead workers themselves, for a plan in the names of processes: where peers are not alike a vector
             does not say enough. It is made for this moment and kept nowhere.
     """
+    if like is not None:
+        adapted = adapt(job, like, vector)
+        return (adapted if failed is None else adapted.for_processes(failed)).text()
     vector, cache = tuple(vector), cache_directory(os.environ)
     if failed is not None:
         hurried = msgspec.structs.replace(job.planner, seconds=min(TRAINING_SECONDS, job.planner.seconds), move=False)

@@ -6,6 +6,7 @@ messages over directly. The reduction sums the hosts' buffers in rank order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -100,6 +101,15 @@ def reduce_gradients(hosts: Sequence[Stage]) -> None:
             buffer.copy_(total)
 
 
+def reduce_tied(stages: Sequence[Stage]) -> None:
+    """Sum what tied stages share over all of them; each has a sum of its own here."""
+    buffers = [buffer for stage in stages for buffer in stage.tied_buffers()]
+    if buffers:
+        total = sum(buffers[1:], buffers[0].clone())
+        for buffer in buffers:
+            buffer.copy_(total)
+
+
 def run_pipelines(pipelines: Sequence[Sequence[Stage]], step: int, count: int) -> float:
     """One healthy 1F1B iteration of all pipelines with their own micro-batches; returns the sum of the losses."""
     for stages in pipelines:
@@ -110,7 +120,13 @@ def run_pipelines(pipelines: Sequence[Sequence[Stage]], step: int, count: int) -
         execute((stage, one_f_one_b(stage.index, len(stages), batches)) for stage in stages)
     for hosts in zip(*pipelines, strict=True):
         reduce_gradients(hosts)
+    reduce_tied([stage for stages in pipelines for stage in stages])
     return sum(stages[-1].loss_sum() for stages in pipelines)
+
+
+def norm_squared_of(stages: Iterable[Stage]) -> float:
+    """Squared norm of the mean gradient of the stages."""
+    return math.fsum(part for stage in stages for part in stage.gradient_norms_squared())
 
 
 def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor]:

@@ -17,14 +17,14 @@ from tests.exec.etcd_server import EtcdServer
 from tests.exec.runs import Run, job, processes_writing_below
 from tests.exec.test_etcd_store import keys
 
-STEPS = 100
+STEPS = 150
 Start = Callable[..., Cluster]
 
 
 def small(kind: str = "emulated", **sections: dict) -> Job:
     """Three nodes with a pipeline each; slow enough that there is time to strike."""
     changes = {
-        "model": {"seconds_per_unit": 0.02},
+        "model": {"seconds_per_unit": 0.03},
         "membership": {"dead_after": 5.0},
         "cluster": {"workers_per_node": 2},
     } | sections

@@ -36,9 +36,33 @@ def test_a_gradient_that_is_not_finite_is_skipped_where_the_job_says_so(launch: 
 
 
 def test_a_worker_without_progress_is_declared_dead(launch: Run, tmp_path: Path) -> None:
-    """Every worker computes for longer than the limit here, so the stage is lost; the events say why."""
-    slow = job(2, 1, 1, model={"seconds_per_unit": 30.0}, membership={"hung_after": 0.5})
-    with pytest.raises(RunError, match="stage 0 has no live host left"):
-        launch(slow, 1, directory=tmp_path)
+    """It is its stage's only one, so the stage is lost; the events say why."""
+    with pytest.raises(RunError, match="stage 1 has no live host left"):
+        launch(job(1, 2, 2, membership={"hung_after": 1.5}), 4, "stall:0.1@2.forward", directory=tmp_path)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert {event["cause"] for event in events if event["kind"] == "detected"} == {"no progress for 0.5 s"}
+    assert {event["cause"] for event in events if event["kind"] == "detected"} == {"no progress for 1.5 s in 1F"}
+
+
+def test_an_operation_that_is_always_longer_than_the_least_deadline_is_no_hang(launch: Run) -> None:
+    """From its profile before it was done once, from its own time behind that."""
+    of = job(2, 1, 1, model={"seconds_per_unit": 0.6}, membership={"hung_after": 0.3, "warm_up": 0.3})
+    run = launch(of, 3)
+    assert kinds(run) == ["generation"]
+
+
+def test_workers_that_hang_behind_the_last_commit_end_with_the_run_and_the_others_leave_their_digests(
+    launch: Run,
+) -> None:
+    of = job(2, 2, 2, membership={"heartbeat": 0.1, "dead_after": 1.5, "hung_after": 1.5})
+    run = launch(of, 4, "stall:1.1@3.step", "kill:0.0@3.stepped")
+    reference = launch(of, 4)
+    assert run.losses == reference.losses
+    assert run.digests == {worker: reference.digests[worker] for worker in ("0.1", "1.0")}
+    found = {event["worker"]: event["cause"] for event in run.events if event["kind"] == "detected"}
+    assert found == {"0.0": "killed by SIGKILL", "1.1": "no progress for 1.5 s in 1STEP"}
+
+
+def test_a_stage_whose_only_state_died_while_it_was_copied_is_lost(launch: Run, tmp_path: Path) -> None:
+    """The worker that joins has none to go on with."""
+    with pytest.raises(RunError, match="stage 1 has no live host left after step 3"):
+        launch(job(2, 2, 2), 6, "kill:1.1@2", "rejoin:1.1@4", "kill:0.1@4.copy", directory=tmp_path)

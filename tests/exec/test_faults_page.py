@@ -1,108 +1,118 @@
-"""The table of docs/faults.md is what the kinds of faults do to a run, each struck here as its example says."""
+"""The tables of docs/faults.md are what the kinds of faults do to a run, each struck here where the page says."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
-from recycle import Job
-from recycle.exec.faults import BETWEEN, KINDS, PHASES, Kind
+from recycle.exec.faults import BETWEEN, KINDS, PHASES
 from recycle.exec.launcher import RunResult
-from tests.exec.runs import Run, job
+from tests.exec.fault_matrix import (
+    COLUMNS,
+    ENDING,
+    JOB,
+    MATRIX_HEAD,
+    PAGE,
+    SCENARIO_HEAD,
+    STEPS,
+    Launch,
+    limit,
+    matrix_row,
+    phases,
+    same_training,
+    scenario_rows,
+    some_phases,
+)
+from tests.exec.runs import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
-COLUMNS = ("kind", "example", "does", "detected by", "seconds at most", "measured", "then", "losses")
-STEPS = 10
-BEFORE = {"rejoin": ["kill:1.1@5"]}
-"""What must happen first."""
-LOAD_SECONDS = 10.0
-"""How much longer than said a detection may take on a machine with too much to do."""
-
-
-@pytest.fixture(scope="module")
-def emulated() -> Job:
-    return job(3, 2, 2, train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0, "hung_after": 4.0})
+KIND_HEAD = ["kind", "example", "does", "detected by", "seconds at most", "then", "losses"]
+LIMITS = {
+    "stop": "`dead_after` + `heartbeat`",
+    "hang": "`dead_after` + `heartbeat`",
+    "stall": "`hung_after` + 2 `heartbeat`",
+    "cut": "`dead_after` + 1",
+    "nan": "the end of the iteration",
+    "rejoin": "–",
+    "slow": "–",
+}
 
 
 _FAULT_FREE: list[RunResult] = []
 
 
-def written() -> dict[str, list[str]]:
-    """The page's rows by kind, cell by cell."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    assert tuple(rows[0]) == COLUMNS
-    return {row[0].strip("`"): row for row in rows[2:]}
+@pytest.fixture
+def strike(launch: Run) -> Launch:
+    def run(faults: Sequence[str]) -> RunResult:
+        return launch(JOB, STEPS, *faults)
+
+    return run
 
 
-def detection(run: RunResult, of: Job) -> tuple[str, str, float | None]:
-    """By what the fault was detected, the formula for how long that takes at most, and its value for this job."""
-    limits = of.membership
-    (cause,) = [e["cause"] for e in run.events if e["kind"] in ("detected", "undone") and "cause" in e] or [""]
-    rows = {
-        f"no heartbeat for {limits.dead_after:g} s": (
-            "no heartbeat",
-            "`dead_after` + `heartbeat`",
-            limits.dead_after + limits.heartbeat,
-        ),
-        f"no progress for {limits.hung_after:g} s": (
-            "heartbeats without progress",
-            "`hung_after` + 2 `heartbeat`",
-            limits.hung_after + 2 * limits.heartbeat,
-        ),
-        "a gradient is not finite": ("the commit: a gradient is not finite", "the end of the iteration", None),
-        "": ("nothing", "–", None),
-    }
-    return rows.get(cause) or (f"the process's end: {cause}", "at once", 0.0)
-
-
-def consequence(run: RunResult) -> str:
-    """What follows, as the events tell."""
-    kinds = [event["kind"] for event in run.events]
-    if "rejoined" in kinds:
-        return "a generation with the worker, its state copied from a peer"
-    if "detected" in kinds:
-        assert run.metrics[-1]["live_workers"] == 5
-        return "fenced; a generation without the worker does the iteration again"
-    assert run.metrics[-1]["live_workers"] == 6
-    if "undone" in kinds:
-        return "a generation with the same workers does the iteration again"
-    assert kinds.count("generation") == 1
-    return "the run goes on, at the slow worker's pace"
-
-
-def seconds(run: RunResult) -> float | None:
-    """From the fault to its detection."""
-    times = {kind: event["time"] for event in run.events for kind in [event["kind"]] if kind in ("fault", "detected")}
-    return times["detected"] - times["fault"] if "detected" in times else None
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_page_says_what_a_fault_does_to_a_run(name: str, emulated: Job, launch: Run) -> None:
+@pytest.fixture
+def reference(strike: Launch) -> RunResult:
+    """The run without faults."""
     if not _FAULT_FREE:
-        _FAULT_FREE.append(launch(emulated, STEPS))
-    kind: Kind = KINDS[name]
-    run = launch(emulated, STEPS, *BEFORE.get(name, []), kind.example)
-    same = (run.losses, {w: _FAULT_FREE[0].digests[w] for w in run.digests}) == (_FAULT_FREE[0].losses, run.digests)
-    by, at_most, limit = ("being asked for", "–", None) if name == "rejoin" else detection(run, emulated)
-    took = None if name == "rejoin" else seconds(run)
-    if took is not None:
-        assert limit is not None
-        assert took <= limit + LOAD_SECONDS
-    row = [f"`{name}`", f"`{kind.example}`", kind.does, by, at_most]
-    row += ["–" if took is None else f"{took:.2f}", consequence(run), "identical" if same else "differ"]
-    assert same
-    on_page = written().get(name, [])
-    measured = COLUMNS.index("measured")
-    assert on_page[:measured] + on_page[measured + 1 :] == row[:measured] + row[measured + 1 :], (
-        f"docs/faults.md is out of date; the row is now:\n| {' | '.join(row)} |"
-    )
+        _FAULT_FREE.append(strike([]))
+    return _FAULT_FREE[0]
 
 
-def test_the_page_has_every_kind_in_order_and_every_phase() -> None:
-    assert list(written()) == list(KINDS)
-    phases = re.findall(r"`([a-z]+)`", PAGE.read_text().split("Phases are")[1].split("\n\n")[0])
-    assert tuple(phases) == PHASES
+def written(head: list[str]) -> list[list[str]]:
+    """The rows of the page's table with this head, cell by cell."""
+    after = PAGE.read_text().split("| " + " | ".join(head) + " |\n")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in after.splitlines()[1:]]
+
+
+def without_seconds(cells: list[str]) -> list[str]:
+    return [re.sub(r"^[0-9]+\.[0-9]{2}$", "seconds", cell) for cell in cells]
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_a_kind_does_in_its_phases_what_its_row_of_the_page_says(
+    name: str, strike: Launch, reference: RunResult
+) -> None:
+    struck = some_phases(name)
+    row = dict(zip(MATRIX_HEAD, without_seconds(matrix_row(name, struck, strike, reference)), strict=True))
+    (on_page,) = (cells for cells in written(MATRIX_HEAD) if cells[0] == f"`{name}`")
+    says = dict(zip(MATRIX_HEAD, without_seconds(on_page), strict=True))
+    assert {head: says[head] for head in ("kind", *struck, "losses")} == {
+        head: row[head] for head in ("kind", *struck, "losses")
+    }, "docs/faults.md is out of date; run: make faults"
+    assert all(float(cell) <= limit(name) for cell in on_page[1:-1] if cell != "–")
+
+
+def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_do_what_the_page_says(
+    strike: Launch, reference: RunResult
+) -> None:
+    rows = [without_seconds(row) for row in scenario_rows(strike, reference)]
+    assert [without_seconds(row) for row in written(SCENARIO_HEAD)] == rows, "run: make faults"
+
+
+def test_what_ends_no_worker_changes_no_bit_either(strike: Launch, reference: RunResult) -> None:
+    faults = ["slow=3:1.1@1-2", "nan:1.1@3", "kill:1.1@5", "rejoin:1.1@7"]
+    run = strike(faults)
+    assert same_training(run, reference)
+    assert [(e["kind"], e["step"], e.get("cause")) for e in run.events if e["kind"] in ("undone", "rejoined")][:1] == [
+        ("undone", 3, "a gradient is not finite")
+    ]
+    assert [line["live_workers"] for line in run.metrics] == [6] * 5 + [5] * 2 + [6] * (STEPS - 7)
+
+
+def test_the_page_has_every_kind_with_its_example_what_it_does_and_its_limit() -> None:
+    rows = written(KIND_HEAD)
+    assert [row[0].strip("`") for row in rows] == list(KINDS)
+    for name, example, does, _, at_most, _, losses in rows:
+        kind = KINDS[name.strip("`")]
+        assert (example, does, losses) == (f"`{kind.example}`", kind.does, "identical")
+        assert at_most == LIMITS.get(name.strip("`"), "0.2")
+
+
+def test_the_page_has_every_phase_in_order() -> None:
+    listed = re.findall(r"`([a-z]+)`", PAGE.read_text().split("Phases are")[1].split("\n\n")[0])
+    assert tuple(listed) == PHASES
     assert set(BETWEEN) < set(PHASES)
+    assert [cells[0].strip("`") for cells in written(MATRIX_HEAD)] == ENDING
+    for name, *cells, _ in written(MATRIX_HEAD):
+        struck = [phase for phase, cell in zip(COLUMNS, cells, strict=True) if cell != "–"]
+        assert struck == phases(KINDS[name.strip("`")])

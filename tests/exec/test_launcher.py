@@ -14,6 +14,7 @@ import pytest
 
 from recycle import Job, JobError, RunError
 from recycle.exec.observer import Observer
+from recycle.ir.trace import merge, read_lines
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 3
@@ -108,13 +109,18 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     text = job(2, 2, 2, model={"seconds_per_unit": 0.05}).to_toml()
     (tmp_path / "job.toml").write_text(text)
     command = [sys.executable, "-c", "from recycle.cli import main; main()", "train", "job.toml", "--run", "run"]
+    shared = set(os.listdir("/dev/shm"))
     launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     for line in launcher.stdout:
         if line.startswith("step"):
             break
     family = _descendants(launcher.pid)
-    assert len(family) >= 5  # fork server and four workers
+    commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in family]
+    assert sum("recycle.exec.forkserver" in command for command in commands) == 5  # with its four workers
+    assert sum("recycle.exec.planning" in command for command in commands) == 2
+    stopped = next(pid for pid in family if pid in processes_writing_below(str(tmp_path / "run" / "logs" / "1.1.log")))
+    os.kill(stopped, signal.SIGSTOP)  # one that cannot end by itself
     launcher.send_signal(sent)
     output, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == code
@@ -123,6 +129,13 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     while any(_alive(pid) for pid in family) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not [pid for pid in family if _alive(pid)]
+    assert set(os.listdir("/dev/shm")) <= shared
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 99, "lo')  # a line that the end cut short
+    lines = [line for _, line in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert [line["step"] for line in lines] == list(range(len(lines)))
+    assert lines
+    assert merge(tmp_path / "run", job(2, 2, 2).shape).steps
     if sent == signal.SIGINT:
         assert "interrupted after step" in output
 

@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from recycle import Job, JobError
 from recycle.exec.optimizer import Optimizer, clip_factor, decays, learning_rate
 from recycle.job import TrainSection
 
@@ -121,3 +123,44 @@ def test_a_stage_without_parameters_can_step() -> None:
     optimizer = Optimizer([], TRAIN)
     optimizer.step(torch.zeros(0), 0, 1.0)
     assert math.prod(optimizer.parameters.shape) == 0
+
+
+@pytest.mark.parametrize("warmup", [0, 10])
+@pytest.mark.parametrize(
+    ("schedule", "minimum"), [("constant", 0.0), ("linear", 1e-5), ("cosine", 0.0), ("cosine", 2e-4)]
+)
+def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(schedule: str, minimum: float, warmup: int) -> None:
+    train = TrainSection(steps=30, warmup=warmup, schedule=schedule, minimum_learning_rate=minimum, learning_rate=1e-3)
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    reference = OptimizerParamScheduler(
+        plain,
+        init_lr=0.0,
+        max_lr=train.learning_rate,
+        min_lr=minimum,
+        lr_warmup_steps=warmup,
+        lr_decay_steps=train.steps,
+        lr_decay_style=schedule,
+        start_wd=0.01,
+        end_wd=0.01,
+        wd_incr_steps=train.steps,
+        wd_incr_style="constant",
+    )
+    for iteration in range(40):
+        assert learning_rate(train, iteration) == plain.param_groups[0]["lr"], iteration
+        reference.step(1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("minimum_learning_rate = 1e-4", 'minimum_learning_rate: needs schedule = "linear" or "cosine"'),
+        ('schedule = "constant"\nminimum_learning_rate = 1e-4', "minimum_learning_rate: needs schedule"),
+        ('schedule = "linear"\nminimum_learning_rate = 1.0', "minimum_learning_rate: 1 is above learning_rate = 0.001"),
+        ('schedule = "cosine"\nwarmup = 30', "warmup: 30 iterations, but steps = 30"),
+        ('schedule = "step"', "schedule: invalid enum value 'step'"),
+        ("sharded_optimizer = true", "sharded_optimizer: with one shard of the optimizer's state per worker"),
+    ],
+)
+def test_keys_that_do_not_fit_together_are_named(keys: str, message: str) -> None:
+    with pytest.raises(JobError, match=rf"job: \[train\] {message}"):
+        Job.from_toml(f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[train]\n{keys}")

@@ -40,6 +40,15 @@ def test_every_fault_can_strike_and_no_stage_ever_loses_its_last_host(seed: int)
         assert all(sum(worker.rank == rank for worker in dead) < 3 for rank in range(2))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_kinds_are_drawn_as_often_as_they_are_given_and_each_can_strike(seed: int) -> None:
+    faults = punish(SHAPE, 2000, 2.0, seed, kinds=["kill", "kill", "kill", "stop", "cut"])
+    check_faults(faults, SHAPE, 2000)
+    counts = {kind: sum(fault.kind == kind for fault in faults) for kind in ("kill", "stop", "cut")}
+    assert counts["kill"] > 2 * counts["stop"] > 0
+    assert counts["cut"] > 0
+
+
 def test_one_pipeline_cannot_be_punished() -> None:
     with pytest.raises(JobError, match="none may die"):
         punish(Shape(1, 4, 8), 10, 2.0, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,11 @@ import pytest
 
 from recycle import Job, Profile, Schedule, Worker, simulate
 from recycle.exec.launcher import RunResult
+from recycle.exec.membership import Report
 from recycle.exec.observer import Observer
+from recycle.exec.planning import PlanService
+from recycle.exec.replanning import Replanner
+from recycle.exec.waker import Waker
 from recycle.ir.instruction import Forward
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds
@@ -22,27 +28,49 @@ DRIFT = {"drift": 0.5}
 """On a machine with too much to do a sleep of 15 ms lasts some longer: that is no drift here."""
 
 
-class _Patient(Observer):
-    """Holds the run while a plan is asked for, so that the planner has its time whatever the load; a minute at most.
+def noting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[Worker] | None = None) -> str:
+    """The real one; beside the profile that it was given it notes whom the plan is for."""
+    if failed is None:
+        return plan_for_training(job, vector, quick)
+    assert job.times.profile is not None
+    if not failed:
+        time.sleep(job.train.warmup)
+    text = plan_for_training(job, vector, quick, failed)
+    with (Path(job.times.profile).parent / "answered").open("a") as notes:
+        notes.write(f"without {' '.join(map(str, failed))}\n")
+    return text
 
-    The asked profile's file is there as soon as it is asked for; `replanned` follows.
+
+class _Patient(Observer):
+    """From step `since` on it holds the run until a plan that is asked for is made, for a minute at most.
+
+    The profile to plan with is written whenever a plan is asked for.
     """
 
-    def __init__(self, directory: Path, per_step: float = 0.5) -> None:
-        self.profiles, self.per_step, self.replanned = directory / "profiles", per_step, 0
-
-    def event(self, event: dict[str, Any]) -> None:
-        self.replanned += event["kind"] == "replanned"
+    def __init__(self, directory: Path, since: int = 0) -> None:
+        self.profiles, self.since = directory / "profiles", since
 
     def committed(self, line: dict[str, Any]) -> None:
-        asked = len(list(self.profiles.glob("*.json"))) if self.profiles.is_dir() else 0
-        if asked > self.replanned:
-            time.sleep(self.per_step)
+        deadline = time.monotonic() + 60
+        while line["step"] >= self.since and self.is_open() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def is_open(self) -> bool:
+        asked = max((file.stat().st_mtime for file in self.profiles.glob("*.json")), default=0.0)
+        answered = self.profiles / "answered"
+        return asked > (answered.stat().st_mtime if answered.exists() else 0.0)
 
 
-def emulated_job(membership: dict[str, Any]) -> Job:
+def emulated_job(membership: dict[str, Any], seconds: int = 0) -> Job:
+    """`seconds` is what a plan for everybody takes longer; emulated stages know no warm-up."""
     return job(
-        3, 2, 4, memory={"limit": 4}, model={"seconds_per_unit": UNIT}, train={"clip": 1e9}, membership=membership
+        3,
+        2,
+        4,
+        memory={"limit": 4},
+        model={"seconds_per_unit": UNIT},
+        train={"clip": 1e9, "warmup": seconds},
+        membership=membership,
     )
 
 
@@ -77,15 +105,18 @@ def replanned(run: RunResult) -> list[dict[str, Any]]:
 def test_micro_batches_leave_a_slow_worker_and_come_back_and_no_bit_changes(
     emulated: Job, reference: RunResult, launch: Run, tmp_path: Path
 ) -> None:
-    run = launch(emulated, STEPS, "slow=3:1.1@4-18", observer=_Patient(tmp_path), directory=tmp_path)
+    run = launch(
+        emulated, STEPS, "slow=3:1.1@4-18", planner=noting_planner, observer=_Patient(tmp_path), directory=tmp_path
+    )
     assert (run.losses, run.digests) == (reference.losses, reference.digests)
     assert run.undone == []
     away, back = (e for e in replanned(run) if "worker 1.1" in e["cause"])
     first, slow, last = (plan_of(run, line["plan"]) for line in (run.metrics[0], _at(run, away), _at(run, back)))
     assert 4 + 8 // 2 < away["step"] <= 18 < back["step"]
-    assert [forwards(plan, SLOW) for plan in (first, slow, last)] == [4, 2, 4]
+    assert [forwards(plan, SLOW) for plan in (first, last)] == [4, 4]
+    assert forwards(slow, SLOW) in (1, 2)  # as many as it is done with when its peers are done with 5
     profile = Profile.load(tmp_path / "profiles" / f"{away['profile']}.json")
-    assert profile.speed_of(SLOW) == pytest.approx(3, rel=0.1)
+    assert profile.speed_of(SLOW) == pytest.approx(3, rel=0.3)
     assert simulate(first, profile).period == pytest.approx(away["period_before"])
     assert simulate(slow, profile).period == pytest.approx(away["period"])
     assert away["period"] < 0.6 * away["period_before"]
@@ -133,11 +164,16 @@ def test_a_schedule_of_ones_own_is_kept_however_slow_a_worker_is(
     assert kinds(run) == ["generation", "fault"]
 
 
-def waiting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[Worker] | None) -> str:
-    """As the real one, but a plan for a drifted profile of all workers takes its time."""
-    if failed == [] and job.times.profile is not None:
-        time.sleep(4.0)
-    return plan_for_training(job, vector, quick, failed)
+def test_a_profile_with_slow_workers_is_planned_for_processes_whoever_dies(launch: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps({"speed": {"1.1": 3.0}}))
+    sections = {"memory": {"limit": 4}, "train": {"clip": 1e9}}
+    of = job(3, 2, 4, times={"profile": str(tmp_path / "p.json")}, planner={"ahead": 1}, **sections)
+    run, free = launch(of, 5, "kill:2.1@2", directory=tmp_path / "run"), launch(job(3, 2, 4, **sections), 5)
+    assert run.losses == free.losses
+    before, after = (plan_of(run, line["plan"]) for line in (run.metrics[0], run.metrics[-1]))
+    assert (forwards(before, SLOW), after.failed) == (2, {Worker(2, 1)})
+    assert forwards(after, SLOW) < forwards(after, Worker(0, 1))
+    assert run.metrics[-1]["period"] == simulate(after, of.profile()).period
 
 
 def test_a_worker_killed_while_a_plan_is_made_is_worked_around_and_that_plan_is_dropped(
@@ -145,20 +181,53 @@ def test_a_worker_killed_while_a_plan_is_made_is_worked_around_and_that_plan_is_
 ) -> None:
     """The slow worker itself lives on: the set without the dead one gets a plan of its own."""
     run = launch(
-        emulated,
+        emulated_job(DRIFT, seconds=6),
         STEPS,
         "slow=3:1.1@2-35",
         "kill:2.1@9",
-        planner=waiting_planner,
-        observer=_Patient(tmp_path, 0.3),
+        planner=noting_planner,
+        observer=_Patient(tmp_path, since=10),
         directory=tmp_path,
     )
     assert run.losses == reference.losses
     assert {w: run.digests[w] for w in run.digests} == {w: reference.digests[w] for w in run.digests}
     assert [line["live_workers"] for line in run.metrics] == [6] * 9 + [5] * (STEPS - 9)
-    (event,) = (e for e in replanned(run) if "worker 1.1" in e["cause"])
+    *_, event = (e for e in replanned(run) if "worker 1.1" in e["cause"])
     after = plan_of(run, _at(run, event)["plan"])
     assert event["step"] > 9
+    assert {"without ", "without 2.1"} <= set((tmp_path / "profiles" / "answered").read_text().split("\n"))
     assert after.failed == {Worker(2, 1)}
     before = plan_of(run, run.metrics[event["step"] - 1]["plan"])
     assert forwards(after, SLOW) < forwards(before, SLOW)
+
+
+def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(emulated: Job, tmp_path: Path) -> None:
+    """Ten iterations slow, ten not, over and over: reports as workers send them, plans by the real planner."""
+    (tmp_path / "plans").mkdir()
+    waker = Waker()
+    plans = PlanService(emulated, plan_for_training, tmp_path / "plans", waker)
+    changes: list[int] = []
+    nobody: frozenset[Worker] = frozenset()
+    try:
+        replanner = Replanner(
+            emulated, plans, tmp_path / "profiles", lambda kind, **event: changes.append(event["step"])
+        )
+        while replanner.ready(nobody) is None:
+            time.sleep(0.02)
+        for step in range(320):
+            reports = {}
+            for worker in emulated.shape.workers():
+                each = UNIT * (3.0 if worker == SLOW and step // 10 % 2 else 1.0)
+                reports[worker] = Report({}, None, {f"{worker.rank}{kind}": (4, 4 * each) for kind in "FIW"})
+            replanner.observe(nobody, step, reports)
+            while plans.is_busy:
+                time.sleep(0.02)
+            if replanner.has_better(nobody):
+                assert replanner.ready(nobody) is not None
+    finally:
+        plans.close()
+        waker.close()
+    pauses = [later - earlier for earlier, later in pairwise(changes)]
+    assert changes[0] == 10 + 8 // 2 + 2
+    assert all(pause >= 8 * 2**place for place, pause in enumerate(pauses[:4]))
+    assert len(changes) <= 6

@@ -22,8 +22,10 @@ from tests.exec.drive import (
     execute,
     gradients_by_name,
     micro_batches,
+    norm_squared_of,
     one_f_one_b,
     reduce_gradients,
+    reduce_tied,
     run_pipelines,
     small_job,
     split,
@@ -79,18 +81,33 @@ def test_grouped_micro_batches_of_several_rows_work() -> None:
     assert differing(gradients_by_name(whole), gradients_by_name(halves)) == []
 
 
-@pytest.mark.parametrize("weight_order", [[0, 1, 2, 3], [3, 1, 0, 2]])
-def test_i_and_deferred_w_in_any_order_equal_whole_b(weight_order: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("weight_order", "model", "train"),
+    [
+        ([0, 1, 2, 3], {}, {}),
+        ([3, 1, 0, 2], {}, {}),
+        ([3, 1, 0, 2], {"tied": True}, {}),
+        ([3, 1, 0, 2], {"dropout": 0.1}, {}),
+        ([3, 1, 0, 2], {"recompute": "full"}, {}),
+        ([3, 1, 0, 2], {"recompute": "full", "dropout": 0.1, "tied": True}, {"precision": "bf16"}),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_i_and_deferred_w_in_any_order_equal_whole_b(
+    weight_order: list[int], model: dict, train: dict, ranks: int
+) -> None:
     batches = micro_batches(0, 4)
-    whole, deferred = build_pipeline(small_job()), build_pipeline(small_job())
+    job = small_job(ranks=ranks, model=model, train=train)
+    whole, deferred = build_pipeline(job), build_pipeline(job)
     run_pipelines([whole], 5, 4)
     begin(deferred, 5)
     order = [batches[place] for place in weight_order]
-    execute((stage, split(one_f_one_b(stage.index, 2, batches), order)) for stage in deferred)
+    execute((stage, split(one_f_one_b(stage.index, ranks, batches), order)) for stage in deferred)
+    reduce_tied(deferred)
     for left, right in zip(whole, deferred, strict=True):
         assert torch.equal(left.gradient_buffers()[0], right.gradient_buffers()[0])
         assert left.gradient_norms_squared() == right.gradient_norms_squared()
-    assert whole[1].loss_sum() == deferred[1].loss_sum()
+    assert whole[-1].loss_sum() == deferred[-1].loss_sum()
 
 
 def test_fast_i_and_w_in_micro_batch_order_equal_whole_b() -> None:
@@ -125,7 +142,7 @@ def train(job: Job, steps: int, lost: bool) -> tuple[list[float], list[str]]:
     for step in range(steps):
         losses.append(rerouted(job, pipelines, step) if lost else run_pipelines(pipelines, step, 4))
         live = [stages[0] for stages in pipelines] + [pipelines[place][1] for place in ((0, 2) if lost else (0, 1, 2))]
-        norm_squared = math.fsum(part for stage in pipelines[0] for part in stage.gradient_norms_squared())
+        norm_squared = norm_squared_of(pipelines[0])
         for stage in live:
             stage.step(step, clip_factor(job.train.clip, norm_squared))
     for index in (0, 1):
@@ -155,13 +172,13 @@ def test_the_gradient_buffer_is_fp64_when_exact_and_fp32_when_fast() -> None:
     left, right = gradients_by_name(exact), gradients_by_name(fast)
     assert max(float((left[name] - right[name]).abs().max()) for name in left) < 1e-7
     norm_squared = math.fsum(float(gradient.double().square().sum()) for gradient in left.values())
-    assert math.fsum(exact[0].gradient_norms_squared()) == pytest.approx(norm_squared, rel=1e-6)
+    assert norm_squared_of(exact) == pytest.approx(norm_squared, rel=1e-6)
 
 
 def test_a_gradient_beyond_the_bound_makes_the_norm_not_finite() -> None:
     stages = build_pipeline(small_job(train={"gradient_exponent": -20}))
     run_pipelines([stages], 0, 4)
-    assert not any(math.isfinite(math.fsum(stage.gradient_norms_squared())) for stage in stages)
+    assert not any(math.isfinite(norm_squared_of([stage])) for stage in stages)
 
 
 def test_a_weight_that_is_not_a_number_makes_loss_and_norm_not_finite() -> None:
@@ -169,7 +186,7 @@ def test_a_weight_that_is_not_a_number_makes_loss_and_norm_not_finite() -> None:
     with torch.no_grad():
         stages[0].parameters["decoder.layers.0.mlp.linear_fc1.weight"][0, 0] = math.nan
     assert not math.isfinite(run_pipelines([stages], 0, 4))
-    assert not any(math.isfinite(math.fsum(stage.gradient_norms_squared())) for stage in stages)
+    assert not any(math.isfinite(norm_squared_of([stage])) for stage in stages)
 
 
 def test_an_interrupted_iteration_leaves_nothing_behind() -> None:
@@ -291,9 +308,7 @@ def test_training_learns_the_text() -> None:
     losses = []
     for step in range(20):
         losses.append(run_pipelines([stages], step, 4) / 4)
-        factor = clip_factor(
-            job.train.clip, math.fsum(part for stage in stages for part in stage.gradient_norms_squared())
-        )
+        factor = clip_factor(job.train.clip, norm_squared_of(stages))
         for stage in stages:
             stage.step(step, factor)
     assert losses[0] == pytest.approx(math.log(256), abs=0.2)

@@ -143,7 +143,7 @@ def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_fo
     of = msgspec.structs.replace(emulated, membership=msgspec.structs.replace(emulated.membership, hung_after=4.0))
     run = launch(of, STEPS, "nan:0.1@3", "stall:1.1@3.undo", directory=tmp_path)
     assert_same_training(run, emulated, launch)
-    assert causes(run) == [("1.1", "no progress for 4 s")]
+    assert causes(run) == [("1.1", "no progress for 4 s in undo")]
     assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
     assert not processes_writing_below(str(tmp_path))
 

@@ -189,7 +189,16 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
 def _gloo(store: Any, name: str, schedule: Schedule, role: Worker, over: threading.Event) -> GroupTransport:
     hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
     return GlooTransport(
-        store, name, role, sorted(schedule.live), hosts, MESSAGE, timeout=60.0, form_timeout=20.0, over=over
+        store,
+        name,
+        role,
+        sorted(schedule.live),
+        hosts,
+        MESSAGE,
+        timeout=60.0,
+        answer_timeout=30.0,
+        form_timeout=20.0,
+        over=over,
     )
 
 

@@ -1,0 +1,126 @@
+"""How long a checkpoint stalls training: copied and written behind its back, against written on the spot.
+
+    python benchmarks/checkpoint.py [--rounds N]
+
+The state of one GPT stage: what its worker's thread is held up by when it hands its state to be kept (the copy, and
+what the writing thread takes away from it at once), against writing it before training goes on. Beside them the bare
+copy into memory that is there already, which no way of keeping a state can do without, and how much slower the
+forwards and backwards are that run while the thread writes. Rounds alternate; the figures are medians, and the ratios
+are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import hf_storage  # noqa: F401  not part of the first round
+
+from recycle import Job
+from recycle.exec.checkpoint import folder_of, write_stage
+from recycle.exec.data import load_corpus
+from recycle.exec.membership import Facts, LauncherStore, Record
+from recycle.exec.saver import Saver
+from recycle.exec.stage import MegatronStage, build_stage
+from recycle.exec.updates import Updates
+from recycle.shape import MicroBatch
+
+JOB = """
+[shape]
+pipelines = 1
+ranks = 1
+micro_batches = 4
+[model]
+layers = {layers}
+hidden = {hidden}
+heads = 8
+sequence = 64
+[data]
+micro_batch_size = 2
+"""
+RECORD = Record(1, ["0.0"], {"0.0": "0.0"}, "")
+SIZES = [(2, 256), (4, 512)]
+"""Layers and hidden size."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    print("one stage, milliseconds, medians")
+    print("  layers hidden     MB   bare copy    stall  stall/copy  blocking  stall/blocking  iteration  while writing")
+    for layers, hidden in SIZES:
+        compare(Job.from_toml(JOB.format(layers=layers, hidden=hidden)), arguments.rounds)
+
+
+def compare(job: Job, rounds: int) -> None:
+    """Print one line."""
+    folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
+    stage = build_stage(job, 0, torch.device("cpu"), load_corpus(job))
+    store, _ = LauncherStore.host()
+    saver = Saver(folder, "0.0", job.shape, {0: stage}, store)
+    live = stage.state_tensors()
+    copy = [torch.empty_like(tensor) for tensor in live]
+    figures: dict[str, list[float]] = {name: [] for name in ("copy", "stall", "blocking", "iteration", "writing")}
+    try:
+        for step in range(rounds + 1):
+            took: dict[str, float] = {}
+            took["copy"] = seconds(lambda: [into.copy_(tensor) for into, tensor in zip(copy, live, strict=True)])
+            took["blocking"] = seconds(partial(write, stage, folder_of(folder, 2 * step)))
+            took["iteration"] = seconds(lambda at=step: iteration(stage, job, at))
+            facts = Facts(2 * step + 1, 1.0, 1.0, 1.0, checkpoint=True)
+            updates = Updates({0: stage}, facts.step)
+            took["stall"] = seconds(lambda now=facts, at=updates: saver.keep(RECORD, now, at))
+            took["writing"] = seconds(lambda at=step: iteration(stage, job, at))
+            saver.close()
+            for old in folder.iterdir():
+                shutil.rmtree(old)
+            if step:  # the first touches all memory for the first time
+                for name, value in took.items():
+                    figures[name].append(value)
+    finally:
+        shutil.rmtree(folder)
+    size = sum(tensor.nbytes for tensor in live) / 1e6
+    ms = {name: statistics.median(values) * 1000 for name, values in figures.items()}
+    print(
+        f"  {job.model.layers:>6} {job.model.hidden:>6} {size:>6.0f} {ms['copy']:>11.1f} {ms['stall']:>8.1f}"
+        f" {ratio(figures, 'stall', 'copy'):>11.2f} {ms['blocking']:>9.1f} {ratio(figures, 'stall', 'blocking'):>15.3f}"
+        f" {ms['iteration']:>10.1f} {ratio(figures, 'writing', 'iteration'):>13.2f}x",
+        flush=True,
+    )
+
+
+def write(stage: MegatronStage, folder: Path) -> None:
+    """Write the live state before training goes on."""
+    write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
+
+
+def iteration(stage: MegatronStage, job: Job, step: int) -> None:
+    """Forward and backward of all micro-batches."""
+    stage.begin_iteration(step)
+    for index in range(job.shape.micro_batches):
+        stage.forward(MicroBatch(0, index), None)
+        stage.backward(MicroBatch(0, index), None)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """How long `action` takes."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def ratio(figures: dict[str, list[float]], above: str, below: str) -> float:
+    """Median over rounds."""
+    return statistics.median(a / b for a, b in zip(figures[above], figures[below], strict=True))
+
+
+if __name__ == "__main__":
+    main()

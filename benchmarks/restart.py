@@ -1,0 +1,151 @@
+"""The same tiny GPT through a killed worker: recycle, and torchrun with a restart from a checkpoint of every step.
+
+    python benchmarks/restart.py [--steps N] [--kills N]
+
+Three replicas of the whole model on this machine, gloo, the same stages, data and exact sums of recycle on both sides;
+worker 1.0 gets SIGKILL in the middle of an iteration. torchrun (`--max-restarts`) ends all workers, starts them again
+and each reads the checkpoint that the first one wrote after the last step: to memory-backed storage where there is
+some, so that the disk does not count. What is timed is from the signal to the next committed step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from recycle import Job
+from recycle.exec.faults import parse_fault
+from recycle.exec.launcher import train
+from recycle.exec.processes import ForkServer
+from recycle.shape import MicroBatch
+from recycle.solve.planner import plan_for_training
+
+JOB = """
+[shape]
+pipelines = 3
+ranks = 1
+micro_batches = 2
+[planner]
+seconds = 1
+[model]
+layers = 4
+hidden = 64
+heads = 4
+sequence = 64
+[data]
+micro_batch_size = 2
+[train]
+clip = 1e9
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--kills", type=int, default=3, help="runs of each, with one kill")
+    parser.add_argument("--replica", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.replica is not None:
+        replica(arguments.replica, arguments.steps)
+        return
+    print(f"D=3 P=1 m=2, 4 layers of 64: seconds from SIGKILL to the next committed step, {arguments.kills} kills each")
+    calm = ours(arguments.steps, kill=False)[1]
+    for name, runs in (("recycle", ours), ("torchrun, checkpoint of every step", restarted)):
+        rows = [runs(arguments.steps) for _ in range(arguments.kills)]
+        seconds = [row[0] for row in rows]
+        same = "identical" if all(row[1] == calm for row in rows) else "differ"
+        print(f"  {name:<36} {statistics.median(seconds):7.2f} ({max(seconds):.2f})  losses {same}", flush=True)
+
+
+def ours(steps: int, kill: bool = True) -> tuple[float, list[float]]:
+    """(seconds to the next commit, losses) under recycle."""
+    faults = [parse_fault(f"kill:1.0@{steps // 2}")] if kill else []
+    server = ForkServer("gpt")
+    try:
+        with tempfile.TemporaryDirectory(prefix="recycle-restart-") as folder:
+            result = train(
+                Job.from_toml(JOB),
+                Path(folder) / "run",
+                steps=steps,
+                faults=faults,
+                planner=plan_for_training,
+                server=server,
+            )
+    finally:
+        server.close()
+    struck = [event["time"] for event in result.events if event["kind"] == "fault"]
+    after = [line["time"] - struck[0] for line in result.metrics if line["step"] >= steps // 2] if struck else [0.0]
+    return after[0], result.losses
+
+
+def restarted(steps: int) -> tuple[float, list[float]]:
+    """(seconds to the next commit, losses) under torchrun."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="recycle-restart-", dir=memory) as folder:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+        command += ["--max-restarts", "3", __file__, "--replica", folder, "--steps", str(steps)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"torchrun ended with {done.returncode}: {done.stderr[-2000:]}")
+        killed = float((Path(folder) / "killed").read_text())
+        lines = [json.loads(line) for line in (Path(folder) / "steps").read_text().splitlines()]
+    return next(line["time"] for line in lines if line["time"] > killed) - killed, [line["loss"] for line in lines]
+
+
+def replica(folder: Path, steps: int) -> None:
+    """One rank under torchrun: from the checkpoint, if there is one, to the last step."""
+    import torch
+    import torch.distributed as dist
+
+    from recycle.exec.commit import decide, report_of
+    from recycle.exec.membership import Report
+    from recycle.exec.stages import build_stages
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    job, rank = Job.from_toml(JOB), dist.get_rank()
+    stages = build_stages(job, [0])
+    (stage,) = stages.values()
+    checkpoint, first = folder / "checkpoint", 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint)
+        first = state["step"] + 1
+        with torch.no_grad():
+            for tensor, saved in zip(stage.state_tensors(), state["tensors"], strict=True):
+                tensor.copy_(saved)
+    for step in range(first, steps):
+        stage.begin_iteration(step)
+        for index in range(job.shape.micro_batches):
+            stage.forward(MicroBatch(rank, index), None)
+            if rank == 1 and step == steps // 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                (folder / "killed").write_text(str(time.monotonic()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            stage.backward(MicroBatch(rank, index), None)
+        for buffer in stage.gradient_buffers():
+            dist.all_reduce(buffer)
+        mine: Report = report_of(stages)
+        reports: list[Report] = [mine] * dist.get_world_size()
+        dist.all_gather_object(reports, mine)
+        facts = decide(job, step, {f"{place}.0": report for place, report in enumerate(reports)})
+        assert facts.clip_factor is not None
+        stage.step(step, facts.clip_factor)
+        if rank == 0:
+            torch.save({"step": step, "tensors": stage.state_tensors()}, folder / "new")
+            (folder / "new").rename(checkpoint)
+            with (folder / "steps").open("a") as lines:
+                lines.write(json.dumps({"step": step, "time": time.monotonic(), "loss": facts.loss}) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

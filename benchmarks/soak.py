@@ -1,0 +1,213 @@
+"""A tiny GPT under a storm of faults: what is left of it afterwards, and what it leaves behind.
+
+    python benchmarks/soak.py [--steps N] [--mean STEPS] [--seed N] [--kind gpt|emulated]
+
+Faults of every kind that ends a worker, and re-joins, some `mean` iterations apart; kinds that end the process six
+times as often as those that take a deadline to be found. Ends with exit code 1 unless every loss and the final state
+of every live worker equal those of the run without faults bit for bit, and no process, socket, file descriptor or
+shared memory is left. Memory is sampled at every tenth commit: the slope is a least-squares line over the run, of the
+launcher and of the worker that holds most at that time; the first fifth, in which all still warm up, does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recycle import Job
+from recycle.exec.faults import KINDS, Fault
+from recycle.exec.launcher import RunResult, train
+from recycle.exec.observer import Observer
+from recycle.exec.processes import ForkServer
+from recycle.exec.punisher import punish
+from recycle.solve.planner import plan_for_training
+
+JOB = """
+[shape]
+pipelines = 3
+ranks = 2
+micro_batches = 2
+[memory]
+limit = 3
+[planner]
+seconds = 1
+[model]
+kind = "{kind}"
+layers = 4
+hidden = 32
+heads = 2
+sequence = 16
+[train]
+clip = 1e9
+[membership]
+heartbeat = 0.1
+dead_after = 4.0
+hung_after = 4.0
+transport_timeout = 15.0
+"""
+GONE = ("kill", "segfault", "exception", "oom")
+FROZEN = tuple(name for name, kind in KINDS.items() if kind.ends and name not in GONE)
+MIB = 1 << 20
+
+
+class Memory(Observer):
+    """Samples (step, launcher's MiB, most MiB of a worker, most descriptors and threads of a worker)."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, ...]] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Say what was found, and by what."""
+        if event["kind"] in ("fault", "detected"):
+            print(
+                f"  {event['time']:8.2f} s  {event.get('fault') or event['worker']} {event.get('cause', '')}",
+                flush=True,
+            )
+
+    def committed(self, line: dict[str, Any]) -> None:
+        """A sample at every tenth commit."""
+        if line["step"] % 10 == 0:
+            workers = [pid for pid in descendants(os.getpid()) if "/logs/" in _output(pid)]
+            rows = [(resident(pid), descriptors(pid), threads(pid)) for pid in workers]
+            most = [float(max(column)) for column in zip(*rows, strict=True)] if rows else [0.0] * 3
+            self.samples.append((float(line["step"]), resident(os.getpid()), *most))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--mean", type=float, default=5.0, help="iterations between two faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=("gpt", "emulated"), default="gpt")
+    arguments = parser.parse_args()
+    job = Job.from_toml(JOB.format(kind=arguments.kind))
+    faults = punish(job.shape, arguments.steps, arguments.mean, arguments.seed, kinds=[*GONE * 6, *FROZEN])
+    calm, _ = run(job, arguments.steps, [])  # first, so that what a process opens once is open
+    before = left()
+    began = time.monotonic()
+    struck, memory = run(job, arguments.steps, faults)
+    seconds = time.monotonic() - began
+    after = left()
+    drawn, found = Counter(fault.kind for fault in faults), Counter(event["kind"] for event in struck.events)
+    print(f"{arguments.steps} iterations in {seconds:.0f} s; asked for: {_counts(drawn)}; happened: {_counts(found)}")
+    failures = []
+    if struck.losses != calm.losses or not struck.digests or not struck.digests.items() <= calm.digests.items():
+        failures.append("the losses or the final state differ from those of the run without faults")
+    for what in before:
+        if after[what] - before[what]:
+            failures.append(f"left behind: {what} {sorted(after[what] - before[what])}")
+    print("losses and final states: " + ("identical" if not failures else failures[0]))
+    report(np.array(memory.samples))
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def run(job: Job, steps: int, faults: list[Fault]) -> tuple[RunResult, Memory]:
+    """One run with a fork server of its own."""
+    memory = Memory()
+    server = ForkServer(job.model.kind)
+    with tempfile.TemporaryDirectory(prefix="recycle-soak-") as folder:
+        try:
+            result = train(
+                job,
+                Path(folder) / "run",
+                steps=steps,
+                faults=faults,
+                planner=plan_for_training,
+                observer=memory,
+                server=server,
+            )
+        finally:
+            server.close()
+    return result, memory
+
+
+def report(samples: np.ndarray) -> None:
+    """Print first and last of each figure, and the slope of those of memory."""
+    steady = samples[samples[:, 0] >= samples[-1, 0] / 5]
+    names = ("launcher, MiB", "largest worker, MiB", "most descriptors of a worker", "most threads of a worker")
+    for column, name in enumerate(names, start=1):
+        slope = np.polyfit(steady[:, 0], steady[:, column], 1)[0] * 1000 if len(steady) > 1 else 0.0
+        values = samples[:, column]
+        trend = f"most {values.max():7.1f}, {slope:+.2f} per 1,000 steps"
+        print(f"  {name:<29} {values[0]:7.1f} -> {values[-1]:7.1f}, {trend}")
+
+
+def left() -> dict[str, set[str]]:
+    """What a run could leave: descendants of this process, its descriptors, shared memory."""
+    gc.collect()
+    return {
+        "processes": {str(pid) for pid in descendants(os.getpid())},
+        "descriptors": {_link(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")} - {""},
+        "shared memory": set(os.listdir("/dev/shm")),
+    }
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below `pid`."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found: set[int] = set()
+    frontier = {pid}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def resident(pid: int) -> float:
+    """MiB of resident memory; 0 for a process that has just ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / MIB
+    except (OSError, IndexError):
+        return 0.0
+
+
+def descriptors(pid: int) -> int:
+    """Open file descriptors of a process."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def threads(pid: int) -> int:
+    """Threads of a process."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
+def _output(pid: int) -> str:
+    return _link(f"/proc/{pid}/fd/1")
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""TCP connections of processes, by their two ends: to notice that one is dead, to find and to cut that between two.
+
+A connection whose peer has vanished without a word is told from a slow one by the kernel of the other side: that
+answers, for a process that computes, waits or is stopped as well. `give_up_after` has the kernel ask, every second
+also where nothing is sent (keepalive, RFC 9293 section 3.8.4), and break the connection when nothing comes back for
+that long (the user timeout of RFC 5482). Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from recycle.errors import RunError
+
+_ESTABLISHED = "01"
+_ATTACH_FILTER = 26
+_PIDFD_GETFD = 438
+_RETURN = 0x06
+"""BPF_RET | BPF_K: with 0 bytes to keep, a packet is dropped."""
+
+
+class Connection(NamedTuple):
+    """An end of a connection: its own and the other end's address, and its descriptor."""
+
+    own: str
+    other: str
+    descriptor: int
+
+    def __str__(self) -> str:
+        return f"{self.own}-{self.other}"
+
+    @property
+    def mirrored(self) -> str:
+        """The text of the other end."""
+        return f"{self.other}-{self.own}"
+
+
+def own_connections(descriptors: Collection[int]) -> list[Connection]:
+    """Those of this process's sockets that are connected."""
+    found = []
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+            own, other = ("{}:{}".format(*address[:2]) for address in (end.getsockname(), end.getpeername()))
+            found.append(Connection(own, other, descriptor))
+    return sorted(found)
+
+
+def connections_of(pid: int) -> list[Connection]:
+    """The established TCP connections of another process, with addresses as the kernel writes them."""
+    rows: dict[str, tuple[str, str]] = {}
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _ESTABLISHED:
+                    rows[f"socket:[{fields[9]}]"] = fields[1], fields[2]
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            identity = os.readlink(f"/proc/{pid}/fd/{name}")
+            if identity in rows:
+                found.append(Connection(*rows[identity], int(name)))
+    return sorted(found)
+
+
+def give_up_after(connection: Connection, seconds: float) -> None:
+    """Have the kernel break a connection of this process that gets no answer for `seconds`."""
+    with socket.socket(fileno=os.dup(connection.descriptor)) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * seconds)))
+
+
+def cut(first: int, second: int) -> int:
+    """Let every packet between two processes of this machine vanish, on the connections that they have now.
+
+    A socket filter that keeps no packet is put on both ends, so that neither hears anything, not even that the other
+    closes. New connections between them are not cut.
+
+    Returns:
+        How many connections there were.
+
+    Raises:
+        RunError: the system does not allow it; it takes what a debugger may do, and a filter on a socket.
+    """
+    theirs = {str(connection): connection for connection in connections_of(second)}
+    pairs = [(end, theirs[end.mirrored]) for end in connections_of(first) if end.mirrored in theirs]
+    try:
+        for ends in pairs:
+            for pid, end in zip((first, second), ends, strict=True):
+                _deafen(pid, end.descriptor)
+    except OSError as error:
+        raise RunError(f"the connections of a process cannot be cut here: {error.strerror}; try as root") from None
+    return len(pairs)
+
+
+def _deafen(pid: int, descriptor: int) -> None:
+    process = os.pidfd_open(pid)
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        copy = library.syscall(_PIDFD_GETFD, process, descriptor, 0)
+        if copy < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
+        with socket.socket(fileno=copy) as end:
+            filters = struct.pack("HxxxxxxP", 1, ctypes.addressof(program))
+            end.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, filters)
+    finally:
+        os.close(process)

@@ -1,0 +1,181 @@
+"""Token files of Megatron-LM: a `.bin` of tokens and an `.idx` of its sequences, by megatron-core's IndexedDataset.
+
+The sequences, one after the other as they lie in the file, are cut into rows of `sequence` tokens and the label that
+follows, as GPTDataset cuts them. Each epoch takes every row once, in an order drawn from (seed, epoch), so that the row
+of a sample is a pure function of seed and global sample index; nothing is stored, and a worker maps the files and reads
+the rows that it runs.
+
+Of megatron-core's datasets no more is used: GPTDataset's order depends on how many samples a run asks for at its start,
+and it writes its index to a cache that all processes share. Limits: documents are not shuffled before they are
+cut, every token counts in the loss, one file, no blend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recycle.errors import JobError, RunError
+from recycle.job import Job
+
+SCANNED_BLOCKS = 256
+"""Blocks of tokens that are held against the vocabulary before a run; of a longer file, as many spread over it."""
+_BLOCK = 1 << 20
+_ROUNDS = 4
+
+
+class IndexedRows:
+    """Micro-batches cut from a token file.
+
+    Args:
+        prefix: path of the two files without `.bin` and `.idx`.
+        sequence: tokens per row.
+        micro_batch_size: rows per micro-batch.
+        micro_batches: D * m, micro-batches per iteration.
+        vocabulary: tokens must be below it.
+        seed: of the order of rows.
+
+    Raises:
+        JobError: the files are not there, not whole, or too short for one row.
+
+    Attributes:
+        rows: rows of an epoch.
+        digest: sha256 of the index and of the length of the tokens, by which workers can tell that they train on the
+            same.
+    """
+
+    def __init__(
+        self, prefix: str, sequence: int, micro_batch_size: int, micro_batches: int, vocabulary: int, seed: int
+    ) -> None:
+        self._prefix, self._sequence, self._size = prefix, sequence, micro_batch_size
+        self._micro_batches, self._vocabulary, self._seed = micro_batches, vocabulary, seed
+        self._dataset = _opened(prefix)
+        index = self._dataset.index
+        self._bytes = index.dtype_size
+        self._starts = index.sequence_pointers
+        tokens = Path(f"{prefix}.bin").stat().st_size // self._bytes
+        self.rows = (tokens - 1) // sequence
+        if self.rows < 1:
+            raise JobError(
+                f"[data] path: {prefix}.bin holds {tokens} tokens, but one row needs {sequence + 1} ([model] sequence"
+                f" + 1)"
+            )
+        self.digest = hashlib.sha256(index.bin_buffer).hexdigest() + f"-{tokens}"
+
+    def batch(self, iteration: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and labels of one micro-batch, as `data.Corpus.batch`.
+
+        Raises:
+            RunError: a token is not in the vocabulary.
+        """
+        first = (iteration * self._micro_batches + micro_batch) * self._size
+        rows = np.stack([self._row(first + place) for place in range(self._size)])
+        if rows.max() >= self._vocabulary or rows.min() < 0:
+            raise RunError(
+                f"{self._prefix}.bin: iteration {iteration}, micro-batch {micro_batch} holds token {rows.max()};"
+                f" [model] vocabulary is {self._vocabulary}"
+            )
+        both = torch.from_numpy(rows)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def row_of(self, sample: int) -> int:
+        """The row that a sample, counted over the whole run, is."""
+        epoch, place = divmod(sample, self.rows)
+        return _permuted(place, self.rows, f"{self._seed} {epoch}")
+
+    def require_vocabulary(self) -> None:
+        """Raise JobError when a token of the file is not in the vocabulary; looks at `SCANNED_BLOCKS` at most."""
+        tokens = np.memmap(f"{self._prefix}.bin", dtype=self._dataset.index.dtype, mode="r")
+        blocks = -(-len(tokens) // _BLOCK)
+        for block in sorted({blocks - 1, *(place * blocks // SCANNED_BLOCKS for place in range(SCANNED_BLOCKS))}):
+            part = tokens[block * _BLOCK : (block + 1) * _BLOCK]
+            if part.max() >= self._vocabulary or part.min() < 0:
+                place = int(np.flatnonzero((part >= self._vocabulary) | (part < 0))[0])
+                raise JobError(
+                    f"[model] vocabulary: {self._vocabulary}, but token {block * _BLOCK + place} of {self._prefix}.bin"
+                    f" is {part[place]}"
+                )
+
+    def _row(self, sample: int) -> np.ndarray[Any, Any]:
+        """int64 [sequence + 1], from as many sequences of the file as it takes."""
+        token, missing = self.row_of(sample) * self._sequence, self._sequence + 1
+        parts = []
+        place = int(np.searchsorted(self._starts, token * self._bytes, side="right")) - 1
+        while missing:
+            offset = max(0, token - int(self._starts[place]) // self._bytes)
+            length = min(int(self._dataset.sequence_lengths[place]) - offset, missing)
+            parts.append(self._dataset.get(place, offset=offset, length=length))
+            missing, place = missing - length, place + 1
+        return np.concatenate(parts).astype(np.int64)
+
+
+def load_indexed(job: Job) -> IndexedRows:
+    """The token file that `[data] path` names. Raises JobError."""
+    assert job.data.path is not None, "Job.validate has seen to it"
+    model, data = job.model, job.data
+    count = job.shape.global_micro_batches
+    return IndexedRows(job.data.path, model.sequence, data.micro_batch_size, count, model.vocabulary, data.seed)
+
+
+def _opened(prefix: str) -> Any:
+    """megatron-core's view of the files, once they are what it takes for granted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    sizes = {}
+    for suffix in (".idx", ".bin"):
+        try:
+            with Path(prefix + suffix).open("rb") as file:
+                sizes[suffix] = file.seek(0, 2)
+        except OSError as error:
+            hint = "; state it without .bin or .idx" if prefix.endswith((".bin", ".idx")) else ""
+            raise JobError(f"[data] path: {prefix}{suffix} cannot be read ({error.strerror}){hint}") from None
+        if not sizes[suffix]:
+            raise JobError(f"[data] path: {prefix}{suffix} is empty")
+    try:
+        dataset = IndexedDataset(prefix)
+    except (AssertionError, ValueError, IndexError, struct.error, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise JobError(f"[data] path: {prefix}.idx is not a whole index of megatron-core ({reason})") from None
+    index = dataset.index
+    if not np.issubdtype(index.dtype, np.integer):
+        raise JobError(f"[data] path: {prefix}.bin holds {np.dtype(index.dtype)} values, not tokens")
+    end = 0
+    for first in range(0, len(index.sequence_pointers), _BLOCK):
+        starts = index.sequence_pointers[first : first + _BLOCK]
+        lengths = index.sequence_lengths[first : first + _BLOCK].astype(np.int64) * index.dtype_size
+        ends = end + np.cumsum(lengths)
+        if (lengths < 0).any() or not np.array_equal(starts, ends - lengths):
+            raise JobError(f"[data] path: {prefix}.idx: its sequences do not follow each other in {prefix}.bin")
+        end = int(ends[-1])
+    if end != sizes[".bin"]:
+        raise JobError(
+            f"[data] path: {prefix}.bin has {sizes['.bin']} bytes, its index describes {end}: one of the files is not"
+            f" whole, or of another data set"
+        )
+    return dataset
+
+
+def _permuted(place: int, count: int, key: str) -> int:
+    """Where a permutation of 0 .. count - 1, drawn by `key`, puts `place`.
+
+    A Feistel network on the next even power of two, walked until it comes back into the range (Black and Rogaway,
+    Ciphers with arbitrary finite domains, 2002): nothing is stored, however many rows there are.
+    """
+    half = max(1, -(-(count - 1).bit_length() // 2))
+    mask = (1 << half) - 1
+    while True:
+        left, right = place >> half, place & mask
+        for turn in range(_ROUNDS):
+            drawn = hashlib.blake2b(f"{key} {turn} {right}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(drawn, "little") & mask)
+        place = left << half | right
+        if place < count:
+            return place

@@ -1,0 +1,130 @@
+"""Plans like a given schedule: its placement and its order, with the micro-batches of the dead dealt to their peers.
+
+The planner's searches and bounds know one placement, chunk c of rank r on stage c * P + r. A run on another one, such
+as the V, keeps the schedule that it was started with: what the schedule starts first stays urgent, and the list
+scheduler (`follow`) builds the order without the dead from there.
+
+Limits: the best of a few patiences of the list scheduler, no search; the bound is the work of the busiest rank alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from recycle.errors import PlanError
+from recycle.ir.dependencies import work
+from recycle.ir.instruction import Kind
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import simulate
+from recycle.job import Job
+from recycle.plans import Plan, dead_roles, errors, with_ties
+from recycle.solve.follow import follow
+from recycle.solve.problem import Order, Problem
+
+PATIENCES = (0.0, 0.5, 1.0)
+"""How long an operation stands back for a more urgent one, in typical operations' times."""
+_OPERATIONS: dict[Kind, tuple[int, ...]] = {
+    Kind.FORWARD: (0,),
+    Kind.BACKWARD: (1, 2),
+    Kind.BACKWARD_INPUT: (1,),
+    Kind.BACKWARD_WEIGHT: (2,),
+}
+"""The operations of a `Problem` that an instruction stands for."""
+
+
+def adapt(job: Job, like: Schedule, vector: Sequence[int]) -> Plan:
+    """The plan of a failure vector, in role names, on the placement of `like` and near its order.
+
+    Args:
+        like: a valid schedule of the job; the workers of a rank host the same stages.
+
+    Raises:
+        PlanError: no plan exists: a stage has no live worker, or the memory is too small for this order.
+    """
+    begun = time.perf_counter()
+    profile, shape = job.profile(), job.shape
+    dead = dead_roles(shape, vector)
+    problem = Problem.of(job, dead, profile)
+    planes, n = shape.stages * problem.micro_batches, problem.micro_batches
+    timeline = simulate(lower(like), profile)
+    pieces = work(timeline.schedule)
+    home = np.full(planes, -1, dtype=np.int64)
+    priority = np.zeros(problem.size)
+    for kind, operations in _OPERATIONS.items():
+        of_kind = np.flatnonzero((pieces.kind == kind) & pieces.valid)
+        place = pieces.stage[of_kind] * n + pieces.micro_batch[of_kind]
+        home[place] = pieces.worker[of_kind]
+        for operation in operations[: problem.kinds - operations[0]]:
+            priority[operation * planes + place] = timeline.start[pieces.row[of_kind]]
+    ranks = [{worker.rank for worker in like.live if stage in like.stages_of(worker)} for stage in range(shape.stages)]
+    hosts = [
+        [shape.worker_index(w) for w in shape.workers() if w.rank in ranks[stage] and w not in dead]
+        for stage in range(shape.stages)
+    ]
+    host = _deal(home.reshape(shape.stages, n), hosts)
+    by_rank = {w.rank: like.stages_of(w) for w in like.live}
+    placement = tuple(by_rank[worker.rank] for worker in shape.workers())
+
+    def written(order: Order) -> Schedule:
+        schedule = replace(problem.schedule(order), placement=placement, optimizer=like.optimizer)
+        return with_ties(schedule, job).with_metadata(planner="recycle")
+
+    found = [like] if not dead and not like.failed else []
+    with contextlib.suppress(AssertionError):
+        for patience, weight_patience in product(PATIENCES, repeat=2):
+            order = follow(
+                problem,
+                host.ravel(),
+                priority,
+                patience=patience * problem.unit,
+                weight_patience=weight_patience * problem.unit,
+            )
+            found.append(written(order))
+    if not found:
+        raise PlanError("[memory] limit: too little for this schedule's order without the dead workers")
+    made, schedule = min(((simulate(one, profile), one) for one in found), key=lambda pair: pair[0].period)
+    wrong = errors(schedule, job)
+    if wrong:
+        raise PlanError(f"the schedule cannot be adapted to {tuple(vector)} dead workers per rank: {wrong[0]}")
+    limits = job.activation_limits()
+    return Plan(
+        schedule=schedule,
+        makespan=made.makespan,
+        period=made.period,
+        lower_bound=min(made.period, _load(problem, hosts, by_rank)),
+        seconds=round(time.perf_counter() - begun, 3),
+        profile=profile.digest(),
+        limits=None if limits is None else tuple(limits),
+        planner={"like": dict(like.metadata).get("family", "a schedule of one's own")},
+    )
+
+
+def _deal(home: np.ndarray, hosts: Sequence[Sequence[int]]) -> np.ndarray:
+    """Worker of each (stage, micro-batch): who has it already if alive, else the peer with the least so far."""
+    dealt = home.copy()
+    for stage, live in enumerate(hosts):
+        own = np.isin(home[stage], live)
+        load = {worker: int((home[stage] == worker).sum()) for worker in live}
+        for micro_batch in np.flatnonzero(~own).tolist():
+            peer = min(live, key=lambda worker: (load[worker], worker))
+            load[peer] += 1
+            dealt[stage, micro_batch] = peer
+    return dealt
+
+
+def _load(problem: Problem, hosts: Sequence[Sequence[int]], by_rank: dict[int, tuple[int, ...]]) -> float:
+    """Work of a rank's stages over its live hosts, each as fast as the fastest, then reduce and step of them all."""
+    bound = 0.0
+    for stages in by_rank.values():
+        compute = sum(problem.forward[s] + problem.backward[s] + problem.weight[s] for s in stages)
+        fastest = min(problem.speed[w] for w in hosts[stages[0]])
+        closing = sum(problem.finish[s] for s in stages)
+        bound = max(bound, problem.micro_batches * compute * fastest / len(hosts[stages[0]]) + closing)
+    return bound
