@@ -9,6 +9,7 @@ read when they are looked at, in one request for all, which also tells silence o
     orders/     what the coordinator says to all
     posts/      what workers and agents say to the coordinator
 
+What a client reads is never older than what it wrote or read before; of others' writes it may be a moment behind.
 Every write is one transaction; a coordinator's writes also require that it still holds its role.
 """
 

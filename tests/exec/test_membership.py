@@ -183,7 +183,7 @@ def test_floats_of_a_report_survive_to_the_last_bit(store: Store, member: Member
     member.next_record()
     report = Report({1: [0.1 + 0.2]}, 5.542490005493164 / 3)
     member.report(4, report)
-    assert decode(store.read("report/1/4/0.1") or "", Report) == report
+    assert decode(store.wait("report/1/4/0.1", 10) or "", Report) == report
 
 
 def test_the_heartbeat_beats_and_tells_progress(store: Store, member: Member) -> None:
