@@ -58,8 +58,8 @@ _REFERENCE: dict[str, tuple[list[float], dict[str, dict[str, str]]]] = {}
 def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, kind: str = "emulated") -> None:
     """Every step once, with the loss and at the end the state of a fault-free run on one machine, to the last bit."""
     if kind not in _REFERENCE:
-        model = {"seconds_per_unit": 0.0}
-        run = launch(small(kind, model=model), steps)
+        calm = {"model": {"seconds_per_unit": 0.0}, "membership": {"dead_after": 60.0}}
+        run = launch(small(kind, **calm), steps)
         _REFERENCE[kind] = run.losses, {w: {str(s): d for s, d in of.items()} for w, of in run.digests.items()}
     losses, digests = _REFERENCE[kind]
     metrics = cluster.lines("metrics")
