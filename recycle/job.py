@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError
 from recycle.files import read_whole
 from recycle.profile import PerStage, Profile
@@ -153,7 +154,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[membership]`: who counts as alive, in seconds; and as slow.
+    """`[membership]`: who counts as alive, in seconds; and as slow; and the store that knows it.
 
     `dead_after` without a heartbeat, or without an answer on a connection, a worker is dead or cut off. It hangs when
     an operation takes longer than `hung_after` and than `hung_factor` times the longest of its kind lately; the first
@@ -161,8 +162,21 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     A worker that takes longer than its peers by more than the share `drift` in most of `drift_iterations` iterations,
     or a stage that does than its profile says, is planned for anew while training goes on; 0 switches that off.
+
+    `store` is "launcher", or "etcd://host:port[,host:port...]" (`etcds://` for TLS). A store that is reached over the
+    network wants `etcd_user` with a password, from `etcd_password_file` or the environment (RECYCLE_ETCD_PASSWORD), or
+    `etcd_certificate` and `etcd_key`, unless `insecure` says that the network keeps strangers out. `etcd_ca` names the
+    authority that signed the servers. An etcd that does not answer for `store_timeout` seconds is gone for good.
     """
 
+    store: str = "launcher"
+    store_timeout: Annotated[float, Meta(gt=0)] = 20.0
+    etcd_user: str | None = None
+    etcd_password_file: str | None = None
+    etcd_ca: str | None = None
+    etcd_certificate: str | None = None
+    etcd_key: str | None = None
+    insecure: bool = False
     heartbeat: Annotated[float, Meta(gt=0)] = 0.25
     dead_after: Annotated[float, Meta(gt=0)] = 4.0
     hung_after: Annotated[float, Meta(gt=0)] = 4.0
@@ -177,9 +191,13 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[cluster]`: how workers lie on nodes."""
+    """`[cluster]`: how workers lie on nodes, and how often one that died is started again by its node's agent.
+
+    `restarts` counts all processes of a worker after its first. A worker that fails more often stays out.
+    """
 
     workers_per_node: Positive = 1
+    restarts: Annotated[int, Meta(ge=0)] = 3
 
 
 class Job(Struct, frozen=True, forbid_unknown_fields=True):
@@ -287,7 +305,11 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
             times = msgspec.structs.replace(times, profile=str(folder / times.profile))
         if data.path is not None:
             data = msgspec.structs.replace(data, path=str(folder / Path(data.path).expanduser()))
-        return msgspec.structs.replace(job, times=times, data=data)
+        membership = job.membership
+        named = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
+        files = {key: str(folder / path) for key in named if (path := getattr(membership, key)) is not None}
+        membership = msgspec.structs.replace(membership, **files)
+        return msgspec.structs.replace(job, times=times, data=data, membership=membership)
 
     @classmethod
     def from_toml(cls, text: str, name: str = "job") -> Job:
@@ -328,6 +350,7 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
                 raise JobError(f"[memory] limit: a worker must hold at least {shape.chunks} activation(s), got {limit}")
             if max(limits) > _MOST_ACTIVATIONS:
                 raise JobError(f"[memory] limit: at most {_MOST_ACTIVATIONS} activations, got {limit}")
+        self._validate_store()
         if self.model.hidden % self.model.heads:
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
         if self.data.kind == "megatron" and self.data.path is None:
@@ -350,6 +373,16 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
             )
         if train.schedule is not None and train.warmup >= train.steps:
             raise JobError(f"[train] warmup: {train.warmup} iterations, but steps = {train.steps}; schedule needs less")
+
+    def _validate_store(self) -> None:
+        membership = self.membership
+        if membership.store != "launcher":
+            try:
+                parse_endpoints(membership.store)
+            except JobError as error:
+                raise JobError(f'[membership] store: {error}; or leave it at "launcher"') from None
+        if (membership.etcd_certificate is None) != (membership.etcd_key is None):
+            raise JobError("[membership] etcd_certificate and etcd_key: give both or neither")
 
     def to_toml(self) -> str:
         """The job as TOML text with every key resolved; `Job.from_toml` reads it back to an equal job."""

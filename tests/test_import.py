@@ -13,7 +13,15 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 
 # What a part of the tree may import of the others, besides the words that all share.
-SHARED = {"recycle", "recycle.errors", "recycle.shape", "recycle.files", "recycle.json_objects"}
+SHARED = {
+    "recycle",
+    "recycle.errors",
+    "recycle.endpoints",
+    "recycle.nodes",
+    "recycle.shape",
+    "recycle.files",
+    "recycle.json_objects",
+}
 ALLOWED = {
     "recycle/ir": {"recycle.ir", "recycle.job", "recycle.profile"},
     "recycle/solve": {"recycle.solve", "recycle.plans", "recycle.ir", "recycle.job", "recycle.profile"},

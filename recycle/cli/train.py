@@ -75,7 +75,7 @@ def train(
         print(explain_job(described))
         return
     faults = [parse_fault(text) for text in fault or []]
-    own = _schedule(schedule, described.shape) if schedule is not None else None
+    own = read_schedule(schedule, described.shape) if schedule is not None else None
     absent = own.failed if own is not None else frozenset()
     count = described.train.steps if steps is None else steps
     if punish is not None:
@@ -124,7 +124,8 @@ def _steps(result: RunResult) -> str:
 _MODES = {"barrier": "with the barrier", "staggered": "staggered"}
 
 
-def _schedule(name: str, shape: Shape) -> Schedule:
+def read_schedule(name: str, shape: Shape) -> Schedule:
+    """The schedule that `--schedule` names: a family, or a file. Raises JobError, ScheduleError."""
     from recycle.ir import formats
     from recycle.ir.families import FAMILIES
 
@@ -178,6 +179,7 @@ def _loss(loss: float | None) -> str:
 
 
 _EVENTS = {
+    "coordinator": lambda e: f"node {e['node']} coordinates from generation {e['generation']} on",
     "fault": lambda e: f"fault: {e.get('fault') or e.get('cause')} (worker {e['worker']}, step {e['step']})",
     "detected": lambda e: (
         f"worker {e['worker']} is dead: {e['cause']}; "

@@ -131,6 +131,7 @@ class Coordinator:
     _vigil: Vigil = field(init=False)
     _rejoins: list[_Rejoin] = field(default_factory=list)
     _joined: set[Worker] = field(default_factory=set)
+    _registered: str = ""
     _attempts: int = 0
     _trouble_since: float | None = None
     _retried: int = -1
@@ -147,6 +148,37 @@ class Coordinator:
         """
         self._rejoins.append(_Rejoin(worker, step))
 
+    def admit(self, worker: Worker) -> None:
+        """`worker`, whose new process is ready, shall take part from the next boundary on."""
+        self._rejoins.append(_Rejoin(worker, self.next_step, started=True))
+
+    @property
+    def awaited(self) -> set[Worker]:
+        """The dead workers that shall come back."""
+        return {rejoin.worker for rejoin in self._awaited}
+
+    def take_over(self, record: Record) -> None:
+        """Go on from the register that another coordinator left, with whoever it names; before the first tick.
+
+        What the other had decided stands, also where it came no further than the register; what it had left open
+        becomes void. Workers that copied their state in a generation that never ran copy it again.
+        """
+        self.record, self._registered = record, encode(record)
+        self.live = {Worker.parse(worker) for worker in record.live}
+        self.store.compare_set(f"proposal/{record.generation}", "", encode(record))
+        if record.facts is not None:
+            self.store.compare_set(f"commit/{record.generation}/{record.committed}", "", encode(record.facts))
+            text = self.store.read(f"periods/{record.plan}")
+            self._periods = msgspec.json.decode(text, type=dict[Mode, float]) if text is not None else {}
+            self.committed(record.facts, record, self._periods.get(record.facts.mode, 0.0))
+            if record.facts.finished:
+                self._enter(Phase.FINISHED)
+                return
+        if self.store.read(f"run/{record.generation}") != GO:
+            self._joined = {Worker.parse(joiner) for joiner in record.joins}
+        self._lost_since = self.now()
+        self._end()
+
     @property
     def shape(self) -> Shape:
         return self.job.shape
@@ -161,7 +193,7 @@ class Coordinator:
             return
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not Phase.BETWEEN or self.record.generation:
-            lost |= self._vigil.lost(self.live, self.store.read, self.now())
+            lost |= self._vigil.lost(self.live, self._beat_reader(), self.now())
         # A commit that is complete stands, whoever has died since; the next may be complete as well.
         while self.phase is Phase.RUNNING and self._commit():
             pass
@@ -181,7 +213,7 @@ class Coordinator:
         """Whether the run is over: its last iteration is committed, and every worker that still lives has left the
         digest of its state. Who dies or hangs behind the last commit is found as ever, and nothing more depends on it.
         """
-        gone = self.processes.gone() | self._vigil.lost(self.live, self.store.read, self.now())
+        gone = self.processes.gone() | self._vigil.lost(self.live, self._beat_reader(), self.now())
         waits = {worker for worker in self.live if not self.store.has_all([f"final/{worker}"])}
         for worker in sorted(waits & gone.keys()):
             self.processes.kill(worker)
@@ -246,6 +278,7 @@ class Coordinator:
         generation = self.record.generation + 1
         self.store.set(f"plan/{plan.digest}", plan.text)
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
+        self.store.set(f"periods/{plan.digest}", msgspec.json.encode(dict(plan.periods)).decode())
         self.record = Record(
             generation,
             [str(worker) for worker in sorted(self.live)],
@@ -257,7 +290,7 @@ class Coordinator:
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
         )
         self._periods = plan.periods
-        self.store.set("register", encode(self.record))
+        self._register()
         self.store.set(f"proposal/{generation}", encode(self.record))
         self.log(
             "generation",
@@ -268,6 +301,12 @@ class Coordinator:
             roles=self.record.roles,
         )
         self._enter(Phase.PROPOSED)
+
+    def _register(self) -> None:
+        """Write the register, if nobody else has."""
+        before, self._registered = self._registered, encode(self.record)
+        if not self.store.compare_set("register", before, self._registered):
+            raise RunError("the register was changed by somebody else; another launcher uses this store")
 
     @property
     def _failed(self) -> frozenset[Worker]:
@@ -348,6 +387,7 @@ class Coordinator:
             self._again(f"worker {name} could not form generation {g}: {error}")
             return
         self.store.compare_set(f"run/{g}", "", GO)
+        self.store.delete_groups(g)
         self._enter(Phase.RUNNING)
         for worker in sorted(self._joined):
             self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
@@ -398,9 +438,8 @@ class Coordinator:
             return False
         before = self.record
         after = msgspec.structs.replace(before, committed=n, facts=facts, mode=facts.next_mode)
-        if not self.store.compare_set("register", encode(before), encode(after)):
-            raise RunError("the register was changed by somebody else; another launcher uses this store")
         self.record = after
+        self._register()
         self.store.compare_set(f"commit/{g}/{n}", "", encode(facts))
         self._attempts = 0
         self.store.delete([*keys.values(), f"commit/{g}/{n - 2}"])  # read by all before they stepped n - 1
@@ -436,6 +475,18 @@ class Coordinator:
             finished=step + 1 >= self.steps,
             checkpoint=self.keeps(step, step + 1 >= self.steps),
         )
+
+    def _beat_reader(self) -> Callable[[str], str | None]:
+        """Reads heartbeats: with the first one all that will be asked for, in one request."""
+        texts: dict[str, str | None] = {}
+
+        def read(key: str) -> str | None:
+            if not texts:
+                keys = [f"beat/{worker}" for worker in sorted(self.live)]
+                texts.update(zip(keys, self.store.read_all(keys), strict=True))
+            return texts[key]
+
+        return read
 
     def _repeat(self, cause: str) -> None:
         """A generation more, with the same workers, from the iteration before."""

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -202,14 +202,15 @@ def open_sockets() -> dict[str, int]:
     return found
 
 
-def shut_sockets(keep: set[str]) -> int:
-    """Shut every connected socket of this process that is not in `keep`; returns how many."""
+def shut_sockets(keep: set[str], peers: Collection[tuple[str, int]] = ()) -> int:
+    """Shut every connected socket of this process but those in `keep` or connected to `peers`; returns how many."""
     shut = 0
     for identity, descriptor in open_sockets().items():
         if identity in keep:
             continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            connection.getpeername()
+            if connection.getpeername()[:2] in peers:
+                continue
             connection.shutdown(socket.SHUT_RDWR)
             shut += 1
     return shut

@@ -7,7 +7,6 @@ asked for, and lets the coordinator tick. Whatever happens, no process of the ru
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import statistics
 import threading
@@ -26,7 +25,8 @@ from recycle.exec.connections import cut
 from recycle.exec.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.keeper import Keeper
-from recycle.exec.membership import Facts, LauncherStore, Record, Store
+from recycle.exec.membership import Facts, Record, Store
+from recycle.exec.metrics import metrics_line
 from recycle.exec.observer import Observer
 from recycle.exec.placement import rank_of_stages, stages_by_rank
 from recycle.exec.planning import Planner, PlanService, require_valid
@@ -35,6 +35,7 @@ from recycle.exec.replanning import Replanner
 from recycle.exec.resume import Earlier, find_earlier
 from recycle.exec.run_directory import RunDirectory
 from recycle.exec.seats import seats
+from recycle.exec.stores import host_store
 from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
@@ -177,7 +178,7 @@ class _Launcher:
         directory.warn = self._warn
         self._earlier = earlier
         self._restored: Checkpoint | None = None
-        self.store, self.port = LauncherStore.host()
+        self.store, self.url, self.name = host_store(job.membership)
         self.waker = Waker()
         self._closed = False
         self._hearing = threading.Thread(target=self._hear_posts, args=(self.store.clone(),), daemon=True)
@@ -293,8 +294,9 @@ class _Launcher:
             str(worker),
             list(self._stages[worker.rank]),
             incarnation,
+            self.url,
+            self.name,
             "127.0.0.1",
-            self.port,
             strikes,
             str(trace),
             os.getpid(),
@@ -355,20 +357,10 @@ class _Launcher:
         self.observer.event(event)
 
     def _committed(self, facts: Facts, record: Record, period: float) -> None:
-        now, shape = time.monotonic(), self.job.shape
-        tokens = shape.global_micro_batches * self.job.data.micro_batch_size * self.job.model.sequence
-        line = {
-            "step": facts.step,
-            "time": round(self.directory.now(), 6),
-            "loss": facts.loss if math.isfinite(facts.loss) else None,
-            "grad_norm": None if math.isnan(facts.grad_norm) else facts.grad_norm,
-            "mode": facts.mode,
-            "tokens_per_second": round(tokens / max(now - self._last_commit, 1e-9), 1),
-            "live_workers": len(record.live),
-            "plan": record.plan,
-            "period": period,
-            "period_error": self._period_error(now - self._last_commit, period, record.generation),
-            "generation": record.generation,
+        now = time.monotonic()
+        seconds = now - self._last_commit
+        line = metrics_line(self.job, facts, record, period, self.directory.now(), seconds) | {
+            "period_error": self._period_error(seconds, period, record.generation),
             "compute": self.replanner.compute,
         }
         self._last_commit, self._last_generation = now, record.generation
@@ -419,9 +411,13 @@ class _Launcher:
     def close(self) -> None:
         """End every process of the run and close its files."""
         self._closed = True
-        self.store.post("closed", "1")
+        with contextlib.suppress(RunError):
+            self.store.post("closed", "1")
         self._hearing.join()
         self.processes.end(patience=0.0)
+        with contextlib.suppress(RunError):
+            self.store.erase()
+        self.store.close()
         self.plans.close()
         self.keeper.close()
         self.waker.close()

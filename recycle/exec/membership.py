@@ -18,6 +18,7 @@ The protocol, on a store that the launcher owns and no worker can take down with
     fault/<i>           fault i of the run has reached its point
     struck/<i>          the launcher has struck it
     plan/<hash>         a plan file's text
+    periods/<hash>      its period in each mode
     saved/<n>/<s>       stage s of the checkpoint of iteration n is written, or why not
     warning             what some worker could not do and could do without
     final/<w>           sha256 of the final state of w's stages
@@ -30,7 +31,7 @@ What a timeout or a silence means is decided by the coordinator (coordinator.py)
 
 from __future__ import annotations
 
-import contextlib
+import builtins
 import json
 import socket
 import threading
@@ -134,6 +135,9 @@ class Store(Protocol):
     def wait(self, key: str, seconds: float) -> str | None:
         """The text of `key` as soon as it is written; None when it is not within `seconds`."""
 
+    def read_all(self, keys: list[str]) -> list[str | None]:
+        """The text of each key."""
+
     def has_all(self, keys: list[str]) -> bool:
         """Whether every key was written."""
 
@@ -151,6 +155,19 @@ class Store(Protocol):
 
     def clone(self) -> Store:
         """Another client, for another thread."""
+
+    def delete_groups(self, generation: int) -> None:
+        """Forget what process groups of the generations before this one formed on."""
+
+    def erase(self) -> None:
+        """Forget the whole run."""
+
+    def close(self) -> None:
+        """Give back what this client and its clones hold; waits end with RunError."""
+
+    @property
+    def addresses(self) -> builtins.set[tuple[str, int]]:
+        """Where connections made later go to, which a worker must not shut."""
 
     @property
     def torch_store(self) -> Any:
@@ -210,6 +227,11 @@ class LauncherStore:
             raise RunError(f"the launcher's store is gone: {error}") from None
         return self.read(key)
 
+    def read_all(self, keys: list[str]) -> list[str | None]:
+        if self.has_all(keys):
+            return [self._text(raw) for raw in self._try(lambda: self._client.multi_get(keys))] if keys else []
+        return [self.read(key) for key in keys]
+
     def has_all(self, keys: list[str]) -> bool:
         return bool(self._try(lambda: self._client.check(keys))) if keys else True
 
@@ -240,6 +262,19 @@ class LauncherStore:
 
     def clone(self) -> LauncherStore:
         return LauncherStore(self._try(self._client.clone))
+
+    def delete_groups(self, generation: int) -> None:
+        """They go with the server, too."""
+
+    def erase(self) -> None:
+        """It goes with the server."""
+
+    def close(self) -> None:
+        """The server goes with its last client of this process."""
+
+    @property
+    def addresses(self) -> builtins.set[tuple[str, int]]:
+        return set()  # its connections are made before any group forms, once
 
     @property
     def torch_store(self) -> Any:
@@ -321,7 +356,7 @@ class Member:
         name: position that this process started in, `k.r`.
         heartbeat: seconds between beats.
         interrupt: called from the watch thread while the current generation is over; wakes the main thread.
-        lost: called when the store does not answer any more: without its launcher a worker has no purpose.
+        lost: called with the reason when the store does not answer any more: without it a worker has no purpose.
         generation: the last one before this worker; a run that is resumed counts on from its earlier ones.
 
     Attributes:
@@ -334,7 +369,7 @@ class Member:
         name: str,
         heartbeat: float,
         interrupt: Callable[[], None],
-        lost: Callable[[], None],
+        lost: Callable[[str], None],
         generation: int = 0,
     ) -> None:
         self.store, self.name, self.progress = store, name, Progress()
@@ -453,6 +488,7 @@ class Member:
             return self._generation <= generation
 
     def _until_lost(self, target: Callable[[Store, float], None], store: Store, heartbeat: float) -> None:
-        with contextlib.suppress(RunError):
+        try:
             target(store, heartbeat)
-        self._lost()
+        except RunError as error:
+            self._lost(str(error))

@@ -31,7 +31,9 @@ class Orders(Struct, frozen=True):
         worker: position, `k.r`.
         stages: that it hosts.
         incarnation: number of this position's process, from 0.
-        address, port: the launcher's store.
+        store: URL of the store.
+        run: name of the run in the store.
+        address: of this machine, which the other workers connect to.
         faults: (number in the run, text) of what strikes here.
         trace: file for the executed instructions.
         launcher: process id of the launcher.
@@ -45,8 +47,9 @@ class Orders(Struct, frozen=True):
     worker: str
     stages: list[int]
     incarnation: int
+    store: str
+    run: str
     address: str
-    port: int
     faults: list[tuple[int, str]]
     trace: str
     launcher: int
@@ -160,9 +163,10 @@ class LocalProcesses:
         self._poll.register(server.answers, select.POLLIN)
         self._poll.register(waker.descriptor, select.POLLIN)
 
-    def start(self, worker: Worker) -> None:
-        """Ask for the worker's process."""
-        incarnation = self._incarnations.get(worker, -1) + 1
+    def start(self, worker: Worker, incarnation: int | None = None) -> None:
+        """Ask for the worker's process; the next one, unless its number is given."""
+        if incarnation is None:
+            incarnation = self._incarnations.get(worker, -1) + 1
         self._incarnations[worker] = incarnation
         orders = msgspec.json.encode(self._orders(worker, incarnation)).decode()
         self._requests[worker] = self._server.fork(orders, self.log(worker))

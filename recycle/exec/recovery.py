@@ -39,6 +39,7 @@ class WorkerLoop:
         shut: shuts the sockets of whatever transport stands.
         saver: writes this process's part of checkpoints.
         at: the iteration that the stages' states are from.
+        address: of this machine, which the other workers connect to.
     """
 
     def __init__(
@@ -51,10 +52,11 @@ class WorkerLoop:
         shut: Callable[[], object],
         saver: Saver,
         at: int = -1,
+        address: str = "127.0.0.1",
     ) -> None:
         self.job, self.member, self.stages = job, member, stages
         self.striker, self.trace, self.shut = striker, trace, shut
-        self._saver = saver
+        self._saver, self._address = saver, address
         self._updates = Updates(stages, at)
 
     def run(self) -> None:
@@ -146,6 +148,7 @@ class WorkerLoop:
             form_timeout=membership.form_timeout,
             over=self.member.over,
             waiting=self.member.progress.set_waiting,
+            address=self._address,
         )
         try:
             for joiner, source in sorted(record.joins.items()):

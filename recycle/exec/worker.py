@@ -17,16 +17,18 @@ from pathlib import Path
 import msgspec
 import torch
 
+from recycle.errors import RunError
 from recycle.exec.checkpoint import folder_of, load
 from recycle.exec.faults import parse_fault
 from recycle.exec.gloo import open_sockets, shut_sockets
 from recycle.exec.iterations import TraceLog
-from recycle.exec.membership import LauncherStore, Member
+from recycle.exec.membership import Member
 from recycle.exec.processes import Orders
 from recycle.exec.recovery import WorkerLoop
 from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.stages import build_stages
+from recycle.exec.stores import open_store
 from recycle.exec.striker import Striker
 from recycle.job import Job
 from recycle.shape import Worker
@@ -43,14 +45,15 @@ def run_worker(orders_text: str) -> None:
     stages = build_stages(job, orders.stages)
     if orders.restored is not None:
         load(folder_of(Path(orders.checkpoints), orders.restored), stages.values())
-    store = LauncherStore.connect(orders.address, orders.port)
+    store = open_store(orders.store, orders.run, job.membership)
     keep: set[str] = set()
+    peers = store.addresses
 
     def shut() -> None:
-        shut_sockets(keep)
+        shut_sockets(keep, peers)
 
-    def end() -> None:
-        print(f"worker {worker}: the launcher's store is gone, ending", file=sys.stderr, flush=True)
+    def end(reason: str) -> None:
+        print(f"worker {worker} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(3)
 
     member = Member(store, orders.worker, job.membership.heartbeat, shut, end, orders.generation)
@@ -65,11 +68,14 @@ def run_worker(orders_text: str) -> None:
     member.ready(orders.incarnation)
     trace = TraceLog(Path(orders.trace), orders.started, member.warn)
     at = -1 if orders.restored is None else orders.restored
-    WorkerLoop(job, member, stages, striker, trace, shut, saver, at).run()
-    member.progress.set_waiting(True)  # for a disk, which has its own deadline
-    saver.close()
-    member.progress.begins("digest")
-    member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
+    try:
+        WorkerLoop(job, member, stages, striker, trace, shut, saver, at, orders.address).run()
+        member.progress.set_waiting(True)  # for a disk, which has its own deadline
+        saver.close()
+        member.progress.begins("digest")
+        member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
+    except RunError as error:
+        end(str(error))
 
 
 def _poison(stages: Mapping[int, Stage]) -> None:

@@ -15,6 +15,7 @@ from recycle.exec.observer import Observer
 from recycle.exec.processes import ForkServer
 from recycle.ir.schedule import Schedule
 from recycle.solve.planner import plan_for_training
+from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import Run
 
 
@@ -32,6 +33,15 @@ def servers() -> Iterator[dict[str, ForkServer]]:
     yield started
     for server in started.values():
         server.close()
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    if ETCD is None:
+        pytest.skip("no etcd: install Debian's etcd-server")
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    yield server
+    server.end()
 
 
 @pytest.fixture

@@ -1,0 +1,145 @@
+"""`recycle agent`: one per node of a cluster; starts the node's workers and stands by as coordinator."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recycle.errors import JobError
+
+EXAMPLES = """Be the agent of one node of a cluster; start one on every node, in any order.
+
+All agents meet in an etcd. Each starts and watches the workers of its node; one of them coordinates, and when it dies
+another goes on, with the same losses to the last bit. A worker whose node has an agent is started again when it dies,
+and so are the workers of a node whose agent is started again.
+
+Examples:
+
+**recycle agent job.toml --store etcd://head:2379 --node 0** (by hand, on each node with its number)
+
+**srun --ntasks-per-node=1 recycle agent job.toml --store etcd://head:2379** (Slurm: number and name are found)
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(help=EXAMPLES)(agent)
+
+
+def agent(
+    job: Annotated[Path, typer.Argument(help="Job file (TOML), the same on all nodes.", show_default=False)],
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RECYCLE_STORE",
+            metavar="URL",
+            help="etcd://HOST:PORT[,HOST:PORT...], or etcds:// for TLS; else [membership] store of the job.",
+            show_default=False,
+        ),
+    ] = None,
+    node: Annotated[
+        int | None,
+        typer.Option(
+            envvar=["RECYCLE_NODE", "SLURM_NODEID", "JOB_COMPLETION_INDEX"],
+            help="Number of this node, from 0.",
+            show_default=False,
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            envvar=["RECYCLE_NODES", "SLURM_NNODES"],
+            help="Number of nodes that there are; checked against the job.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            envvar=["RECYCLE_ID", "SLURM_JOB_ID"],
+            metavar="NAME",
+            help="Name of the run in the store, the same on all nodes and of no other run; else the job's folder.",
+            show_default=False,
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Run directory, on a file system that all nodes share; else runs/NAME.", show_default=False),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RECYCLE_ADDRESS",
+            help="Address of this node for the other nodes' workers; else that by which it reaches the store.",
+            show_default=False,
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.", show_default=False)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False, min=1)
+    ] = None,
+) -> None:
+    import msgspec
+
+    from recycle.cli.train import ProgressLines, read_schedule
+    from recycle.job import Job
+    from recycle.nodes import place_workers
+
+    described = Job.load(job)
+    if store is not None:
+        membership = msgspec.structs.replace(described.membership, store=store)
+        described = msgspec.structs.replace(described, membership=membership)
+        try:
+            described.validate()
+        except JobError as error:
+            raise JobError(f"--store: {error}") from None
+    if node is None:
+        raise JobError("--node: which node is this? Give its number, from 0; under Slurm it is found")
+    placed = len(place_workers(described.shape, described.cluster.workers_per_node))
+    if nodes is not None and nodes != placed:
+        per_node = described.cluster.workers_per_node
+        raise JobError(
+            f"--nodes {nodes}: the job's {described.shape.worker_count} workers lie on {placed} nodes, with"
+            f" [cluster] workers_per_node = {per_node} and no stage's peers all on one node"
+        )
+    name = name or job.resolve().parent.name
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
+    own = read_schedule(schedule, described.shape) if schedule is not None else None
+
+    from recycle.exec.agent import serve
+    from recycle.exec.launcher import check_request
+    from recycle.solve.planner import plan_for_training
+
+    count = described.train.steps if steps is None else steps
+    text_digest = check_request(described, count, (), own.failed if own is not None else frozenset())
+    directory = run or Path("runs") / name
+    signal.signal(signal.SIGTERM, _interrupt)
+    lines = ProgressLines(count, described.shape)
+    try:
+        serve(
+            described,
+            node,
+            name,
+            directory,
+            steps=count,
+            address=address,
+            schedule=own,
+            planner=plan_for_training,
+            observer=lines,
+            text_digest=text_digest,
+        )
+    except KeyboardInterrupt:
+        print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
+        raise typer.Exit(130) from None
+    print(f"node {node}: done; run directory {directory}; see it with: recycle view {directory}")
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

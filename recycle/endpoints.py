@@ -1,0 +1,51 @@
+"""Where a store is: `etcd://host:port[,host:port...]`, or `etcds://` for TLS."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from recycle.errors import JobError
+
+_HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+class Endpoints(NamedTuple):
+    """The members of an etcd cluster. Prints as it was written.
+
+    Attributes:
+        tls: whether to talk TLS.
+        members: (host, port) of each.
+    """
+
+    tls: bool
+    members: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.members)
+        return f"{'etcds' if self.tls else 'etcd'}://{','.join(hosts)}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether nobody outside this machine is asked or can answer."""
+        return all(_is_loopback(host) for host, _ in self.members)
+
+
+def parse_endpoints(text: str) -> Endpoints:
+    """The endpoints that `text` names. Raises JobError."""
+    scheme, separator, rest = text.partition("://")
+    members = [_HOST.fullmatch(part) for part in rest.split(",")]
+    if not separator or scheme not in ("etcd", "etcds") or not all(members):
+        raise JobError(f"{text!r} is not a store: write etcd://host:port, or etcds://host:port for TLS")
+    found = [(match["host"].strip("[]"), int(match["port"])) for match in members if match is not None]
+    if any(not 0 < port < 65536 for _, port in found):
+        raise JobError(f"{text!r}: a port is a number from 1 to 65535")
+    return Endpoints(scheme == "etcds", tuple(found))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,96 @@
+"""Agents as processes of their own, each on a loopback address of its own, as if on nodes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recycle import Job
+from tests.exec.etcd_server import EtcdServer
+
+COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "agent"]
+PATIENCE = 120.0
+
+
+class Cluster:
+    """The agents of one run.
+
+    Args:
+        directory: for the job, the agents' output and the run directory `run`.
+        name: of the run in the store.
+    """
+
+    def __init__(self, directory: Path, job: Job, server: EtcdServer, name: str, *options: str) -> None:
+        self._directory, self._server, self._name, self._options = directory, server, name, options
+        (directory / "job.toml").write_text(job.to_toml())
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, node: int, **environment: str) -> subprocess.Popen[bytes]:
+        """Start the agent of a node."""
+        with self.output(node).open("ab") as output:
+            self.agents[node] = subprocess.Popen(
+                [
+                    *COMMAND,
+                    "job.toml",
+                    *("--store", self._server.url, "--node", str(node), "--address", f"127.0.0.{node + 2}"),
+                    *("--id", self._name, "--run", "run", *self._options),
+                ],
+                cwd=self._directory,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+            )
+        return self.agents[node]
+
+    def output(self, node: int) -> Path:
+        return self._directory / f"agent{node}.out"
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Lines of `metrics` or `events` so far."""
+        path = self._directory / "run" / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.lines("events") if event["kind"] == kind]
+
+    def reach(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something to have happened."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            said = {node: self.output(node).read_text()[-600:] for node in self.agents}
+            assert time.monotonic() < deadline, f"{what} did not happen; {self.lines('events')[-3:]}; {said}"
+            ended = [node for node, agent in self.agents.items() if agent.poll() not in (None, 0, -signal.SIGKILL)]
+            assert not ended, f"agents {ended} ended before {what}; {said}"
+            time.sleep(0.05)
+
+    def reach_step(self, step: int) -> None:
+        self.reach(lambda: len(self.lines("metrics")) > step, f"step {step}")
+
+    def coordinator(self) -> int:
+        """The node whose agent has said that a step was committed, last of all."""
+        said = {node: self.output(node).read_text().rpartition("\nstep ")[2].split("/")[0] for node in self.agents}
+        return max((int(text), node) for node, text in said.items() if text.strip().isdigit())[1]
+
+    def kill(self, node: int) -> None:
+        self.agents[node].kill()
+        self.agents[node].wait()
+
+    def finish(self) -> None:
+        """Wait until every agent that was not killed has ended well."""
+        for node, agent in self.agents.items():
+            code = agent.wait(PATIENCE)
+            assert code in (0, -signal.SIGKILL), f"agent {node}: {code}; {self.output(node).read_text()[-2000:]}"
+
+    def end(self) -> None:
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGCONT)
+                agent.kill()
+                agent.wait()
