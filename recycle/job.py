@@ -27,7 +27,11 @@ _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
 
 class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[shape]`: size of the job."""
+    """`[shape]`: size of the job.
+
+    With `tensor_parallel` T a worker is T processes, each with a T-th of its stages' attention heads, feed-forward
+    units and vocabulary, which T must divide. They fail as one: see docs/tensor-parallel.md.
+    """
 
     pipelines: Positive
     ranks: Positive
@@ -353,9 +357,22 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
         self._validate_store()
         if self.model.hidden % self.model.heads:
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
+        if self.model.kind == "gpt":
+            self._validate_tensor_parallel()
         if self.data.kind == "megatron" and self.data.path is None:
             raise JobError('[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix')
         self._validate_train()
+
+    def _validate_tensor_parallel(self) -> None:
+        model, count = self.model, self.grid.tensor_parallel
+        ffn = model.ffn if model.ffn is not None else 4 * model.hidden
+        for key, value, remedy in (
+            ("heads", model.heads, "each tensor rank has as many"),
+            ("ffn", ffn, "each tensor rank has as many units"),
+            ("vocabulary", model.vocabulary, f"pad it to {-(-model.vocabulary // count) * count}"),
+        ):
+            if value % count:
+                raise JobError(f"[model] {key}: {value} is not divisible by tensor_parallel = {count}; {remedy}")
 
     def _validate_train(self) -> None:
         train = self.train

@@ -83,7 +83,7 @@ def train(
             raise JobError("--punish and --fault: give one of them; what --punish draws is printed as --fault options")
         mean, seed = parse_punishment(punish)
         faults = draw_faults(described.shape, count, mean, seed, absent)
-    check_faults(faults, described.shape, count, absent)
+    check_faults(faults, described.shape, count, absent, described.grid.tensor_parallel)
 
     from recycle.exec import launcher
     from recycle.exec.resume import newest_run

@@ -147,7 +147,10 @@ class _Agent:
             self._directory.logs / f"forkserver.{self._node}.log",
             0 < job.train.checkpoint_every <= self._steps,
         )
-        self._processes = LocalProcesses(self._server, self._orders, self._directory.logs, self._waker)
+        self._tensor_parallel = job.grid.tensor_parallel
+        self._processes = LocalProcesses(
+            self._server, self._orders, self._directory.logs, self._waker, self._tensor_parallel
+        )
         self._lease = Lease(store.client.clone(), self._term, self._lose)
         self._hearing = threading.Thread(target=self._hear, args=(store.clone(),), daemon=True)
         self._hearing.start()
@@ -180,7 +183,7 @@ class _Agent:
                 self._waker.wake()
         self._waker.wake()
 
-    def _orders(self, worker: Worker, incarnation: int) -> Orders:
+    def _orders(self, worker: Worker, incarnation: int, tensor_rank: int) -> Orders:
         return Orders(
             self._job.to_toml(),
             str(worker),
@@ -190,10 +193,12 @@ class _Agent:
             self._run,
             self._address,
             [],
-            str(self._directory.logs / f"{worker}.trace.jsonl"),
+            str(self._directory.logs / f"{worker}.trace.jsonl") if tensor_rank == 0 else None,
             os.getpid(),
             self._directory.started,
             str(self._directory.checkpoints),
+            tensor_rank=tensor_rank,
+            local_index=self._workers.index(worker) * self._tensor_parallel + tensor_rank,
         )
 
     def run(

@@ -9,6 +9,9 @@ A folder counts only if its manifest is whole and every file is what the manifes
 anywhere, or that rotted, is passed over for the one before. Files are written and read by torch.distributed.checkpoint
 with its safetensors storage: nothing in them can run code when it is loaded (its default storage has a pickle), and
 names do not depend on the split into stages, so that any other shape of the same model can read them.
+
+With tensor parallelism T each rank writes what it alone has, as `NAME.tensor-t-of-T` into `stage-0000tT-…`, and rank 0
+what all have. They are the T equal parts of NAME along one dimension, so another T reads them too.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ import torch
 from msgspec import Struct
 
 from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.members import member_name
 from recycle.exec.membership import Facts
 from recycle.exec.stage import Stage
 from recycle.files import read_whole
@@ -40,6 +44,7 @@ MOST_MANIFEST_BYTES = 2**26
 PART_BYTES = 1 << 27
 """Tensors of a stage are written in files of about this size: one at a time is serialised in memory."""
 _FOLDER = re.compile(r"step-(\d{8,})")
+_FIRST_PART = re.compile(r"\.tensor-0-of-(\d+)$")
 _SUFFIX = ".safetensors"
 
 
@@ -122,12 +127,39 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     return found
 
 
-def write_stage(folder: Path, stage: int, writer: str, named: dict[str, torch.Tensor]) -> dict[str, StoredFile]:
+def stored_names(
+    named: Mapping[str, torch.Tensor], cuts: Mapping[str, int], tensor: tuple[int, int]
+) -> dict[str, torch.Tensor]:
+    """What a tensor rank writes of a stage's state, by the names that it has in a checkpoint.
+
+    Args:
+        named: as `Stage.named_state` gives it.
+        cuts: as `Stage.cuts` gives them.
+        tensor: tensor rank, and T.
+    """
+    rank, size = tensor
+    if size == 1:
+        return dict(named)
+    return {
+        (_part(name, rank, size) if name in cuts else name): value
+        for name, value in named.items()
+        if name in cuts or rank == 0
+    }
+
+
+def _part(name: str, rank: int, size: int) -> str:
+    return f"{name}.tensor-{rank}-of-{size}"
+
+
+def write_stage(
+    folder: Path, stage: int, writer: str, named: dict[str, torch.Tensor], tensor_rank: int = 0
+) -> dict[str, StoredFile]:
     """Write a stage's state into a checkpoint's folder, file by file, each put in place whole.
 
     Args:
         writer: name of this process; two that write the same stage do not disturb each other.
-        named: CPU tensors by their name in the whole model, which nobody changes meanwhile.
+        named: CPU tensors by their name in the checkpoint, which nobody changes meanwhile.
+        tensor_rank: whose part it is.
 
     Returns:
         size and hash of each file.
@@ -141,6 +173,9 @@ def write_stage(folder: Path, stage: int, writer: str, named: dict[str, torch.Te
 
     scratch = folder / f".stage-{stage}-{writer}"
     stored: dict[str, StoredFile] = {}
+    if not named:
+        return stored
+    label = member_name(f"{stage:04d}", tensor_rank)
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         parts = _parts(named)
@@ -148,7 +183,7 @@ def write_stage(folder: Path, stage: int, writer: str, named: dict[str, torch.Te
         save(named, storage_writer=storage, no_dist=True)
         written = sorted(scratch.iterdir())
         for number, path in enumerate(written, start=1):
-            name = f"stage-{stage:04d}-{number}-of-{len(written)}{_SUFFIX}"
+            name = f"stage-{label}-{number}-of-{len(written)}{_SUFFIX}"
             stored[name] = StoredFile(path.stat().st_size, _sha256(path))
             os.replace(path, folder / name)
         scratch.rmdir()
@@ -275,8 +310,13 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def load(folder: Path, stages: Iterable[Stage]) -> None:
-    """Copy a checkpoint into the live state of `stages`, whatever stages it was written from.
+def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_parallel: int = 1) -> None:
+    """Copy a checkpoint into the live state of `stages`, whatever stages, and whatever T, it was written from.
+
+    Where T is another, all parts of the stage lie in memory for a moment.
+
+    Args:
+        tensor_rank, tensor_parallel: which part of each stage `stages` hold, of how many.
 
     Raises:
         RunError: it does not hold that state.
@@ -286,11 +326,42 @@ def load(folder: Path, stages: Iterable[Stage]) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
     try:
+        there = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        sizes = {int(match[1]) for name in there if (match := _FIRST_PART.search(name))}
         for stage in stages:  # one by one: tied stages have a name in common
-            state: dict[str, Any] = dict(stage.named_state(stage.state_tensors()))
+            state: dict[str, Any] = {}
+            joined: list[tuple[torch.Tensor, int, list[torch.Tensor]]] = []
+            cuts = stage.cuts()
+            for name, live in stage.named_state(stage.state_tensors()).items():
+                dimension = cuts.get(name)
+                mine = _part(name, tensor_rank, tensor_parallel)
+                if dimension is None or (tensor_parallel == 1 and name in there):
+                    state[name] = live
+                elif mine in there:
+                    state[mine] = live
+                else:
+                    names = _whole(name, sizes, there)
+                    pieces = [torch.empty(there[part].size, dtype=live.dtype) for part in names]
+                    state |= dict(zip(names, pieces, strict=True))
+                    joined.append((live, dimension, pieces))
             load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+            for live, dimension, pieces in joined:
+                live.copy_(torch.cat(pieces, dimension).chunk(tensor_parallel, dimension)[tensor_rank])
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise RunError(f"{folder}: cannot be loaded: {error}") from None
+
+
+def _whole(name: str, sizes: Iterable[int], there: Collection[str]) -> list[str]:
+    """The names under which a checkpoint has all of `name`, first part to last.
+
+    Args:
+        sizes: into how many parts the checkpoint cuts.
+    """
+    names = [name] if name in there else [_part(name, rank, size) for size in sizes for rank in range(size)]
+    missing = next((part for part in names or [name] if part not in there), None)
+    if missing is not None:
+        raise RuntimeError(f"it has nothing under the name {missing}")
+    return names
 
 
 def _sha256(path: Path) -> str:

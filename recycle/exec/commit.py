@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from recycle.errors import RunError
+from recycle.exec.members import split_member
 from recycle.exec.membership import Facts, Mode, Report
 from recycle.exec.optimizer import clip_factor
 from recycle.exec.stage import Stage
@@ -50,8 +51,14 @@ def soonest_end(step: int, mode: Mode, before: Facts | None) -> int:
 def report_of(stages: Mapping[int, Stage], compute: Mapping[str, tuple[int, float]] | None = None) -> Report:
     """What a worker reports once the gradients of all its stages are summed over their hosts, and its times."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
-    norms = {index: exact_parts(stage.gradient_norms_squared()) for index, stage in stages.items()}
-    return Report(norms, sum(losses) if losses else None, dict(compute or {}))
+    norms: dict[int, list[float]] = {}
+    replicated: dict[int, list[float]] = {}
+    for index, stage in stages.items():
+        found, common = stage.gradient_norms_squared(), set(stage.replicated())
+        norms[index] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
+        if common:
+            replicated[index] = exact_parts([found[place] for place in sorted(common)])
+    return Report(norms, sum(losses) if losses else None, dict(compute or {}), replicated)
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:
@@ -71,21 +78,31 @@ def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[
     """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
 
     Squared norms are added without rounding on the way, so that the global norm does not depend on how the model is
-    split into stages. Every host of a stage reports the same bits, or something is badly wrong.
+    split into stages. Every host of a stage reports the same bits, and all tensor ranks do of what they hold alike, or
+    something is badly wrong.
 
     Args:
+        reports: process -> its report.
         recent: norms of the iterations before, the oldest first.
 
     Raises:
-        RunError: two hosts of a stage hold different gradients.
+        RunError: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
     """
-    norms: dict[int, list[float]] = {}
-    for worker, report in sorted(reports.items()):
-        for stage, parts in report.norms.items():
-            if norms.setdefault(stage, parts) != parts and all(map(math.isfinite, parts)):
-                raise RunError(f"step {step}: worker {worker} holds another gradient of stage {stage} than its peers")
+    norms: dict[tuple[int, int | None], list[float]] = {}
+    for member, report in sorted(reports.items()):
+        worker, tensor_rank = split_member(member)
+        if report.loss is not None and math.isfinite(report.loss) and report.loss != reports[worker].loss:
+            raise RunError(f"step {step}: worker {member} has another loss than its tensor rank 0")
+        found = [((stage, tensor_rank), parts) for stage, parts in report.norms.items()]
+        found += [((stage, None), parts) for stage, parts in report.replicated.items()]
+        for (stage, held_by), parts in found:
+            before = norms.setdefault((stage, held_by), parts)
+            if not all(map(math.isfinite, [*before, *parts])):
+                norms[stage, held_by] = [math.nan]
+            elif before != parts:
+                raise RunError(f"step {step}: worker {member} holds another gradient of stage {stage} than its peers")
     squared = math.fsum(part for parts in norms.values() for part in parts)
-    losses = [report.loss for _, report in sorted(reports.items()) if report.loss is not None]
+    losses = [r.loss for member, r in sorted(reports.items()) if r.loss is not None and split_member(member)[1] == 0]
     loss = sum(losses) / job.shape.global_micro_batches
     finite = math.isfinite(squared)
     norm = math.sqrt(squared) if finite else math.nan

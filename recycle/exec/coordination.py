@@ -18,6 +18,7 @@ from recycle.exec.cluster_processes import ClusterProcesses
 from recycle.exec.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.etcd_store import EtcdStore
 from recycle.exec.keeper import Keeper
+from recycle.exec.members import joined_digests, members_of
 from recycle.exec.membership import Facts, Record, decode
 from recycle.exec.metrics import metrics_line
 from recycle.exec.observer import Observer
@@ -30,6 +31,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
 from recycle.job import Job
 from recycle.nodes import place_workers
+from recycle.shape import Worker
 
 LEAVE_SECONDS = 30.0
 """How long the end of the run waits for the other agents to leave."""
@@ -135,7 +137,7 @@ class Coordination:
                 self._processes.start(worker)
             elif (how := self._processes.ended(worker)) is not None:
                 raise RunError(f"worker {worker} {how} during start-up")
-        slow = [str(w) for w in live if not self._store.has_all([f"ready/{w}/{self._processes.incarnation(w)}"])]
+        slow = [str(worker) for worker in live if not self._is_ready(worker)]
         if not missing and not slow:
             self._started, self._last_commit = True, time.monotonic()
             return
@@ -157,10 +159,16 @@ class Coordination:
                 continue
             number = self._processes.incarnation(worker)
             if self._processes.running(worker):
-                if self._store.has_all([f"ready/{worker}/{number}"]):
+                if self._is_ready(worker):
                     self._coordinator.admit(worker)
             elif number < self._job.cluster.restarts and self._processes.reachable(worker):
                 self._processes.start(worker)
+
+    def _is_ready(self, worker: Worker) -> bool:
+        """Whether all of the worker's present processes have started up."""
+        number = self._processes.incarnation(worker)
+        members = members_of([worker], self._job.grid.tensor_parallel)
+        return self._store.has_all([f"ready/{name}/{number}" for name in members])
 
     def _finish(self) -> None:
         """After the last iteration: keep the digests, merge the trace, let all agents go."""
@@ -171,11 +179,15 @@ class Coordination:
             self._store.wait_for_change(0.2)
         digests: dict[str, Any] = {}
         for worker in sorted(self._coordinator.live):
-            text = self._store.read(f"final/{worker}")
-            while text is None and self._processes.running(worker) and time.monotonic() < deadline:
-                text = self._store.wait(f"final/{worker}", 0.2)
-            if text is not None:
-                digests[str(worker)] = msgspec.json.decode(text, type=dict[int, str])
+            keys = [f"final/{name}" for name in members_of([worker], self._job.grid.tensor_parallel)]
+            for key in keys:
+                while self._processes.running(worker) and time.monotonic() < deadline:
+                    if self._store.wait(key, 0.2) is not None:
+                        break
+            texts = self._store.read_all(keys)
+            parts = [msgspec.json.decode(text, type=dict[int, str]) for text in texts if text is not None]
+            if len(parts) == len(keys):
+                digests[str(worker)] = joined_digests(parts)
         self._event("finished", step=self._coordinator.record.committed, digests=digests)
         write(merge(self._directory.path, self._job.shape), self._directory.path / "trace.json")
         self._store.set("finished", "1")

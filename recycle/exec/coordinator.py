@@ -7,7 +7,7 @@ all acknowledge, let all form their groups, let them run. A death on the way onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -16,6 +16,7 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.commit import decide, is_right, soonest_end
+from recycle.exec.members import members_of
 from recycle.exec.membership import GO, VOID, Facts, Mode, Record, Report, Store, decode, encode
 from recycle.exec.vigil import Vigil, who_goes
 from recycle.job import Job
@@ -183,6 +184,10 @@ class Coordinator:
     def shape(self) -> Shape:
         return self.job.shape
 
+    def _members(self, workers: Iterable[Worker | str]) -> list[str]:
+        """Names of all processes of `workers`."""
+        return members_of(workers, self.job.grid.tensor_parallel)
+
     @property
     def next_step(self) -> int:
         return self.record.committed + 1
@@ -214,7 +219,7 @@ class Coordinator:
         digest of its state. Who dies or hangs behind the last commit is found as ever, and nothing more depends on it.
         """
         gone = self.processes.gone() | self._vigil.lost(self.live, self._beat_reader(), self.now())
-        waits = {worker for worker in self.live if not self.store.has_all([f"final/{worker}"])}
+        waits = {w for w in self.live if not self.store.has_all([f"final/{name}" for name in self._members([w])])}
         for worker in sorted(waits & gone.keys()):
             self.processes.kill(worker)
             self.live.discard(worker)
@@ -249,7 +254,7 @@ class Coordinator:
             live: the processes.
             committed, facts: the step of the checkpoint, and its commit.
         """
-        self.store.delete([f"undone/{committed + 1}/{worker}" for worker in self.shape.workers()])
+        self.store.delete([f"undone/{committed + 1}/{name}" for name in self._members(self.shape.workers())])
         self.record = Record(self.record.generation, [], {}, "", committed, facts)
         self.live = set(live)
         self._joined.clear()
@@ -343,7 +348,8 @@ class Coordinator:
             incarnation = self.processes.incarnation(rejoin.worker)
             if not rejoin.started:
                 return False  # its last process is about to end
-            if running and self.store.has_all([f"ready/{rejoin.worker}/{incarnation}"]):
+            keys = [f"ready/{name}/{incarnation}" for name in self._members([rejoin.worker])]
+            if running and self.store.has_all(keys):
                 self.live.add(rejoin.worker)
                 self._joined.add(rejoin.worker)
                 self._vigil.forget(rejoin.worker)
@@ -358,19 +364,19 @@ class Coordinator:
     def _form(self) -> None:
         """Once all have acknowledged, all may form."""
         g = self.record.generation
-        if self.store.has_all([f"ack/{g}/{worker}" for worker in self.record.live]):
+        if self.store.has_all([f"ack/{g}/{name}" for name in self._members(self.record.live)]):
             self._say_undone()
             self.store.compare_set(f"form/{g}", "", GO)
             self._enter(Phase.FORMING)
 
     def _say_undone(self) -> None:
         """Who had to has taken the step back: that comes before the acknowledgement."""
-        keys = [f"undone/{self.next_step}/{worker}" for worker in self.record.live]
-        count = sum(self.store.has_all([key]) for key in keys)
+        keys = [[f"undone/{self.next_step}/{name}" for name in self._members([w])] for w in self.record.live]
+        count = sum(any(self.store.has_all([key]) for key in members) for members in keys)
         if count or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
             self.log("undone", step=self.next_step, count=count, cause=cause)
-            self.store.delete(keys)
+            self.store.delete([key for members in keys for key in members])
             self._repeated = None
 
     def _run(self) -> None:
@@ -378,10 +384,10 @@ class Coordinator:
         if self._cut():
             return
         g = self.record.generation
-        keys = [f"formed/{g}/{worker}" for worker in self.record.live]
-        if not self.store.has_all(keys):
+        members = self._members(self.record.live)
+        if not self.store.has_all([f"formed/{g}/{name}" for name in members]):
             return
-        errors = {w: e for w in self.record.live if (e := self.store.read(f"formed/{g}/{w}"))}
+        errors = {name: e for name in members if (e := self.store.read(f"formed/{g}/{name}"))}
         if errors:
             name, error = next(iter(errors.items()))
             self._again(f"worker {name} could not form generation {g}: {error}")
@@ -428,12 +434,12 @@ class Coordinator:
         return True
 
     def _commit(self) -> bool:
-        """Commit the next iteration if every live worker has reported it."""
+        """Commit the next iteration if every process of every live worker has reported it."""
         g, n = self.record.generation, self.next_step
-        keys = {worker: f"report/{g}/{n}/{worker}" for worker in self.record.live}
+        keys = {name: f"report/{g}/{n}/{name}" for name in self._members(self.record.live)}
         if not self.store.has_all(list(keys.values())):
             return False
-        facts = self._decide(n, {w: decode(self.store.read(key) or "", Report) for w, key in keys.items()})
+        facts = self._decide(n, {name: decode(self.store.read(key) or "", Report) for name, key in keys.items()})
         if facts is None:
             return False
         before = self.record
@@ -465,7 +471,7 @@ class Coordinator:
         if not finite and self.job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
         soonest = soonest_end(step, mode, before)
-        self.plans.observe(self._failed, step, {Worker.parse(worker): r for worker, r in reports.items()})
+        self.plans.observe(self._failed, step, {Worker.parse(worker): reports[worker] for worker in self.record.live})
         changes = [soonest] if self.plans.has_better(self._failed) else []
         return msgspec.structs.replace(
             facts,
@@ -482,7 +488,7 @@ class Coordinator:
 
         def read(key: str) -> str | None:
             if not texts:
-                keys = [f"beat/{worker}" for worker in sorted(self.live)]
+                keys = [f"beat/{name}" for name in self._members(sorted(self.live))]
                 texts.update(zip(keys, self.store.read_all(keys), strict=True))
             return texts[key]
 

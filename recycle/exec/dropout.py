@@ -3,6 +3,9 @@
 The embedding and every layer of the whole model start each micro-batch from a state of the device's generator that is
 their own. So a micro-batch draws the same numbers whoever runs it, in whatever order, on however many stages, and
 again when its forward is run a second time. The process's own random state is put back afterwards.
+
+With tensor parallelism all ranks draw alike for what they hold alike, and each its own for its attention heads. Those
+draws follow from the tensor rank, so that with attention dropout another T gives another course of the loss.
 """
 
 from __future__ import annotations
@@ -23,9 +26,12 @@ class DropoutSeeds:
         first_layer: of the part, in the whole model.
         seed: of the model.
         device: where the part computes.
+        tensor: tensor rank of the part, and T.
     """
 
-    def __init__(self, part: Any, first_layer: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, part: Any, first_layer: int, seed: int, device: torch.device, tensor: tuple[int, int] = (0, 1)
+    ) -> None:
         self._seed, self._device = seed, device
         self._iteration = self._micro_batch = 0
         cuda = device.type == "cuda"
@@ -34,6 +40,10 @@ class DropoutSeeds:
             part.embedding.register_forward_pre_hook(self._start("embedding"))
         for place, layer in enumerate(part.decoder.layers):
             layer.register_forward_pre_hook(self._start(f"layer {first_layer + place}"))
+            if tensor[1] > 1 and part.config.attention_dropout:
+                attention = layer.self_attention.core_attention
+                attention.register_forward_pre_hook(self._start(f"attention {first_layer + place} {tensor[0]}"))
+                attention.register_forward_hook(self._start(f"behind attention {first_layer + place}"))
 
     @contextmanager
     def of(self, iteration: int, micro_batch: int) -> Iterator[None]:

@@ -6,6 +6,8 @@ micro-batch are drawn from (stage, micro-batch, step) on a fixed grid, so that t
 was used exactly once, and every message carries a mark of the stage, micro-batch and step that it comes from, which
 the receiver checks.
 
+With tensor parallelism every tensor rank emulates the whole stage: they have all in common and exchange nothing.
+
 Limits: `Profile.activation` is counted, not allocated; only messages have their real size, that of the largest stage
 boundary, as a transport carries one size.
 """
@@ -16,7 +18,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -50,6 +52,7 @@ class EmulatedStage:
         self._is_last = index == shape.stages - 1
         self._divisor = shape.global_micro_batches
         self._train = job.train
+        self._is_one_of_several = job.grid.tensor_parallel > 1
         names = ("forward", "backward_input", "backward_weight", "step")
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
         elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
@@ -111,6 +114,12 @@ class EmulatedStage:
 
     def gradient_norms_squared(self) -> list[float]:
         return [float((self._sum / self._divisor).square().sum())]
+
+    def replicated(self) -> Collection[int]:
+        return [0] if self._is_one_of_several else []
+
+    def cuts(self) -> Mapping[str, int]:
+        return {}
 
     def step(self, iteration: int, clip_factor: float) -> None:
         with self._takes("step"):

@@ -1,5 +1,7 @@
 """Faults to strike on purpose: `KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]`, for example `kill:1.1@10`.
 
+With tensor parallelism a fault strikes one process of the worker: that of tensor rank 0, or `kill:1.1t1@10` says which.
+
 What each kind does is the table `KINDS`. A fault strikes in the middle of that iteration, or at the given phase, and
 once per run, also when its iteration is repeated; one in the `undo` of a step only if there is one. This file reads
 and checks them; a worker strikes itself (striker.py), but for a kill and a cut, which come from the launcher when the
@@ -14,12 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recycle.errors import JobError
+from recycle.exec.members import member_name
 from recycle.exec.vigil import who_goes
 from recycle.shape import Shape, Worker
 
 _NUMBER = "[0-9]{1,9}"
 _WORKER = re.compile(rf"{_NUMBER}\.{_NUMBER}")
-_FAULT = re.compile(rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?")
+_FAULT = re.compile(
+    rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})(?:t({_NUMBER}))?@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?"
+)
 BETWEEN = ("commit", "step", "stepped", "undo", "acknowledge", "form", "copy")
 """Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back; and
 of a generation that begins with the step: is about to acknowledge it, to form its groups, to copy a state to or from
@@ -101,7 +106,7 @@ class Fault:
     """One fault. `phase` None means the middle of the iteration; `argument` None means that none is given.
 
     `last` is the last step of a fault that lasts, None for one that strikes at `step` alone; `other` the second worker
-    of one that strikes a pair.
+    of one that strikes a pair. `tensor_rank` says which process of the worker is struck.
     """
 
     kind: str
@@ -111,12 +116,14 @@ class Fault:
     argument: float | None = None
     last: int | None = None
     other: Worker | None = None
+    tensor_rank: int = 0
 
     def __str__(self) -> str:
         given = "" if self.argument is None else f"={self.argument:g}"
         given += "" if self.other is None else f"={self.other}"
         last = "" if self.last is None else f"-{self.last}"
-        return f"{self.kind}{given}:{self.worker}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
+        struck = member_name(self.worker, self.tensor_rank)
+        return f"{self.kind}{given}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
 
     def lasts(self, step: int) -> bool:
         """Whether it holds in iteration `step`."""
@@ -130,13 +137,15 @@ def parse_fault(text: str) -> Fault:
         raise JobError(
             f"fault {text!r}: expected KIND[=ARGUMENT]:WORKER@STEP[.PHASE], for example kill:1.1@10 or rejoin:1.1@20"
         )
-    name, argument, worker, step, last, phase = match.groups()
+    name, argument, worker, tensor_rank, step, last, phase = match.groups()
     if name not in KINDS:
         raise JobError(f"fault {text!r}: unknown kind {name!r}; known are {', '.join(KINDS)}")
     kind = KINDS[name]
     if phase is not None and phase not in kind.phases:
         takes = f"one of {', '.join(kind.phases)}" if kind.phases else "none"
         raise JobError(f"fault {text!r}: unknown phase {phase!r}; {name} takes {takes}")
+    if tensor_rank is not None and (kind.pair or not kind.struck):
+        raise JobError(f"fault {text!r}: {name} is of a worker as a whole; leave out t{tensor_rank}")
     if last is not None and not kind.ranged:
         raise JobError(f"fault {text!r}: {name} strikes at one step, not in a range")
     if last is not None and int(last) < int(step):
@@ -144,7 +153,7 @@ def parse_fault(text: str) -> Fault:
     until = None if last is None else int(last)
     other = _other(text, name, worker, argument) if kind.pair else None
     value = None if kind.pair else _argument(text, name, argument)
-    return Fault(name, Worker.parse(worker), int(step), phase, value, until, other)
+    return Fault(name, Worker.parse(worker), int(step), phase, value, until, other, int(tensor_rank or 0))
 
 
 def _other(text: str, name: str, worker: str, written: str | None) -> Worker:
@@ -170,16 +179,28 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
     return value
 
 
-def check_faults(faults: Sequence[Fault], shape: Shape, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
+def check_faults(
+    faults: Sequence[Fault],
+    shape: Shape,
+    steps: int,
+    absent: frozenset[Worker] = frozenset(),
+    tensor_parallel: int = 1,
+) -> None:
     """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
 
     Args:
         absent: workers that the job starts without.
+        tensor_parallel: processes of each worker.
     """
     alive = {worker: worker not in absent for worker in shape.workers()}
     for fault in sorted(faults, key=lambda f: (f.step, list(KINDS).index(f.kind))):
         kind = KINDS[fault.kind]
         shape.require(fault.worker, f"fault {fault}")
+        if fault.tensor_rank >= tensor_parallel:
+            raise JobError(
+                f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel = {tensor_parallel};"
+                " ranks count from 0"
+            )
         if max(fault.step, fault.last or 0) >= steps:
             raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")
         if kind.struck and not alive[fault.worker]:

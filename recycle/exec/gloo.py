@@ -1,6 +1,7 @@
 """Gloo transport: raw process groups on a store prefix of their own, one generation long.
 
-One group joins all live workers for point-to-point transfers, one more per stage joins its hosts for the sum. No
+One group joins all live workers for point-to-point transfers, one more per stage joins its hosts for the sum. With
+tensor parallelism that is so for each tensor rank, and another group joins the processes of each worker. No
 global process group is made, so a generation ends by dropping objects, and megatron-core's own state is not touched.
 
 Shutting this process's sockets is what wakes whoever is blocked in a gloo transfer, here and at the other end;
@@ -28,12 +29,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from recycle.exec.connections import give_up_after, own_connections
-from recycle.exec.groups import GroupTransport, first_line
+from recycle.exec.groups import STATE_TAG, GroupTransport, first_line
 from recycle.exec.transport import TransportError, Unreachable
 from recycle.shape import Worker
 
 FORM_SECONDS = (0.001, 0.05)
 """How often a group that forms looks for its members: at first, and after a while."""
+_WORLD, _TENSOR = -1, -2
+"""Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
 _LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
 """All-reduces that have not ended with their generation, and their groups; kept until they do (at the transport timeout
 at the latest), because freeing a group before that would block this process."""
@@ -54,6 +57,7 @@ class GlooTransport(GroupTransport):
         form_timeout: seconds that forming the groups may take.
         over: set when the generation is over.
         waiting: called with True before a wait on a peer and with False after it.
+        tensor: tensor rank of this process, and T. Lanes and sums are between processes of one tensor rank.
 
     Raises:
         TransportError: the groups did not form.
@@ -76,20 +80,33 @@ class GlooTransport(GroupTransport):
         over: threading.Event,
         waiting: Callable[[bool], None] = lambda _: None,
         address: str = "127.0.0.1",
+        tensor: tuple[int, int] = (0, 1),
     ) -> None:
         super().__init__(message, torch.device("cpu"), over, waiting)
         _LEFT_BEHIND[:] = [(ending, group) for ending, group in _LEFT_BEHIND if not ending.done()]
         self._ranks = {member: rank for rank, member in enumerate(members)}
         self._timeout = timedelta(seconds=timeout)
         self._sums: dict[int, Any] = {}
-        wanted = {-1: (f"{prefix}/world", list(members))}
-        wanted |= {stage: (f"{prefix}/stage{stage}", list(p)) for stage, p in sorted(hosts.items()) if len(p) > 1}
+        inside = f"{prefix}/tensor{role}"
+        self._tensor_rank, self._tensor_ranks = tensor[0], range(tensor[1])
+        self._exchanged = 0
+        if tensor[1] > 1:
+            prefix = f"{prefix}/t{tensor[0]}"
+        # Name, own rank and size of each group; formed in this order, which is the same everywhere.
+        wanted = {_WORLD: (f"{prefix}/world", self._ranks[role], len(members))}
+        wanted |= {
+            stage: (f"{prefix}/stage{stage}", peers.index(role), len(peers))
+            for stage, peers in sorted(hosts.items())
+            if len(peers) > 1
+        }
+        if tensor[1] > 1:
+            wanted[_TENSOR] = (inside, *tensor)
         before = open_sockets()
         waiting(True)
         groups = self._leave_when_over(
             lambda: {
-                key: form_group(store, name, peers.index(role), len(peers), form_timeout, address, over)
-                for key, (name, peers) in wanted.items()
+                key: form_group(store, name, rank, size, form_timeout, address, over)
+                for key, (name, rank, size) in wanted.items()
             }
         )
         self._connections = own_connections([fd for name, fd in open_sockets().items() if name not in before])
@@ -99,10 +116,10 @@ class GlooTransport(GroupTransport):
         self._store = store
         store.set(self._ends[role], " ".join(map(str, self._connections)))
         waiting(False)
-        self._world = groups.pop(-1)
-        self._sums.update(groups)
-        for group in (self._world, *self._sums.values()):
+        for group in groups.values():
             group._set_default_timeout(self._timeout)
+        self._world, self._tensor = groups.pop(_WORLD), groups.pop(_TENSOR, None)
+        self._sums.update(groups)
 
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
         return self._world.recv([tensor], self._ranks[peer], tag)
@@ -128,9 +145,28 @@ class GlooTransport(GroupTransport):
             finally:
                 self._waiting(False)
 
+    def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        """Start to give `tensor`, contiguous, to the worker's other processes and to get theirs.
+
+        All of them exchange tensors of one shape in the same order. The call returned waits until `tensor` may be
+        written again and all have come, and returns them by tensor rank.
+        """
+        tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
+        others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
+        parts = [tensor if rank == self._tensor_rank else torch.empty_like(tensor) for rank in self._tensor_ranks]
+        works = [self._try(partial(self._tensor.recv, [parts[rank]], rank, tag)) for rank in others]
+        works += [self._try(partial(self._tensor.send, [tensor], rank, tag)) for rank in others]
+
+        def pending() -> list[torch.Tensor]:
+            for work in works:
+                self._wait(work)
+            return parts
+
+        return pending
+
     def close(self) -> None:
         super().close()
-        self._world, self._sums = None, {}
+        self._world, self._tensor, self._sums = None, None, {}
 
     def _broken(self, error: RuntimeError) -> TransportError:
         """What an error of gloo's says, and of which peer if a connection of this transport got no answer."""

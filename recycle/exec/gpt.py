@@ -2,9 +2,10 @@
 
 The part runs on any device: the local layer spec with a core attention around torch's
 `scaled_dot_product_attention`, learned absolute positions and no fused kernel. Each parameter is drawn
-from a generator seeded by (seed, global name), so that P = 1, 2, 4 and every re-spawned worker start from equal bits.
+from a generator seeded by (seed, global name), so that P = 1, 2, 4 and every re-spawned worker start from equal bits;
+whole, and then cut, so that every T does too.
 
-Limits: no tensor, context or expert parallelism.
+Limits: no context or expert parallelism, and tensor parallelism without sequence parallelism.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
+from recycle.exec.tensor_group import TensorGroup
+from recycle.exec.tensor_parts import cut_dimensions
 from recycle.job import Job, ModelSection
 
 INITIAL_DEVIATION = 0.02
@@ -118,12 +121,18 @@ def layer_spec() -> ModuleSpec:
     return spec
 
 
-def build_part(job: Job, stage: int) -> GPTModel:
-    """The GPTModel part of `stage`, initialised, on the CPU. megatron-core's `parallel_state` must stand."""
-    layers = job.layers_per_stage()
+def build_part(job: Job, stage: int, tensor_rank: int = 0) -> GPTModel:
+    """The GPTModel part of `stage`, initialised, on the CPU. megatron-core's `parallel_state` must stand.
+
+    Args:
+        tensor_rank: which part of the stage's weights it is, of as many as the job's tensor parallelism.
+    """
+    layers, tensor_parallel = job.layers_per_stage(), job.grid.tensor_parallel
     part = GPTModel(
         # Weights are drawn in fp32; with bf16 the optimizer keeps those and gives the part rounded ones.
-        config=transformer_config(job.model, bf16=job.train.precision == "bf16"),
+        config=transformer_config(
+            job.model, bf16=job.train.precision == "bf16", tensor_model_parallel_size=tensor_parallel
+        ),
         # Stated layer by layer: the split need not be even, and a stage may have none.
         transformer_layer_spec=TransformerBlockSubmodules(
             layer_specs=[layer_spec()] * layers[stage], layer_norm=WrappedTorchNorm
@@ -135,7 +144,7 @@ def build_part(job: Job, stage: int) -> GPTModel:
         share_embeddings_and_output_weights=job.model.tied,
         position_embedding_type="learned_absolute",
     )
-    initialise(part, job.model, first_layer=sum(layers[:stage]))
+    initialise(part, job.model, sum(layers[:stage]), tensor_rank, tensor_parallel)
     return part
 
 
@@ -158,23 +167,33 @@ def global_names(part: GPTModel, first_layer: int) -> dict[str, torch.nn.Paramet
 
 
 @torch.no_grad()
-def initialise(part: GPTModel, model: ModelSection, first_layer: int) -> None:
+def initialise(
+    part: GPTModel, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
+) -> None:
     """Draw every parameter by its global name: matrices normal, biases 0, norm weights 1. Parameters lie on the CPU."""
+    cut = cut_dimensions(part)
     for name, parameter in global_names(part, first_layer).items():
         if parameter.dim() > 1:
             seed = hashlib.sha256(f"{model.seed}:{name}".encode()).digest()[:8]
             generator = torch.Generator().manual_seed(int.from_bytes(seed, "little") >> 1)
             residual = name.endswith(_RESIDUAL_WEIGHTS)
             deviation = INITIAL_DEVIATION / (math.sqrt(2 * model.layers) if residual else 1.0)
-            parameter.normal_(0.0, deviation, generator=generator)
+            if tensor_parallel == 1 or parameter not in cut:
+                parameter.normal_(0.0, deviation, generator=generator)
+                continue
+            sizes = list(parameter.shape)
+            sizes[cut[parameter]] *= tensor_parallel
+            whole = torch.empty(sizes).normal_(0.0, deviation, generator=generator)
+            parameter.copy_(whole.chunk(tensor_parallel, cut[parameter])[tensor_rank])
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-def ensure_parallel_state(device: torch.device) -> None:
+def ensure_parallel_state(device: torch.device, tensor_group: TensorGroup | None = None) -> None:
     """Give megatron-core the process groups it asks for: those that stand, else private ones of one rank.
 
-    The private ones use an in-process store, so no port; the transports of recycle have their own groups.
+    The private ones use an in-process store, so no port; the transports of recycle have their own groups. With a tensor
+    group that one stands for the tensor-parallel group, also where megatron-core asks its `parallel_state`.
 
     Raises:
         RunError: torch.distributed stands with several ranks but megatron-core's groups do not.
@@ -187,3 +206,7 @@ def ensure_parallel_state(device: torch.device) -> None:
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel()
+    if tensor_group is not None:
+        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
+        parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())
+        parallel_state.set_tensor_model_parallel_rank(tensor_group.rank())

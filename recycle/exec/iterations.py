@@ -27,15 +27,18 @@ from recycle.ir.trace import append_iteration
 class TraceLog:
     """This process's log of executed instructions; times count from the start of the run.
 
-    An iteration that cannot be written is left out: `warn` is told the first time why, and training goes on.
+    An iteration that cannot be written is left out: `warn` is told the first time why, and training goes on. Without a
+    path nothing is written: of a worker's processes that of tensor rank 0 does.
     """
 
-    def __init__(self, path: Path, started: float, warn: Callable[[str], None]) -> None:
+    def __init__(self, path: Path | None, started: float, warn: Callable[[str], None]) -> None:
         self._path, self._started, self._warn = path, started, warn
         self._warned = False
 
     def append(self, iteration: int, generation: int, role: str, timed: list[Timed]) -> None:
         """Add what was executed of one iteration."""
+        if self._path is None:
+            return
         rows = [(text, start - self._started, end - self._started) for text, start, end in timed]
         try:
             append_iteration(self._path, iteration, generation, role, rows)
@@ -89,7 +92,7 @@ class Iterations:
             try:
                 self._iterate()
             finally:
-                role = self._record.roles[self._member.name]
+                role = self._record.roles[self._member.worker]
                 self._trace.append(self._iteration, self._record.generation, role, self._interpreter.timed)
             self._striker.at_phase("stepped", self._iteration)
             if self._facts is not None and self._facts.last == self._iteration:

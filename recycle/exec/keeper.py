@@ -98,7 +98,7 @@ class Keeper:
                 if pending.finishing.done():
                     self._end(step, pending.finishing.result())
                 continue
-            keys = [saved_key(step, stage) for stage in range(self._job.shape.stages)]
+            keys = [key for stage in range(self._job.shape.stages) for key in self._keys(step, stage)]
             if self._store.has_all(keys):
                 saved = [msgspec.json.decode(self._store.read(key) or "", type=Saved) for key in keys]
                 finishing = self._thread.submit(self._finish, pending.facts, saved)
@@ -109,10 +109,14 @@ class Keeper:
             elif self._now() - pending.since > self._job.train.checkpoint_deadline:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
 
+    def _keys(self, step: int, stage: int) -> list[str]:
+        """Under which all tensor ranks announce their parts of a stage."""
+        return [saved_key(step, stage, rank) for rank in range(self._job.grid.tensor_parallel)]
+
     def _missing(self, pending: _Pending, live: Collection[str]) -> str | None:
         """A writer that has ended without having written its stage."""
         for stage, writer in pending.writers.items():
-            if writer not in live and not self._store.has_all([saved_key(pending.facts.step, stage)]):
+            if writer not in live and not self._store.has_all(self._keys(pending.facts.step, stage)):
                 return writer
         return None
 
@@ -163,7 +167,8 @@ class Keeper:
         self._log("checkpoint", step=step, error=why)
 
     def _forget(self, steps: list[int]) -> None:
-        self._store.delete([saved_key(step, stage) for step in steps for stage in range(self._job.shape.stages)])
+        stages = range(self._job.shape.stages)
+        self._store.delete([key for step in steps for stage in stages for key in self._keys(step, stage)])
         self._announced = [step for step in self._announced if step not in steps]
 
     def newest(self, warn: Callable[[str], object]) -> Checkpoint | None:

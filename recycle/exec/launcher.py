@@ -25,6 +25,7 @@ from recycle.exec.connections import cut
 from recycle.exec.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.faults import KINDS, Fault, check_faults
 from recycle.exec.keeper import Keeper
+from recycle.exec.members import joined_digests, members_of
 from recycle.exec.membership import Facts, Record, Store
 from recycle.exec.metrics import metrics_line
 from recycle.exec.observer import Observer
@@ -54,7 +55,7 @@ class RunResult:
     Attributes:
         metrics: a line per committed step, as in `metrics.jsonl`.
         events: as in `events.jsonl`.
-        digests: process -> stage -> sha256 of the stage's final state (parameters and optimizer).
+        digests: worker -> stage -> sha256 of the stage's final state (parameters and optimizer), of all tensor ranks.
         directory: the run directory, None for a run that wrote none.
     """
 
@@ -97,7 +98,9 @@ def train(
     server: ForkServer | None = None,
     resume: bool = False,
 ) -> RunResult:
-    """Train a job with one process per live worker on this machine, through the faults that are asked for or happen.
+    """Train a job on this machine, through the faults that are asked for or happen.
+
+    Each live worker is one process, or as many as the job's tensor parallelism.
 
     Args:
         job: what to train.
@@ -143,8 +146,6 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     text_digest = None
     if steps < 1:
         raise JobError(f"steps must be at least 1, got {steps}")
-    if job.grid.tensor_parallel != 1:
-        raise JobError("[shape] tensor_parallel: the executor runs tensor_parallel = 1 for now")
     if job.model.kind == "gpt":
         from recycle.exec.data import load_batches
 
@@ -152,7 +153,7 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
         batches = load_batches(job)
         batches.require_vocabulary()
         text_digest = batches.digest
-    check_faults(faults, job.shape, steps, absent)
+    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel)
     return text_digest
 
 
@@ -183,7 +184,8 @@ class _Launcher:
         self._closed = False
         self._hearing = threading.Thread(target=self._hear_posts, args=(self.store.clone(),), daemon=True)
         self._hearing.start()
-        self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker)
+        self._tensor_parallel = job.grid.tensor_parallel
+        self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker, self._tensor_parallel)
         self.plans = PlanService(job, planner, directory.plans, self.waker, schedule, self._warn)
         self.replanner = Replanner(job, self.plans, directory.profiles, self._event)
         self.keeper = Keeper(
@@ -286,8 +288,12 @@ class _Launcher:
                 store.wait_for_post()
                 self.waker.wake()
 
-    def _orders(self, worker: Worker, incarnation: int) -> Orders:
-        strikes = [(i, str(f)) for i, f in enumerate(self.faults) if KINDS[f.kind].struck and f.worker == worker]
+    def _orders(self, worker: Worker, incarnation: int, tensor_rank: int) -> Orders:
+        strikes = [
+            (number, str(fault))
+            for number, fault in enumerate(self.faults)
+            if KINDS[fault.kind].struck and (fault.worker, fault.tensor_rank) == (worker, tensor_rank)
+        ]
         trace = self.directory.logs / f"{worker}.trace.jsonl"
         return Orders(
             self.job.to_toml(),
@@ -298,12 +304,14 @@ class _Launcher:
             self.name,
             "127.0.0.1",
             strikes,
-            str(trace),
+            str(trace) if tensor_rank == 0 else None,
             os.getpid(),
             self.directory.started,
             str(self.directory.checkpoints),
             self._earlier.generation if self._earlier is not None else 0,
             self._restored.manifest.step if self._restored is not None else None,
+            tensor_rank,
+            sorted(self.job.shape.workers()).index(worker) * self._tensor_parallel + tensor_rank,
         )
 
     def _start(self) -> None:
@@ -316,13 +324,17 @@ class _Launcher:
             self.processes.start(worker)
         self.observer.waiting(f"{len(live)} workers to start")
         deadline = time.monotonic() + self.job.membership.start_deadline
-        ready = {worker: f"ready/{worker}/{self.processes.incarnation(worker)}" for worker in live}
+        ready = {
+            name: f"ready/{name}/{self.processes.incarnation(worker)}"
+            for worker in live
+            for name in members_of([worker], self._tensor_parallel)
+        }
         self._restored = None
         while not self.store.has_all(list(ready.values())):
             for worker, how in self.processes.gone().items():
                 raise RunError(f"worker {worker} {how} during start-up; its last lines: {self.processes.tail(worker)}")
             if time.monotonic() > deadline:
-                slow = [str(worker) for worker, key in ready.items() if not self.store.has_all([key])]
+                slow = [name for name, key in ready.items() if not self.store.has_all([key])]
                 limit = self.job.membership.start_deadline
                 raise RunError(f"workers {' '.join(slow)} were not ready within {limit:g} s; see {self.directory.logs}")
             self.processes.wait(self.job.membership.heartbeat)
@@ -343,10 +355,11 @@ class _Launcher:
                     continue
                 self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
                 if kill:
-                    self.processes.kill(fault.worker)
+                    self.processes.kill(fault.worker, fault.tensor_rank)
                 elif fault.other is not None:
                     if self.processes.running(fault.other):
-                        cut(self.processes.pid(fault.worker), self.processes.pid(fault.other))
+                        for rank in range(self._tensor_parallel):
+                            cut(self.processes.pid(fault.worker, rank), self.processes.pid(fault.other, rank))
                     self.store.set(f"struck/{number}", "1")
 
     def _event(self, kind: str, **details: Any) -> None:
@@ -400,9 +413,10 @@ class _Launcher:
         self.processes.end(patience=self.job.membership.dead_after)
         self._pass_on_warning()
         for worker in sorted(self.coordinator.live):
-            text = self.store.read(f"final/{worker}")
-            if text is not None:
-                self.result.digests[str(worker)] = msgspec.json.decode(text, type=dict[int, str])
+            texts = self.store.read_all([f"final/{name}" for name in members_of([worker], self._tensor_parallel)])
+            parts = [msgspec.json.decode(text, type=dict[int, str]) for text in texts if text is not None]
+            if len(parts) == self._tensor_parallel:
+                self.result.digests[str(worker)] = joined_digests(parts)
         try:
             write(merge(self.directory.path, self.job.shape), self.directory.path / "trace.json")
         except RecycleError as error:

@@ -23,6 +23,8 @@ The protocol, on a store that the launcher owns and no worker can take down with
     warning             what some worker could not do and could do without
     final/<w>           sha256 of the final state of w's stages
 
+With tensor parallelism, each process of a worker writes its own ack, formed, report, undone, ready, beat and final,
+under its own name (members.py), and they count when all of the worker's have.
 What workers write for the launcher is posted, which wakes it; heartbeats are not. What is committed and read by all
 is deleted. Every key that a worker waits for is written in the end: a generation that ends turns what is still open
 into "void".
@@ -45,6 +47,7 @@ import msgspec
 from msgspec import Struct
 
 from recycle.errors import RunError
+from recycle.exec.members import split_member
 
 GO, VOID = "go", "void"
 Mode = Literal["staggered", "barrier"]
@@ -107,14 +110,17 @@ class Report(Struct, frozen=True):
     """A worker's part of a commit.
 
     Attributes:
-        norms: squared gradient norm of each hosted stage, as floats whose exact sum it is.
+        norms: squared gradient norm of each hosted stage, as floats whose exact sum it is. With tensor parallelism that
+            of what this tensor rank alone holds.
         loss: its loss sum, last stage only.
         compute: `<stage><F|I|W|B>` -> (how many it ran, their seconds), without any wait for peers.
+        replicated: likewise the squared norm of what all tensor ranks hold; without tensor parallelism nothing.
     """
 
     norms: dict[int, list[float]]
     loss: float | None
     compute: dict[str, tuple[int, float]] = {}
+    replicated: dict[int, list[float]] = {}
 
 
 class GenerationOver(Exception):
@@ -353,13 +359,14 @@ class Member:
 
     Args:
         store: the main thread's client; heartbeat and watch get clones.
-        name: position that this process started in, `k.r`.
+        name: of this process, by the position it started in: `k.r`, see members.py.
         heartbeat: seconds between beats.
         interrupt: called from the watch thread while the current generation is over; wakes the main thread.
         lost: called with the reason when the store does not answer any more: without it a worker has no purpose.
         generation: the last one before this worker; a run that is resumed counts on from its earlier ones.
 
     Attributes:
+        worker: of this process, `k.r`.
         over: set while the current generation is over.
     """
 
@@ -373,6 +380,7 @@ class Member:
         generation: int = 0,
     ) -> None:
         self.store, self.name, self.progress = store, name, Progress()
+        self.worker, _ = split_member(name)
         self._interrupt, self._lost = interrupt, lost
         self._lock = threading.Lock()
         self._generation = self._first = generation
@@ -396,7 +404,7 @@ class Member:
                 self._generation += 1
                 self.over.clear()
             record = decode(text, Record)
-            if self.name in record.live and not self.store.has_all([f"stop/{self._generation}"]):
+            if self.worker in record.live and not self.store.has_all([f"stop/{self._generation}"]):
                 self.progress.set_waiting(False)
                 return record
 
@@ -440,7 +448,7 @@ class Member:
 
     def cut_off(self, peer: str) -> None:
         """A live connection to `peer` does not answer. The first pair that is told stands."""
-        if self.store.compare_set(f"cut/{self._generation}", "", f"{self.name} {peer}"):
+        if self.store.compare_set(f"cut/{self._generation}", "", f"{self.worker} {peer}"):
             self.store.post(f"trouble/{self._generation}", f"worker {self.name}: worker {peer} does not answer")
 
     def warn(self, message: str) -> None:

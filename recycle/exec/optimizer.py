@@ -19,6 +19,8 @@ import torch
 from recycle.exec.accumulate import Layout
 from recycle.job import TrainSection
 
+SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
+"""Before a parameter's name: what of the state has its shape, see `Optimizer.named_state`."""
 FINAL_SHARE = 0.1
 """Share of the peak learning rate at which the cosine ends."""
 
@@ -160,9 +162,7 @@ class Optimizer:
         """
         counts = tensors[3]
         named: dict[str, torch.Tensor] = {}
-        for prefix, tensor in zip(
-            ("", "exp_avg.", "exp_avg_sq.", "rounded."), [*tensors[:3], *tensors[4:]], strict=False
-        ):
+        for prefix, tensor in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False):
             named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
         for name, offset in zip(names, self.layout.offsets, strict=True):
             group = int(offset >= self._parts[1].start)

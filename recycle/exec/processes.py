@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from recycle.errors import RunError
+from recycle.exec.members import member_name
 from recycle.exec.waker import Waker
 from recycle.shape import Worker
 
@@ -35,12 +36,14 @@ class Orders(Struct, frozen=True):
         run: name of the run in the store.
         address: of this machine, which the other workers connect to.
         faults: (number in the run, text) of what strikes here.
-        trace: file for the executed instructions.
+        trace: file for the executed instructions; None for none.
         launcher: process id of the launcher.
         started: when the run started, by this machine's monotonic clock.
         checkpoints: folder of the run's checkpoints.
         generation: the last one of an earlier part of the run.
         restored: step of the checkpoint to start from; None for the initial state.
+        tensor_rank: of this process in its worker.
+        local_index: of this process among those of its machine, which is its GPU's number.
     """
 
     job: str
@@ -51,12 +54,14 @@ class Orders(Struct, frozen=True):
     run: str
     address: str
     faults: list[tuple[int, str]]
-    trace: str
+    trace: str | None
     launcher: int
     started: float
     checkpoints: str
     generation: int = 0
     restored: int | None = None
+    tensor_rank: int = 0
+    local_index: int = 0
 
 
 def die_with_parent(parent: int) -> None:
@@ -143,37 +148,55 @@ class ForkServer:
                 pipe.close()
 
 
+_Member = tuple[Worker, int]
+"""A process: its worker and its tensor rank."""
+
+
 class LocalProcesses:
-    """Worker processes of one run, one per position, each with its log file.
+    """Worker processes of one run, T per worker, each with its log file.
+
+    A worker fails as one: when a process of it ends other than by itself, the others are killed.
 
     Args:
         server: forks them.
-        orders: what to tell the n-th process of a worker.
+        orders: what to tell the process of a worker, of its n-th time and of a tensor rank.
         logs: folder for `k.r.log`.
         waker: ends a `wait` from other threads.
+        tensor_parallel: T.
     """
 
-    def __init__(self, server: ForkServer, orders: Callable[[Worker, int], Orders], logs: Path, waker: Waker) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        orders: Callable[[Worker, int, int], Orders],
+        logs: Path,
+        waker: Waker,
+        tensor_parallel: int = 1,
+    ) -> None:
         self._server, self._orders, self._logs = server, orders, logs
-        self._requests: dict[Worker, int] = {}
-        self._descriptors: dict[Worker, int] = {}
+        self._tensor_ranks = range(tensor_parallel)
+        self._requests: dict[_Member, int] = {}
+        self._descriptors: dict[_Member, int] = {}
         self._incarnations: dict[Worker, int] = {}
+        self._failed: dict[Worker, int] = {}
         self._poll = select.poll()
         self._waker = waker
         self._poll.register(server.answers, select.POLLIN)
         self._poll.register(waker.descriptor, select.POLLIN)
 
     def start(self, worker: Worker, incarnation: int | None = None) -> None:
-        """Ask for the worker's process; the next one, unless its number is given."""
+        """Ask for the worker's processes; the next ones, unless their number is given."""
         if incarnation is None:
             incarnation = self._incarnations.get(worker, -1) + 1
         self._incarnations[worker] = incarnation
-        orders = msgspec.json.encode(self._orders(worker, incarnation)).decode()
-        self._requests[worker] = self._server.fork(orders, self.log(worker))
+        self._failed.pop(worker, None)
+        for rank in self._tensor_ranks:
+            orders = msgspec.json.encode(self._orders(worker, incarnation, rank)).decode()
+            self._requests[worker, rank] = self._server.fork(orders, self.log(worker, rank))
 
-    def log(self, worker: Worker) -> Path:
-        """The worker's log file."""
-        return self._logs / f"{worker}.log"
+    def log(self, worker: Worker, tensor_rank: int = 0) -> Path:
+        """The log file of a worker's process."""
+        return self._logs / f"{member_name(worker, tensor_rank)}.log"
 
     def wait(self, seconds: float) -> None:
         """Sleep, but no longer than until a process starts or ends, or the waker wakes."""
@@ -182,47 +205,60 @@ class LocalProcesses:
 
     def _hear(self) -> None:
         self._server.hear()
-        for worker, request in self._requests.items():
-            if request in self._server.pids and worker not in self._descriptors:
+        for member, request in self._requests.items():
+            if request in self._server.pids and member not in self._descriptors:
                 with contextlib.suppress(ProcessLookupError):
-                    self._descriptors[worker] = os.pidfd_open(self._server.pids[request])
+                    self._descriptors[member] = os.pidfd_open(self._server.pids[request])
 
-    def _status(self, worker: Worker) -> int | None:
-        pid = self._server.pids.get(self._requests[worker])
+    def _status(self, member: _Member) -> int | None:
+        pid = self._server.pids.get(self._requests[member])
         return None if pid is None else self._server.statuses.get(pid)
 
     def gone(self) -> dict[Worker, str]:
-        """Processes that ended since the last call, with how. Raises RunError when the fork server itself ended."""
+        """Workers of which a process ended since the last call, with how; one that ends well does so with its last.
+
+        Raises RunError when the fork server itself ended.
+        """
         self._hear()
-        ended = {worker: status for worker in self._requests if (status := self._status(worker)) is not None}
-        for worker in ended:
-            del self._requests[worker]
-            descriptor = self._descriptors.pop(worker, None)
+        ended = {member: status for member in self._requests if (status := self._status(member)) is not None}
+        found: dict[Worker, str] = {}
+        for (worker, rank), status in ended.items():
+            del self._requests[worker, rank]
+            descriptor = self._descriptors.pop((worker, rank), None)
             if descriptor is not None:
                 os.close(descriptor)
-        return {worker: _how(status) for worker, status in ended.items()}
+            if worker not in self._failed and (status or not self._members(worker)):
+                self._failed[worker] = rank
+                found[worker] = _how(status) if len(self._tensor_ranks) == 1 else f"tensor rank {rank} {_how(status)}"
+        for worker in self._failed:
+            self.kill(worker)
+        return found
+
+    def _members(self, worker: Worker) -> list[_Member]:
+        return [(worker, rank) for rank in self._tensor_ranks if (worker, rank) in self._requests]
 
     def running(self, worker: Worker) -> bool:
         """Whether the worker has a process, or will have one in a moment."""
-        return worker in self._requests and self._status(worker) is None
+        return any(self._status(member) is None for member in self._members(worker))
 
     def incarnation(self, worker: Worker) -> int:
-        """Number of the worker's present process, from 0; -1 when it never had one."""
+        """Number of the worker's present processes, from 0; -1 when it never had any."""
         return self._incarnations.get(worker, -1)
 
-    def kill(self, worker: Worker) -> None:
-        """SIGKILL the worker's process, if it is still there."""
-        if worker in self._descriptors:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._descriptors[worker], signal.SIGKILL)
+    def kill(self, worker: Worker, tensor_rank: int | None = None) -> None:
+        """SIGKILL the worker's processes that are still there, or only that of a tensor rank."""
+        for member in self._members(worker):
+            if member in self._descriptors and tensor_rank in (None, member[1]):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._descriptors[member], signal.SIGKILL)
 
-    def pid(self, worker: Worker) -> int:
-        """Process id of the worker's present process."""
-        return self._server.pids[self._requests[worker]]
+    def pid(self, worker: Worker, tensor_rank: int = 0) -> int:
+        """Process id of one of the worker's present processes."""
+        return self._server.pids[self._requests[worker, tensor_rank]]
 
     def tail(self, worker: Worker) -> str:
-        """The last lines of the worker's log."""
-        return _tail(self.log(worker))
+        """The last lines of the worker's log: of the process that failed first, if one did."""
+        return _tail(self.log(worker, self._failed.get(worker, 0)))
 
     def end(self, patience: float) -> None:
         """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest."""
@@ -231,7 +267,7 @@ class LocalProcesses:
             while self._requests:
                 self.gone()
                 if time.monotonic() > deadline:
-                    for worker in self._requests:
+                    for worker in {worker for worker, _ in self._requests}:
                         self.kill(worker)
                 self.wait(0.05)
 

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
-from recycle.errors import RunError
+from recycle.errors import JobError, RunError
 from recycle.exec.launcher import check_request
 from recycle.exec.measure import PeerFigures, PeerRequest, StageFigures, StageRequest
 from recycle.exec.membership import LauncherStore
@@ -54,6 +54,11 @@ def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Pr
         RunError: a measurement failed; the message holds the last lines of its process.
     """
     check_request(job, 1, (), frozenset())
+    if job.grid.tensor_parallel != 1:
+        raise JobError(
+            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but a stage is measured in one process; take the"
+            " times from a run: recycle profile RUN_DIR -o FILE"
+        )
     if job.model.kind == "emulated":
         job.profile().require(job.shape)
     stages = job.shape.stages

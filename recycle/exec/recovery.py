@@ -18,6 +18,7 @@ from recycle.exec.membership import Facts, GenerationOver, Member, Record
 from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.striker import Striker
+from recycle.exec.tensor_group import TensorGroup
 from recycle.exec.transport import TransportError, Unreachable, tie_groups
 from recycle.exec.updates import Updates
 from recycle.ir.formats import native
@@ -40,6 +41,7 @@ class WorkerLoop:
         saver: writes this process's part of checkpoints.
         at: the iteration that the stages' states are from.
         address: of this machine, which the other workers connect to.
+        tensor_group: that this worker's stages compute in; None without tensor parallelism.
     """
 
     def __init__(
@@ -53,10 +55,11 @@ class WorkerLoop:
         saver: Saver,
         at: int = -1,
         address: str = "127.0.0.1",
+        tensor_group: TensorGroup | None = None,
     ) -> None:
         self.job, self.member, self.stages = job, member, stages
         self.striker, self.trace, self.shut = striker, trace, shut
-        self._saver, self._address = saver, address
+        self._saver, self._address, self._tensor_group = saver, address, tensor_group
         self._updates = Updates(stages, at)
 
     def run(self) -> None:
@@ -74,7 +77,7 @@ class WorkerLoop:
 
     def _settle(self, record: Record) -> None:
         """Roll forward or undo, so that every stage stands where the register does."""
-        if self.member.name in record.joins:
+        if self.member.worker in record.joins:
             return
         ahead = self._updates.ahead(record.committed)
         self.member.progress.begins(self._updates.way_to(record.committed), warms_up=False)
@@ -94,10 +97,12 @@ class WorkerLoop:
         self.member.progress.begins("form")
         self.striker.at_phase("form", record.committed + 1)
         schedule = native.loads(self.member.plan(record.plan), f"plan {record.plan}")
-        role = Worker.parse(record.roles[self.member.name])
+        role = Worker.parse(record.roles[self.member.worker])
         transport: GlooTransport | None = None
         try:
             transport = self._form(record, schedule, role)
+            if self._tensor_group is not None:
+                self._tensor_group.connect(transport.exchange)
             program = lower(schedule).program(role)
             self.member.progress.ended()
             self.member.formed()
@@ -129,6 +134,8 @@ class WorkerLoop:
             return None
         finally:
             self.shut()  # wakes every peer that still waits for this worker
+            if self._tensor_group is not None:
+                self._tensor_group.disconnect()
             if transport is not None:
                 transport.close()
 
@@ -149,14 +156,15 @@ class WorkerLoop:
             over=self.member.over,
             waiting=self.member.progress.set_waiting,
             address=self._address,
+            tensor=(0, 1) if self._tensor_group is None else (self._tensor_group.rank(), self._tensor_group.size()),
         )
         try:
             for joiner, source in sorted(record.joins.items()):
-                if self.member.name in (source, joiner):
+                if self.member.worker in (source, joiner):
                     self.striker.at_phase("copy", record.committed + 1)
-                if self.member.name == source:
+                if self.member.worker == source:
                     self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
-                elif self.member.name == joiner:
+                elif self.member.worker == joiner:
                     self._each_state(partial(transport.receive_state, Worker.parse(record.roles[source])))
                     self._updates.joined(record.committed)
         except TransportError:

@@ -16,7 +16,8 @@ import torch
 from msgspec import Struct
 
 from recycle.errors import RunError
-from recycle.exec.checkpoint import StoredFile, folder_of, write_stage
+from recycle.exec.checkpoint import StoredFile, folder_of, stored_names, write_stage
+from recycle.exec.members import member_name, split_member
 from recycle.exec.membership import Facts, Record, Store
 from recycle.exec.stage import Stage
 from recycle.exec.updates import Updates
@@ -24,19 +25,19 @@ from recycle.shape import Worker
 
 
 class Saved(Struct, frozen=True):
-    """What a worker posts as `saved/<n>/<stage>`: the files that it wrote, or why it could not."""
+    """What a process posts as `saved/<n>/<stage>`: the files that it wrote, or why it could not."""
 
     files: dict[str, StoredFile] = {}
     error: str = ""
 
 
-def saved_key(step: int, stage: int) -> str:
-    """Key of the store under which a stage's part of a checkpoint is announced."""
-    return f"saved/{step}/{stage}"
+def saved_key(step: int, stage: int, tensor_rank: int = 0) -> str:
+    """Key of the store under which what a tensor rank holds of a stage is announced as written."""
+    return f"saved/{step}/{member_name(str(stage), tensor_rank)}"
 
 
 def writer_of(stage: int, rank: int, record: Record) -> str:
-    """The process that writes a stage: one that hosts it since before this generation; another pipeline's per stage.
+    """The worker that writes a stage: one that hosts it since before this generation; another pipeline's per stage.
 
     Args:
         rank: whose workers host the stage.
@@ -55,10 +56,21 @@ class Saver:
         rank: of the process.
         stages: that it hosts.
         store: for the main thread; the writing thread gets a client of its own.
+        tensor_parallel: T. Each tensor rank writes its own part.
     """
 
-    def __init__(self, root: Path, name: str, rank: int, stages: Mapping[int, Stage], store: Store) -> None:
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        rank: int,
+        stages: Mapping[int, Stage],
+        store: Store,
+        tensor_parallel: int = 1,
+    ) -> None:
         self._root, self._name, self._rank, self._stages = root, name, rank, stages
+        self._worker, self._tensor_rank = split_member(name)
+        self._tensor_parallel = tensor_parallel
         self._store, self._posts = store, store.clone()
         self._copies: dict[int, list[torch.Tensor]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -75,8 +87,8 @@ class Saver:
         mine = [
             index
             for index in self._stages
-            if writer_of(index, self._rank, record) == self._name
-            and not self._store.has_all([saved_key(facts.step, index)])
+            if writer_of(index, self._rank, record) == self._worker
+            and not self._store.has_all([saved_key(facts.step, index, self._tensor_rank)])
         ]
         if not mine:
             return
@@ -106,15 +118,16 @@ class Saver:
 
     def _write(self, step: int, indices: list[int]) -> None:
         for index in indices:
-            named = self._stages[index].named_state(self._copies[index])
+            stage, tensor = self._stages[index], (self._tensor_rank, self._tensor_parallel)
+            named = stored_names(stage.named_state(self._copies[index]), stage.cuts(), tensor)
             try:
-                saved = Saved(write_stage(folder_of(self._root, step), index, self._name, named))
+                saved = Saved(write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank))
             except Exception as error:  # whatever it is, training goes on, and the launcher says it
                 saved = Saved(error=f"worker {self._name}: {error}")
             self._post(step, index, saved)
 
     def _post(self, step: int, index: int, saved: Saved) -> None:
         try:
-            self._posts.post(saved_key(step, index), msgspec.json.encode(saved).decode())
+            self._posts.post(saved_key(step, index, self._tensor_rank), msgspec.json.encode(saved).decode())
         except RunError:
             return  # the launcher is gone, and this process with it in a moment

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +22,8 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.data import Batches
-from recycle.exec.optimizer import Optimizer, decays
+from recycle.exec.optimizer import SHAPED, Optimizer, decays
+from recycle.exec.tensor_group import TensorGroup
 from recycle.job import Job
 from recycle.shape import MicroBatch
 
@@ -89,8 +90,15 @@ class Stage(Protocol):
     def gradient_norms_squared(self) -> list[float]:
         """After the reduction: squared norm of each parameter's mean gradient, the same bits on all hosts.
 
-        One at least is not finite when any gradient was not finite or beyond the bound of `exact`.
+        One at least is not finite when any gradient was not finite or beyond the bound of `exact`. With tensor
+        parallelism, of what this tensor rank holds.
         """
+
+    def replicated(self) -> Collection[int]:
+        """Places in `gradient_norms_squared` of the numbers that all tensor ranks of a worker have in common."""
+
+    def cuts(self) -> Mapping[str, int]:
+        """Names of `named_state` whose tensors are cut between tensor ranks -> the dimension along which."""
 
     def step(self, iteration: int, clip_factor: float) -> None:
         """After the reduction: one AdamW update with the learning rate of `iteration`."""
@@ -122,6 +130,7 @@ class MegatronStage:
         batches: gives the micro-batches.
         part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
         tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
+        tensor_rank: of the part.
 
     Attributes:
         parameters: the live parameters by their name in the whole model, a shared one first.
@@ -136,10 +145,12 @@ class MegatronStage:
         batches: Batches,
         part: Any,
         tied_sum: Accumulator | None = None,
+        tensor_rank: int = 0,
     ) -> None:
         from recycle.exec.backward import WeightGradientStore, split_linears
         from recycle.exec.dropout import DropoutSeeds
         from recycle.exec.gpt import SHARED_WEIGHT, global_names
+        from recycle.exec.tensor_parts import cut_dimensions
 
         self.index = index
         self._device = device
@@ -157,17 +168,23 @@ class MegatronStage:
         self._recomputes = job.model.recompute == "full"
         first_layer = sum(job.layers_per_stage()[:index])
         drops = part.config.hidden_dropout or part.config.attention_dropout
-        self._dropout = DropoutSeeds(part, first_layer, job.model.seed, device) if drops else None
+        tensor = (tensor_rank, job.grid.tensor_parallel)
+        self._dropout = DropoutSeeds(part, first_layer, job.model.seed, device, tensor) if drops else None
 
         named = global_names(part, first_layer)
         shared = SHARED_WEIGHT if job.model.tied else None
         self.parameters = dict(sorted(named.items(), key=lambda item: (not decays(item[1]), item[0] != shared)))
         parameters = list(self.parameters.values())
+        cut = cut_dimensions(part)
+        self._cuts = {name: cut[parameter] for name, parameter in self.parameters.items() if parameter in cut}
         self._type = PRECISIONS[job.train.precision]
         self._optimizer = Optimizer(parameters, job.train, self._type)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
         bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in parameters]
         count = int(shared in self.parameters)
+        own = list(self.parameters)[count:]
+        is_alone = job.grid.tensor_parallel == 1
+        self._replicated = () if is_alone else [place for place, name in enumerate(own) if name not in self._cuts]
         self._sum = accumulator(Layout(shapes[count:]), self._divisor, bound)
         if count and tied_sum is None:
             # Embedding and output layer each give a gradient, and each is rounded by itself.
@@ -247,8 +264,14 @@ class MegatronStage:
 
     def gradient_norms_squared(self) -> list[float]:
         # A shared weight counts once, where the embedding is.
-        counted = [self._sum] if self._is_last and not self._is_first else self._sums()
+        counted = [self._sum] if self._is_last and not self._is_first else self._sums()[::-1]
         return [part for accumulator in counted for part in accumulator.mean_norms_squared(self._divisor)]
+
+    def replicated(self) -> Collection[int]:
+        return self._replicated
+
+    def cuts(self) -> Mapping[str, int]:
+        return {f"{prefix}{name}": dimension for prefix in SHAPED for name, dimension in self._cuts.items()}
 
     def mean_gradients(self) -> dict[str, torch.Tensor]:
         """Mean gradient of each parameter by global name, fp32; after the reduction."""
@@ -333,8 +356,10 @@ class MegatronStage:
 
 
 def default_device(local_rank: int = 0) -> torch.device:
-    """The only place that chooses a device: the GPU of this local rank, else the CPU."""
-    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    """The only place that chooses a device: the GPU of this local rank, in turn where there are fewer; else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def require_precision(precision: str, device: torch.device) -> None:
@@ -348,7 +373,12 @@ def require_precision(precision: str, device: torch.device) -> None:
 
 
 def build_stage(
-    job: Job, index: int, device: torch.device, batches: Batches, tied_sum: Accumulator | None = None
+    job: Job,
+    index: int,
+    device: torch.device,
+    batches: Batches,
+    tied_sum: Accumulator | None = None,
+    tensor_group: TensorGroup | None = None,
 ) -> MegatronStage:
     """Stage `index` of the job's model, ready for its first iteration.
 
@@ -357,11 +387,13 @@ def build_stage(
     the environment of the process.
 
     Raises:
-        RunError: tensor parallelism or a precision that the device lacks is asked for, or this megatron-core is not a
-            tested one.
+        RunError: tensor parallelism without a group or a precision that the device lacks is asked for, or this
+            megatron-core is not a tested one.
     """
-    if job.grid.tensor_parallel != 1:
-        raise RunError(f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but stages compute on one device each")
+    if job.grid.tensor_parallel != (1 if tensor_group is None else tensor_group.size()):
+        raise RunError(
+            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but this process computes alone; set it to 1 here"
+        )
     require_precision(job.train.precision, device)
     torch.set_num_threads(job.train.threads)
     if job.train.accumulation == "exact":
@@ -376,8 +408,9 @@ def build_stage(
         from recycle.exec.gpt import build_part, ensure_parallel_state
 
         require_tested_version()
-        ensure_parallel_state(device)
-        return MegatronStage(job, index, device, batches, build_part(job, index), tied_sum)
+        ensure_parallel_state(device, tensor_group)
+        tensor_rank = 0 if tensor_group is None else tensor_group.rank()
+        return MegatronStage(job, index, device, batches, build_part(job, index, tensor_rank), tied_sum, tensor_rank)
 
 
 def digest(tensors: list[torch.Tensor]) -> str:

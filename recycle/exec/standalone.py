@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from recycle.errors import JobError
 from recycle.exec.commit import decide, report_of
 from recycle.exec.interpreter import Interpreter
 from recycle.exec.launcher import RunResult, check_request, train
@@ -51,6 +52,11 @@ def run(
     """
     if transport == "gloo":
         return train(job, directory or tempfile.mkdtemp(prefix="recycle-"), steps=steps, schedule=schedule)
+    if job.grid.tensor_parallel != 1:
+        raise JobError(
+            f'[shape] tensor_parallel: {job.grid.tensor_parallel}, but transport = "local" has one process, which'
+            ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
+        )
     schedule = with_ties(schedule, job)
     require_valid(schedule, job)
     steps = job.train.steps if steps is None else steps

@@ -14,8 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from recycle.exec.members import member_name
 from recycle.job import Job
 from recycle.shape import Worker
+
+_Member = tuple[Worker, int]
+"""A process: its worker and its tensor rank."""
 
 
 @dataclass
@@ -38,11 +42,12 @@ class Vigil:
     def __init__(self, job: Job) -> None:
         self._limits = job.membership
         self._profiled = profiled_seconds(job)
-        self._beats: dict[Worker, _Beat] = {}
+        self._tensor_ranks = range(job.grid.tensor_parallel)
+        self._beats: dict[_Member, _Beat] = {}
         self._looked = 0.0
 
     def lost(self, live: Collection[Worker], read: Callable[[str], str | None], now: float) -> dict[Worker, str]:
-        """Workers without heartbeat, or without progress while they have work, each with why.
+        """Workers with a process without heartbeat, or without progress while it has work, each with why.
 
         Args:
             read: the text of a key of the store.
@@ -56,11 +61,12 @@ class Vigil:
                 beat.changed += late
                 beat.progressed += late
         lost: dict[Worker, str] = {}
-        for worker in live:
-            beat = self._beats.setdefault(worker, _Beat(changed=now, progressed=now, patience=limits.warm_up))
+        for worker, rank in ((worker, rank) for worker in live for rank in self._tensor_ranks):
+            which = f"tensor rank {rank}: " if rank else ""
+            beat = self._beats.setdefault((worker, rank), _Beat(changed=now, progressed=now, patience=limits.warm_up))
             if now - beat.changed < limits.heartbeat / 2 and beat.text:
                 continue
-            text = read(f"beat/{worker}") or ""
+            text = read(f"beat/{member_name(worker, rank)}") or ""
             if text != beat.text:
                 beat.text, beat.changed = text, now
                 _, count, state, beat.doing, longest = text.split()
@@ -68,9 +74,9 @@ class Vigil:
                 if count != beat.count or state == "waiting":
                     beat.count, beat.progressed = count, now
             if now - beat.changed > limits.dead_after:
-                lost[worker] = f"no heartbeat for {limits.dead_after:g} s"
+                lost.setdefault(worker, f"{which}no heartbeat for {limits.dead_after:g} s")
             elif now - beat.progressed > beat.patience:
-                lost[worker] = f"no progress for {beat.patience:g} s in {beat.doing}"
+                lost.setdefault(worker, f"{which}no progress for {beat.patience:g} s in {beat.doing}")
         return lost
 
     def patience(self, longest: float | None) -> float:
@@ -85,13 +91,14 @@ class Vigil:
         return max(limits.hung_after, limits.hung_factor * longest)
 
     def forget(self, worker: Worker) -> None:
-        """The worker's next heartbeat comes from another process."""
-        self._beats.pop(worker, None)
+        """The worker's next heartbeats come from other processes."""
+        for rank in self._tensor_ranks:
+            self._beats.pop((worker, rank), None)
 
     def is_silent(self, worker: Worker, now: float) -> bool:
         """Whether a heartbeat is well overdue, though not long enough to be dead."""
-        beat = self._beats.get(worker)
-        return beat is not None and now - beat.changed > self._limits.dead_after / 2
+        beats = [beat for rank in self._tensor_ranks if (beat := self._beats.get((worker, rank))) is not None]
+        return any(now - beat.changed > self._limits.dead_after / 2 for beat in beats)
 
 
 def profiled_seconds(job: Job) -> float:

@@ -1,4 +1,4 @@
-"""A worker process: forked by the fork server, one per live worker.
+"""A worker process: forked by the fork server, one per live worker and tensor rank.
 
 It connects to the launcher's store, builds its stages, says that it is ready and lives through generations
 (recovery.py). It dies with the launcher, never the other way round.
@@ -22,6 +22,7 @@ from recycle.exec.checkpoint import folder_of, load
 from recycle.exec.faults import parse_fault
 from recycle.exec.gloo import open_sockets, shut_sockets
 from recycle.exec.iterations import TraceLog
+from recycle.exec.members import member_name
 from recycle.exec.membership import Member
 from recycle.exec.processes import Orders
 from recycle.exec.recovery import WorkerLoop
@@ -30,6 +31,7 @@ from recycle.exec.stage import Stage
 from recycle.exec.stages import build_stages
 from recycle.exec.stores import open_store
 from recycle.exec.striker import Striker
+from recycle.exec.tensor_group import TensorGroup
 from recycle.job import Job
 from recycle.shape import Worker
 
@@ -42,9 +44,12 @@ def run_worker(orders_text: str) -> None:
     job = Job.from_toml(orders.job)
     torch.set_num_threads(job.train.threads)
     worker = Worker.parse(orders.worker)
-    stages = build_stages(job, orders.stages)
+    tensor_rank, tensor_parallel = orders.tensor_rank, job.grid.tensor_parallel
+    name = member_name(worker, tensor_rank)
+    tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
+    stages = build_stages(job, orders.stages, orders.local_index, tensor_group)
     if orders.restored is not None:
-        load(folder_of(Path(orders.checkpoints), orders.restored), stages.values())
+        load(folder_of(Path(orders.checkpoints), orders.restored), stages.values(), tensor_rank, tensor_parallel)
     store = open_store(orders.store, orders.run, job.membership)
     keep: set[str] = set()
     peers = store.addresses
@@ -53,11 +58,11 @@ def run_worker(orders_text: str) -> None:
         shut_sockets(keep, peers)
 
     def end(reason: str) -> None:
-        print(f"worker {worker} ends: {reason}", file=sys.stderr, flush=True)
+        print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(3)
 
-    member = Member(store, orders.worker, job.membership.heartbeat, shut, end, orders.generation)
-    saver = Saver(Path(orders.checkpoints), orders.worker, worker.rank, stages, store)
+    member = Member(store, name, job.membership.heartbeat, shut, end, orders.generation)
+    saver = Saver(Path(orders.checkpoints), name, worker.rank, stages, store, tensor_parallel)
     striker = Striker(
         [(number, parse_fault(text)) for number, text in orders.faults],
         lambda number: store.first(f"fault/{number}"),
@@ -66,10 +71,10 @@ def run_worker(orders_text: str) -> None:
     )
     keep |= set(open_sockets())
     member.ready(orders.incarnation)
-    trace = TraceLog(Path(orders.trace), orders.started, member.warn)
+    trace = TraceLog(None if orders.trace is None else Path(orders.trace), orders.started, member.warn)
     at = -1 if orders.restored is None else orders.restored
     try:
-        WorkerLoop(job, member, stages, striker, trace, shut, saver, at, orders.address).run()
+        WorkerLoop(job, member, stages, striker, trace, shut, saver, at, orders.address, tensor_group).run()
         member.progress.set_waiting(True)  # for a disk, which has its own deadline
         saver.close()
         member.progress.begins("digest")

@@ -31,6 +31,25 @@ def test_hosts_of_a_stage_that_hold_different_gradients_end_the_run() -> None:
         decide(job(2, 1, 2), 0, reports)
 
 
+def test_tensor_ranks_add_what_is_theirs_and_count_once_what_is_common() -> None:
+    of = job(2, 1, 2, shape={"tensor_parallel": 2})
+    reports = {
+        name: Report({0: [own]}, 3.0, replicated={0: [4.0]})
+        for name, own in (("0.0", 9.0), ("0.0t1", 12.0), ("1.0", 9.0), ("1.0t1", 12.0))
+    }
+    facts = decide(of, 0, reports)
+    assert (facts.loss, facts.grad_norm) == (6.0 / 4, 5.0)
+    spoilt = reports | {"1.0t1": Report({0: [math.nan]}, 3.0, replicated={0: [4.0]})}
+    assert decide(of, 0, spoilt).clip_factor is None
+    for name, report, says in (
+        ("1.0t1", Report({0: [12.5]}, 3.0, replicated={0: [4.0]}), r"worker 1\.0t1 holds another gradient of stage 0"),
+        ("0.0t1", Report({0: [12.0]}, 3.0, replicated={0: [4.5]}), r"worker 0\.0t1 holds another gradient of stage 0"),
+        ("1.0t1", Report({0: [12.0]}, 3.5, replicated={0: [4.0]}), r"worker 1\.0t1 has another loss"),
+    ):
+        with pytest.raises(RunError, match=says):
+            decide(of, 0, reports | {name: report})
+
+
 def test_a_norm_that_is_not_finite_has_no_clip_factor() -> None:
     facts = decide(job(1, 2, 1), 0, {"0.0": Report({0: [math.nan]}, None), "0.1": Report({1: [1.0]}, 2.0)})
     assert facts.clip_factor is None

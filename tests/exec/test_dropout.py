@@ -7,9 +7,11 @@ import torch
 
 from recycle import Job, JobError, MicroBatch
 from recycle.exec import run
+from recycle.exec.dropout import DropoutSeeds
+from recycle.exec.gpt import build_part
 from recycle.exec.stage import MegatronStage
 from recycle.ir.families import one_f_one_b, zb_v
-from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_pipelines, small_job
+from tests.exec.drive import CPU, build_pipeline, differing, gradients_by_name, run_pipelines, small_job
 from tests.exec.runs import Run, job
 
 STEPS = 4
@@ -87,3 +89,24 @@ def test_a_share_outside_0_to_1_names_its_key(key: str, value: float) -> None:
     text = f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[model]\n{key} = {value}"
     with pytest.raises(JobError, match=rf"\[model\] {key}: expected"):
         Job.from_toml(text)
+
+
+def test_tensor_ranks_draw_their_own_for_attention_and_alike_for_the_rest() -> None:
+    of = small_job(ranks=1, model={"dropout": 0.2, "layers": 2})
+    build_pipeline(of)  # megatron-core's groups
+    found = []
+    for tensor in ((0, 2), (1, 2), (1, 2)):
+        part = build_part(of, 0)
+        seeds = DropoutSeeds(part, 0, of.model.seed, CPU, tensor)
+        heads: list[torch.Tensor] = []
+        states: list[torch.Tensor] = []
+        attention = part.decoder.layers[0].self_attention.core_attention
+        attention.register_forward_hook(lambda _, __, output, heads=heads: heads.append(output))
+        attention.register_forward_hook(lambda *_, states=states: states.append(torch.get_rng_state()))
+        tokens = torch.arange(32)[None]
+        with seeds.of(3, 1):
+            part(input_ids=tokens, position_ids=tokens, attention_mask=None)
+        found.append((heads[0], states[0]))
+    assert not torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[1][0], found[2][0])
+    assert torch.equal(found[0][1], found[1][1])

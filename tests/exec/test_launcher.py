@@ -25,7 +25,6 @@ STEPS = 3
     [
         ({"model": {"kind": "gpt", "layers": 3}}, r"\[model\] layers: 3 layers do not divide over 2 stages"),
         ({"model": {"kind": "gpt"}, "data": {"path": "/nowhere/at/all"}}, "/nowhere/at/all"),
-        ({"shape": {"tensor_parallel": 2}}, "tensor_parallel"),
     ],
 )
 def test_an_impossible_job_is_refused_before_anything_starts(

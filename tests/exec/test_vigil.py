@@ -62,6 +62,21 @@ def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -
     assert heard.until_lost(None, 0.75)[1] == ""
 
 
+def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
+    vigil = Vigil(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
+    for tick in range(40):
+        now, beats = tick / 4, {"beat/0.0": f"{tick} 7 waiting 1F 0.1", "beat/0.1": f"{tick} {tick} working 1F 0.1"}
+        beats |= {"beat/0.0t1": f"{tick} 7 working 1F 0.1", "beat/0.1t1": "3 7 waiting 1F 0.1"}
+        lost = vigil.lost([A, B], beats.get, now)
+        assert not lost or now > 4.0
+        if len(lost) == 2:
+            break
+    assert lost == {A: "tensor rank 1: no progress for 4 s in 1F", B: "tensor rank 1: no heartbeat for 4 s"}
+    assert [vigil.is_silent(worker, now) for worker in (A, B)] == [False, True]
+    vigil.forget(B)
+    assert not vigil.is_silent(B, now)
+
+
 def test_the_profile_counts_where_its_unit_is_known() -> None:
     emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
     assert profiled_seconds(emulated) == 6.0

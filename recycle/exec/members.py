@@ -1,0 +1,37 @@
+"""Names of a worker's processes, which the store's keys, logs and faults go by.
+
+With tensor parallelism T a worker is T processes, its members, that fail as one. The one of tensor rank 0 has the
+worker's name, `k.r`, and every other is `k.rtN`, with N its tensor rank: `1.0`, `1.0t1`. What is agreed on among
+workers (who is live, roles, who joins) names workers; what each process says for itself (that it is ready, has
+acknowledged, formed, reported, beats) names members, and counts for the worker when all of them have said it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from recycle.shape import Worker
+
+
+def member_name(worker: Worker | str, tensor_rank: int) -> str:
+    """Name of the worker's process of a tensor rank."""
+    return f"{worker}t{tensor_rank}" if tensor_rank else str(worker)
+
+
+def members_of(workers: Iterable[Worker | str], tensor_parallel: int) -> list[str]:
+    """Names of all processes of `workers`, worker by worker."""
+    return [member_name(worker, rank) for worker in workers for rank in range(tensor_parallel)]
+
+
+def split_member(name: str) -> tuple[str, int]:
+    """The worker and the tensor rank that a member's name is made of."""
+    worker, _, rank = name.partition("t")
+    return worker, int(rank or 0)
+
+
+def joined_digests(parts: Sequence[dict[int, str]]) -> dict[int, str]:
+    """Stage -> one digest of what the members of a worker hold, given theirs by tensor rank."""
+    if len(parts) == 1:
+        return parts[0]
+    return {stage: hashlib.sha256("".join(part[stage] for part in parts).encode()).hexdigest() for stage in parts[0]}

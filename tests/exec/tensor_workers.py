@@ -1,0 +1,142 @@
+"""The processes of one worker with tensor parallelism, without schedules: stages, a tensor group and gloo between them.
+
+Spawned once per module; each case names a job and the programs to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from recycle.exec.commit import report_of
+from recycle.exec.gloo import GlooTransport
+from recycle.exec.membership import Report
+from recycle.exec.stage import build_stage
+from recycle.exec.tensor_group import TensorGroup
+from recycle.job import Job
+from recycle.shape import Worker
+from tests.exec.drive import CPU, corpus_of, execute, gradients_by_name, micro_batches, one_f_one_b, split
+
+ANSWER_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one tensor rank has of all stages after an iteration.
+
+    Attributes:
+        gradients: mean gradients by name in the whole model.
+        cuts: name -> dimension along which it is cut.
+        report: as for a commit.
+        digests: of the states after a step with these gradients.
+    """
+
+    gradients: dict[str, np.ndarray]
+    cuts: dict[str, int]
+    report: Report
+    digests: list[str]
+
+
+class TensorWorkers:
+    """T processes; use as a context manager."""
+
+    def __init__(self, count: int) -> None:
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        spawn = multiprocessing.get_context("spawn")
+        self._members = []
+        for rank in range(count):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_serve, args=(self._store.port, rank, count, theirs), daemon=True)
+            process.start()
+            self._members.append((process, ours))
+
+    def iterate(self, job: Job, weights_last: bool = False) -> list[Part]:
+        """Run one iteration of every stage of `job` and step; `weights_last` splits B and puts every W to the end."""
+        for _, pipe in self._members:
+            pipe.send((job.to_toml(), weights_last))
+        parts = []
+        for rank, (_, pipe) in enumerate(self._members):
+            assert pipe.poll(ANSWER_SECONDS), f"tensor rank {rank} hangs"
+            part = pipe.recv()
+            assert isinstance(part, Part), part
+            parts.append(part)
+        return parts
+
+    def __enter__(self) -> TensorWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, pipe in self._members:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+            process.join(10.0)
+            if process.is_alive():
+                process.kill()
+
+
+def whole_gradients(parts: list[Part]) -> dict[str, torch.Tensor]:
+    """The gradients of the whole model, put together from those of all tensor ranks."""
+    return {
+        name: torch.from_numpy(
+            np.concatenate([part.gradients[name] for part in parts], parts[0].cuts[name])
+            if name in parts[0].cuts
+            else parts[0].gradients[name]
+        )
+        for name in parts[0].gradients
+    }
+
+
+def _serve(port: int, rank: int, count: int, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    store, me = TCPStore("127.0.0.1", port, is_master=False), Worker(0, 0)
+    transport = GlooTransport(
+        store,
+        "tensor",
+        me,
+        [me],
+        {},
+        ((1,), torch.float32),
+        timeout=60.0,
+        answer_timeout=30.0,
+        form_timeout=60.0,
+        over=threading.Event(),
+        tensor=(rank, count),
+    )
+    group = TensorGroup(rank, count)
+    group.connect(transport.exchange)
+    while (case := pipe.recv()) is not None:
+        try:
+            answer: Any = _iterate(group, *case)
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        pipe.send(answer)
+    os._exit(0)
+
+
+def _iterate(group: TensorGroup, text: str, weights_last: bool) -> Part:
+    job = Job.from_toml(text)
+    count = job.shape.stages
+    stages = [build_stage(job, index, CPU, corpus_of(text), None, group) for index in range(count)]
+    batches = micro_batches(0, job.shape.micro_batches)
+    for stage in stages:
+        stage.begin_iteration(0)
+    programs = [one_f_one_b(index, count, batches) for index in range(count)]
+    execute(zip(stages, [split(p, batches) for p in programs] if weights_last else programs, strict=True))
+    if len(stages) > 1 and stages[0].tied_buffers():
+        (first,), (last,) = stages[0].tied_buffers(), stages[-1].tied_buffers()
+        first += last
+        last.copy_(first)
+    report = report_of({stage.index: stage for stage in stages})
+    gradients = {name: tensor.numpy().copy() for name, tensor in gradients_by_name(stages).items()}
+    for stage in stages:
+        stage.step(0, 1.0)
+    cuts = {name: cut for stage in stages for name, cut in stage.cuts().items() if name in gradients}
+    return Part(gradients, cuts, report, [stage.state_digest() for stage in stages])
