@@ -326,7 +326,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
     try:
-        there = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        there: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         sizes = {int(match[1]) for name in there if (match := _FIRST_PART.search(name))}
         for stage in stages:  # one by one: tied stages have a name in common
             state: dict[str, Any] = {}

@@ -93,14 +93,15 @@ def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[
         worker, tensor_rank = split_member(member)
         if report.loss is not None and math.isfinite(report.loss) and report.loss != reports[worker].loss:
             raise RunError(f"step {step}: worker {member} has another loss than its tensor rank 0")
-        found = [((stage, tensor_rank), parts) for stage, parts in report.norms.items()]
-        found += [((stage, None), parts) for stage, parts in report.replicated.items()]
-        for (stage, held_by), parts in found:
-            before = norms.setdefault((stage, held_by), parts)
-            if not all(map(math.isfinite, [*before, *parts])):
-                norms[stage, held_by] = [math.nan]
-            elif before != parts:
-                raise RunError(f"step {step}: worker {member} holds another gradient of stage {stage} than its peers")
+        for held_by, of_stages in ((tensor_rank, report.norms), (None, report.replicated)):
+            for stage, parts in of_stages.items():
+                before = norms.setdefault((stage, held_by), parts)
+                if not all(map(math.isfinite, [*before, *parts])):
+                    norms[stage, held_by] = [math.nan]
+                elif before != parts:
+                    raise RunError(
+                        f"step {step}: worker {member} holds another gradient of stage {stage} than its peers"
+                    )
     squared = math.fsum(part for parts in norms.values() for part in parts)
     losses = [r.loss for member, r in sorted(reports.items()) if r.loss is not None and split_member(member)[1] == 0]
     loss = sum(losses) / job.shape.global_micro_batches

@@ -34,8 +34,13 @@ class TensorGroup(dist.ProcessGroup):
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._exchange: Exchange | None = None
+        # Of an all-reduce that fails torch describes the group, and where it has none in its tables, which of all
+        # processes (a world of one) has which rank, it raises an error of its own instead.
+        world: Any = dist.distributed_c10d._world
+        world.pg_map[self] = ("gloo", None)
+        world.pg_group_ranks[self] = {0: rank}
 
     def connect(self, exchange: Exchange) -> None:
         """A generation's transport stands."""
@@ -45,7 +50,7 @@ class TensorGroup(dist.ProcessGroup):
         """It does not any more."""
         self._exchange = None
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
         """Start the all-reduce of one tensor, in place; the result is there after `wait` of what is returned.
 
         Raises:

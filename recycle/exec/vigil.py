@@ -46,12 +46,15 @@ class Vigil:
         self._beats: dict[_Member, _Beat] = {}
         self._looked = 0.0
 
-    def lost(self, live: Collection[Worker], read: Callable[[str], str | None], now: float) -> dict[Worker, str]:
+    def lost(
+        self, live: Collection[Worker], read: Callable[[str], str | None], now: float, done: Collection[str] = ()
+    ) -> dict[Worker, str]:
         """Workers with a process without heartbeat, or without progress while it has work, each with why.
 
         Args:
             read: the text of a key of the store.
             now: monotonic seconds.
+            done: processes that have nothing more to do, and may be silent.
         """
         limits = self._limits
         late = max(0.0, now - self._looked - limits.heartbeat)
@@ -62,11 +65,13 @@ class Vigil:
                 beat.progressed += late
         lost: dict[Worker, str] = {}
         for worker, rank in ((worker, rank) for worker in live for rank in self._tensor_ranks):
+            if (name := member_name(worker, rank)) in done:
+                continue
             which = f"tensor rank {rank}: " if rank else ""
             beat = self._beats.setdefault((worker, rank), _Beat(changed=now, progressed=now, patience=limits.warm_up))
             if now - beat.changed < limits.heartbeat / 2 and beat.text:
                 continue
-            text = read(f"beat/{member_name(worker, rank)}") or ""
+            text = read(f"beat/{name}") or ""
             if text != beat.text:
                 beat.text, beat.changed = text, now
                 _, count, state, beat.doing, longest = text.split()

@@ -118,6 +118,23 @@ def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 5, 6}
 
 
+def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, launch: Run, tmp_path: Path) -> None:
+    steps = 60
+    cluster = start(small(shape={"tensor_parallel": 2}), steps)
+    cluster.reach_step(3)
+    logs = tmp_path / "run" / "logs"
+    (pid,) = processes_writing_below(str(logs / "1.1t1.log"))
+    (other,) = processes_writing_below(str(logs / "1.1.log"))
+    os.kill(pid, signal.SIGKILL)
+    cluster.reach(lambda: bool(cluster.events("rejoined")), "its return")
+    assert [event["cause"] for event in cluster.events("detected")] == ["tensor rank 1 killed by SIGKILL"]
+    assert not set(processes_writing_below(str(logs / "1.1"))) & {pid, other}
+    cluster.finish()
+    calm = small(model={"seconds_per_unit": 0.0}, membership={"dead_after": 60.0})
+    assert [line["loss"] for line in cluster.lines("metrics")] == launch(calm, steps).losses
+    assert len(cluster.events("finished")[-1]["digests"]) == 6
+
+
 def test_a_real_gpt_trains_through_the_death_of_the_coordinators_node(start: Start, launch: Run) -> None:
     cluster = start(small("gpt"), steps=12)
     cluster.reach_step(3)

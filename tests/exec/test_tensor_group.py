@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from recycle import RunError
+from recycle.exec.gpt import ensure_parallel_state
 from recycle.exec.tensor_group import TensorGroup
+from recycle.exec.transport import TransportError
 
 
 class Board:
@@ -93,3 +95,20 @@ def test_between_generations_there_is_no_group() -> None:
     assert (group.rank(), group.size()) == (1, 2)
     with pytest.raises(RunError, match="outside of a generation"):
         dist.all_reduce(torch.ones(1), group=group)
+
+
+def test_the_error_of_an_exchange_is_what_torch_raises() -> None:
+    """Also where torch knows a world of its own, and describes the group of whatever fails."""
+    ensure_parallel_state(torch.device("cpu"))
+
+    def start(_: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        raise TransportError("a peer is gone")
+
+    def wait() -> list[torch.Tensor]:
+        raise TransportError("the generation is over")
+
+    group = TensorGroup(1, 2)
+    for exchange, says in ((start, "a peer is gone"), (lambda _: wait, "the generation is over")):
+        group.connect(exchange)
+        with pytest.raises(TransportError, match=says):
+            dist.all_reduce(torch.ones(1), group=group)
