@@ -6,9 +6,10 @@ global process group is made, so a generation ends by dropping objects, and mega
 
 Shutting this process's sockets is what wakes whoever is blocked in a gloo transfer, here and at the other end;
 aborting a group does not. Sockets that were open before the generation (the clients of the store) are left alone, and
-so are listening sockets, whose shutdown would end the process. Two waits are deaf to that now and then: forming a
-group whose member died before it connected, and an all-reduce. They run in a thread of their own, which is left
-behind when the generation is over; so are their groups, because freeing one would wait for it.
+so are listening sockets, whose shutdown would end the process. Three waits are deaf to that now and then: forming a
+group whose member died before it connected, an all-reduce, and a transfer that is posted in that very moment, as those
+inside a worker are all the time. They run in a thread of their own, which is left behind when the generation is over;
+so are their groups, because freeing one would wait for it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ FORM_SECONDS = (0.001, 0.05)
 _WORLD, _TENSOR = -1, -2
 """Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
 _LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
-"""All-reduces that have not ended with their generation, and their groups; kept until they do (at the transport timeout
-at the latest), because freeing a group before that would block this process."""
+"""Waits that have not ended with their generation, and their groups; kept until they do (at the transport timeout at
+the latest), because freeing a group before that would block this process."""
 
 
 class GlooTransport(GroupTransport):
@@ -134,16 +135,19 @@ class GlooTransport(GroupTransport):
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
         for buffer in buffers:
-            summing = self._try(partial(group.allreduce, [buffer], options))
-            self._waiting(True)
-            ending = self._deaf.submit(summing.wait)
-            try:
-                self._until_over(ending)
-            except TransportError:
-                _LEFT_BEHIND.append((ending, group))
-                raise
-            finally:
-                self._waiting(False)
+            self._wait_deaf([self._try(partial(group.allreduce, [buffer], options))], group)
+
+    def _wait_deaf(self, works: Sequence[Any], group: Any) -> None:
+        """Wait for all of `works`, which shut sockets need not wake, until the generation is over."""
+        self._waiting(True)
+        ending = self._deaf.submit(lambda: [work.wait() for work in works])
+        try:
+            self._until_over(ending)
+        except TransportError:
+            _LEFT_BEHIND.append((ending, group))
+            raise
+        finally:
+            self._waiting(False)
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Start to give `tensor`, contiguous, to the worker's other processes and to get theirs.
@@ -158,8 +162,7 @@ class GlooTransport(GroupTransport):
         works += [self._try(partial(self._tensor.send, [tensor], rank, tag)) for rank in others]
 
         def pending() -> list[torch.Tensor]:
-            for work in works:
-                self._wait(work)
+            self._wait_deaf(works, self._tensor)
             return parts
 
         return pending
