@@ -249,7 +249,7 @@ class _Agent:
             ):
                 self._processes.kill(worker)
         for worker, how in self._processes.gone().items():
-            tail = "" if how.startswith("killed") else f"; its last lines: {self._processes.tail(worker)}"
+            tail = "" if "killed by" in how else f"; its last lines: {self._processes.tail(worker)}"
             self._store.post(f"gone/{worker}", f"{self._processes.incarnation(worker)} {how}{tail}")
 
     def _coordinate(

@@ -119,7 +119,7 @@ def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
 
 
 def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, launch: Run, tmp_path: Path) -> None:
-    steps = 60
+    steps = 40
     cluster = start(small(shape={"tensor_parallel": 2}), steps)
     cluster.reach_step(3)
     logs = tmp_path / "run" / "logs"
