@@ -31,7 +31,7 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.trace import read
 from tests.exec.megatron_reference import MegatronReference
 
-WARM_UP = 2
+WARM_UP = 5
 """Iterations of each round that do not count: the first of a run steps with the barrier."""
 RESAMPLED = 2000
 
@@ -71,8 +71,8 @@ CASES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=7, help="iterations per round and variant")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=13, help="iterations per round and variant")
     parser.add_argument("--only", choices=[*CASES, "exact"], help="one case alone")
     arguments = parser.parse_args()
     server = ForkServer("gpt")

@@ -1,4 +1,4 @@
-"""The same tiny GPT through a killed worker: recycle, and torchrun with a restart from a checkpoint of every step.
+"""The same tiny GPT through a killed worker: recycle, torchrun with a checkpoint of every step, and torchft.
 
     python benchmarks/restart.py [--steps N] [--kills N]
 
@@ -55,8 +55,13 @@ def main() -> None:
         return
     print(f"D=3 P=1 m=2, 4 layers of 64: seconds from SIGKILL to the next committed step, {arguments.kills} kills each")
     calm = ours(arguments.steps, kill=False)[1]
-    for name, runs in (("recycle", ours), ("torchrun, checkpoint of every step", restarted)):
-        rows = [runs(arguments.steps) for _ in range(arguments.kills)]
+    peers = {"recycle": ours, "torchrun, checkpoint of every step": restarted, "torchft": dropped}
+    for name, runs in peers.items():
+        try:
+            rows = [runs(arguments.steps) for _ in range(arguments.kills)]
+        except ImportError as error:
+            print(f"  {name:<36} left out: {error}; pip install -e '.[bench]'")
+            continue
         seconds = [row[0] for row in rows]
         same = "identical" if all(row[1] == calm for row in rows) else "differ"
         print(f"  {name:<36} {statistics.median(seconds):7.2f} ({max(seconds):.2f})  losses {same}", flush=True)
@@ -101,6 +106,13 @@ def restarted(steps: int) -> tuple[float, list[float]]:
         killed = float((Path(folder) / "killed").read_text())
         lines = [json.loads(line) for line in (Path(folder) / "steps").read_text().splitlines()]
     return next(line["time"] for line in lines if line["step"] >= steps // 2) - killed, [line["loss"] for line in lines]
+
+
+def dropped(steps: int) -> tuple[float, list[float]]:
+    """(seconds to the next commit, losses) under torchft, which drops what the dead replica had to compute."""
+    from torchft_peer import torchft_run
+
+    return torchft_run(JOB, steps)
 
 
 def replica(folder: Path, steps: int) -> None:

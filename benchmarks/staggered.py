@@ -1,6 +1,8 @@
 """Executed periods against simulated ones: a staggered plan as it is, and the same plan with the barrier.
 
-    python benchmarks/staggered.py [--rounds N] [--steps N] [--milliseconds T]
+    python benchmarks/staggered.py [--pipelines D] [--ranks P] [--rounds N] [--steps N] [--milliseconds T]
+
+32 workers unless said otherwise, and in the end 64 that lose one of them.
 
 Real processes, transport, commits and optimizer steps on this machine, one process per worker; emulated stages sleep
 for the time of each F, I and W, so that a few cores carry all workers. The executed period is the median distance
@@ -15,25 +17,27 @@ import argparse
 import shutil
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 from recycle import Job, Schedule, Worker, simulate
+from recycle.exec.faults import parse_fault
 from recycle.exec.launcher import train
 from recycle.exec.processes import ForkServer
 from recycle.ir.lower import with_barrier
 from recycle.ir.trace import read
-from recycle.solve.planner import plan
+from recycle.solve.planner import plan, plan_for_training
 
 WARM_UP = 3
 """Iterations that do not count: the first runs with the barrier, and the pipeline settles in the next ones."""
 
 JOB = """
 [shape]
-pipelines = 3
-ranks = 4
-micro_batches = 6
+pipelines = {pipelines}
+ranks = {ranks}
+micro_batches = 8
 [memory]
-limit = 6
+limit = {limit}
 [planner]
 seconds = {seconds}
 [model]
@@ -42,25 +46,50 @@ seconds_per_unit = {unit}
 [train]
 clip = 1e9
 """
-CASES = {"fault-free": (), "1.2 dead": (Worker(1, 2),)}
+CASES = {"fault-free": (), "1.2 and 2.3 dead": (Worker(1, 2), Worker(2, 3))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pipelines", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12, help="iterations per round and mode")
-    parser.add_argument("--milliseconds", type=float, default=20.0, help="time of one F, I or W")
+    parser.add_argument("--milliseconds", type=float, default=60.0, help="time of one F, I or W")
     parser.add_argument("--planning", type=float, default=10.0, help="seconds of planning per case")
     arguments = parser.parse_args()
-    job = Job.from_toml(JOB.format(unit=arguments.milliseconds / 1000, seconds=arguments.planning))
+    job = job_of(arguments.pipelines, arguments.ranks, arguments)
     server = ForkServer("emulated")
     try:
-        print(f"D=3 P=4 m=6, F = I = W = {arguments.milliseconds:g} ms: milliseconds per iteration")
+        shape = f"D={arguments.pipelines} P={arguments.ranks} m=8"
+        print(f"{shape}, F = I = W = {arguments.milliseconds:g} ms: milliseconds per iteration")
         for name, failed in CASES.items():
             staggered = plan(job, failed).schedule
             compare(job, server, name, {"staggered": staggered, "barrier": with_barrier(staggered)}, arguments)
+        survive(server, arguments)
     finally:
         server.close()
+
+
+def job_of(pipelines: int, ranks: int, arguments: argparse.Namespace) -> Job:
+    unit, seconds = arguments.milliseconds / 1000, arguments.planning
+    return Job.from_toml(JOB.format(pipelines=pipelines, ranks=ranks, limit=ranks, unit=unit, seconds=seconds))
+
+
+def survive(server: ForkServer, arguments: argparse.Namespace) -> None:
+    """64 workers start, run, lose one and end."""
+    job = job_of(8, 8, arguments)
+    folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
+    begun = time.monotonic()
+    try:
+        result = train(
+            job, folder / "run", steps=8, faults=[parse_fault("kill:3.4@4")], planner=plan_for_training, server=server
+        )
+    finally:
+        shutil.rmtree(folder)
+    events = {event["kind"]: event for event in result.events}
+    print(f"\n64 workers, 3.4 killed in step 4: {len(result.metrics)} steps, {len(result.digests)} digests;", end=" ")
+    print(f"recovered in {events['recovered']['seconds']:.2f} s; {time.monotonic() - begun:.1f} s in all")
 
 
 def compare(

@@ -74,6 +74,9 @@ class Accumulator(Protocol):
     def add(self, position: int, addend: torch.Tensor) -> None:
         """Add one micro-batch's gradient of the parameter at `position` of the layout."""
 
+    def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Add `left` @ `right`, a micro-batch's gradient of a matrix."""
+
     def clear(self) -> None:
         """Back to zero."""
 
@@ -136,6 +139,9 @@ class ExactSum(_FlatSum):
         for target, part in zip(self._targets[position], _chunks(addend), strict=True):
             target.add_(torch.mul(part, self._scale).round_(), alpha=self._unit)
 
+    def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
+        self.add(position, left.matmul(right))
+
     def mean_norms_squared(self, divisor: int) -> list[float]:
         return [*super().mean_norms_squared(divisor), float(self._violation)]
 
@@ -162,6 +168,13 @@ class FastSum(_FlatSum):
     @torch.no_grad()
     def add(self, position: int, addend: torch.Tensor) -> None:
         self._views[position].add_(addend)
+
+    @torch.no_grad()
+    def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
+        if left.dtype == self.buffer.dtype:
+            self._views[position].addmm_(left, right)
+        else:
+            self.add(position, left.matmul(right))
 
 
 ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}

@@ -33,17 +33,21 @@ _EXPECTED_SIGNATURE = "(self, input, weight, *args, **kwargs)"
 
 Sink = Callable[[torch.Tensor, torch.Tensor], None]
 """Takes (parameter, its gradient of one micro-batch)."""
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Takes (weight [out, in], gradient by the output [rows, out], input [rows, in])."""
 
 
 class WeightGradientStore:
     """What W still has to compute, per micro-batch.
 
     Args:
-        sink: takes each weight's and bias's gradient when it is computed.
+        sink: takes each bias's gradient when it is computed, and each weight's.
+        product: computes and takes a weight's instead, as rows^T x inputs: where that is added, it need not be made.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, product: Product | None = None) -> None:
         self._sink = sink
+        self._product = product or (lambda weight, rows, inputs: sink(weight, rows.t().matmul(inputs)))
         self._waiting: dict[MicroBatch, deque[partial[None]]] = {}
         self._recording: deque[partial[None]] | None = None
 
@@ -99,7 +103,7 @@ class WeightGradientStore:
         self, weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor, gradient: torch.Tensor
     ) -> None:
         rows = gradient.reshape(-1, gradient.shape[-1])
-        self._sink(weight, rows.t().matmul(inputs.reshape(-1, inputs.shape[-1])))
+        self._product(weight, rows, inputs.reshape(-1, inputs.shape[-1]))
         if bias is not None:
             self._sink(bias, rows.sum(dim=0))
 

@@ -26,6 +26,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
+from recycle.exec import idle_groups
 from recycle.exec.tensor_group import TensorGroup
 from recycle.exec.tensor_parts import cut_dimensions
 from recycle.job import Job, ModelSection
@@ -201,7 +202,7 @@ def ensure_parallel_state(device: torch.device, tensor_group: TensorGroup | None
     if parallel_state.is_initialized():
         return
     if not torch.distributed.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else idle_groups.register()
         torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")

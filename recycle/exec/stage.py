@@ -200,7 +200,7 @@ class MegatronStage:
         }
         if self.tied_sum is not None:
             self._place[parameters[0]] = (self.tied_sum, 0)
-        self._store: WeightGradientStore = WeightGradientStore(self._accumulate)
+        self._store: WeightGradientStore = WeightGradientStore(self._accumulate, self._accumulate_product)
         split_linears(part, self._store)
         for parameter in parameters:
             # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
@@ -343,6 +343,10 @@ class MegatronStage:
     def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         accumulator, position = self._place[parameter]
         accumulator.add(position, gradient)
+
+    def _accumulate_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
+        accumulator, position = self._place[weight]
+        accumulator.add_product(position, rows.t(), inputs)
 
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None

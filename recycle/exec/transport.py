@@ -7,7 +7,7 @@ named by (lane, place in it); a schedule that passed `check` has the same order 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -66,6 +66,15 @@ class Transport(Protocol):
 def tie_groups(schedule: Schedule) -> dict[int, tuple[int, ...]]:
     """Number of each group of tied stages, from the model's number of stages on -> its stages."""
     return {schedule.shape.stages + place: tie for place, tie in enumerate(schedule.ties)}
+
+
+def sum_groups(schedule: Schedule, stages: Collection[int]) -> dict[int, list[Worker]]:
+    """Hosts of each of `stages`, and of each group of tied stages that one of them is in, by the group's number."""
+    groups = {stage: list(schedule.hosts(stage)) for stage in stages}
+    for number, tie in tie_groups(schedule).items():
+        if groups.keys() & set(tie):
+            groups[number] = sorted({worker for stage in tie for worker in schedule.hosts(stage)})
+    return groups
 
 
 def lane_places(program: Sequence[Instruction]) -> dict[Instruction, int]:

@@ -88,3 +88,9 @@ def _poison(stages: Mapping[int, Stage]) -> None:
     for stage in stages.values():
         for buffer in stage.gradient_buffers():
             buffer.fill_(math.nan)
+
+
+if __name__ == "__main__":  # the way Megatron jobs are launched: torchrun --nproc-per-node N -m recycle.exec.worker JOB
+    from recycle.exec.torchrun import main
+
+    main()

@@ -1,0 +1,58 @@
+"""Schedules without faults under torchrun: real processes, started by torch's own launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recycle.exec import run
+from recycle.ir.families import zb_h1
+from recycle.job import Job
+
+JOB = '[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nkind = "emulated"\n'
+GPT = JOB.replace('kind = "emulated"', "layers = 2\nhidden = 32\nheads = 2\nsequence = 16")
+
+
+def torchrun(processes: int, *arguments: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "job.toml").write_text(text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    command += ["-m", "recycle.exec.worker", str(folder / "job.toml"), *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=Path.cwd(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [JOB, GPT], ids=["emulated", "gpt"])
+def test_the_losses_are_those_of_one_process_bit_for_bit(text: str, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    ended = torchrun(2, "--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics), text=text, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    job = Job.from_toml(text)
+    expected = run(zb_h1(job.shape), job, steps=3)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["loss"] for line in lines] == expected.losses
+    assert [line["grad_norm"] for line in lines] == [line["grad_norm"] for line in expected.metrics]
+
+
+def test_as_many_processes_as_workers_are_asked_for_in_one_line(tmp_path: Path) -> None:
+    ended = torchrun(1, text=JOB, folder=tmp_path)
+    assert "error: the schedule has 2 live workers, torchrun started 1 processes\n" in ended.stderr
+    assert "exitcode  : 2" in ended.stderr
+
+
+def test_without_torchrun_it_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "recycle.exec.worker", str(tmp_path / "job.toml")],
+        capture_output=True, text=True, timeout=120, env=environment,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr == "error: RANK is not set: start this with torchrun, or train with: recycle train\n"
