@@ -178,12 +178,12 @@ def test_ctrl_c_keeps_what_is_planned(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     )
     job = Job.load(tmp_path / "job.toml")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(PlanLibrary(tmp_path / "plans", job).vectors()) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=30)
+    _, said = running.communicate(timeout=120)
     assert running.returncode == 130
     assert said == "recycle: interrupted; what was planned is kept in plans: run it again to go on\n"
     assert len(list(PlanLibrary(tmp_path / "plans", job).plans())) == 5

@@ -97,14 +97,14 @@ def test_it_prints_its_address_serves_and_ends_quietly_on_ctrl_c(schedule_file: 
         assert process.stdout is not None
         address = process.stdout.readline().split()[0]
         assert address.startswith("http://127.0.0.1:")
-        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=120)
         connection.request("GET", "/_dash-layout")
         response = connection.getresponse()
         assert response.status == 200
         assert b"plan.json" in response.read()
         connection.close()
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=20)
+        out, error = process.communicate(timeout=120)
         assert (out, error, process.returncode) == ("", "", 0)
     finally:
         if process.poll() is None:

@@ -35,6 +35,10 @@ def test_a_cut_connection_is_silent_until_the_kernel_gives_it_up_and_another_one
             assert [connection.descriptor for connection in own] == sorted(
                 (end.fileno() for end in ends), key=lambda fd: own_connections([fd])[0]
             )
+            deadline = time.monotonic() + 60.0
+            while len(connections_of(child)) < 2:  # the child may not have accepted both yet
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             assert len(connections_of(child)) == 2
             for connection in own:
                 give_up_after(connection, 1.0)
