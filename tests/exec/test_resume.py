@@ -296,8 +296,9 @@ def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: Path, tm
 
 
 def test_on_a_full_disk_training_goes_on_with_warnings(emulated: Path, tmp_path: Path) -> None:
-    """No file can be larger than 1,200 bytes: too few for the trace, the metrics, the events and the manifests."""
+    """No file can be larger than the job's: too few bytes for the trace, the metrics, the events and the manifests."""
     (tmp_path / "job.toml").write_text(small().to_toml())
+    most = (tmp_path / "job.toml").stat().st_size + 100
     run = subprocess.run(
         [*COMMAND, "job.toml", "--steps", "12", "--run", "run"],
         cwd=tmp_path,
@@ -305,7 +306,7 @@ def test_on_a_full_disk_training_goes_on_with_warnings(emulated: Path, tmp_path:
         text=True,
         timeout=120,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1200, 1200)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
     )
     assert run.returncode == 0, run.stderr
     assert [line.split()[3] for line in run.stdout.splitlines() if line.startswith("step")] == [
