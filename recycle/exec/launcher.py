@@ -37,6 +37,7 @@ from recycle.exec.resume import Earlier, find_earlier
 from recycle.exec.run_directory import RunDirectory
 from recycle.exec.seats import seats
 from recycle.exec.stores import host_store
+from recycle.exec.transports import require_gpus, transport_of
 from recycle.exec.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
@@ -126,6 +127,7 @@ def train(
         stages_by_rank(job.shape, schedule)
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
+    require_gpus(job, (job.shape.worker_count - len(absent)) * job.grid.tensor_parallel)
     earlier = find_earlier(Path(directory), job, steps, text_digest) if resume else None
     run_directory = RunDirectory(directory, job, earlier)
     checkpoints = 0 < job.train.checkpoint_every <= steps
@@ -153,6 +155,7 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
         batches = load_batches(job)
         batches.require_vocabulary()
         text_digest = batches.digest
+    transport_of(job)
     check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel)
     return text_digest
 

@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
 }
 """What worker processes on GPUs are started with."""
+_STANDING: list[Any] = []
 UNFIT_VERSIONS = ((2, 17, 1), (2, 25, 1))
 """Versions whose abort is reported to hang: pytorch issues 119215 and 149153."""
 
@@ -51,21 +52,31 @@ def nccl_communicators(store: Any, device: torch.device, form_timeout: float) ->
         options = nccl.Options()
         options._timeout = timedelta(seconds=form_timeout)
         with torch.cuda.device(device):
-            return nccl(PrefixStore(name, store), rank, size, options)
+            _STANDING.append(nccl(PrefixStore(name, store), rank, size, options))
+        return _STANDING[-1]
 
-    def release(group: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # another thread was first
+    return Communicators(device, make, _release, lambda: torch.cuda.synchronize(device))
+
+
+def abort_all() -> None:
+    """Abort every communicator of this process, from any thread: what waits on one here wakes up."""
+    for group in list(_STANDING):
+        _release(group)
+
+
+def _release(group: Any) -> None:
+    with contextlib.suppress(ValueError):  # another thread was first
+        _STANDING.remove(group)
+        with contextlib.suppress(RuntimeError):
             group.abort()
-
-    return Communicators(device, make, release, lambda: torch.cuda.synchronize(device))
 
 
 def require_usable(device: torch.device) -> None:
     """Raise RunError that names what is missing for NCCL in this process."""
     if device.type != "cuda":
-        raise RunError('[membership] transport = "nccl": no GPU is visible here; use "gloo", which runs on CPUs')
+        raise RunError("NCCL: no GPU is visible here")
     if not dist.is_nccl_available():
-        raise RunError('[membership] transport = "nccl": this torch was built without NCCL')
+        raise RunError("NCCL: this torch was built without it")
     version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     if version in UNFIT_VERSIONS:
         raise RunError(f"NCCL {'.'.join(map(str, version))}: its abort is known to hang; use a newer one")

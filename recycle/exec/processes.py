@@ -87,8 +87,11 @@ class ForkServer:
         self.statuses: dict[int, int] = {}
         self._asked = 0
         self._pending = b""
+        from recycle.exec.nccl import ENVIRONMENT
+
         environment = {
             **os.environ,
+            **ENVIRONMENT,
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -13,15 +13,18 @@ from functools import partial
 import torch
 
 from recycle.exec.gloo import GlooTransport
+from recycle.exec.groups import GroupTransport
 from recycle.exec.iterations import Iterations, TraceLog
 from recycle.exec.membership import Facts, GenerationOver, Member, Record
 from recycle.exec.saver import Saver
 from recycle.exec.stage import Stage
 from recycle.exec.striker import Striker
 from recycle.exec.tensor_group import TensorGroup
-from recycle.exec.transport import TransportError, Unreachable, tie_groups
+from recycle.exec.transport import TransportError, Unreachable, sum_groups
+from recycle.exec.transports import Transports
 from recycle.exec.updates import Updates
 from recycle.ir.formats import native
+from recycle.ir.instruction import Instruction
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
@@ -39,8 +42,8 @@ class WorkerLoop:
         trace: log that its executed instructions go to.
         shut: shuts the sockets of whatever transport stands.
         saver: writes this process's part of checkpoints.
+        transports: opens the transport of each generation.
         at: the iteration that the stages' states are from.
-        address: of this machine, which the other workers connect to.
         tensor_group: that this worker's stages compute in; None without tensor parallelism.
     """
 
@@ -53,13 +56,13 @@ class WorkerLoop:
         trace: TraceLog,
         shut: Callable[[], object],
         saver: Saver,
+        transports: Transports,
         at: int = -1,
-        address: str = "127.0.0.1",
         tensor_group: TensorGroup | None = None,
     ) -> None:
         self.job, self.member, self.stages = job, member, stages
         self.striker, self.trace, self.shut = striker, trace, shut
-        self._saver, self._address, self._tensor_group = saver, address, tensor_group
+        self._saver, self._transports, self._tensor_group = saver, transports, tensor_group
         self._updates = Updates(stages, at)
 
     def run(self) -> None:
@@ -98,12 +101,12 @@ class WorkerLoop:
         self.striker.at_phase("form", record.committed + 1)
         schedule = native.loads(self.member.plan(record.plan), f"plan {record.plan}")
         role = Worker.parse(record.roles[self.member.worker])
-        transport: GlooTransport | None = None
+        transport: GroupTransport | None = None
         try:
-            transport = self._form(record, schedule, role)
-            if self._tensor_group is not None:
-                self._tensor_group.connect(transport.exchange)
             program = lower(schedule).program(role)
+            transport = self._form(record, schedule, role, program)
+            if self._tensor_group is not None and isinstance(transport, GlooTransport):  # NCCL is for T = 1
+                self._tensor_group.connect(transport.exchange)
             self.member.progress.ended()
             self.member.formed()
             if not self.member.permitted("run"):
@@ -139,24 +142,18 @@ class WorkerLoop:
             if transport is not None:
                 transport.close()
 
-    def _form(self, record: Record, schedule: Schedule, role: Worker) -> GlooTransport:
-        by_role = {Worker.parse(r): process for process, r in record.roles.items()}
-        members = sorted(by_role)
-        membership = self.job.membership
-        transport = GlooTransport(
-            self.member.store.torch_store,
+    def _form(self, record: Record, schedule: Schedule, role: Worker, program: Sequence[Instruction]) -> GroupTransport:
+        joins = {(record.roles[source], record.roles[joiner]) for joiner, source in record.joins.items()}
+        transport = self._transports.open(
             f"generation{record.generation}",
             role,
-            members,
-            self._reduce_groups(schedule),
+            sorted(map(Worker.parse, record.roles.values())),
+            program,
+            [(Worker.parse(source), Worker.parse(joiner)) for source, joiner in joins],
+            sum_groups(schedule, self.stages),
             next(iter(self.stages.values())).message_spec(),
-            timeout=membership.transport_timeout,
-            answer_timeout=membership.dead_after,
-            form_timeout=membership.form_timeout,
-            over=self.member.over,
-            waiting=self.member.progress.set_waiting,
-            address=self._address,
-            tensor=(0, 1) if self._tensor_group is None else (self._tensor_group.rank(), self._tensor_group.size()),
+            self.member.over,
+            self.member.progress.set_waiting,
         )
         try:
             for joiner, source in sorted(record.joins.items()):
@@ -171,14 +168,6 @@ class WorkerLoop:
             transport.close()
             raise
         return transport
-
-    def _reduce_groups(self, schedule: Schedule) -> dict[int, list[Worker]]:
-        """Hosts of each stage here, and of each group of tied stages that one of them is in."""
-        groups = {stage: schedule.hosts(stage) for stage in self.stages}
-        for number, tie in tie_groups(schedule).items():
-            if groups.keys() & set(tie):
-                groups[number] = sorted({worker for stage in tie for worker in schedule.hosts(stage)})
-        return groups
 
     def _each_state(self, move: Callable[[Sequence[torch.Tensor]], None]) -> None:
         for _, stage in sorted(self.stages.items()):

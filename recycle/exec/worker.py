@@ -24,14 +24,16 @@ from recycle.exec.gloo import open_sockets, shut_sockets
 from recycle.exec.iterations import TraceLog
 from recycle.exec.members import member_name
 from recycle.exec.membership import Member
+from recycle.exec.nccl import abort_all
 from recycle.exec.processes import Orders
 from recycle.exec.recovery import WorkerLoop
 from recycle.exec.saver import Saver
-from recycle.exec.stage import Stage
+from recycle.exec.stage import Stage, default_device
 from recycle.exec.stages import build_stages
 from recycle.exec.stores import open_store
 from recycle.exec.striker import Striker
 from recycle.exec.tensor_group import TensorGroup
+from recycle.exec.transports import Transports, transport_of
 from recycle.job import Job
 from recycle.shape import Worker
 
@@ -55,7 +57,10 @@ def run_worker(orders_text: str) -> None:
     peers = store.addresses
 
     def shut() -> None:
-        shut_sockets(keep, peers)
+        if transport_of(job) == "nccl":
+            abort_all()
+        else:
+            shut_sockets(keep, peers)
 
     def end(reason: str) -> None:
         print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
@@ -74,7 +79,10 @@ def run_worker(orders_text: str) -> None:
     trace = TraceLog(None if orders.trace is None else Path(orders.trace), orders.started, member.warn)
     at = -1 if orders.restored is None else orders.restored
     try:
-        WorkerLoop(job, member, stages, striker, trace, shut, saver, at, orders.address, tensor_group).run()
+        transports = Transports(
+            job, store.torch_store, default_device(orders.local_index), orders.address, (tensor_rank, tensor_parallel)
+        )
+        WorkerLoop(job, member, stages, striker, trace, shut, saver, transports, at, tensor_group).run()
         member.progress.set_waiting(True)  # for a disk, which has its own deadline
         saver.close()
         member.progress.begins("digest")

@@ -5,11 +5,16 @@ Each test runs on gloo's own transport and on the one that NCCL uses, a communic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from recycle.errors import JobError, RunError
 from recycle.exec.lanes import lanes_of
+from recycle.exec.nccl import nccl_communicators
+from recycle.exec.transports import require_gpus, transport_of
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
@@ -77,3 +82,50 @@ def test_both_ends_of_a_lane_know_it_and_nobody_else() -> None:
             assert role in (sender, receiver)
             assert (sender, receiver) in lanes[sender]
             assert (sender, receiver) in lanes[receiver]
+
+
+def job(transport: str, kind: str = "gpt", tensor_parallel: int = 1) -> Job:
+    return Job.from_toml(
+        f"[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\ntensor_parallel = {tensor_parallel}\n"
+        f'[model]\nkind = "{kind}"\n[membership]\ntransport = "{transport}"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("transport", "kind", "gpus", "expected"),
+    [
+        ("auto", "gpt", 0, "gloo"),
+        ("auto", "gpt", 4, "nccl"),
+        ("nccl", "gpt", 4, "nccl"),
+        ("auto", "emulated", 4, "gloo"),
+        ("gloo", "emulated", 4, "gloo"),
+        ("gloo", "gpt", 0, "gloo"),
+    ],
+)
+def test_the_transport_follows_from_where_stages_compute(transport: str, kind: str, gpus: int, expected: str) -> None:
+    assert transport_of(job(transport, kind), gpus) == expected
+    require_gpus(job(transport, kind), 4, gpus)
+
+
+@pytest.mark.parametrize(
+    ("transport", "kind", "gpus", "message"),
+    [
+        ("nccl", "gpt", 0, '[membership] transport: "nccl", but no stage computes on a GPU here'),
+        ("nccl", "emulated", 4, '[membership] transport: "nccl", but no stage computes on a GPU here'),
+        ("gloo", "gpt", 4, '[membership] transport: "gloo" moves CPU tensors'),
+        ("auto", "gpt", 3, "4 workers on this machine, but 3 GPUs: NCCL wants one for each"),
+    ],
+)
+def test_a_transport_that_cannot_work_is_refused(transport: str, kind: str, gpus: int, message: str) -> None:
+    with pytest.raises(JobError, match=re.escape(message)):
+        require_gpus(job(transport, kind), 4, gpus)
+
+
+def test_nccl_with_tensor_parallelism_is_refused() -> None:
+    with pytest.raises(JobError, match=re.escape("[shape] tensor_parallel: only 1 with NCCL for now")):
+        transport_of(job("auto", tensor_parallel=2), 8)
+
+
+def test_nccl_names_what_is_missing() -> None:
+    with pytest.raises(RunError, match="NCCL: no GPU is visible here"):
+        nccl_communicators(None, torch.device("cpu"), 1.0)
