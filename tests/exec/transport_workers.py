@@ -128,6 +128,8 @@ def _case(
     try:
         for iteration in range(n):
             _iterate(transport, program, schedule, role, iteration, action if place == victim else "")
+        store.set(f"{name}/done/{place}", "1")  # as after a commit: nobody leaves before all have what was sent
+        store.wait([f"{name}/done/{other}" for other in range(len(members))], timedelta(seconds=ANSWER_SECONDS))
     finally:
         shut_sockets(keep)
         transport.close()
