@@ -160,6 +160,14 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     return text_digest
 
 
+class StartUpFailed(RunError):
+    """A worker's process ended before it was ready."""
+
+    def __init__(self, worker: Worker, how: str, tail: str) -> None:
+        super().__init__(f"worker {worker} {how} during start-up; its last lines: {tail}")
+        self.worker, self.how = worker, how
+
+
 class _Launcher:
     """The moving parts of one run."""
 
@@ -249,9 +257,25 @@ class _Launcher:
         self._go_back(earlier.checkpoint, self.coordinator.live)
 
     def _restore(self, lost: StageLost) -> None:
-        """Begin again from the newest checkpoint, with as many processes as were left."""
-        left = self.coordinator.live
-        self.processes.end(patience=0.0)
+        """Begin again from the newest checkpoint, with as many processes as were left; with fewer if one fails then."""
+        left = set(self.coordinator.live)
+        while True:
+            self.processes.end(patience=0.0)
+            positions, checkpoint = self._where_to_go_back(lost, left)
+            step = checkpoint.manifest.step
+            self.result.metrics[:] = [line for line in self.result.metrics if line["step"] <= step]
+            self.directory.rewind(len(self.result.metrics))
+            self.keeper.start_over()
+            self._go_back(checkpoint, set(positions))
+            try:
+                self._start()
+                return
+            except StartUpFailed as failed:
+                self._event("detected", worker=str(failed.worker), step=step + 1, cause=f"{failed.how} during start-up")
+                left = set(positions) - {failed.worker}
+
+    def _where_to_go_back(self, lost: StageLost, left: set[Worker]) -> tuple[list[Worker], Checkpoint]:
+        """Positions for as many processes as are left, and the checkpoint. Raises RunError where there is none."""
         checkpoint = self.keeper.newest(self._warn)
         if checkpoint is None:
             every = self.job.train.checkpoint_every
@@ -266,12 +290,7 @@ class _Launcher:
                 f"{lost}, and {len(left)} live workers are too few for {self.job.shape.ranks} ranks; go on from"
                 f" {checkpoint.folder.name} with: recycle train JOB --resume --run {self.directory.path}"
             )
-        step = checkpoint.manifest.step
-        self.result.metrics[:] = [line for line in self.result.metrics if line["step"] <= step]
-        self.directory.rewind(len(self.result.metrics))
-        self.keeper.start_over()
-        self._go_back(checkpoint, set(positions))
-        self._start()
+        return positions, checkpoint
 
     def _go_back(self, checkpoint: Checkpoint, live: set[Worker]) -> None:
         step = checkpoint.manifest.step
@@ -335,7 +354,7 @@ class _Launcher:
         self._restored = None
         while not self.store.has_all(list(ready.values())):
             for worker, how in self.processes.gone().items():
-                raise RunError(f"worker {worker} {how} during start-up; its last lines: {self.processes.tail(worker)}")
+                raise StartUpFailed(worker, how, self.processes.tail(worker))
             if time.monotonic() > deadline:
                 slow = [name for name, key in ready.items() if not self.store.has_all([key])]
                 limit = self.job.membership.start_deadline

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from recycle.exec import checkpoint
 from recycle.exec.checkpoint import folder_of
 from recycle.exec.faults import parse_fault
 from recycle.exec.launcher import RunResult, train
+from recycle.exec.observer import Observer
 from recycle.exec.processes import ForkServer
 from recycle.exec.run_directory import RunDirectory
 from recycle.solve.planner import plan_for_training
@@ -42,7 +44,9 @@ def servers() -> Iterator[dict[str, ForkServer]]:
 
 @pytest.fixture(scope="module")
 def launch(servers: dict[str, ForkServer]) -> Any:
-    def run(of: Job, steps: int, directory: Path, *faults: str, resume: bool = False) -> RunResult:
+    def run(
+        of: Job, steps: int, directory: Path, *faults: str, resume: bool = False, observer: Observer | None = None
+    ) -> RunResult:
         return train(
             of,
             directory,
@@ -51,6 +55,7 @@ def launch(servers: dict[str, ForkServer]) -> Any:
             planner=plan_for_training,
             server=servers[of.model.kind],
             resume=resume,
+            observer=observer,
         )
 
     return run
@@ -317,3 +322,30 @@ def test_on_a_full_disk_training_goes_on_with_warnings(emulated: Path, tmp_path:
     assert "no checkpoint of step 11: " in run.stdout
     assert "warning: no trace.json" in run.stdout
     assert checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None) is None
+
+
+class _Reaper(Observer):
+    """Kills a worker's process while all of them start again from a checkpoint."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs, self._starts = logs, 0
+
+    def waiting(self, what: str) -> None:
+        self._starts += 1
+        deadline = time.monotonic() + 60.0
+        while self._starts == 2:
+            for pid in processes_writing_below(str(self._logs / "1.0.log")):
+                os.kill(pid, signal.SIGKILL)
+                return
+            assert time.monotonic() < deadline
+
+
+def test_a_worker_that_dies_while_all_start_from_a_checkpoint_is_left_out(
+    begun: Path, emulated: Path, launch: Any
+) -> None:
+    lost = ["kill:0.1@6", "kill:1.1@6", "kill:2.1@6"]
+    launch(small(), 12, begun, *lost, resume=True, observer=_Reaper(begun / "logs"))
+    assert losses(begun) == losses(emulated)
+    assert_same_state(state(begun, 11), state(emulated, 11))
+    restored = [set(event["live"]) for event in events(begun, "restored")]
+    assert [len(live) for live in restored] == [6, 3, 2]
