@@ -218,8 +218,9 @@ class Coordinator:
         """Whether the run is over: its last iteration is committed, and every worker that still lives has left the
         digest of its state. Who dies or hangs behind the last commit is found as ever, and nothing more depends on it.
         """
+        gone = self.processes.gone()  # before the digests are looked for: a process leaves its own, then it ends
         done = {name for name in self._members(self.live) if self.store.has_all([f"final/{name}"])}
-        gone = self.processes.gone() | self._vigil.lost(self.live, self._beat_reader(), self.now(), done)
+        gone |= self._vigil.lost(self.live, self._beat_reader(), self.now(), done)
         waits = {worker for worker in self.live if not done.issuperset(self._members([worker]))}
         for worker in sorted(waits & gone.keys()):
             self.processes.kill(worker)
