@@ -191,7 +191,9 @@ def test_a_worker_killed_while_a_plan_is_made_is_worked_around_and_that_plan_is_
     )
     assert run.losses == reference.losses
     assert {w: run.digests[w] for w in run.digests} == {w: reference.digests[w] for w in run.digests}
-    assert [line["live_workers"] for line in run.metrics] == [6] * 9 + [5] * (STEPS - 9)
+    live = [line["live_workers"] for line in run.metrics]
+    # Step 8 may not be committed yet when a worker in step 9 is killed; then it is done again without that one.
+    assert live in ([6] * 9 + [5] * (STEPS - 9), [6] * 8 + [5] * (STEPS - 8))
     *_, event = (e for e in replanned(run) if "worker 1.1" in e["cause"])
     after = plan_of(run, _at(run, event)["plan"])
     assert event["step"] > 9
