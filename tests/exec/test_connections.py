@@ -16,6 +16,8 @@ def _echo(listener: socket.socket) -> int:
     child = os.fork()
     if child:
         return child
+    os.closerange(3, listener.fileno())  # what other tests left open here is not this process's
+    os.closerange(listener.fileno() + 1, 4096)
     accepted = [listener.accept()[0] for _ in range(2)]
     while word := accepted[0].recv(16):
         accepted[0].sendall(word)
