@@ -87,7 +87,8 @@ def agent(
 ) -> None:
     import msgspec
 
-    from recycle.cli.train import ProgressLines, read_schedule
+    from recycle.cli.train import ProgressLines
+    from recycle.ir.named import named_schedule
     from recycle.job import Job
     from recycle.nodes import place_workers
 
@@ -111,7 +112,7 @@ def agent(
     name = name or job.resolve().parent.name
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
-    own = read_schedule(schedule, described.shape) if schedule is not None else None
+    own = named_schedule(schedule, described.shape) if schedule is not None else None
 
     from recycle.exec.agent import serve
     from recycle.exec.launcher import check_request

@@ -16,7 +16,6 @@ from recycle.exec.punisher import punish as draw_faults
 
 if TYPE_CHECKING:
     from recycle.exec.launcher import RunResult
-    from recycle.ir.schedule import Schedule
     from recycle.shape import Shape
 
 KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()) + f". Phases: {', '.join(PHASES)}."
@@ -68,6 +67,7 @@ def train(
 
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
     """
+    from recycle.ir.named import named_schedule
     from recycle.job import Job, explain_job
 
     described = Job.load(job)
@@ -75,7 +75,7 @@ def train(
         print(explain_job(described))
         return
     faults = [parse_fault(text) for text in fault or []]
-    own = read_schedule(schedule, described.shape) if schedule is not None else None
+    own = named_schedule(schedule, described.shape) if schedule is not None else None
     absent = own.failed if own is not None else frozenset()
     count = described.train.steps if steps is None else steps
     if punish is not None:
@@ -122,18 +122,6 @@ def _steps(result: RunResult) -> str:
 
 
 _MODES = {"barrier": "with the barrier", "staggered": "staggered"}
-
-
-def read_schedule(name: str, shape: Shape) -> Schedule:
-    """The schedule that `--schedule` names: a family, or a file. Raises JobError, ScheduleError."""
-    from recycle.ir import formats
-    from recycle.ir.families import FAMILIES
-
-    if name in FAMILIES:
-        return FAMILIES[name](shape)
-    if not Path(name).exists():
-        raise JobError(f"--schedule {name}: is neither a file nor a family; families are {', '.join(FAMILIES)}")
-    return formats.read(name)
 
 
 class ProgressLines(Observer):

@@ -30,11 +30,9 @@ from recycle.exec.membership import Facts, Report, decode, encode
 from recycle.exec.planning import require_valid
 from recycle.exec.stages import build_stages
 from recycle.exec.transport import sum_groups
-from recycle.ir import formats
-from recycle.ir.families import FAMILIES
 from recycle.ir.instruction import OptimizerStep
 from recycle.ir.lower import with_barrier
-from recycle.ir.schedule import Schedule
+from recycle.ir.named import named_schedule
 from recycle.job import Job
 from recycle.plans import with_ties
 
@@ -71,7 +69,9 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         raise JobError("RANK is not set: start this with torchrun, or train with: recycle train")
     job = Job.load(given.job)
     steps = job.train.steps if given.steps is None else given.steps
-    schedule = _schedule(given.schedule, job)
+    schedule = with_ties(named_schedule(given.schedule, job.shape), job)
+    require_valid(schedule, job)
+    schedule = with_barrier(schedule)
     check_request(job, steps, (), schedule.failed)
     if job.grid.tensor_parallel != 1:
         raise JobError(
@@ -140,18 +140,6 @@ def _exchange(store: Any, iteration: int, rank: int, size: int, report: Report) 
     if iteration >= 2:
         store.delete_key(f"report/{iteration - 2}/{rank}")
     return [decode(store.get(key).decode(), Report) for key in keys]
-
-
-def _schedule(name: str, job: Job) -> Schedule:
-    if name in FAMILIES:
-        schedule = FAMILIES[name](job.shape)
-    elif Path(name).exists():
-        schedule = formats.read(name)
-    else:
-        raise JobError(f"--schedule {name}: is neither a file nor a family; families are {', '.join(FAMILIES)}")
-    schedule = with_ties(schedule, job)
-    require_valid(schedule, job)
-    return with_barrier(schedule)
 
 
 def _agent_serves() -> bool:
