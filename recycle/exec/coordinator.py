@@ -219,6 +219,8 @@ class Coordinator:
         digest of its state. Who dies or hangs behind the last commit is found as ever, and nothing more depends on it.
         """
         gone = self.processes.gone()  # before the digests are looked for: a process leaves its own, then it ends
+        if gone:
+            self.store.set("over", "1")  # what others wrote before that is seen from here on, on every store
         done = {name for name in self._members(self.live) if self.store.has_all([f"final/{name}"])}
         gone |= self._vigil.lost(self.live, self._beat_reader(), self.now(), done)
         waits = {worker for worker in self.live if not done.issuperset(self._members([worker]))}

@@ -22,6 +22,7 @@ The protocol, on a store that the launcher owns and no worker can take down with
     saved/<n>/<s>       stage s of the checkpoint of iteration n is written, or why not
     warning             what some worker could not do and could do without
     final/<w>           sha256 of the final state of w's stages
+    over                a process has ended behind the last commit
 
 With tensor parallelism, each process of a worker writes its own ack, formed, report, undone, ready, beat and final,
 under its own name (members.py), and they count when all of the worker's have.

@@ -60,7 +60,7 @@ def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFact
         kind = job.model.kind
         if kind not in servers:
             servers[kind] = ForkServer(kind)
-        return train(
+        result = train(
             job,
             directory or tmp_path_factory.mktemp("run"),
             steps=steps,
@@ -70,5 +70,7 @@ def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFact
             observer=observer,
             server=servers[kind],
         )
+        print(f"{kind}, {steps} steps, {faults or 'no faults'}:", *result.events, sep="\n  ")  # shown if the test fails
+        return result
 
     return run
