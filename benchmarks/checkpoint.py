@@ -24,12 +24,13 @@ import torch
 from torch.distributed.checkpoint import hf_storage  # noqa: F401  not part of the first round
 
 from recycle import Job
-from recycle.exec.checkpoint import folder_of, write_stage
-from recycle.exec.data import load_corpus
-from recycle.exec.membership import Facts, LauncherStore, Record
-from recycle.exec.saver import Saver
-from recycle.exec.stage import MegatronStage, build_stage
-from recycle.exec.updates import Updates
+from recycle.exec.checkpoint.checkpoint import folder_of, write_stage
+from recycle.exec.data.batches import load_corpus
+from recycle.exec.membership.launcher_store import LauncherStore
+from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.model.stage import MegatronStage, build_stage
+from recycle.exec.worker.saver import Saver
+from recycle.exec.worker.updates import Updates
 from recycle.shape import MicroBatch
 
 JOB = """

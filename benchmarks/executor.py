@@ -24,8 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle import Job, Schedule
-from recycle.exec.launcher import train
-from recycle.exec.processes import ForkServer
+from recycle.exec.launch.launcher import train
+from recycle.exec.processes.processes import ForkServer
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import with_barrier
 from recycle.ir.trace import read

@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recycle import Job
-from recycle.exec.faults import parse_fault
-from recycle.exec.launcher import RunResult, train
-from recycle.exec.processes import ForkServer
+from recycle.exec.faults.faults import parse_fault
+from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.processes.processes import ForkServer
 from recycle.solve.planner import plan_for_training
 
 JOB = """

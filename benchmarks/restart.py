@@ -69,9 +69,9 @@ def main() -> None:
 
 def ours(steps: int, kill: bool = True) -> tuple[float, list[float]]:
     """(seconds to the next commit, losses) under recycle."""
-    from recycle.exec.faults import parse_fault
-    from recycle.exec.launcher import train
-    from recycle.exec.processes import ForkServer
+    from recycle.exec.faults.faults import parse_fault
+    from recycle.exec.launch.launcher import train
+    from recycle.exec.processes.processes import ForkServer
     from recycle.solve.planner import plan_for_training
 
     faults = [parse_fault(f"kill:1.0@{steps // 2}")] if kill else []
@@ -121,9 +121,9 @@ def replica(folder: Path, steps: int) -> None:
     import torch
     from torch.distributed import TCPStore
 
-    from recycle.exec.commit import decide, report_of
-    from recycle.exec.gloo import form_group
-    from recycle.exec.stages import build_stages
+    from recycle.exec.membership.commit import decide, report_of
+    from recycle.exec.model.build import build_stages
+    from recycle.exec.transport.gloo import form_group
 
     torch.set_num_threads(1)
     job, rank, attempt = Job.from_toml(JOB), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 from recycle import Job, Schedule, Worker, simulate
-from recycle.exec.faults import parse_fault
-from recycle.exec.launcher import train
-from recycle.exec.processes import ForkServer
+from recycle.exec.faults.faults import parse_fault
+from recycle.exec.launch.launcher import train
+from recycle.exec.processes.processes import ForkServer
 from recycle.ir.lower import with_barrier
 from recycle.ir.trace import read
 from recycle.solve.planner import plan, plan_for_training

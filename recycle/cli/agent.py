@@ -114,8 +114,8 @@ def agent(
         raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
     own = named_schedule(schedule, described.shape) if schedule is not None else None
 
-    from recycle.exec.agent import serve
-    from recycle.exec.launcher import check_request
+    from recycle.exec.launch.agent import serve
+    from recycle.exec.launch.launcher import check_request
     from recycle.solve.planner import plan_for_training
 
     count = described.train.steps if steps is None else steps

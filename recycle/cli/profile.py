@@ -15,7 +15,7 @@ import typer
 from recycle.errors import JobError
 
 if TYPE_CHECKING:
-    from recycle.exec.executed import Executed
+    from recycle.exec.profile.executed import Executed
     from recycle.profile import Profile
 
 TIMES = ("forward", "backward_input", "backward_weight", "reduce", "step")
@@ -51,14 +51,14 @@ def profile(
         raise JobError(f"profile: --repeats: must be at least 1, got {repeats}")
     _require_writable(output)
     if target.is_dir():
-        from recycle.exec.executed import executed
+        from recycle.exec.profile.executed import executed
 
         ran = executed(target)
         ran.profile.save(output)
         _tell_executed(ran, output, as_json)
         return
     job = Job.load(target)
-    from recycle.exec.profiler import measure
+    from recycle.exec.profile.profiler import measure
 
     with _bar() as report:
         measured = measure(job, repeats, report)

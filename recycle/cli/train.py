@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recycle.errors import JobError
-from recycle.exec.faults import KINDS, PHASES, check_faults, parse_fault
-from recycle.exec.observer import Observer
-from recycle.exec.punisher import parse_punishment
-from recycle.exec.punisher import punish as draw_faults
+from recycle.exec.faults.faults import KINDS, PHASES, check_faults, parse_fault
+from recycle.exec.faults.punisher import parse_punishment
+from recycle.exec.faults.punisher import punish as draw_faults
+from recycle.exec.launch.observer import Observer
 
 if TYPE_CHECKING:
-    from recycle.exec.launcher import RunResult
+    from recycle.exec.launch.launcher import RunResult
     from recycle.shape import Shape
 
 KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()) + f". Phases: {', '.join(PHASES)}."
@@ -85,8 +85,8 @@ def train(
         faults = draw_faults(described.shape, count, mean, seed, absent)
     check_faults(faults, described.shape, count, absent, described.grid.tensor_parallel)
 
-    from recycle.exec import launcher
-    from recycle.exec.resume import newest_run
+    from recycle.exec.checkpoint.resume import newest_run
+    from recycle.exec.launch import launcher
     from recycle.solve.planner import plan_for_training
 
     runs, name = Path("runs"), job.resolve().parent.name

@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recycle.exec.launcher import RunResult, train
-    from recycle.exec.observer import Observer
-    from recycle.exec.standalone import run
+    from recycle.exec.launch.launcher import RunResult, train
+    from recycle.exec.launch.observer import Observer
+    from recycle.exec.launch.standalone import run
 
 __all__ = ["Observer", "RunResult", "run", "train"]
 
@@ -19,4 +19,4 @@ def __getattr__(name: str) -> Any:
     """The public names load torch; importing `recycle.exec` alone does not."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"recycle.exec.{_HOMES[name]}"), name)
+    return getattr(import_module(f"recycle.exec.launch.{_HOMES[name]}"), name)

@@ -12,8 +12,8 @@ from functools import cache
 
 import torch
 
-from recycle.exec.data import Corpus, load_corpus
-from recycle.exec.stage import MegatronStage, Stage, build_stage
+from recycle.exec.data.batches import Corpus, load_corpus
+from recycle.exec.model.stage import MegatronStage, Stage, build_stage
 from recycle.job import DataSection, Job, ModelSection, ShapeSection, TrainSection
 from recycle.shape import MicroBatch
 

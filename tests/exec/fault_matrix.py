@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recycle.exec.faults import KINDS, PHASES, Kind, parse_fault
-from recycle.exec.launcher import RunResult, train
-from recycle.exec.processes import ForkServer
+from recycle.exec.faults.faults import KINDS, PHASES, Kind, parse_fault
+from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.processes.processes import ForkServer
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import job
 

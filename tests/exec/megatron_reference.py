@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from recycle.exec.data import load_corpus
-from recycle.exec.optimizer import clip_factor
+from recycle.exec.data.batches import load_corpus
+from recycle.exec.model.optimizer import clip_factor
 from recycle.job import Job
 
 DEADLINE_SECONDS = 120
@@ -189,7 +189,7 @@ class _Worker:
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-        from recycle.exec.gpt import global_names, initialise, layer_spec, transformer_config
+        from recycle.exec.model.gpt import global_names, initialise, layer_spec, transformer_config
 
         if torch.distributed.is_initialized():
             parallel_state.destroy_model_parallel()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle import Job
-from recycle.exec.launcher import RunResult
+from recycle.exec.launch.launcher import RunResult
 
 Run = Callable[..., RunResult]
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from recycle.exec.commit import report_of
-from recycle.exec.gloo import GlooTransport
-from recycle.exec.membership import Report
-from recycle.exec.stage import build_stage
-from recycle.exec.tensor_group import TensorGroup
+from recycle.exec.membership.commit import report_of
+from recycle.exec.membership.messages import Report
+from recycle.exec.model.stage import build_stage
+from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.transport.gloo import GlooTransport
 from recycle.job import Job
 from recycle.shape import Worker
 from tests.exec.drive import CPU, corpus_of, execute, gradients_by_name, micro_batches, one_f_one_b, split

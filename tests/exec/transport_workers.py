@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from recycle.exec.gloo import GlooTransport, form_group, open_sockets, shut_sockets
-from recycle.exec.groups import GroupTransport
-from recycle.exec.lanes import Communicators, LaneTransport, lanes_of
-from recycle.exec.transport import TransportError
+from recycle.exec.transport.base import TransportError
+from recycle.exec.transport.gloo import GlooTransport, form_group, open_sockets, shut_sockets
+from recycle.exec.transport.groups import GroupTransport
+from recycle.exec.transport.lanes import Communicators, LaneTransport, lanes_of
 from recycle.ir.formats import native
 from recycle.ir.instruction import (
     Instruction,

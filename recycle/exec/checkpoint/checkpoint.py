@@ -1,0 +1,382 @@
+"""Checkpoints on disk: what a folder holds, when it counts, how it is read.
+
+    checkpoints/step-00000012/
+        stage-0000-1-of-1.safetensors    a stage's parameters, AdamW moments and step counts, by name in the whole model
+        stage-0001-1-of-1.safetensors
+        manifest.json                    written last: the commit's facts, the model, and every file's size and sha256
+
+A folder counts only if its manifest is whole and every file is what the manifest says, so one that was cut off
+anywhere, or that rotted, is passed over for the one before. Files are written and read by torch.distributed.checkpoint
+with its safetensors storage: nothing in them can run code when it is loaded (its default storage has a pickle), and
+names do not depend on the split into stages, so that any other shape of the same model can read them.
+
+With tensor parallelism T each rank writes what it alone has, as `NAME.tensor-t-of-T` into `stage-0000tT-…`, and rank 0
+what all have. They are the T equal parts of NAME along one dimension, so another T reads them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.membership.members import member_name
+from recycle.exec.membership.messages import Facts
+from recycle.exec.model.stage import Stage
+from recycle.files import read_whole
+from recycle.job import Job
+
+FORMAT, VERSION = "recycle-checkpoint", 1
+MANIFEST = "manifest.json"
+MOST_MANIFEST_BYTES = 2**26
+PART_BYTES = 1 << 27
+"""Tensors of a stage are written in files of about this size: one at a time is serialised in memory."""
+_FOLDER = re.compile(r"step-(\d{8,})")
+_FIRST_PART = re.compile(r"\.tensor-0-of-(\d+)$")
+_SUFFIX = ".safetensors"
+
+
+class StoredFile(Struct, frozen=True):
+    """Size and hash of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(Struct, frozen=True):
+    """What a checkpoint is of.
+
+    Attributes:
+        step: the committed iteration whose state it is.
+        facts: of that commit.
+        shape: D, P, V and m of the run that wrote it.
+        identity: what must be the same for the state to fit; see `identity`.
+        course: what should be the same for the run to stay the same; see `course`.
+        files: name -> size and hash.
+    """
+
+    step: int
+    facts: Facts
+    shape: dict[str, int]
+    identity: dict[str, Any]
+    course: dict[str, Any]
+    files: dict[str, StoredFile]
+    format: str = FORMAT
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    folder: Path
+    manifest: Manifest
+
+
+class Damaged(RecycleError):
+    """A checkpoint that is not complete; says what is wrong with it."""
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return root / f"step-{step:08d}"
+
+
+def identity(job: Job) -> dict[str, Any]:
+    """What a run and a checkpoint must share: the model, however it is split, and the batch of an iteration."""
+    model = msgspec.to_builtins(job.model)
+    kept = {key: value for key, value in model.items() if key not in ("split", "seconds_per_unit", "recompute")}
+    if job.model.kind == "emulated":
+        kept = {"kind": "emulated", "stages": job.shape.stages, "seed": job.model.seed}
+    return {
+        "[model]": kept,
+        "micro-batches per iteration (D*m)": job.shape.global_micro_batches,
+        "[data] micro_batch_size": job.data.micro_batch_size,
+        "[train] precision": job.train.precision,
+    }
+
+
+def course(job: Job, text_digest: str | None) -> dict[str, Any]:
+    """What the next losses depend on besides: the optimizer, the learning rate's course, the text."""
+    train = msgspec.to_builtins(job.train)
+    keys = {f"[train] {key}": value for key, value in train.items() if not key.startswith("checkpoint_")}
+    return keys | {"[data] seed": job.data.seed, "[data] text": text_digest}
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """ "key: ours, theirs" of every key that differs, nested ones too."""
+    found = []
+    for key in {**theirs, **ours}:
+        mine, other = ours.get(key), theirs.get(key)
+        if isinstance(mine, dict) and isinstance(other, dict):
+            found += [f"{key} {inner}" for inner in differences(mine, other)]
+        elif mine != other:
+            found.append(f"{key} is {mine}, there {other}")
+    return found
+
+
+def stored_names(
+    named: Mapping[str, torch.Tensor], cuts: Mapping[str, int], tensor: tuple[int, int]
+) -> dict[str, torch.Tensor]:
+    """What a tensor rank writes of a stage's state, by the names that it has in a checkpoint.
+
+    Args:
+        named: as `Stage.named_state` gives it.
+        cuts: as `Stage.cuts` gives them.
+        tensor: tensor rank, and T.
+    """
+    rank, size = tensor
+    if size == 1:
+        return dict(named)
+    return {
+        (_part(name, rank, size) if name in cuts else name): value
+        for name, value in named.items()
+        if name in cuts or rank == 0
+    }
+
+
+def _part(name: str, rank: int, size: int) -> str:
+    return f"{name}.tensor-{rank}-of-{size}"
+
+
+def write_stage(
+    folder: Path, stage: int, writer: str, named: dict[str, torch.Tensor], tensor_rank: int = 0
+) -> dict[str, StoredFile]:
+    """Write a stage's state into a checkpoint's folder, file by file, each put in place whole.
+
+    Args:
+        writer: name of this process; two that write the same stage do not disturb each other.
+        named: CPU tensors by their name in the checkpoint, which nobody changes meanwhile.
+        tensor_rank: whose part it is.
+
+    Returns:
+        size and hash of each file.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    scratch = folder / f".stage-{stage}-{writer}"
+    stored: dict[str, StoredFile] = {}
+    if not named:
+        return stored
+    label = member_name(f"{stage:04d}", tensor_rank)
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        parts = _parts(named)
+        storage = HuggingFaceStorageWriter(str(scratch), fqn_to_index_mapping=parts, save_distributed=True)
+        save(named, storage_writer=storage, no_dist=True)
+        written = sorted(scratch.iterdir())
+        for number, path in enumerate(written, start=1):
+            name = f"stage-{label}-{number}-of-{len(written)}{_SUFFIX}"
+            stored[name] = StoredFile(path.stat().st_size, _sha256(path))
+            os.replace(path, folder / name)
+        scratch.rmdir()
+        _sync(folder)
+    except CheckpointException as error:
+        cause = next((failure for failure, _ in error.failures.values()), error)
+        raise RunError(f"{folder}: {_reason(cause)}") from None
+    except OSError as error:
+        raise RunError(f"{folder}: {_reason(error)}") from None
+    return stored
+
+
+def _parts(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Name -> number of the file it goes to, from 1."""
+    parts, number, filled = {}, 1, 0
+    for name, tensor in named.items():
+        if filled and filled + tensor.nbytes > PART_BYTES:
+            number, filled = number + 1, 0
+        parts[name] = number
+        filled += tensor.nbytes
+    return parts
+
+
+def _reason(error: BaseException) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make the checkpoint complete. Raises OSError, and then it is not."""
+    content = msgspec.to_builtins(manifest, str_keys=True)
+    text = json.dumps({"sha256": _digest(content), "manifest": content}, indent=1)
+    temporary = folder / f".{MANIFEST}"
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, folder / MANIFEST)
+    _sync(folder)
+    _sync(folder.parent)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint, itself checked.
+
+    Raises:
+        Damaged: it is missing or not what was written.
+        JobError: it is of a newer version.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise Damaged(f"{folder}: incomplete, it has no {MANIFEST}")
+    content = read_whole(path, Damaged, MOST_MANIFEST_BYTES)
+    try:
+        parsed = json.loads(content)
+        body = parsed["manifest"]
+        if body["format"] != FORMAT or _digest(body) != parsed["sha256"]:
+            raise Damaged(f"{path}: damaged, it is not what was written")
+        if body["version"] > VERSION:
+            raise JobError(f"{path}: of version {body['version']}, this recycle reads up to {VERSION}; update it")
+        return msgspec.convert(body, Manifest, str_keys=True)
+    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
+        raise Damaged(f"{path}: damaged, it is not what was written") from None
+
+
+def verify(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, every byte of it checked.
+
+    Raises:
+        Damaged: it is not complete.
+        JobError: it is of a newer version.
+    """
+    manifest = read_manifest(folder)
+    if folder_of(folder.parent, manifest.step) != folder:
+        raise Damaged(f"{folder}: damaged, its manifest is of step {manifest.step}")
+    try:
+        present = {path.name for path in folder.iterdir() if path.suffix == _SUFFIX}
+        for name in sorted(manifest.files.keys() | present):
+            path, said = folder / name, manifest.files.get(name)
+            if said is None:
+                raise Damaged(f"{path}: damaged, the manifest does not name this file")
+            if name not in present or not path.is_file():
+                raise Damaged(f"{path}: missing")
+            if path.stat().st_size != said.bytes:
+                raise Damaged(f"{path}: cut off, {path.stat().st_size} bytes of {said.bytes}")
+            if _sha256(path) != said.sha256:
+                raise Damaged(f"{path}: damaged, its content is not what was written")
+    except OSError as error:
+        raise Damaged(f"{folder}: cannot be read ({error.strerror})") from None
+    return Checkpoint(folder, manifest)
+
+
+def folders(root: Path) -> list[tuple[int, Path]]:
+    """(step, folder) of every checkpoint below `root`, complete or not, the newest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in root.iterdir():
+            match = _FOLDER.fullmatch(path.name)
+            if match is not None and path.is_dir():
+                found.append((int(match[1]), path))
+    return sorted(found, reverse=True)
+
+
+def newest(root: Path, warn: Callable[[str], object], upto: int | None = None) -> Checkpoint | None:
+    """The newest complete checkpoint, of step `upto` at most; `warn` is told of each that is passed over.
+
+    Raises:
+        JobError: the newest is of a newer version.
+    """
+    for step, folder in folders(root):
+        if upto is not None and step > upto:
+            warn(f"{folder}: passed over, since metrics.jsonl is whole up to step {upto} only")
+            continue
+        try:
+            return verify(folder)
+        except Damaged as error:
+            warn(f"passed over: {error}")
+    return None
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, its manifest first, so that at no point it looks complete but is not."""
+    with contextlib.suppress(OSError):
+        (folder / MANIFEST).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_parallel: int = 1) -> None:
+    """Copy a checkpoint into the live state of `stages`, whatever stages, and whatever T, it was written from.
+
+    Where T is another, all parts of the stage lie in memory for a moment.
+
+    Args:
+        tensor_rank, tensor_parallel: which part of each stage `stages` hold, of how many.
+
+    Raises:
+        RunError: it does not hold that state.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+    try:
+        there: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        sizes = {int(match[1]) for name in there if (match := _FIRST_PART.search(name))}
+        for stage in stages:  # one by one: tied stages have a name in common
+            state: dict[str, Any] = {}
+            joined: list[tuple[torch.Tensor, int, list[torch.Tensor]]] = []
+            cuts = stage.cuts()
+            for name, live in stage.named_state(stage.state_tensors()).items():
+                dimension = cuts.get(name)
+                mine = _part(name, tensor_rank, tensor_parallel)
+                if dimension is None or (tensor_parallel == 1 and name in there):
+                    state[name] = live
+                elif mine in there:
+                    state[mine] = live
+                else:
+                    names = _whole(name, sizes, there)
+                    pieces = [torch.empty(there[part].size, dtype=live.dtype) for part in names]
+                    state |= dict(zip(names, pieces, strict=True))
+                    joined.append((live, dimension, pieces))
+            load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+            for live, dimension, pieces in joined:
+                live.copy_(torch.cat(pieces, dimension).chunk(tensor_parallel, dimension)[tensor_rank])
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+        raise RunError(f"{folder}: cannot be loaded: {error}") from None
+
+
+def _whole(name: str, sizes: Iterable[int], there: Collection[str]) -> list[str]:
+    """The names under which a checkpoint has all of `name`, first part to last.
+
+    Args:
+        sizes: into how many parts the checkpoint cuts.
+    """
+    names = [name] if name in there else [_part(name, rank, size) for size in sizes for rank in range(size)]
+    missing = next((part for part in names or [name] if part not in there), None)
+    if missing is not None:
+        raise RuntimeError(f"it has nothing under the name {missing}")
+    return names
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Make renames inside a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,191 @@
+"""The launcher's part in checkpoints: which commit is kept, when one is complete, which are removed.
+
+Says with a commit that its state is kept, waits for the hosts of all stages to announce their files, writes the
+manifest, and removes what is older than the last few. It asks for no checkpoint while one is being written: a disk
+that is slower than the interval makes checkpoints rarer and never stops training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from recycle.exec.checkpoint import checkpoint
+from recycle.exec.checkpoint.checkpoint import Checkpoint, Manifest, folder_of
+from recycle.exec.checkpoint.saved import Saved, saved_key, writer_of
+from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.store import Store
+from recycle.job import Job
+
+PLAIN = {"last": None, "finished": False, "checkpoint": False}
+"""What a commit's facts announce for the generation it belonged to, and a later run must not heed."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    facts: Facts
+    since: float
+    writers: dict[int, str]
+    finishing: Future[str] | None = None
+
+
+class Keeper:
+    """The checkpoints of one run.
+
+    Args:
+        job: its `[train]` section says how often and how many.
+        root: folder of all checkpoints; made when first needed.
+        text_digest: of the training text.
+        store: where workers announce their files.
+        log: takes events.
+        wake: wakes the launcher's loop.
+        now: monotonic seconds.
+        ranks: rank that hosts each stage.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        root: Path,
+        text_digest: str | None,
+        store: Store,
+        log: Callable[..., None],
+        wake: Callable[[], None],
+        now: Callable[[], float],
+        ranks: Sequence[int],
+    ) -> None:
+        self._job, self._root, self._text_digest = job, root, text_digest
+        self._store, self._log, self._wake, self._now = store, log, wake, now
+        self._ranks = ranks
+        self._pending: dict[int, _Pending] = {}
+        self._announced: list[int] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+
+    def due(self, step: int, is_last: bool) -> bool:
+        """Whether the state after `step` is kept: every so often, and at the end of a run that is long enough."""
+        every = self._job.train.checkpoint_every
+        if not every or step + 1 < every:
+            return False
+        if not is_last and ((step + 1) % every or self._pending):
+            return False
+        checkpoint.remove(folder_of(self._root, step))  # what an attempt before a restart left of it
+        return True
+
+    def committed(self, facts: Facts, record: Record) -> None:
+        """A commit stands; its facts say whether its state is kept."""
+        if facts.checkpoint:
+            writers = {stage: writer_of(stage, rank, record) for stage, rank in enumerate(self._ranks)}
+            self._pending[facts.step] = _Pending(facts, self._now(), writers)
+            self._announced.append(facts.step)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return bool(self._pending)
+
+    def tick(self, live: Collection[str], committed: int) -> None:
+        """Complete, or give up, what is due.
+
+        Args:
+            live: processes that may still write.
+            committed: the last committed step; only of that one another host can still write what a dead one did not.
+        """
+        for step, pending in sorted(self._pending.items()):
+            if pending.finishing is not None:
+                if pending.finishing.done():
+                    self._end(step, pending.finishing.result())
+                continue
+            keys = [key for stage in range(self._job.shape.stages) for key in self._keys(step, stage)]
+            if self._store.has_all(keys):
+                saved = [msgspec.json.decode(self._store.read(key) or "", type=Saved) for key in keys]
+                finishing = self._thread.submit(self._finish, pending.facts, saved)
+                finishing.add_done_callback(lambda _: self._wake())
+                self._pending[step] = replace(pending, finishing=finishing)
+            elif (dead := self._missing(pending, live)) and (step < committed or not live):
+                self._give_up(step, f"worker {dead} ended before it had written its part")
+            elif self._now() - pending.since > self._job.train.checkpoint_deadline:
+                self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
+
+    def _keys(self, step: int, stage: int) -> list[str]:
+        """Under which all tensor ranks announce their parts of a stage."""
+        return [saved_key(step, stage, rank) for rank in range(self._job.grid.tensor_parallel)]
+
+    def _missing(self, pending: _Pending, live: Collection[str]) -> str | None:
+        """A writer that has ended without having written its stage."""
+        for stage, writer in pending.writers.items():
+            if writer not in live and not self._store.has_all(self._keys(pending.facts.step, stage)):
+                return writer
+        return None
+
+    def _finish(self, facts: Facts, saved: list[Saved]) -> str:
+        """In the thread, as disks take their time: make a checkpoint complete; returns why it is not."""
+        folder = folder_of(self._root, facts.step)
+        error = next((part.error for part in saved if part.error), "")
+        if not error:
+            files = {name: stored for part in saved for name, stored in part.files.items()}
+            shape = {key: getattr(self._job.shape, key) for key in self._job.shape.__slots__}
+            manifest = Manifest(
+                facts.step,
+                msgspec.structs.replace(facts, **PLAIN),
+                shape,
+                checkpoint.identity(self._job),
+                checkpoint.course(self._job, self._text_digest),
+                files,
+            )
+            try:
+                checkpoint.write_manifest(folder, manifest)
+            except OSError as failure:
+                error = f"{folder}: {failure.strerror}"
+        if error:
+            checkpoint.remove(folder)
+        else:
+            self._prune(facts.step)
+        return error
+
+    def _prune(self, step: int) -> None:
+        older = [(at, folder) for at, folder in checkpoint.folders(self._root) if at < step]
+        whole = [folder for _, folder in older if (folder / checkpoint.MANIFEST).exists()]
+        kept = whole[: self._job.train.checkpoint_keep - 1]
+        for _, folder in older:
+            if folder not in kept:
+                checkpoint.remove(folder)
+
+    def _end(self, step: int, error: str) -> None:
+        if error:
+            self._give_up(step, error)
+            return
+        pending = self._pending.pop(step)
+        folder = folder_of(self._root, step)
+        self._log("checkpoint", step=step, folder=folder.name, seconds=round(self._now() - pending.since, 6))
+        self._forget([old for old in self._announced if old < step])
+
+    def _give_up(self, step: int, why: str) -> None:
+        del self._pending[step]
+        self._log("checkpoint", step=step, error=why)
+
+    def _forget(self, steps: list[int]) -> None:
+        stages = range(self._job.shape.stages)
+        self._store.delete([key for step in steps for stage in stages for key in self._keys(step, stage)])
+        self._announced = [step for step in self._announced if step not in steps]
+
+    def newest(self, warn: Callable[[str], object]) -> Checkpoint | None:
+        """The newest complete checkpoint, when no worker lives that could still write one."""
+        for _ in range(2):
+            for pending in list(self._pending.values()):
+                if pending.finishing is not None:
+                    pending.finishing.result()
+            self.tick((), max(self._pending, default=0))
+        return checkpoint.newest(self._root, warn)
+
+    def start_over(self) -> None:
+        """Training goes back: what was being kept, and what was announced, is void."""
+        self._pending.clear()
+        self._forget(list(self._announced))
+
+    def close(self) -> None:
+        """Wait for the thread."""
+        self._thread.shutdown()

@@ -1,0 +1,125 @@
+"""What an earlier part of a run left, and whether a job can go on from it: read only, nothing is changed.
+
+Metrics count as far as they are whole, a line per step from step 0 on; the newest complete checkpoint within them is
+where the run goes on, so that no step is missing and none is there twice. Where there is none within them, because the
+disk was full and the launcher then killed, it is the newest of all, with a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from recycle.errors import JobError, RecycleError
+from recycle.exec.checkpoint import checkpoint
+from recycle.exec.checkpoint.checkpoint import Checkpoint
+from recycle.files import read_whole
+from recycle.ir.trace import MOST_BYTES, read_lines
+from recycle.job import Job
+from recycle.shape import Shape
+
+_STAMP = re.compile(r"\d{8}-\d{6}")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier part of a run.
+
+    Attributes:
+        checkpoint: to go on from.
+        metrics: lines of the steps up to the checkpoint's.
+        events: all of them.
+        generation: the last one.
+        seconds: how long it ran.
+        shape: of its job.
+        warnings: what is odd and no reason to refuse.
+    """
+
+    checkpoint: Checkpoint
+    metrics: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    generation: int
+    seconds: float
+    shape: Shape
+    warnings: list[str] = field(default_factory=list)
+
+
+def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier:
+    """What the run directory `path` holds that `job` can go on from.
+
+    Args:
+        steps: that the run shall have in the end.
+        text_digest: of the training text.
+
+    Raises:
+        JobError: there is no run, it is finished, no checkpoint is complete, or it is of another model or batch.
+    """
+    if not path.is_dir():
+        raise JobError(f"{path}: there is no run directory to resume")
+    for name in ("job.toml", "metrics.jsonl", "events.jsonl"):
+        if not (path / name).is_file():
+            raise JobError(f"{path}: holds no run to resume, {name} is missing")
+    before = Job.load(path / "job.toml")
+    found = checkpoint.differences(checkpoint.identity(job), checkpoint.identity(before))
+    if found:
+        raise JobError(f"{path}: is a run of another model or batch, and cannot be resumed with this job: {found[0]}")
+    metrics = whole_metrics(path / "metrics.jsonl")
+    if len(metrics) >= steps:
+        raise JobError(f"{path}: is finished, it has all {steps} steps; --steps with a larger number trains on")
+    warnings: list[str] = []
+    folder = path / "checkpoints"
+    newest = checkpoint.newest(folder, warnings.append, upto=len(metrics) - 1)
+    if newest is None and (newest := checkpoint.newest(folder, lambda _: None)) is not None:
+        warnings = [f"metrics.jsonl has nothing of steps {len(metrics)} to {newest.manifest.step}"]
+    if newest is None:
+        why = f"; {warnings[0]}" if warnings else f"; its [train] checkpoint_every was {before.train.checkpoint_every}"
+        raise JobError(f"{path}: holds no complete checkpoint to resume from{why}")
+    manifest = newest.manifest
+    found = checkpoint.differences(checkpoint.identity(job), manifest.identity)
+    if found:
+        raise JobError(f"{newest.folder}: is of another model or batch, and cannot be loaded by this job: {found[0]}")
+    for difference in checkpoint.differences(checkpoint.course(job, text_digest), manifest.course):
+        warnings.append(f"the run goes on otherwise than it began: {difference}")
+    events = [event for _, event in read_lines(path / "events.jsonl")]
+    return Earlier(
+        newest,
+        metrics[: manifest.step + 1],
+        events,
+        int(max((_number(event, "generation") for event in events), default=0)),
+        max((_number(line, "time") for line in [*events, *metrics]), default=0.0),
+        before.shape,
+        warnings,
+    )
+
+
+def whole_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of steps 0, 1, 2, … as far as there is one of each in order."""
+    lines: list[dict[str, Any]] = []
+    for text in read_whole(path, RecycleError, MOST_BYTES).split(b"\n")[:-1]:
+        try:
+            line = msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            break
+        if line.get("step") != len(lines):
+            break
+        lines.append(line)
+    return lines
+
+
+def newest_run(folder: Path, name: str) -> Path:
+    """The newest run directory that `recycle train` made for a job of this name. Raises JobError when there is none."""
+    runs = [path for path in folder.glob(f"{name}-*") if _STAMP.fullmatch(path.name.removeprefix(f"{name}-"))]
+    found = [path for path in runs if (path / "metrics.jsonl").is_file()]
+    if not found:
+        raise JobError(f"{folder / name}-*: there is no run to resume; name its directory with --run")
+    return max(found, key=lambda path: path.name)
+
+
+def _number(line: Mapping[str, Any], key: str) -> float:
+    value = line.get(key, 0)
+    return value if isinstance(value, int | float) else 0

@@ -1,0 +1,1 @@
+"""Faults to order: their kinds, where each strikes, and a punisher that draws them at random."""

@@ -1,0 +1,233 @@
+"""Faults to strike on purpose: `KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]`, for example `kill:1.1@10`.
+
+With tensor parallelism a fault strikes one process of the worker: that of tensor rank 0, or `kill:1.1t1@10` says which.
+
+What each kind does is the table `KINDS`. A fault strikes in the middle of that iteration, or at the given phase, and
+once per run, also when its iteration is repeated; one in the `undo` of a step only if there is one. This file reads
+and checks them; a worker strikes itself (striker.py), but for a kill and a cut, which come from the launcher when the
+worker says that it has reached the point.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recycle.errors import JobError
+from recycle.exec.membership.members import member_name
+from recycle.exec.membership.vigil import who_goes
+from recycle.shape import Shape, Worker
+
+_NUMBER = "[0-9]{1,9}"
+_WORKER = re.compile(rf"{_NUMBER}\.{_NUMBER}")
+_FAULT = re.compile(
+    rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})(?:t({_NUMBER}))?@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?"
+)
+BETWEEN = ("commit", "step", "stepped", "undo", "acknowledge", "form", "copy")
+"""Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back; and
+of a generation that begins with the step: is about to acknowledge it, to form its groups, to copy a state to or from
+a worker that joins."""
+PHASES = ("forward", "backward", "reduce", *BETWEEN)
+"""Where a fault strikes: in the middle of such instructions, or between them."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What stands behind a kind's `=`: a number from `least` to `most`."""
+
+    meaning: str
+    least: float
+    most: float
+    needed: bool = False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of `KINDS`.
+
+    Attributes:
+        does: what it does.
+        example: one as text.
+        ends: the worker is dead afterwards.
+        struck: a worker comes to its point and says so.
+        phases: where it may strike instead of in the middle of the iteration.
+        argument: None for none.
+        pair: it strikes two workers; the other one stands behind the `=`.
+        ranged: it holds from one step to another.
+    """
+
+    does: str
+    example: str
+    ends: bool = True
+    struck: bool = True
+    phases: tuple[str, ...] = PHASES
+    argument: Argument | None = None
+    pair: bool = False
+    ranged: bool = False
+
+
+KINDS = {
+    "rejoin": Kind(
+        "starts the worker again and admits it at the start of that step", "rejoin:1.1@9", False, False, phases=()
+    ),
+    "nan": Kind("spoils the worker's gradients just before they are reduced", "nan:1.1@5", False, phases=()),
+    "slow": Kind(
+        "every F, I, W and B of the worker takes that many times as long, from one step to the other",
+        "slow=3:1.1@4-8",
+        ends=False,
+        phases=(),
+        argument=Argument("a factor", 1.0, 1000.0, needed=True),
+        ranged=True,
+    ),
+    "kill": Kind(
+        "SIGKILL from the launcher, =SECONDS after the point is reached",
+        "kill:1.1@5",
+        argument=Argument("a delay in seconds", 0.0, 3600.0),
+    ),
+    "stop": Kind("SIGSTOP: the process is there and does nothing", "stop:1.1@5.backward"),
+    "exception": Kind("a Python exception inside the stage", "exception:1.1@5", phases=("forward", "backward")),
+    "segfault": Kind("a null pointer is read: a real SIGSEGV", "segfault:1.1@5"),
+    "oom": Kind("memory is asked for beyond a limit of the process (RLIMIT_AS): a real MemoryError", "oom:1.1@5"),
+    "hang": Kind("hangs for ever with the interpreter lock held, so that no thread of it beats", "hang:1.1@5"),
+    "stall": Kind("hangs for ever while its heartbeat goes on", "stall:1.1@5"),
+    "cut": Kind(
+        "every packet between the two workers vanishes, on the connections that they have then",
+        "cut=1.0:1.1@5",
+        phases=tuple(phase for phase in PHASES if phase not in ("undo", "acknowledge", "form")),
+        pair=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault. `phase` None means the middle of the iteration; `argument` None means that none is given.
+
+    `last` is the last step of a fault that lasts, None for one that strikes at `step` alone; `other` the second worker
+    of one that strikes a pair. `tensor_rank` says which process of the worker is struck.
+    """
+
+    kind: str
+    worker: Worker
+    step: int
+    phase: str | None = None
+    argument: float | None = None
+    last: int | None = None
+    other: Worker | None = None
+    tensor_rank: int = 0
+
+    def __str__(self) -> str:
+        given = "" if self.argument is None else f"={self.argument:g}"
+        given += "" if self.other is None else f"={self.other}"
+        last = "" if self.last is None else f"-{self.last}"
+        struck = member_name(self.worker, self.tensor_rank)
+        return f"{self.kind}{given}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
+
+    def lasts(self, step: int) -> bool:
+        """Whether it holds in iteration `step`."""
+        return self.step <= step <= (self.step if self.last is None else self.last)
+
+
+def parse_fault(text: str) -> Fault:
+    """The fault that `text` writes. Raises JobError that says what is wrong."""
+    match = _FAULT.fullmatch(text)
+    if match is None:
+        raise JobError(
+            f"fault {text!r}: expected KIND[=ARGUMENT]:WORKER@STEP[.PHASE], for example kill:1.1@10 or rejoin:1.1@20"
+        )
+    name, argument, worker, tensor_rank, step, last, phase = match.groups()
+    if name not in KINDS:
+        raise JobError(f"fault {text!r}: unknown kind {name!r}; known are {', '.join(KINDS)}")
+    kind = KINDS[name]
+    if phase is not None and phase not in kind.phases:
+        takes = f"one of {', '.join(kind.phases)}" if kind.phases else "none"
+        raise JobError(f"fault {text!r}: unknown phase {phase!r}; {name} takes {takes}")
+    if tensor_rank is not None and (kind.pair or not kind.struck):
+        raise JobError(f"fault {text!r}: {name} is of a worker as a whole; leave out t{tensor_rank}")
+    if last is not None and not kind.ranged:
+        raise JobError(f"fault {text!r}: {name} strikes at one step, not in a range")
+    if last is not None and int(last) < int(step):
+        raise JobError(f"fault {text!r}: the range ends before it begins; write the smaller step first")
+    until = None if last is None else int(last)
+    other = _other(text, name, worker, argument) if kind.pair else None
+    value = None if kind.pair else _argument(text, name, argument)
+    return Fault(name, Worker.parse(worker), int(step), phase, value, until, other, int(tensor_rank or 0))
+
+
+def _other(text: str, name: str, worker: str, written: str | None) -> Worker:
+    if written is None or not _WORKER.fullmatch(written) or Worker.parse(written) == Worker.parse(worker):
+        raise JobError(f"fault {text!r}: {name} takes another worker after a '=', for example {KINDS[name].example}")
+    return Worker.parse(written)
+
+
+def _argument(text: str, name: str, written: str | None) -> float | None:
+    argument = KINDS[name].argument
+    if argument is None and written is not None:
+        raise JobError(f"fault {text!r}: {name} takes no argument, so nothing with '='")
+    if argument is None or (written is None and not argument.needed):
+        return None
+    try:
+        value = float(written or "")
+    except ValueError:
+        value = math.nan
+    if not argument.least <= value <= argument.most:
+        raise JobError(
+            f"fault {text!r}: {name} takes {argument.meaning}, {argument.least:g} to {argument.most:g}, after a '='"
+        )
+    return value
+
+
+def check_faults(
+    faults: Sequence[Fault],
+    shape: Shape,
+    steps: int,
+    absent: frozenset[Worker] = frozenset(),
+    tensor_parallel: int = 1,
+) -> None:
+    """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
+
+    Args:
+        absent: workers that the job starts without.
+        tensor_parallel: processes of each worker.
+    """
+    alive = {worker: worker not in absent for worker in shape.workers()}
+    for fault in sorted(faults, key=lambda f: (f.step, list(KINDS).index(f.kind))):
+        kind = KINDS[fault.kind]
+        shape.require(fault.worker, f"fault {fault}")
+        if fault.tensor_rank >= tensor_parallel:
+            raise JobError(
+                f"fault {fault}: tensor rank {fault.tensor_rank}, but [shape] tensor_parallel = {tensor_parallel};"
+                " ranks count from 0"
+            )
+        if max(fault.step, fault.last or 0) >= steps:
+            raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")
+        if kind.struck and not alive[fault.worker]:
+            raise JobError(f"fault {fault}: worker {fault.worker} is already dead at step {fault.step}")
+        if not kind.struck and alive[fault.worker]:
+            raise JobError(f"fault {fault}: worker {fault.worker} is alive at step {fault.step}; kill it before")
+        if fault.other is not None:
+            goes = _check_pair(fault, shape, alive)
+            alive[goes] = False
+        else:
+            alive[fault.worker] = not kind.ends
+
+
+def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool]) -> Worker:
+    """The worker that a cut ends. Raises JobError when the two are not both there, have nothing to say to each other or
+    may neither go."""
+    worker, other = fault.worker, fault.other
+    assert other is not None
+    shape.require(other, f"fault {fault}")
+    if not alive[other]:
+        raise JobError(f"fault {fault}: worker {other} is already dead at step {fault.step}")
+    if worker.rank != other.rank and (worker.pipeline != other.pipeline or abs(worker.rank - other.rank) != 1):
+        raise JobError(
+            f"fault {fault}: workers {worker} and {other} send each other nothing;"
+            " cut neighbours of a pipeline or two of the same stage"
+        )
+    goes = who_goes((worker, other), [w for w, here in alive.items() if here])
+    if goes is None:
+        raise JobError(f"fault {fault}: each of the two is the last live host of its stage, and neither may go")
+    return goes

@@ -1,0 +1,133 @@
+"""The run directory: what a run leaves behind, written as it happens, a whole line at a time.
+
+`job.toml` as resolved, `metrics.jsonl` (a line per committed step), `events.jsonl`, `plans/`, `logs/`, `checkpoints/`,
+`trace.json`; `profiles/` where times drifted so far that plans were asked for with others. A run that is resumed goes
+on in its directory; what belongs to another shape is put aside in `earlier/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recycle.errors import JobError
+from recycle.exec.checkpoint.resume import Earlier
+from recycle.exec.launch.line_log import LineLog
+from recycle.files import write_whole
+from recycle.ir.trace import FILE_NAME
+from recycle.job import Job
+
+
+class RunDirectory:
+    """Opens a fresh run directory, or one to go on in. One process at a time has it open.
+
+    Args:
+        path: made with its parents when missing.
+        job: written to `job.toml`.
+        earlier: what it holds of this run; everything behind the checkpoint is removed from `metrics.jsonl`.
+
+    Raises:
+        JobError: the directory holds another run already, is in use, or cannot be written.
+
+    Attributes:
+        started: monotonic seconds from which all times of the run count.
+        warn: is told once what cannot be written while the run goes on.
+    """
+
+    def __init__(self, path: str | Path, job: Job, earlier: Earlier | None = None) -> None:
+        self.path = Path(path)
+        self.warn: Callable[[str], None] = lambda message: None
+        self._warned = False
+        if earlier is None and (self.path / "metrics.jsonl").exists():
+            raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
+        self.started = time.monotonic() - (earlier.seconds if earlier is not None else 0.0)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take()
+            if earlier is not None:
+                self._put_aside(earlier, job)
+            for folder in (self.plans, self.logs):
+                folder.mkdir(exist_ok=True)
+            if earlier is None:
+                (self.path / "job.toml").write_text(job.to_toml())
+            else:
+                write_whole(self.path / "job.toml", job.to_toml())
+            self._metrics = LineLog(self.path / "metrics.jsonl")
+            self._events = LineLog(self.path / "events.jsonl")
+            if earlier is not None:
+                self._metrics.rewind(len(earlier.metrics))
+        except OSError as error:
+            raise JobError(f"{self.path}: cannot be written ({error.strerror})") from None
+
+    def _take(self) -> int:
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise JobError(f"{self.path}: another `recycle train` is running in it") from None
+        return descriptor
+
+    def _put_aside(self, earlier: Earlier, job: Job) -> None:
+        """The merged trace is outdated; the logs stay, unless workers of another shape wrote them."""
+        if earlier.shape == job.shape:
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / FILE_NAME).unlink()
+            return
+        aside = self.path / "earlier"
+        aside.mkdir(exist_ok=True)
+        aside = aside / str(len(list(aside.iterdir())))
+        aside.mkdir()
+        for name in ("logs", "job.toml", FILE_NAME):
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / name).rename(aside / name)
+
+    @property
+    def plans(self) -> Path:
+        return self.path / "plans"
+
+    @property
+    def profiles(self) -> Path:
+        return self.path / "profiles"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def now(self) -> float:
+        """Seconds since the run started; of a resumed one, those of its earlier parts included."""
+        return time.monotonic() - self.started
+
+    def metric(self, line: dict[str, Any]) -> None:
+        self._say("metrics.jsonl", self._metrics.append(json.dumps(line)))
+
+    def event(self, kind: str, **details: Any) -> dict[str, Any]:
+        """Write an event with the time it is now; returns it."""
+        event = {"time": round(self.now(), 6), "kind": kind, **details}
+        self._say("events.jsonl", self._events.append(json.dumps(event)))
+        return event
+
+    def rewind(self, count: int) -> None:
+        """Training goes back: forget all lines of metrics but the first `count`."""
+        self._metrics.rewind(count)
+
+    def _say(self, name: str, why: str | None) -> None:
+        if why is not None and not self._warned:
+            self._warned = True
+            self.warn(f"{self.path / name}: cannot be written ({why}); its lines are kept until there is room")
+
+    def close(self) -> None:
+        """Close the files, and let others have the directory."""
+        self._metrics.close()
+        self._events.close()
+        os.close(self._lock)

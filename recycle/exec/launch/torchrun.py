@@ -1,0 +1,151 @@
+"""`torchrun --nproc-per-node N -m recycle.exec.worker JOB`: a schedule run the way Megatron jobs are launched today.
+
+Stages, interpreter and transport are those of `recycle train`; membership is not there: torchrun's store only brings
+the processes together, every process derives the same facts from all reports, and stages step with the barrier.
+torchrun ends all workers when one dies, so this is for schedules without faults; what survives them is `recycle train`
+and `recycle agent`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.launch.launcher import check_request
+from recycle.exec.membership.commit import decide, report_of
+from recycle.exec.membership.messages import Facts, Report, decode, encode
+from recycle.exec.model.build import build_stages
+from recycle.exec.planning.planning import require_valid
+from recycle.exec.transport.base import sum_groups
+from recycle.exec.transport.gloo import GlooTransport
+from recycle.exec.worker.interpreter import Interpreter
+from recycle.ir.instruction import OptimizerStep
+from recycle.ir.lower import with_barrier
+from recycle.ir.named import named_schedule
+from recycle.job import Job
+from recycle.plans import with_ties
+
+REPORT_SECONDS = 600.0
+"""How long a process waits for the others' reports; torchrun ends it long before when one of them is gone."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; exits with 2 on what cannot work, after one line on standard error of the first process."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node N -m recycle.exec.worker",
+        description="Train a job on a schedule without faults, one process per worker, launched by torchrun.",
+        epilog="example: torchrun --nproc-per-node 2 -m recycle.exec.worker job.toml --schedule zb-h1 --steps 10",
+    )
+    parser.add_argument("job", help="job file (TOML)")
+    parser.add_argument("--schedule", default="1f1b", help="a family, or a schedule file; 1f1b when left out")
+    parser.add_argument("--steps", type=int, help="iterations; else the job's own number")
+    parser.add_argument("--metrics", type=Path, help="file for a JSON line per step")
+    given = parser.parse_args(arguments)
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        _train(given, first)
+    except RecycleError as error:
+        if first:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1 if isinstance(error, RunError) else 2)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads still run
+
+
+def _train(given: argparse.Namespace, first: bool) -> None:
+    if "RANK" not in os.environ:
+        raise JobError("RANK is not set: start this with torchrun, or train with: recycle train")
+    job = Job.load(given.job)
+    steps = job.train.steps if given.steps is None else given.steps
+    schedule = with_ties(named_schedule(given.schedule, job.shape), job)
+    require_valid(schedule, job)
+    schedule = with_barrier(schedule)
+    check_request(job, steps, (), schedule.failed)
+    if job.grid.tensor_parallel != 1:
+        raise JobError(
+            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"
+            " with: recycle train"
+        )
+    workers = sorted(schedule.live)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size != len(workers):
+        raise JobError(f"the schedule has {len(workers)} live workers, torchrun started {size} processes")
+    role = workers[rank]
+    torch.set_num_threads(job.train.threads)
+    store: Any = TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0 and not _agent_serves()
+    )
+    stages = build_stages(job, schedule.stages_of(role))
+    membership = job.membership
+    transport = GlooTransport(
+        store,
+        f"torchrun{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        role,
+        workers,
+        sum_groups(schedule, stages),
+        next(iter(stages.values())).message_spec(),
+        timeout=membership.transport_timeout,
+        answer_timeout=membership.dead_after,
+        form_timeout=membership.form_timeout,
+        over=threading.Event(),
+        address=os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename),
+    )
+    decided: list[Facts] = []
+
+    def step(stage: int) -> None:
+        facts = decided[-1]
+        if facts.clip_factor is not None:
+            stages[stage].step(facts.step, facts.clip_factor)
+
+    interpreter = Interpreter(stages, job.shape.stages, transport, step, ties=schedule.ties)
+    program = schedule.program(role)
+    metrics = given.metrics.open("w") if first and given.metrics else None
+    for iteration in range(steps):
+        interpreter.begin(program, iteration)
+        reported = False
+        for instruction in program:
+            if isinstance(instruction, OptimizerStep) and not reported:
+                reports = _exchange(store, iteration, rank, size, report_of(stages))
+                decided.append(decide(job, iteration, {str(w): r for w, r in zip(workers, reports, strict=True)}))
+                reported = True
+            interpreter.execute(instruction)
+        facts = decided[-1]
+        if facts.clip_factor is None and job.train.non_finite == "fatal":
+            raise RunError(f"step {iteration}: a gradient is not finite ([train] non_finite = 'fatal')")
+        if first:
+            print(f"step {iteration}/{steps - 1}  loss {facts.loss:.6f}", flush=True)
+            if metrics is not None:
+                line = {"step": iteration, "loss": facts.loss, "grad_norm": facts.grad_norm, "mode": "barrier"}
+                metrics.write(json.dumps(line) + "\n")
+                metrics.flush()
+
+
+def _exchange(store: Any, iteration: int, rank: int, size: int, report: Report) -> list[Report]:
+    """The reports of all workers, in the order of their ranks."""
+    keys = [f"report/{iteration}/{other}" for other in range(size)]
+    store.set(keys[rank], encode(report))
+    store.wait(keys, timedelta(seconds=REPORT_SECONDS))
+    if iteration >= 2:
+        store.delete_key(f"report/{iteration - 2}/{rank}")
+    return [decode(store.get(key).decode(), Report) for key in keys]
+
+
+def _agent_serves() -> bool:
+    """Whether torchrun's agent serves the store, as it does unless told otherwise."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _is_one_machine(size: int) -> bool:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size

@@ -1,0 +1,118 @@
+"""An iteration's reports, what they amount to, and how the next iteration steps: pure functions.
+
+A staggered step is taken before the global norm is known, with clip factor 1. It is right if the norm turns out finite
+and within the limit; else the iteration is repeated, which costs more than the barrier would have. So steps are
+staggered only while the norms stay well below the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from recycle.errors import RunError
+from recycle.exec.membership.members import split_member
+from recycle.exec.membership.messages import Facts, Mode, Report
+from recycle.exec.model.optimizer import clip_factor
+from recycle.exec.model.stage import Stage
+from recycle.job import Job
+
+NEAR = 0.5
+"""Share of the clipping limit from which a norm counts as near."""
+WINDOW = 4
+"""Iterations whose norms are looked at."""
+
+
+def step_mode(recent: Sequence[float], clip: float) -> Mode:
+    """How an iteration steps whose predecessors had the norms `recent`: staggered if none came near the limit.
+
+    A wrong step costs an iteration and a new generation, the barrier a part of an iteration, so a step should be wrong
+    far less than once in five times. Norms drift slowly but scatter from one iteration to the next; half the limit, in
+    each of the last four, leaves a factor of two for both. A norm that is not finite is not below anything.
+    """
+    window = recent[-WINDOW:]
+    return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"
+
+
+def is_right(facts: Facts) -> bool:
+    """Whether a staggered step, taken with clip factor 1, was the step that these facts ask for."""
+    return facts.clip_factor == 1.0
+
+
+def soonest_end(step: int, mode: Mode, before: Facts | None) -> int:
+    """The first iteration after which all workers can still stop together when `step` commits.
+
+    Behind a staggered step the next iteration has begun already, unless the commit before `step` announced that it
+    would be the last.
+    """
+    return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
+
+
+def report_of(stages: Mapping[int, Stage], compute: Mapping[str, tuple[int, float]] | None = None) -> Report:
+    """What a worker reports once the gradients of all its stages are summed over their hosts, and its times."""
+    losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
+    norms: dict[int, list[float]] = {}
+    replicated: dict[int, list[float]] = {}
+    for index, stage in stages.items():
+        found, common = stage.gradient_norms_squared(), set(stage.replicated())
+        norms[index] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
+        if common:
+            replicated[index] = exact_parts([found[place] for place in sorted(common)])
+    return Report(norms, sum(losses) if losses else None, dict(compute or {}), replicated)
+
+
+def exact_parts(addends: Sequence[float]) -> list[float]:
+    """A few numbers with the very sum of `addends`, before any rounding; not a number if one addend is not finite.
+
+    Each is the correctly rounded rest that the ones before leave, so three are rarely too few.
+    """
+    if not all(map(math.isfinite, addends)):
+        return [math.nan]
+    parts: list[float] = []
+    while rest := math.fsum([*addends, *(-part for part in parts)]):
+        parts.append(rest)
+    return parts
+
+
+def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Facts:
+    """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
+
+    Squared norms are added without rounding on the way, so that the global norm does not depend on how the model is
+    split into stages. Every host of a stage reports the same bits, and all tensor ranks do of what they hold alike, or
+    something is badly wrong.
+
+    Args:
+        reports: process -> its report.
+        recent: norms of the iterations before, the oldest first.
+
+    Raises:
+        RunError: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
+    """
+    norms: dict[tuple[int, int | None], list[float]] = {}
+    for member, report in sorted(reports.items()):
+        worker, tensor_rank = split_member(member)
+        if report.loss is not None and math.isfinite(report.loss) and report.loss != reports[worker].loss:
+            raise RunError(f"step {step}: worker {member} has another loss than its tensor rank 0")
+        for held_by, of_stages in ((tensor_rank, report.norms), (None, report.replicated)):
+            for stage, parts in of_stages.items():
+                before = norms.setdefault((stage, held_by), parts)
+                if not all(map(math.isfinite, [*before, *parts])):
+                    norms[stage, held_by] = [math.nan]
+                elif before != parts:
+                    raise RunError(
+                        f"step {step}: worker {member} holds another gradient of stage {stage} than its peers"
+                    )
+    squared = math.fsum(part for parts in norms.values() for part in parts)
+    losses = [r.loss for member, r in sorted(reports.items()) if r.loss is not None and split_member(member)[1] == 0]
+    loss = sum(losses) / job.shape.global_micro_batches
+    finite = math.isfinite(squared)
+    norm = math.sqrt(squared) if finite else math.nan
+    kept = [*recent, norm][-WINDOW:]
+    return Facts(
+        step,
+        loss,
+        norm,
+        clip_factor(job.train.clip, squared) if finite else None,
+        next_mode=step_mode(kept, job.train.clip),
+        recent=kept,
+    )

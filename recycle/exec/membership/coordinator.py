@@ -1,0 +1,505 @@
+"""The coordinator: the launcher's side of membership, a state machine that is asked to `tick` when something happens.
+
+It alone decides what a silence means; vigil.py says which there are. One path serves every change: end the generation
+(what is undecided becomes void, survivors wake up), get a plan for whoever is left, propose the next generation, let
+all acknowledge, let all form their groups, let them run. A death on the way only means the next number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+from recycle.errors import RunError
+from recycle.exec.membership.commit import decide, is_right, soonest_end
+from recycle.exec.membership.members import members_of
+from recycle.exec.membership.messages import GO, VOID, Facts, Mode, Record, Report, decode, encode
+from recycle.exec.membership.store import Store
+from recycle.exec.membership.vigil import Vigil, who_goes
+from recycle.job import Job
+from recycle.shape import Shape, Worker
+
+ATTEMPTS = 5
+"""Times that the same live set may fail to form or run before the run is given up."""
+GRACE_SECONDS = 1.0
+"""How long a broken transport may go unexplained by a death before the same live set is simply formed again."""
+
+
+class Phase(Enum):
+    """Where a generation stands."""
+
+    BETWEEN = "between generations"
+    PROPOSED = "proposed"
+    FORMING = "forming"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A checked plan for a live set.
+
+    Attributes:
+        digest, text: hash of the schedule, and the file.
+        roles: process -> role.
+        periods: its period in each mode that it may run in; a plan made for the barrier has that one only.
+    """
+
+    digest: str
+    text: str
+    roles: dict[Worker, Worker]
+    periods: Mapping[Mode, float]
+
+
+class Plans(Protocol):
+    """Where plans come from; asked again every tick until one is there."""
+
+    def ready(self, failed: frozenset[Worker]) -> Ready | None:
+        """The plan without the failed workers, None while it is still being made. Raises RunError if none can be."""
+
+    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+        """An iteration is about to be committed; the reports tell how long each worker computed."""
+
+    def has_better(self, failed: frozenset[Worker]) -> bool:
+        """Whether `ready` would now give a plan that is worth a new generation."""
+
+
+class Processes(Protocol):
+    """The workers' processes."""
+
+    def start(self, worker: Worker) -> None:
+        """Start another process for the worker, whose last one has ended."""
+
+    def gone(self) -> dict[Worker, str]:
+        """Processes that ended since the last call, with how."""
+
+    def kill(self, worker: Worker) -> None:
+        """SIGKILL the worker's process, if it is still there."""
+
+    def running(self, worker: Worker) -> bool:
+        """Whether the worker has a process."""
+
+    def incarnation(self, worker: Worker) -> int:
+        """Number of the worker's present process, counted from 0."""
+
+
+class StageLost(RunError):
+    """A stage has no live host left: its state is lost, and only a checkpoint can bring it back."""
+
+
+Log = Callable[..., None]
+"""Called as log(kind, worker=..., step=..., ...) for every event."""
+
+
+@dataclass
+class _Rejoin:
+    worker: Worker
+    step: int
+    started: bool = False
+    deadline: float | None = None
+
+
+@dataclass
+class Coordinator:
+    """Drives the generations of one run.
+
+    Args:
+        job: the job; its `[membership]` section holds every deadline.
+        steps: iterations to train.
+        live: the processes that are started.
+        store, processes, plans: what it stands on.
+        log: takes events. committed: takes (facts, record, period) of every commit.
+        now: monotonic seconds.
+        keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
+    """
+
+    job: Job
+    steps: int
+    live: set[Worker]
+    store: Store
+    processes: Processes
+    plans: Plans
+    log: Log
+    committed: Callable[[Facts, Record, float], None]
+    now: Callable[[], float]
+    keeps: Callable[[int, bool], bool] = lambda step, is_last: False
+    phase: Phase = Phase.BETWEEN
+    record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
+    _periods: Mapping[Mode, float] = field(default_factory=dict)
+    _vigil: Vigil = field(init=False)
+    _rejoins: list[_Rejoin] = field(default_factory=list)
+    _joined: set[Worker] = field(default_factory=set)
+    _registered: str = ""
+    _attempts: int = 0
+    _trouble_since: float | None = None
+    _retried: int = -1
+    _repeated: str | None = None
+    _lost_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self._vigil = Vigil(self.job)
+
+    def expect_rejoin(self, worker: Worker, step: int) -> None:
+        """`worker`, once dead, shall take part again from the start of iteration `step` on, or soon after.
+
+        The run waits for it up to a deadline.
+        """
+        self._rejoins.append(_Rejoin(worker, step))
+
+    def admit(self, worker: Worker) -> None:
+        """`worker`, whose new process is ready, shall take part from the next boundary on."""
+        self._rejoins.append(_Rejoin(worker, self.next_step, started=True))
+
+    @property
+    def awaited(self) -> set[Worker]:
+        """The dead workers that shall come back."""
+        return {rejoin.worker for rejoin in self._awaited}
+
+    def take_over(self, record: Record) -> None:
+        """Go on from the register that another coordinator left, with whoever it names; before the first tick.
+
+        What the other had decided stands, also where it came no further than the register; what it had left open
+        becomes void. Workers that copied their state in a generation that never ran copy it again.
+        """
+        self.record, self._registered = record, encode(record)
+        self.live = {Worker.parse(worker) for worker in record.live}
+        self.store.compare_set(f"proposal/{record.generation}", "", encode(record))
+        if record.facts is not None:
+            self.store.compare_set(f"commit/{record.generation}/{record.committed}", "", encode(record.facts))
+            text = self.store.read(f"periods/{record.plan}")
+            self._periods = msgspec.json.decode(text, type=dict[Mode, float]) if text is not None else {}
+            self.committed(record.facts, record, self._periods.get(record.facts.mode, 0.0))
+            if record.facts.finished:
+                self._enter(Phase.FINISHED)
+                return
+        if self.store.read(f"run/{record.generation}") != GO:
+            self._joined = {Worker.parse(joiner) for joiner in record.joins}
+        self._lost_since = self.now()
+        self._end()
+
+    @property
+    def shape(self) -> Shape:
+        return self.job.shape
+
+    def _members(self, workers: Iterable[Worker | str]) -> list[str]:
+        """Names of all processes of `workers`."""
+        return members_of(workers, self.job.grid.tensor_parallel)
+
+    @property
+    def next_step(self) -> int:
+        return self.record.committed + 1
+
+    def tick(self) -> None:
+        """Look at everything once and do what is due. Raises RunError when the run cannot go on."""
+        if self._finished():
+            return
+        lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
+        if self.phase is not Phase.BETWEEN or self.record.generation:
+            lost |= self._vigil.lost(self.live, self._beat_reader(), self.now())
+        # A commit that is complete stands, whoever has died since; the next may be complete as well.
+        while self.phase is Phase.RUNNING and self._commit():
+            pass
+        if lost and not self._finished():
+            self._lose(lost)
+        self._start_rejoiners()
+        due: dict[Phase, Callable[[], None]] = {
+            Phase.BETWEEN: self._propose,
+            Phase.PROPOSED: self._form,
+            Phase.FORMING: self._run,
+            Phase.RUNNING: self._trouble,
+        }
+        if self.phase in due:
+            due[self.phase]()
+
+    def ended(self) -> bool:
+        """Whether the run is over: its last iteration is committed, and every worker that still lives has left the
+        digest of its state. Who dies or hangs behind the last commit is found as ever, and nothing more depends on it.
+        """
+        gone = self.processes.gone()  # before the digests are looked for: a process leaves its own, then it ends
+        if gone:
+            self.store.set("over", "1")  # what others wrote before that is seen from here on, on every store
+        done = {name for name in self._members(self.live) if self.store.has_all([f"final/{name}"])}
+        gone |= self._vigil.lost(self.live, self._beat_reader(), self.now(), done)
+        waits = {worker for worker in self.live if not done.issuperset(self._members([worker]))}
+        for worker in sorted(waits & gone.keys()):
+            self.processes.kill(worker)
+            self.live.discard(worker)
+            self.log("detected", worker=str(worker), step=self.record.committed, cause=gone[worker], over=True)
+        return not waits - gone.keys()
+
+    def _finished(self) -> bool:
+        return self.phase is Phase.FINISHED
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase, self._trouble_since = phase, None
+
+    def _lose(self, lost: dict[Worker, str]) -> None:
+        """Fence the lost workers and end the generation."""
+        for worker, how in sorted(lost.items()):
+            self.processes.kill(worker)
+            self.live.discard(worker)
+            self._joined.discard(worker)
+            self.log("detected", worker=str(worker), step=self.next_step, cause=how)
+        self._attempts = 0
+        self._end()
+        if self._lost_since is None:
+            self._lost_since = self.now()
+        for stage in range(self.shape.stages):
+            if not any(worker.rank == stage % self.shape.ranks for worker in self.live - self._joined):
+                raise StageLost(f"stage {stage} has no live host left after step {self.record.committed}")
+
+    def start_over(self, live: set[Worker], committed: int, facts: Facts) -> None:
+        """Go on from a checkpoint with processes that were all started anew and have its state.
+
+        Args:
+            live: the processes.
+            committed, facts: the step of the checkpoint, and its commit.
+        """
+        self.store.delete([f"undone/{committed + 1}/{name}" for name in self._members(self.shape.workers())])
+        self.record = Record(self.record.generation, [], {}, "", committed, facts)
+        self.live = set(live)
+        self._joined.clear()
+        self._vigil = Vigil(self.job)
+        for rejoin in self._rejoins:
+            rejoin.started, rejoin.deadline = False, None
+        self._attempts, self._retried, self._repeated = 0, -1, None
+        self._enter(Phase.BETWEEN)
+
+    def _end(self) -> None:
+        """End the current generation: whatever is undecided is void, and survivors wake up."""
+        g = self.record.generation
+        if g:
+            for key in (f"form/{g}", f"run/{g}", f"commit/{g}/{self.next_step}"):
+                self.store.compare_set(key, "", VOID)
+            self.store.set(f"stop/{g}", "1")
+        self._enter(Phase.BETWEEN)
+
+    def _propose(self) -> None:
+        """Between generations: admit who is awaited, then propose as soon as a plan exists."""
+        if not self._rejoiners_settled():
+            return
+        plan = self.plans.ready(self._failed)
+        if plan is None:
+            return
+        generation = self.record.generation + 1
+        self.store.set(f"plan/{plan.digest}", plan.text)
+        joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
+        self.store.set(f"periods/{plan.digest}", msgspec.json.encode(dict(plan.periods)).decode())
+        self.record = Record(
+            generation,
+            [str(worker) for worker in sorted(self.live)],
+            {str(worker): str(plan.roles[worker]) for worker in sorted(self.live)},
+            plan.digest,
+            self.record.committed,
+            self.record.facts,
+            joins,
+            "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
+        )
+        self._periods = plan.periods
+        self._register()
+        self.store.set(f"proposal/{generation}", encode(self.record))
+        self.log(
+            "generation",
+            step=self.next_step,
+            generation=generation,
+            plan=plan.digest,
+            live=self.record.live,
+            roles=self.record.roles,
+        )
+        self._enter(Phase.PROPOSED)
+
+    def _register(self) -> None:
+        """Write the register, if nobody else has."""
+        before, self._registered = self._registered, encode(self.record)
+        if not self.store.compare_set("register", before, self._registered):
+            raise RunError("the register was changed by somebody else; another launcher uses this store")
+
+    @property
+    def _failed(self) -> frozenset[Worker]:
+        return frozenset(worker for worker in self.shape.workers() if worker not in self.live)
+
+    def _source(self, joiner: Worker) -> Worker:
+        return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
+
+    @property
+    def _awaited(self) -> list[_Rejoin]:
+        """The dead workers that shall come back, each with its next return."""
+        nearest: dict[Worker, _Rejoin] = {}
+        for rejoin in sorted(self._rejoins, key=lambda r: r.step):
+            if rejoin.worker not in self.live:
+                nearest.setdefault(rejoin.worker, rejoin)
+        return list(nearest.values())
+
+    def _start_rejoiners(self) -> None:
+        """Start awaited processes early, as their imports take a while; during a recovery only those that are due."""
+        for rejoin in self._awaited:
+            wanted = self.phase is Phase.RUNNING or rejoin.step <= self.next_step
+            if wanted and not rejoin.started and not self.processes.running(rejoin.worker):
+                rejoin.started = True
+                self.processes.start(rejoin.worker)
+
+    def _rejoiners_settled(self) -> bool:
+        """Whether everyone who shall start with the next step is there, or was waited for long enough."""
+        for rejoin in self._awaited:
+            if rejoin.step > self.next_step:
+                continue
+            if rejoin.deadline is None:
+                rejoin.deadline = self.now() + self.job.membership.rejoin_deadline
+            running = self.processes.running(rejoin.worker)
+            incarnation = self.processes.incarnation(rejoin.worker)
+            if not rejoin.started:
+                return False  # its last process is about to end
+            keys = [f"ready/{name}/{incarnation}" for name in self._members([rejoin.worker])]
+            if running and self.store.has_all(keys):
+                self.live.add(rejoin.worker)
+                self._joined.add(rejoin.worker)
+                self._vigil.forget(rejoin.worker)
+            elif running and self.now() < rejoin.deadline:
+                return False
+            else:
+                self.processes.kill(rejoin.worker)
+                self.log("fault", worker=str(rejoin.worker), step=rejoin.step, cause="did not re-join in time")
+            self._rejoins.remove(rejoin)
+        return True
+
+    def _form(self) -> None:
+        """Once all have acknowledged, all may form."""
+        g = self.record.generation
+        if self.store.has_all([f"ack/{g}/{name}" for name in self._members(self.record.live)]):
+            self._say_undone()
+            self.store.compare_set(f"form/{g}", "", GO)
+            self._enter(Phase.FORMING)
+
+    def _say_undone(self) -> None:
+        """Who had to has taken the step back: that comes before the acknowledgement."""
+        keys = [[f"undone/{self.next_step}/{name}" for name in self._members([w])] for w in self.record.live]
+        count = sum(any(self.store.has_all([key]) for key in members) for members in keys)
+        if count or self._repeated:
+            cause = self._repeated or "it was not committed when the generation ended"
+            self.log("undone", step=self.next_step, count=count, cause=cause)
+            self.store.delete([key for members in keys for key in members])
+            self._repeated = None
+
+    def _run(self) -> None:
+        """Once all groups stand, all may run; a failure to form is nobody's fault and is tried again."""
+        if self._cut():
+            return
+        g = self.record.generation
+        members = self._members(self.record.live)
+        if not self.store.has_all([f"formed/{g}/{name}" for name in members]):
+            return
+        errors = {name: e for name in members if (e := self.store.read(f"formed/{g}/{name}"))}
+        if errors:
+            name, error = next(iter(errors.items()))
+            self._again(f"worker {name} could not form generation {g}: {error}")
+            return
+        self.store.compare_set(f"run/{g}", "", GO)
+        self.store.delete_groups(g)
+        self._enter(Phase.RUNNING)
+        for worker in sorted(self._joined):
+            self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
+        self._joined.clear()
+        if self._lost_since is not None:
+            self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
+            self._lost_since = None
+
+    def _again(self, reason: str) -> None:
+        self._attempts += 1
+        if self._attempts >= ATTEMPTS:
+            raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {reason}")
+        self._end()
+
+    def _trouble(self) -> None:
+        """A transport broke and nobody has died for a while: form the same live set again."""
+        if self._cut():
+            return
+        g = self.record.generation
+        if self._trouble_since is None:
+            if self.store.has_all([f"trouble/{g}"]):
+                self._trouble_since = self.now()
+        elif self.now() - self._trouble_since > GRACE_SECONDS:
+            self._again(self.store.read(f"trouble/{g}") or "")
+
+    def _cut(self) -> bool:
+        """Whether two workers cannot reach each other, though both are there: one of them goes."""
+        text = self.store.read(f"cut/{self.record.generation}")
+        if text is None:
+            return False
+        pair = [Worker.parse(name) for name in text.split()]
+        goes = who_goes(pair, self.live - self._joined, [w for w in pair if self._vigil.is_silent(w, self.now())])
+        if goes is None:
+            self._again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and each is its stage's last host")
+        else:
+            (other,) = (worker for worker in pair if worker != goes)
+            self._lose({goes: f"cut off from worker {other}"})
+        return True
+
+    def _commit(self) -> bool:
+        """Commit the next iteration if every process of every live worker has reported it."""
+        g, n = self.record.generation, self.next_step
+        keys = {name: f"report/{g}/{n}/{name}" for name in self._members(self.record.live)}
+        if not self.store.has_all(list(keys.values())):
+            return False
+        facts = self._decide(n, {name: decode(self.store.read(key) or "", Report) for name, key in keys.items()})
+        if facts is None:
+            return False
+        before = self.record
+        after = msgspec.structs.replace(before, committed=n, facts=facts, mode=facts.next_mode)
+        self.record = after
+        self._register()
+        self.store.compare_set(f"commit/{g}/{n}", "", encode(facts))
+        self._attempts = 0
+        self.store.delete([*keys.values(), f"commit/{g}/{n - 2}"])  # read by all before they stepped n - 1
+        self.committed(facts, after, self._periods[facts.mode])
+        if facts.finished:
+            self._enter(Phase.FINISHED)
+        elif facts.last == n:
+            self._end()
+        return True
+
+    def _decide(self, step: int, reports: dict[str, Report]) -> Facts | None:
+        """The facts of a commit; None when the iteration is repeated."""
+        before, mode = self.record.facts, self.record.mode
+        facts = decide(self.job, step, reports, before.recent if before is not None else ())
+        finite = facts.clip_factor is not None
+        if not finite and self._retried != step:
+            self._retried = step
+            self._repeat("a gradient is not finite")
+            return None
+        if mode == "staggered" and not is_right(facts):
+            self._repeat(f"its gradient, of norm {facts.grad_norm:.4g}, has to be clipped")
+            return None
+        if not finite and self.job.train.non_finite == "fatal":
+            raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
+        soonest = soonest_end(step, mode, before)
+        self.plans.observe(self._failed, step, {Worker.parse(worker): reports[worker] for worker in self.record.live})
+        changes = [soonest] if self.plans.has_better(self._failed) else []
+        return msgspec.structs.replace(
+            facts,
+            mode=mode,
+            next_mode=facts.next_mode if facts.next_mode in self._periods else "barrier",
+            last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
+            finished=step + 1 >= self.steps,
+            checkpoint=self.keeps(step, step + 1 >= self.steps),
+        )
+
+    def _beat_reader(self) -> Callable[[str], str | None]:
+        """Reads heartbeats: with the first one all that will be asked for, in one request."""
+        texts: dict[str, str | None] = {}
+
+        def read(key: str) -> str | None:
+            if not texts:
+                keys = [f"beat/{name}" for name in self._members(sorted(self.live))]
+                texts.update(zip(keys, self.store.read_all(keys), strict=True))
+            return texts[key]
+
+        return read
+
+    def _repeat(self, cause: str) -> None:
+        """A generation more, with the same workers, from the iteration before."""
+        self._repeated = cause
+        self._end()

@@ -1,0 +1,170 @@
+"""A worker's side of membership: what it waits for, what it says, its heartbeat, and how the end of a generation
+reaches it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from recycle.errors import RunError
+from recycle.exec.membership.members import split_member
+from recycle.exec.membership.messages import GO, VOID, Facts, Record, Report, decode, encode
+from recycle.exec.membership.progress import Progress
+from recycle.exec.membership.store import Store
+
+INTERRUPT_SECONDS = 0.02
+
+
+class GenerationOver(Exception):
+    """The generation ended while this worker waited for a decision; not an error."""
+
+
+class Member:
+    """A worker's side of membership.
+
+    Args:
+        store: the main thread's client; heartbeat and watch get clones.
+        name: of this process, by the position it started in: `k.r`, see members.py.
+        heartbeat: seconds between beats.
+        interrupt: called from the watch thread while the current generation is over; wakes the main thread.
+        lost: called with the reason when the store does not answer any more: without it a worker has no purpose.
+        generation: the last one before this worker; a run that is resumed counts on from its earlier ones.
+
+    Attributes:
+        worker: of this process, `k.r`.
+        over: set while the current generation is over.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        heartbeat: float,
+        interrupt: Callable[[], None],
+        lost: Callable[[str], None],
+        generation: int = 0,
+    ) -> None:
+        self.store, self.name, self.progress = store, name, Progress()
+        self.worker, _ = split_member(name)
+        self._interrupt, self._lost = interrupt, lost
+        self._lock = threading.Lock()
+        self._generation = self._first = generation
+        self.over = threading.Event()
+        for target, client in ((self._beat, store.clone()), (self._watch, store.clone())):
+            threading.Thread(target=self._until_lost, args=(target, client, heartbeat), daemon=True).start()
+
+    def ready(self, incarnation: int) -> None:
+        """Start-up of this position's `incarnation`-th process is done."""
+        self.store.post(f"ready/{self.name}/{incarnation}", "1")
+
+    def next_record(self) -> Record:
+        """Wait for the next generation that this worker has a part in and that is not over yet."""
+        self.progress.begins("settle")
+        self.progress.set_waiting(True)
+        while True:
+            text = self.store.wait(f"proposal/{self._generation + 1}", 3600.0)
+            if text is None:
+                continue
+            with self._lock:
+                self._generation += 1
+                self.over.clear()
+            record = decode(text, Record)
+            if self.worker in record.live and not self.store.has_all([f"stop/{self._generation}"]):
+                self.progress.set_waiting(False)
+                return record
+
+    def undone(self, step: int) -> None:
+        """This worker has taken back its step of an iteration that was not committed."""
+        self.store.set(f"undone/{step}/{self.name}", "1")
+
+    def acknowledge(self) -> None:
+        self.store.post(f"ack/{self._generation}/{self.name}", "1")
+
+    def formed(self, error: str = "") -> None:
+        """The groups stand, or why they do not."""
+        self.store.post(f"formed/{self._generation}/{self.name}", error)
+
+    def permitted(self, what: str) -> bool:
+        """Wait until the generation may "form" or "run"; False when it is over instead."""
+        self.progress.set_waiting(True)
+        answer = None
+        while answer is None:
+            answer = self.store.wait(f"{what}/{self._generation}", 3600.0)
+        self.progress.set_waiting(False)
+        return answer == GO
+
+    def report(self, step: int, report: Report) -> None:
+        self.store.post(f"report/{self._generation}/{step}/{self.name}", encode(report))
+
+    def decision(self, step: int) -> Facts:
+        """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
+        self.progress.set_waiting(True)
+        text = None
+        while text is None:
+            text = self.store.wait(f"commit/{self._generation}/{step}", 3600.0)
+        self.progress.set_waiting(False)
+        if text == VOID:
+            raise GenerationOver
+        return decode(text, Facts)
+
+    def trouble(self, message: str) -> None:
+        """The transport broke here."""
+        self.store.post(f"trouble/{self._generation}", f"worker {self.name}: {message}")
+
+    def cut_off(self, peer: str) -> None:
+        """A live connection to `peer` does not answer. The first pair that is told stands."""
+        if self.store.compare_set(f"cut/{self._generation}", "", f"{self.worker} {peer}"):
+            self.store.post(f"trouble/{self._generation}", f"worker {self.name}: worker {peer} does not answer")
+
+    def warn(self, message: str) -> None:
+        """Something failed here that training can do without; only the first such message of a run is kept."""
+        if self.store.compare_set("warning", "", message):
+            self.store.post("warned", "1")
+
+    def leave_digests(self, digests: dict[int, str]) -> None:
+        """The run is over: sha256 of each hosted stage's final state."""
+        self.store.post(f"final/{self.name}", msgspec.json.encode(digests).decode())
+
+    def plan(self, digest: str) -> str:
+        """The text of a plan file."""
+        text = self.store.wait(f"plan/{digest}", 60.0)
+        if text is None:
+            raise RunError(f"worker {self.name}: plan {digest} is not in the store")
+        return text
+
+    def _beat(self, store: Store, heartbeat: float) -> None:
+        beats = 0
+        while True:
+            store.set(f"beat/{self.name}", self.progress.text(beats))
+            beats += 1
+            time.sleep(heartbeat)
+
+    def _watch(self, store: Store, _: float) -> None:
+        """Interrupt the main thread when its generation stops, again and again until it has left it.
+
+        Once is not enough: it may be about to open a connection or to wait on one. The lock keeps interrupts out of
+        the next generation.
+        """
+        watched = self._first + 1
+        while True:
+            if store.wait(f"stop/{watched}", 3600.0) is None:
+                continue
+            while self._interrupt_in(watched):
+                time.sleep(INTERRUPT_SECONDS)
+            watched += 1
+
+    def _interrupt_in(self, generation: int) -> bool:
+        with self._lock:
+            if self._generation == generation:
+                self.over.set()
+                self._interrupt()
+            return self._generation <= generation
+
+    def _until_lost(self, target: Callable[[Store, float], None], store: Store, heartbeat: float) -> None:
+        try:
+            target(store, heartbeat)
+        except RunError as error:
+            self._lost(str(error))

@@ -1,0 +1,51 @@
+"""What a heartbeat tells of its worker."""
+
+from __future__ import annotations
+
+import time
+
+KEPT = 0.9
+"""Share of an operation's longest time that is kept when another of its kind ends."""
+
+
+class Progress:
+    """What the heartbeat tells: how far the worker is, what it does, and whether it waits for somebody else.
+
+    Times of one kind of operation are kept as the longest lately: each that ends lets a tenth of it be forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.waiting = True
+        self.doing = "start"
+        self._longest: dict[str, float] = {}
+        self._usual: float | None = None
+        self._worked, self._since = 0.0, time.monotonic()
+
+    def begins(self, doing: str, warms_up: bool = True) -> None:
+        """The main thread is at an operation of this kind, a word without spaces.
+
+        Args:
+            warms_up: the first of its kind may compile or load something; else it takes about as long as any other.
+        """
+        self.doing, self.waiting = doing, False
+        self._usual = None if warms_up else max(self._longest.values(), default=None)
+        self._worked, self._since = 0.0, time.monotonic()
+        self.count += 1
+
+    def ended(self) -> None:
+        """The operation is done, and its time, without its waits, is what the next of its kind is held against."""
+        self.set_waiting(False)
+        self._longest[self.doing] = max(self._worked, KEPT * self._longest.get(self.doing, 0.0))
+
+    def set_waiting(self, waiting: bool) -> None:
+        now = time.monotonic()
+        if not self.waiting:
+            self._worked += now - self._since
+        self.waiting, self._since = waiting, now
+        self.count += 1
+
+    def text(self, beats: int) -> str:
+        longest = self._longest.get(self.doing, self._usual)
+        state = "waiting" if self.waiting else "working"
+        return f"{beats} {self.count} {state} {self.doing} {'new' if longest is None else f'{longest:.2g}'}"

@@ -1,0 +1,131 @@
+"""What the coordinator makes of heartbeats: who is dead, who hangs, and who goes when two cannot reach each other.
+
+A heartbeat comes from a thread of its own, which only writes a line to the store: it stands still when the process
+does, or when something holds the interpreter lock. Its line says how far the main thread is, what it is at, and the
+longest that such an operation has taken this process lately. So a hang shows when the operation at hand lasts a
+multiple of that, on any model and machine; before it has been done once, it may compile, load or warm up, and more
+patience is due. A worker that waits for others never hangs by this rule: whom it waits for does.
+
+A silence counts only as long as the coordinator itself was awake: where it does not get its turn, nobody does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from recycle.exec.membership.members import member_name
+from recycle.job import Job
+from recycle.shape import Worker
+
+_Member = tuple[Worker, int]
+"""A process: its worker and its tensor rank."""
+
+
+@dataclass
+class _Beat:
+    text: str = ""
+    changed: float = 0.0
+    count: str = ""
+    progressed: float = 0.0
+    doing: str = ""
+    patience: float = 0.0
+
+
+class Vigil:
+    """Listens to the heartbeats of a run.
+
+    Args:
+        job: its `[membership]` section holds every deadline.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._limits = job.membership
+        self._profiled = profiled_seconds(job)
+        self._tensor_ranks = range(job.grid.tensor_parallel)
+        self._beats: dict[_Member, _Beat] = {}
+        self._looked = 0.0
+
+    def lost(
+        self, live: Collection[Worker], read: Callable[[str], str | None], now: float, done: Collection[str] = ()
+    ) -> dict[Worker, str]:
+        """Workers with a process without heartbeat, or without progress while it has work, each with why.
+
+        Args:
+            read: the text of a key of the store.
+            now: monotonic seconds.
+            done: processes that have nothing more to do, and may be silent.
+        """
+        limits = self._limits
+        late = max(0.0, now - self._looked - limits.heartbeat)
+        self._looked = now
+        if late:
+            for beat in self._beats.values():
+                beat.changed += late
+                beat.progressed += late
+        lost: dict[Worker, str] = {}
+        for worker, rank in ((worker, rank) for worker in live for rank in self._tensor_ranks):
+            if (name := member_name(worker, rank)) in done:
+                continue
+            which = f"tensor rank {rank}: " if rank else ""
+            beat = self._beats.setdefault((worker, rank), _Beat(changed=now, progressed=now, patience=limits.warm_up))
+            if now - beat.changed < limits.heartbeat / 2 and beat.text:
+                continue
+            text = read(f"beat/{name}") or ""
+            if text != beat.text:
+                beat.text, beat.changed = text, now
+                _, count, state, beat.doing, longest = text.split()
+                beat.patience = self.patience(None if longest == "new" else float(longest))
+                if count != beat.count or state == "waiting":
+                    beat.count, beat.progressed = count, now
+            if now - beat.changed > limits.dead_after:
+                lost.setdefault(worker, f"{which}no heartbeat for {limits.dead_after:g} s")
+            elif now - beat.progressed > beat.patience:
+                lost.setdefault(worker, f"{which}no progress for {beat.patience:g} s in {beat.doing}")
+        return lost
+
+    def patience(self, longest: float | None) -> float:
+        """Seconds that an operation may take before it counts as hung.
+
+        Args:
+            longest: seconds that such a one has taken lately, None when it is the process's first.
+        """
+        limits = self._limits
+        if longest is None:
+            return max(limits.hung_after, limits.warm_up, limits.hung_factor * self._profiled)
+        return max(limits.hung_after, limits.hung_factor * longest)
+
+    def forget(self, worker: Worker) -> None:
+        """The worker's next heartbeats come from other processes."""
+        for rank in self._tensor_ranks:
+            self._beats.pop((worker, rank), None)
+
+    def is_silent(self, worker: Worker, now: float) -> bool:
+        """Whether a heartbeat is well overdue, though not long enough to be dead."""
+        beats = [beat for rank in self._tensor_ranks if (beat := self._beats.get((worker, rank))) is not None]
+        return any(now - beat.changed > self._limits.dead_after / 2 for beat in beats)
+
+
+def profiled_seconds(job: Job) -> float:
+    """The longest instruction by the job's profile; 0 when `[times]` is not in seconds, so that nobody knows."""
+    scale = job.seconds_per_unit
+    if scale is None:
+        return 0.0
+    profile, stages = job.profile(), job.shape.stages
+    names = ("backward_input", "backward_weight")
+    backward = map(sum, zip(*(profile.per_stage(name, stages) for name in names), strict=True))
+    return scale * max(*profile.per_stage("forward", stages), *backward, *profile.per_stage("step", stages))
+
+
+def who_goes(pair: Sequence[Worker], live: Collection[Worker], silent: Collection[Worker] = ()) -> Worker | None:
+    """Which of two workers that cannot reach each other goes, so that the other can go on.
+
+    One that is silent, if any; else one that joins and has no state yet; else the one whose stage has more live
+    hosts, whose loss costs less; of equals the later position. Never a stage's last host: None when both are.
+
+    Args:
+        live: the workers that hold their stage's state.
+    """
+    hosts = {worker: sum(peer.rank == worker.rank for peer in live) for worker in pair}
+    may_go = [worker for worker in pair if worker not in live or hosts[worker] > 1]
+    return max(may_go, key=lambda w: (w in silent, w not in live, hosts[w], w), default=None)

@@ -1,0 +1,203 @@
+"""A stage that takes the profile's time and bytes without computing anything.
+
+The interpreter, the transports and recovery run on it unchanged, with dozens of processes on a small machine, and
+neither megatron-core nor autograd is touched. What it hands on is small but telling: gradient and loss of a
+micro-batch are drawn from (stage, micro-batch, step) on a fixed grid, so that their sum shows bit for bit that each
+was used exactly once, and every message carries a mark of the stage, micro-batch and step that it comes from, which
+the receiver checks.
+
+With tensor parallelism every tensor rank emulates the whole stage: they have all in common and exchange nothing.
+
+Limits: `Profile.activation` is counted, not allocated; only messages have their real size, that of the largest stage
+boundary, as a transport carries one size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.model.stage import digest
+from recycle.job import Job
+from recycle.profile import Profile
+from recycle.shape import MicroBatch
+
+ENTRIES = 8
+"""Entries of the parameter vector."""
+_GRID = 2.0**-20
+_BYTES_PER_ELEMENT = 4
+
+
+class EmulatedStage:
+    """Implements `recycle.exec.model.stage.Stage`.
+
+    Args:
+        job: shape, seed and learning rate.
+        index: the stage.
+        profile: what F, I, W, step and a message cost; the job's own when left out.
+        scale: factor on every time of the profile, 0 for none: seconds per unit where its unit is not the second.
+    """
+
+    def __init__(self, job: Job, index: int, profile: Profile | None = None, scale: float = 1.0) -> None:
+        profile = profile if profile is not None else job.profile()
+        shape = job.shape
+        self.index = index
+        self._is_first = index == 0
+        self._is_last = index == shape.stages - 1
+        self._divisor = shape.global_micro_batches
+        self._train = job.train
+        self._is_one_of_several = job.grid.tensor_parallel > 1
+        names = ("forward", "backward_input", "backward_weight", "step")
+        self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
+        elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
+        self._message_shape = (elements, 1, 1)
+        self._activation_bytes = profile.per_stage("activation", shape.stages)[index]
+        self._parameters = torch.tensor(_draw(ENTRIES, "parameters", index, job.model.seed), dtype=torch.float64)
+        self._count = torch.zeros(1, dtype=torch.float64)
+        self._sum = torch.zeros(ENTRIES, dtype=torch.float64)
+        self._loss = 0.0
+        self._held: set[MicroBatch] = set()
+        self._waiting: set[MicroBatch] = set()
+        self._iteration = 0
+
+    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+        return self._message_shape, torch.float32
+
+    def begin_iteration(self, step: int) -> None:
+        self._iteration = step
+        self._held.clear()
+        self._waiting.clear()
+        self._sum.zero_()
+        self._loss = 0.0
+
+    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch in self._held or micro_batch in self._waiting:
+            raise self._misuse("F", micro_batch, "its activations are already held")
+        with self._takes("forward"):
+            self._check("F", micro_batch, activation, self._is_first, self.index - 1)
+            self._held.add(micro_batch)
+            if self._is_last:
+                self._loss += _draw(1, "loss", self._iteration, micro_batch)[0]
+                return None
+            return self._message("F", self.index, micro_batch)
+
+    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        message = self._turn("I", micro_batch, gradient)
+        self._waiting.add(micro_batch)
+        return message
+
+    def backward_weight(self, micro_batch: MicroBatch) -> None:
+        if micro_batch not in self._waiting:
+            raise self._misuse("W", micro_batch, "its I has not run")
+        self._waiting.remove(micro_batch)
+        self._add_gradient(micro_batch)
+
+    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        message = self._turn("B", micro_batch, gradient)
+        self._add_gradient(micro_batch)
+        return message
+
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        return [self._sum]
+
+    def tied_buffers(self) -> list[torch.Tensor]:
+        return []
+
+    def loss_sum(self) -> float | None:
+        return self._loss if self._is_last else None
+
+    def gradient_norms_squared(self) -> list[float]:
+        return [float((self._sum / self._divisor).square().sum())]
+
+    def replicated(self) -> Collection[int]:
+        return [0] if self._is_one_of_several else []
+
+    def cuts(self) -> Mapping[str, int]:
+        return {}
+
+    def step(self, iteration: int, clip_factor: float) -> None:
+        with self._takes("step"):
+            self._parameters.sub_(self._sum / self._divisor * (clip_factor * self._train.learning_rate))
+            self._count.add_(1)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        return [self._parameters, self._count]
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return dict(zip((f"stages.{self.index}.parameters", f"stages.{self.index}.count"), tensors, strict=True))
+
+    def state_digest(self) -> str:
+        return digest(self.state_tensors())
+
+    def held_micro_batches(self) -> int:
+        return len(self._held) + len(self._waiting)
+
+    def held_bytes(self) -> float:
+        """Bytes that the held activations would take by the profile."""
+        return self.held_micro_batches() * self._activation_bytes
+
+    def incoming(self, kind: str, micro_batch: MicroBatch) -> torch.Tensor | None:
+        """The message that a neighbour would send: for "F" by the stage before, for "B" by the one behind, if any."""
+        sender, ends = (self.index - 1, self._is_first) if kind == "F" else (self.index + 1, self._is_last)
+        return None if ends else self._message(kind, sender, micro_batch)
+
+    def gradient(self, step: int, micro_batch: MicroBatch) -> torch.Tensor:
+        """This stage's gradient of one micro-batch, fp64 [ENTRIES]: what a test adds up by itself."""
+        return torch.tensor(_draw(ENTRIES, "gradient", self.index, step, micro_batch), dtype=torch.float64)
+
+    def _turn(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch not in self._held:
+            raise self._misuse(kind, micro_batch, "its F has not run")
+        with self._takes("backward_input"):
+            self._check("B", micro_batch, gradient, self._is_last, self.index + 1)
+            self._held.remove(micro_batch)
+            return None if self._is_first else self._message("B", self.index, micro_batch)
+
+    def _add_gradient(self, micro_batch: MicroBatch) -> None:
+        with self._takes("backward_weight"):
+            self._sum.add_(self.gradient(self._iteration, micro_batch))
+
+    @contextlib.contextmanager
+    def _takes(self, name: str) -> Iterator[None]:
+        """Sleep for what is left of the profile's time at the end: drawing and checking is part of it."""
+        until = time.monotonic() + self._seconds[name]
+        yield
+        left = until - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+    def _message(self, kind: str, stage: int, micro_batch: MicroBatch) -> torch.Tensor:
+        return torch.full(self._message_shape, self._mark(kind, stage, micro_batch), dtype=torch.float32)
+
+    def _mark(self, kind: str, stage: int, micro_batch: MicroBatch) -> float:
+        return _draw(1, kind, stage, self._iteration, micro_batch)[0]
+
+    def _check(
+        self, kind: str, micro_batch: MicroBatch, message: torch.Tensor | None, expects_none: bool, sender: int
+    ) -> None:
+        if (message is None) != expects_none:
+            raise self._misuse(kind, micro_batch, f"expected {'nothing' if expects_none else 'a message'}")
+        if message is None:
+            return
+        mark = self._mark(kind, sender, micro_batch)
+        content = message.view(-1)
+        if float(content[0]) != mark or float(content[-1]) != mark:
+            raise self._misuse(kind, micro_batch, f"got a message that is not stage {sender}'s for it")
+
+    def _misuse(self, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
+        where = f"stage {self.index}, iteration {self._iteration}"
+        return RunError(f"{where}: {kind} of micro-batch {micro_batch}: {why}")
+
+
+def _draw(count: int, *key: object) -> list[float]:
+    """Numbers in [-1, 1) on the grid 2^-20, a pure function of the key; sums of up to 2^32 of them are exact."""
+    text = " ".join(map(str, key)).encode()
+    raw = hashlib.blake2b(text, digest_size=4 * count).digest()
+    words = (int.from_bytes(raw[4 * place : 4 * place + 4], "little") for place in range(count))
+    return [((word % (1 << 21)) - (1 << 20)) * _GRID for word in words]

@@ -1,0 +1,170 @@
+"""AdamW on one stage's parameters, held as one flat tensor.
+
+The update is computed in fp32. Parameters of a narrower type are copies that follow the fp32 ones after each step.
+
+Parameters are re-bound to parts of a flat tensor, decayed ones first, so that the optimizer works on two long tensors
+and everything that a re-joining peer must copy is four tensors. Learning rate and clip factor are pure functions, so
+that every worker derives the same step from the same record.
+
+Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101; the update itself is torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from recycle.exec.model.accumulate import Layout
+from recycle.job import TrainSection
+
+SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
+"""Before a parameter's name: what of the state has its shape, see `Optimizer.named_state`."""
+FINAL_SHARE = 0.1
+"""Share of the peak learning rate at which the cosine ends."""
+
+
+def learning_rate(train: TrainSection, iteration: int) -> float:
+    """Learning rate of an iteration, counted from 0.
+
+    With a `schedule`, what megatron-core's `OptimizerParamScheduler` gives after that many iterations. Without, it
+    rises linearly over the first `warmup` iterations to `learning_rate`, then follows half a cosine down to a tenth of
+    it at the last of `steps`, and stays there. Depends on `steps`, so a run resumed with more steps has another course.
+    """
+    if train.schedule is not None:
+        return _scheduled(train, iteration)
+    if iteration < train.warmup:
+        return train.learning_rate * (iteration + 1) / train.warmup
+    span = max(train.steps - 1 - train.warmup, 1)
+    progress = min((iteration - train.warmup) / span, 1.0)
+    share = FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
+    return train.learning_rate * share
+
+
+def _scheduled(train: TrainSection, iteration: int) -> float:
+    highest, lowest = train.learning_rate, train.minimum_learning_rate
+    if train.warmup > 0 and iteration <= train.warmup:
+        return highest * iteration / train.warmup
+    if train.schedule == "constant":
+        return highest
+    if iteration > train.steps:
+        return lowest
+    progress = (iteration - train.warmup) / (train.steps - train.warmup)
+    share = 1.0 - progress if train.schedule == "linear" else 0.5 * (math.cos(math.pi * progress) + 1.0)
+    return lowest + share * (highest - lowest)
+
+
+def clip_factor(clip: float, norm_squared: float) -> float:
+    """Factor on all gradients that brings a global norm above `clip` down to it: min(1, clip / (norm + 1e-6)).
+
+    Whether the norm is finite is for the caller to test first.
+    """
+    return min(1.0, clip / (math.sqrt(norm_squared) + 1e-6))
+
+
+def decays(parameter: torch.Tensor) -> bool:
+    """Whether weight decay applies: to matrices, not to norms and biases."""
+    return parameter.dim() > 1
+
+
+class Optimizer:
+    """AdamW over flat parameters.
+
+    Args:
+        parameters: fp32, of the stage, those that decay first (see `decays`); their data moves into `parameters` below,
+            or into a copy of it in `working_type`.
+        train: betas, epsilon, weight decay and the course of the learning rate.
+        working_type: in which the model computes.
+
+    Attributes:
+        layout: where each parameter lies in `parameters`, and in the gradient given to `step`.
+        parameters: fp32 [layout.size], what is updated: the live parameters, or those that they are rounded from.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        train: TrainSection,
+        working_type: torch.dtype = torch.float32,
+    ) -> None:
+        self._train = train
+        self.layout = Layout([parameter.shape for parameter in parameters])
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self.parameters = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
+        for parameter, view in zip(parameters, self.layout.views(self.parameters), strict=True):
+            parameter.data = view.copy_(parameter.data)
+        self._working: torch.Tensor | None = None
+        if working_type != torch.float32:
+            self._working = self.parameters.to(working_type)
+            for parameter, view in zip(parameters, self.layout.views(self._working), strict=True):
+                parameter.data = view
+        decayed = [decays(parameter) for parameter in parameters]
+        if decayed != sorted(decayed, reverse=True):
+            raise ValueError("parameters that decay must come first")
+        boundary = self.layout.offsets[sum(decayed)] if sum(decayed) < len(parameters) else self.layout.size
+        self._parts = (slice(0, boundary), slice(boundary, self.layout.size))
+        self._averages = torch.zeros_like(self.parameters)
+        self._squares = torch.zeros_like(self.parameters)
+        # One count per group, as the fused kernel wants them, side by side in one tensor.
+        self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=device)
+        self._groups = [self.parameters[part] for part in self._parts]
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": [group], "weight_decay": decay}
+                for group, decay in zip(self._groups, (train.weight_decay, 0.0), strict=True)
+            ],
+            lr=train.learning_rate,
+            betas=(train.beta1, train.beta2),
+            eps=train.epsilon,
+            fused=True,
+        )
+        # torch fills its state at the first step; a re-joining peer has to receive into it before that.
+        for group, part, count in zip(self._groups, self._parts, self._counts, strict=True):
+            self._adamw.state[group] = {
+                "step": count,
+                "exp_avg": self._averages[part],
+                "exp_avg_sq": self._squares[part],
+            }
+
+    @torch.no_grad()
+    def step(self, gradient: torch.Tensor, iteration: int, clip_factor: float) -> None:
+        """One update.
+
+        Args:
+            gradient: mean gradient, fp32 [layout.size]; scaled in place.
+            iteration: whose learning rate applies.
+            clip_factor: factor on the gradient.
+        """
+        if clip_factor != 1.0:
+            gradient.mul_(clip_factor)
+        for options in self._adamw.param_groups:
+            options["lr"] = learning_rate(self._train, iteration)
+        for group, part in zip(self._groups, self._parts, strict=True):
+            group.grad = gradient[part]
+        self._adamw.step()
+        for group in self._groups:
+            group.grad = None
+        if self._working is not None:
+            self._working.copy_(self.parameters)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
+        state = [self.parameters, self._averages, self._squares, self._counts]
+        return state if self._working is None else [*state, self._working]
+
+    def named_state(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of tensors laid out as `state_tensors`: each parameter under its name, its moments and step count
+        under `exp_avg.`, `exp_avg_sq.` and `step.` before it, a rounded one under `rounded.`.
+
+        Args:
+            names: of the parameters, in the order of the layout.
+        """
+        counts = tensors[3]
+        named: dict[str, torch.Tensor] = {}
+        for prefix, tensor in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False):
+            named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
+        for name, offset in zip(names, self.layout.offsets, strict=True):
+            group = int(offset >= self._parts[1].start)
+            named[f"step.{name}"] = counts[group : group + 1]
+        return named

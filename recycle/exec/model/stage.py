@@ -1,0 +1,425 @@
+"""A stage as the interpreter sees it, and the real one: a part of a megatron-core GPT.
+
+`Stage` is the protocol below the interpreter: the numerics of F, I, W, B, of the gradient sum and of the optimizer
+step, and nothing of order, transfer or membership. `MegatronStage` computes them; `EmulatedStage` (emulated.py) only
+takes their time.
+
+One micro-batch's gradient depends on weights, data, kernel, thread count and kind of hardware, never on who computes
+it or when. With `exact` accumulation the sum does not depend on order either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.data.batches import Batches
+from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
+from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
+from recycle.exec.model.tensor_group import TensorGroup
+from recycle.job import Job
+from recycle.shape import MicroBatch
+
+if TYPE_CHECKING:
+    from recycle.exec.model.backward import WeightGradientStore
+
+LOSS_EXPONENT = 16
+"""A micro-batch's loss may be at most 2^16; its grid is then finer than fp32 for every loss above 2^-8."""
+
+
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""`[train] precision` -> type of weights, activations and messages."""
+
+
+class Stage(Protocol):
+    """What one hosted stage can do.
+
+    Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
+    `backward_weight`, in any order between micro-batches. After all of them: a reduction that sums
+    `gradient_buffers` in place over the stage's hosts, `gradient_norms_squared`, `step`.
+
+    Attributes:
+        index: the stage s.
+    """
+
+    index: int
+
+    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
+
+    def begin_iteration(self, step: int) -> None:
+        """Take up iteration `step`, from a clean state also when the last one was interrupted anywhere."""
+
+    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        """F. Takes the input (None on stage 0), which must keep its content until the backward.
+
+        Returns the output to send, detached; None on the last stage, whose loss is kept.
+        """
+
+    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """I. Takes the gradient by the output (None on the last stage); leaves the weight gradients to W.
+
+        Returns the gradient by the input; None on stage 0.
+        """
+
+    def backward_weight(self, micro_batch: MicroBatch) -> None:
+        """W of a micro-batch whose I is done."""
+
+    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """B: I and W in one go, to the same bits."""
+
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        """The live flat sums of gradients: fp64 when `exact`, fp32 when `fast`."""
+
+    def tied_buffers(self) -> list[torch.Tensor]:
+        """The live sums of the weight that tied stages share, summed over the hosts of them all; [] without one.
+
+        Tied stages of one worker have these tensors in common.
+        """
+
+    def loss_sum(self) -> float | None:
+        """Exact sum of the losses of the micro-batches that ran here this iteration; None but on the last stage."""
+
+    def gradient_norms_squared(self) -> list[float]:
+        """After the reduction: squared norm of each parameter's mean gradient, the same bits on all hosts.
+
+        One at least is not finite when any gradient was not finite or beyond the bound of `exact`. With tensor
+        parallelism, of what this tensor rank holds.
+        """
+
+    def replicated(self) -> Collection[int]:
+        """Places in `gradient_norms_squared` of the numbers that all tensor ranks of a worker have in common."""
+
+    def cuts(self) -> Mapping[str, int]:
+        """Names of `named_state` whose tensors are cut between tensor ranks -> the dimension along which."""
+
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """After the reduction: one AdamW update with the learning rate of `iteration`."""
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """All that a re-joining peer must copy: the live tensors, in fixed order, complete before the first step."""
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Views of `tensors`, laid out as `state_tensors` are, by names that hold in the whole model.
+
+        The names do not depend on how the model is split into stages. Counts that several parameters share appear once
+        for each of them.
+        """
+
+    def state_digest(self) -> str:
+        """sha256 over `state_tensors`."""
+
+    def held_micro_batches(self) -> int:
+        """Micro-batches that hold memory: from the start of F to the end of W (or B)."""
+
+
+class MegatronStage:
+    """A GPTModel part with split backward, own gradient sum and own optimizer.
+
+    Args:
+        job: sizes, seeds, accumulation, optimizer.
+        index: the stage.
+        device: where it computes.
+        batches: gives the micro-batches.
+        part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
+        tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
+        tensor_rank: of the part.
+
+    Attributes:
+        parameters: the live parameters by their name in the whole model, a shared one first.
+        tied_sum: sum of the gradients of the weight that first and last stage share; None where there is none.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        device: torch.device,
+        batches: Batches,
+        part: Any,
+        tied_sum: Accumulator | None = None,
+        tensor_rank: int = 0,
+    ) -> None:
+        from recycle.exec.model.backward import WeightGradientStore, split_linears
+        from recycle.exec.model.dropout import DropoutSeeds
+        from recycle.exec.model.gpt import SHARED_WEIGHT, global_names
+        from recycle.exec.model.tensor_parts import cut_dimensions
+
+        self.index = index
+        self._device = device
+        self._data = batches
+        self._micro_batches = job.shape.micro_batches
+        self._divisor = job.shape.global_micro_batches
+        self._is_first = index == 0
+        self._is_last = index == job.shape.stages - 1
+        self._message_shape = (job.model.sequence, job.data.micro_batch_size, job.model.hidden)
+        self._model = part.to(device)
+        self._positions_of_tokens = torch.arange(job.model.sequence, device=device).expand(
+            job.data.micro_batch_size, job.model.sequence
+        )
+
+        self._recomputes = job.model.recompute == "full"
+        first_layer = sum(job.layers_per_stage()[:index])
+        drops = part.config.hidden_dropout or part.config.attention_dropout
+        tensor = (tensor_rank, job.grid.tensor_parallel)
+        self._dropout = DropoutSeeds(part, first_layer, job.model.seed, device, tensor) if drops else None
+
+        named = global_names(part, first_layer)
+        shared = SHARED_WEIGHT if job.model.tied else None
+        self.parameters = dict(sorted(named.items(), key=lambda item: (not decays(item[1]), item[0] != shared)))
+        parameters = list(self.parameters.values())
+        cut = cut_dimensions(part)
+        self._cuts = {name: cut[parameter] for name, parameter in self.parameters.items() if parameter in cut}
+        self._type = PRECISIONS[job.train.precision]
+        self._optimizer = Optimizer(parameters, job.train, self._type)
+        accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
+        bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in parameters]
+        count = int(shared in self.parameters)
+        own = list(self.parameters)[count:]
+        is_alone = job.grid.tensor_parallel == 1
+        self._replicated = () if is_alone else [place for place, name in enumerate(own) if name not in self._cuts]
+        self._sum = accumulator(Layout(shapes[count:]), self._divisor, bound)
+        if count and tied_sum is None:
+            # Embedding and output layer each give a gradient, and each is rounded by itself.
+            tied_sum = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
+        self.tied_sum = tied_sum if count else None
+        self._has_ties = bool(job.ties)
+        # Kept, since a fresh tensor of this size costs more in page faults than the division that fills it.
+        self._mean = torch.zeros_like(self._optimizer.parameters)
+        self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
+
+        self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
+            parameter: (self._sum, place) for place, parameter in enumerate(parameters[count:])
+        }
+        if self.tied_sum is not None:
+            self._place[parameters[0]] = (self.tied_sum, 0)
+        self._store: WeightGradientStore = WeightGradientStore(self._accumulate, self._accumulate_product)
+        split_linears(part, self._store)
+        for parameter in parameters:
+            # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
+            parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
+        self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+        """Input and output of the forward; no output where the forward is run again."""
+        self._iteration = 0
+
+    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+        return self._message_shape, self._type
+
+    def begin_iteration(self, step: int) -> None:
+        self._iteration = step
+        self._activations.clear()
+        self._store.clear()
+        for accumulator in self._sums():
+            accumulator.clear()
+        self._losses.clear()
+        for parameter in self._place:
+            # An exception inside a backward may have left one behind.
+            parameter.grad = None
+
+    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch in self._activations:
+            raise self._misuse("F", micro_batch, "its activations are already held")
+        if (activation is None) != self._is_first:
+            raise self._misuse("F", micro_batch, "stage 0 takes no input, every other stage takes one")
+        entry = None if activation is None else activation.detach()
+        if self._recomputes:
+            with torch.no_grad():
+                output = self._compute(micro_batch, entry)
+        else:
+            output = self._compute(micro_batch, entry)
+        if self._is_last:
+            self._losses.add(0, output.detach().reshape(1))
+        self._activations[micro_batch] = (entry, None if self._recomputes else output)
+        return None if self._is_last else output.detach()
+
+    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch in self._store.waiting():
+            raise self._misuse("I", micro_batch, "its I is done already")
+        with self._store.record(micro_batch):
+            return self._run_backward("I", micro_batch, gradient)
+
+    def backward_weight(self, micro_batch: MicroBatch) -> None:
+        if micro_batch not in self._store.waiting():
+            raise self._misuse("W", micro_batch, "its I has not run")
+        self._store.flush(micro_batch)
+
+    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        return self._run_backward("B", micro_batch, gradient)
+
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        return [self._sum.buffer] + ([] if self._has_ties else [s.buffer for s in self._sums()[:-1]])
+
+    def tied_buffers(self) -> list[torch.Tensor]:
+        return [self.tied_sum.buffer] if self._has_ties and self.tied_sum is not None else []
+
+    def loss_sum(self) -> float | None:
+        return float(self._losses.buffer.sum()) if self._is_last else None
+
+    def gradient_norms_squared(self) -> list[float]:
+        # A shared weight counts once, where the embedding is.
+        counted = [self._sum] if self._is_last and not self._is_first else self._sums()[::-1]
+        return [part for accumulator in counted for part in accumulator.mean_norms_squared(self._divisor)]
+
+    def replicated(self) -> Collection[int]:
+        return self._replicated
+
+    def cuts(self) -> Mapping[str, int]:
+        return {f"{prefix}{name}": dimension for prefix in SHAPED for name, dimension in self._cuts.items()}
+
+    def mean_gradients(self) -> dict[str, torch.Tensor]:
+        """Mean gradient of each parameter by global name, fp32; after the reduction."""
+        views = self._optimizer.layout.views(self._fill(torch.empty_like(self._mean)))
+        return dict(zip(self.parameters, views, strict=True))
+
+    def step(self, iteration: int, clip_factor: float) -> None:
+        self._optimizer.step(self._fill(self._mean), iteration, clip_factor)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        return self._optimizer.state_tensors()
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self._optimizer.named_state(list(self.parameters), tensors)
+
+    def state_digest(self) -> str:
+        return digest(self.state_tensors())
+
+    def held_micro_batches(self) -> int:
+        return len(self._activations.keys() | self._store.waiting())
+
+    def held_for_weights(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+        """What is held of a micro-batch between its I and its W."""
+        return self._store.held(micro_batch)
+
+    def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
+        """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
+        number = micro_batch.pipeline * self._micro_batches + micro_batch.index
+        tokens = labels = None
+        if self._is_first or self._is_last:
+            tokens, labels = (part.to(self._device) for part in self._data.batch(self._iteration, number))
+        if entry is not None:
+            self._model.set_input_tensor(entry.requires_grad_(torch.is_grad_enabled()))
+        with self._dropout.of(self._iteration, number) if self._dropout is not None else nullcontext():
+            output: torch.Tensor = self._model(
+                input_ids=tokens,
+                position_ids=self._positions_of_tokens,
+                attention_mask=None,
+                labels=labels if self._is_last else None,
+            )
+        if entry is not None:
+            # The model would keep the last micro-batch's input alive.
+            self._model.set_input_tensor(None)
+        return output.mean() if self._is_last else output
+
+    def _run_backward(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch not in self._activations:
+            raise self._misuse(kind, micro_batch, "its F has not run")
+        if (gradient is None) != self._is_last:
+            raise self._misuse(kind, micro_batch, "the last stage takes no gradient, every other stage takes one")
+        entry, output = self._activations.pop(micro_batch)
+        if output is None:
+            output = self._compute(micro_batch, entry)
+        torch.autograd.backward(output, gradient)
+        return None if entry is None else entry.grad
+
+    def _sums(self) -> list[Accumulator]:
+        """The shared weight's, then that of all other parameters: as the optimizer's layout has them."""
+        return [self._sum] if self.tied_sum is None else [self.tied_sum, self._sum]
+
+    def _fill(self, mean: torch.Tensor) -> torch.Tensor:
+        """The mean gradient, fp32, written into `mean` [of the optimizer's layout]."""
+        start = 0
+        for accumulator in self._sums():
+            accumulator.mean(self._divisor, mean[start : start + accumulator.layout.size])
+            start += accumulator.layout.size
+        return mean
+
+    def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        accumulator, position = self._place[parameter]
+        accumulator.add(position, gradient)
+
+    def _accumulate_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
+        accumulator, position = self._place[weight]
+        accumulator.add_product(position, rows.t(), inputs)
+
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        # The hook fires for a weight of the store too, with nothing in it.
+        if gradient is not None:
+            self._accumulate(parameter, gradient)
+
+    def _misuse(self, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
+        where = f"stage {self.index}, iteration {self._iteration}"
+        return RunError(f"{where}: {kind} of micro-batch {micro_batch}: {why}")
+
+
+def default_device(local_rank: int = 0) -> torch.device:
+    """The only place that chooses a device: the GPU of this local rank, in turn where there are fewer; else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def require_precision(precision: str, device: torch.device) -> None:
+    """Raise RunError unless the device multiplies matrices and normalises in this precision."""
+    try:
+        ones = torch.ones(8, 8, dtype=PRECISIONS[precision], device=device)
+        torch.nn.functional.layer_norm(ones @ ones, (8,))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"[train] precision: {device} cannot compute in {precision} ({reason}); use fp32") from None
+
+
+def build_stage(
+    job: Job,
+    index: int,
+    device: torch.device,
+    batches: Batches,
+    tied_sum: Accumulator | None = None,
+    tensor_group: TensorGroup | None = None,
+) -> MegatronStage:
+    """Stage `index` of the job's model, ready for its first iteration.
+
+    Sets this process up for it: megatron-core's process groups, the thread count (another count may give other bits)
+    and, with `exact` accumulation, deterministic kernels. On a GPU those want `CUBLAS_WORKSPACE_CONFIG=:4096:8` in
+    the environment of the process.
+
+    Raises:
+        RunError: tensor parallelism without a group or a precision that the device lacks is asked for, or this
+            megatron-core is not a tested one.
+    """
+    if job.grid.tensor_parallel != (1 if tensor_group is None else tensor_group.size()):
+        raise RunError(
+            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but this process computes alone; set it to 1 here"
+        )
+    require_precision(job.train.precision, device)
+    torch.set_num_threads(job.train.threads)
+    if job.train.accumulation == "exact":
+        torch.use_deterministic_algorithms(True)
+        # Filling every fresh tensor helps to find bugs and costs time; it changes no result.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        # megatron-core tells of every optional package that is missing, in every process.
+        warnings.simplefilter("ignore")
+        # It also takes seconds to import; emulated stages and the protocol do without.
+        from recycle.exec.model.backward import require_tested_version
+        from recycle.exec.model.gpt import build_part, ensure_parallel_state
+
+        require_tested_version()
+        ensure_parallel_state(device, tensor_group)
+        tensor_rank = 0 if tensor_group is None else tensor_group.rank()
+        return MegatronStage(job, index, device, batches, build_part(job, index, tensor_rank), tied_sum, tensor_rank)
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    """sha256 over the bytes of `tensors` in order, as hexadecimal text."""
+    result = hashlib.sha256()
+    for tensor in tensors:
+        result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()

@@ -1,0 +1,167 @@
+"""Plans that follow the times: when they drift, a plan for the new ones is made in the background and taken up.
+
+A new generation begins at an iteration boundary once the checked plan is there, and only if it is better by `MARGIN`;
+until then everybody trains on. What is asked for one set of live workers is dropped when the set changes: a failure is
+answered at once with a plan for the job's own profile, and if the times still depart from that, a better one follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from recycle.errors import RecycleError
+from recycle.exec.membership.coordinator import Ready
+from recycle.exec.membership.messages import Report
+from recycle.exec.planning.drift import Drift
+from recycle.exec.planning.planning import PlanService, Question
+from recycle.ir.formats import native
+from recycle.ir.lower import with_barrier
+from recycle.ir.simulate import simulate
+from recycle.job import Job
+from recycle.plans import Plan, failure_vector
+from recycle.profile import Profile
+from recycle.shape import Worker
+
+MARGIN = 0.05
+"""Share of the period that a plan must save to be taken up. A new generation costs about an iteration: the pipeline
+drains, groups form, and the first iteration waits for its barrier. So it has paid for itself after 20."""
+QUIET = 4
+"""A change within this many pauses of the last one doubles the pause before the next, so that times which jump to and
+fro, as on cores that several workers share, cost ever fewer changes. The first pause is a window."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A plan that was asked for.
+
+    Attributes:
+        failed: the dead workers.
+        question: as it was asked.
+        profile, cause: to plan with, and what has changed.
+    """
+
+    failed: frozenset[Worker]
+    question: Question
+    profile: Profile
+    cause: str
+
+
+@dataclass(frozen=True)
+class _Better:
+    failed: frozenset[Worker]
+    ready: Ready
+    details: dict[str, object]
+
+
+class Replanner:
+    """Implements the coordinator's `Plans` on a `PlanService`.
+
+    Args:
+        job: its `[membership]` section says what counts as drift.
+        plans: makes plans for the job's own profile, and others in the background.
+        directory: profiles that are planned with are left here as `<digest>.json`.
+        log: takes the event `replanned`.
+
+    Attributes:
+        compute: process -> `<stage><F|I|W|B>` -> mean seconds of one, in the last iteration that was observed.
+    """
+
+    def __init__(self, job: Job, plans: PlanService, directory: Path, log: Callable[..., None]) -> None:
+        self._job, self._plans, self._directory, self._log = job, plans, directory, log
+        takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
+        self._is_on = job.membership.drift > 0 and job.planner.reroute and plans.can_plan and takes_time
+        self._drift = Drift.of(job)
+        self._planned: dict[frozenset[Worker], Profile] = {}
+        self._ready: dict[frozenset[Worker], Ready] = {}
+        self._live: frozenset[Worker] = frozenset()
+        self._asked: _Asked | None = None
+        self._better: _Better | None = None
+        self._step = -1
+        self._changed: int | None = None
+        self._pause = job.membership.drift_iterations
+        self.compute: dict[str, dict[str, float]] = {}
+
+    def ready(self, failed: frozenset[Worker]) -> Ready | None:
+        if self._better is not None and self._better.failed == failed:
+            better, self._better = self._better, None
+            self._ready[failed] = better.ready
+            self._note_change(self._step + 1)
+            self._log("replanned", step=self._step + 1, plan=better.ready.digest, **better.details)
+        return self._ready.get(failed) or self._plans.ready(failed)
+
+    def _note_change(self, step: int) -> None:
+        is_quiet = self._changed is None or step >= self._changed + QUIET * self._pause
+        self._pause = self._job.membership.drift_iterations if is_quiet else 2 * self._pause
+        self._changed = step
+
+    def has_better(self, failed: frozenset[Worker]) -> bool:
+        return self._better is not None and self._better.failed == failed
+
+    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+        self.compute = {
+            str(worker): {key: round(seconds / count, 6) for key, (count, seconds) in sorted(report.compute.items())}
+            for worker, report in sorted(reports.items())
+        }
+        if not self._is_on:
+            return
+        self._step = step
+        for worker in self._live - set(reports):
+            self._drift.forget(worker)
+        self._live = frozenset(reports)
+        self._drift.observe({worker: report.compute for worker, report in reports.items()})
+        if self._better is not None and self._better.failed != failed:
+            self._better = None
+        if self._asked is not None and self._asked.failed != failed:
+            self._asked = None
+        self._take_answers(failed)
+        pauses = self._changed is not None and step < self._changed + self._pause
+        if self._asked is None and self._better is None and not pauses and not self._plans.is_own(failed):
+            self._ask(failed)
+
+    def _ask(self, failed: frozenset[Worker]) -> None:
+        departed = self._drift.departed(self._planned.get(failed, self._drift.profile), self._live)
+        if departed is None:
+            return
+        profile, cause = departed
+        self._directory.mkdir(exist_ok=True)
+        file = self._directory / f"{profile.digest()}.json"
+        profile.save(file)
+        names = tuple(map(str, sorted(failed)))
+        question = Question(failure_vector(self._job.shape, failed), False, names, str(file.resolve()))
+        self._asked = _Asked(failed, question, profile, cause)
+        self._plans.ask(question)
+
+    def _take_answers(self, failed: frozenset[Worker]) -> None:
+        for question, text, error in self._plans.answers():
+            asked = self._asked
+            if asked is None or question != asked.question:
+                continue
+            self._asked = None
+            self._planned[failed] = asked.profile  # the next to depart departs from here, whatever comes of this
+            if not error:
+                self._better = self._judge(asked, text)
+
+    def _judge(self, asked: _Asked, text: str) -> _Better | None:
+        """The plan, if it is valid and enough better than the one in use, both timed with the new profile."""
+        now = self.ready(asked.failed)
+        assert now is not None, "its live set has just committed an iteration"
+        try:
+            plan = Plan.from_text(text, "plan for other times")
+            ready = self._plans.prepare(plan.schedule, plan, asked.profile)
+        except RecycleError:
+            return None
+        running = native.loads(now.text, "the plan in use")
+        is_staggered = "staggered" in ready.periods and "staggered" in now.periods
+        before = simulate(running if is_staggered else with_barrier(running), asked.profile).period
+        after = ready.periods["staggered" if is_staggered else "barrier"]
+        if not after < before * (1 - MARGIN):
+            return None
+        details = {
+            "cause": asked.cause,
+            "period_before": before,
+            "period": after,
+            "profile": asked.profile.digest(),
+        }
+        return _Better(asked.failed, ready, details)

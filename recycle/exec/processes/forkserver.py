@@ -1,0 +1,128 @@
+"""A process that imports the heavy packages once and forks the workers off.
+
+Importing megatron-core costs seconds of CPU per process; forked, a worker is up in a fraction of one, at the start of
+a run and when it re-joins. Requests come as JSON lines on standard input, answers go as JSON lines to standard
+output: `{"id": 3, "pid": 7}` when a worker is forked, `{"pid": 7, "status": -9}` when it has ended.
+
+It must have a single thread when it forks (torch starts its threads on first use, not on import); that is checked.
+It dies with the launcher, and each worker with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, BinaryIO
+
+PRELOADED = {
+    "gpt": (
+        "recycle.exec.worker.recovery",
+        "recycle.exec.model.gpt",
+        "recycle.exec.model.stage",
+        "recycle.exec.data.batches",
+    ),
+    "emulated": ("recycle.exec.worker.recovery", "recycle.exec.model.emulated"),
+    "checkpoints": (
+        "torch.distributed.checkpoint.hf_storage",
+        "torch.distributed.checkpoint.state_dict_saver",
+        "torch.distributed.checkpoint.state_dict_loader",
+        "safetensors.torch",
+    ),
+}
+"""Modules to import before forking: by the job's kind of model, and for a run that keeps checkpoints."""
+
+
+def main(launcher: str, *kinds: str) -> None:
+    """Serve until standard input ends."""
+    from recycle.exec.processes.parent import die_with_parent
+
+    die_with_parent(int(launcher))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    for kind in kinds:
+        for module in PRELOADED[kind]:
+            importlib.import_module(module)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        sys.exit(f"forkserver: {threads} threads after the imports; forking would not be safe")
+    requests, pending = 0, b""
+    while True:
+        readable, _, _ = select.select([requests, wake], [], [])
+        if wake in readable:
+            os.read(wake, 4096)
+            _reap(answers)
+        if requests in readable:
+            chunk = os.read(requests, 1 << 20)
+            if not chunk:
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                _fork(json.loads(line), answers)
+
+
+def _reap(answers: BinaryIO) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _answer(answers, pid=pid, status=os.waitstatus_to_exitcode(status))
+
+
+def _answer(answers: BinaryIO, **fields: Any) -> None:
+    answers.write(json.dumps(fields).encode() + b"\n")
+
+
+def _fork(request: dict[str, Any], answers: BinaryIO) -> None:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        _answer(answers, id=request["id"], pid=pid)
+        return
+    code = 1
+    try:
+        _become_worker(Path(request["log"]), parent)
+        from recycle.exec.worker.worker import run_worker
+
+        run_worker(request["orders"])
+        code = 0
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _become_worker(log: Path, parent: int) -> None:
+    """A session and a log of its own, and none of the server's pipes and signal handling."""
+    from recycle.exec.processes.parent import die_with_parent
+
+    die_with_parent(parent)
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (descriptor, 1), (descriptor, 2)):
+        os.dup2(source, target)
+    os.closerange(3, 64)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

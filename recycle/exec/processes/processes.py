@@ -1,0 +1,240 @@
+"""The worker processes of this machine: start them, see at once when one ends, kill each by its own descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from recycle.errors import RunError
+from recycle.exec.membership.members import member_name
+from recycle.exec.processes.waker import Waker
+from recycle.exec.worker.orders import Orders
+from recycle.shape import Worker
+
+
+class ForkServer:
+    """A handle on a process of `recycle.exec.processes.forkserver`; it may serve several runs, one after the other.
+
+    Args:
+        kind: the job's kind of model, which says what the server imports.
+        threads: OMP threads of every process that it forks.
+        log: file for what the server itself prints; None for nowhere.
+        checkpoints: import what checkpoints need too, so that no worker has to when it writes its first.
+    """
+
+    def __init__(self, kind: str, threads: int = 1, log: Path | None = None, checkpoints: bool = False) -> None:
+        self.kind, self.threads, self._log = kind, threads, log
+        self.pids: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}
+        self._asked = 0
+        self._pending = b""
+        from recycle.exec.transport.nccl import ENVIRONMENT
+
+        environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "PYTHONUNBUFFERED": "1",
+            # torch looks up the name of the store's loopback address; a name server that is silent must not cost 5 s
+            "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
+            "PYTHONWARNINGS": "ignore",  # megatron-core's about optional packages, once per import
+        }
+        with (log or Path(os.devnull)).open("ab") as output:
+            self._server = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "recycle.exec.processes.forkserver",
+                    str(os.getpid()),
+                    kind,
+                    *["checkpoints"] * checkpoints,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._requests, self.answers = self._server.stdin, self._server.stdout
+        os.set_blocking(self.answers.fileno(), False)
+
+    def fork(self, orders: str, log: Path) -> int:
+        """Ask for a worker process whose output goes to `log`; returns the number of the request."""
+        self._asked += 1
+        with contextlib.suppress(BrokenPipeError):  # the server's end is seen by `hear`
+            self._requests.write(msgspec.json.encode({"id": self._asked, "log": str(log), "orders": orders}) + b"\n")
+            self._requests.flush()
+        return self._asked
+
+    def hear(self) -> None:
+        """Take what the server says: `pids` of requests, exit `statuses` of pids. Raises RunError when it has ended."""
+        *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
+        for line in lines:
+            said = msgspec.json.decode(line)
+            if "id" in said:
+                self.pids[said["id"]] = said["pid"]
+            else:
+                self.statuses[said["pid"]] = said["status"]
+        if self._server.poll() is not None:
+            tail = _tail(self._log) if self._log is not None else ""
+            raise RunError(f"the fork server {_how(self._server.returncode)}; its last lines: {tail}")
+
+    def close(self) -> None:
+        """End the server; its workers die with it."""
+        self._server.kill()
+        self._server.wait()
+        for pipe in (self._requests, self.answers):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+_Member = tuple[Worker, int]
+"""A process: its worker and its tensor rank."""
+
+
+class LocalProcesses:
+    """Worker processes of one run, T per worker, each with its log file.
+
+    A worker fails as one: when a process of it ends other than by itself, the others are killed.
+
+    Args:
+        server: forks them.
+        orders: what to tell the process of a worker, of its n-th time and of a tensor rank.
+        logs: folder for `k.r.log`.
+        waker: ends a `wait` from other threads.
+        tensor_parallel: T.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        orders: Callable[[Worker, int, int], Orders],
+        logs: Path,
+        waker: Waker,
+        tensor_parallel: int = 1,
+    ) -> None:
+        self._server, self._orders, self._logs = server, orders, logs
+        self._tensor_ranks = range(tensor_parallel)
+        self._requests: dict[_Member, int] = {}
+        self._descriptors: dict[_Member, int] = {}
+        self._incarnations: dict[Worker, int] = {}
+        self._failed: dict[Worker, int] = {}
+        self._poll = select.poll()
+        self._waker = waker
+        self._poll.register(server.answers, select.POLLIN)
+        self._poll.register(waker.descriptor, select.POLLIN)
+
+    def start(self, worker: Worker, incarnation: int | None = None) -> None:
+        """Ask for the worker's processes; the next ones, unless their number is given."""
+        if incarnation is None:
+            incarnation = self._incarnations.get(worker, -1) + 1
+        self._incarnations[worker] = incarnation
+        self._failed.pop(worker, None)
+        for rank in self._tensor_ranks:
+            orders = msgspec.json.encode(self._orders(worker, incarnation, rank)).decode()
+            self._requests[worker, rank] = self._server.fork(orders, self.log(worker, rank))
+
+    def log(self, worker: Worker, tensor_rank: int = 0) -> Path:
+        """The log file of a worker's process."""
+        return self._logs / f"{member_name(worker, tensor_rank)}.log"
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but no longer than until a process starts or ends, or the waker wakes."""
+        self._poll.poll(seconds * 1000)
+        self._waker.clear()
+
+    def _hear(self) -> None:
+        self._server.hear()
+        for member, request in self._requests.items():
+            if request in self._server.pids and member not in self._descriptors:
+                with contextlib.suppress(ProcessLookupError):
+                    self._descriptors[member] = os.pidfd_open(self._server.pids[request])
+
+    def _status(self, member: _Member) -> int | None:
+        pid = self._server.pids.get(self._requests[member])
+        return None if pid is None else self._server.statuses.get(pid)
+
+    def gone(self) -> dict[Worker, str]:
+        """Workers of which a process ended since the last call, with how; one that ends well does so with its last.
+
+        Raises RunError when the fork server itself ended.
+        """
+        self._hear()
+        ended = {member: status for member in self._requests if (status := self._status(member)) is not None}
+        found: dict[Worker, str] = {}
+        for (worker, rank), status in ended.items():
+            del self._requests[worker, rank]
+            descriptor = self._descriptors.pop((worker, rank), None)
+            if descriptor is not None:
+                os.close(descriptor)
+            if worker not in self._failed and (status or not self._members(worker)):
+                self._failed[worker] = rank
+                found[worker] = _how(status) if len(self._tensor_ranks) == 1 else f"tensor rank {rank} {_how(status)}"
+        for worker in self._failed:
+            self.kill(worker)
+        return found
+
+    def _members(self, worker: Worker) -> list[_Member]:
+        return [(worker, rank) for rank in self._tensor_ranks if (worker, rank) in self._requests]
+
+    def running(self, worker: Worker) -> bool:
+        """Whether the worker has a process, or will have one in a moment."""
+        return any(self._status(member) is None for member in self._members(worker))
+
+    def incarnation(self, worker: Worker) -> int:
+        """Number of the worker's present processes, from 0; -1 when it never had any."""
+        return self._incarnations.get(worker, -1)
+
+    def kill(self, worker: Worker, tensor_rank: int | None = None) -> None:
+        """SIGKILL the worker's processes that are still there, or only that of a tensor rank."""
+        for member in self._members(worker):
+            if member in self._descriptors and tensor_rank in (None, member[1]):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._descriptors[member], signal.SIGKILL)
+
+    def pid(self, worker: Worker, tensor_rank: int = 0) -> int:
+        """Process id of one of the worker's present processes."""
+        return self._server.pids[self._requests[worker, tensor_rank]]
+
+    def tail(self, worker: Worker) -> str:
+        """The last lines of the worker's log: of the process that failed first, if one did."""
+        return _tail(self.log(worker, self._failed.get(worker, 0)))
+
+    def end(self, patience: float) -> None:
+        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest."""
+        deadline = time.monotonic() + patience
+        with contextlib.suppress(RunError):
+            while self._requests:
+                self.gone()
+                if time.monotonic() > deadline:
+                    for worker in {worker for worker, _ in self._requests}:
+                        self.kill(worker)
+                self.wait(0.05)
+
+
+def _tail(log: Path, lines: int = 8) -> str:
+    with contextlib.suppress(OSError):
+        return " | ".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return ""
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,245 @@
+"""The profiler: a Profile from measurements of a job's real stages on this machine, or from a run that was executed.
+
+Stages are measured in a child process, one after the other; the sum over a stage's hosts and the link between two
+workers between processes of their own, over the transport that the run would use (measure.py). Figures are medians
+over repeats; their spread, and what they were measured on, is in `Profile.measured`.
+
+Limits: all processes run on this machine, so a link is the one inside it; and nothing else runs beside a measured
+stage, while workers of one machine may share its cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from recycle.errors import JobError, RunError
+from recycle.exec.launch.launcher import check_request
+from recycle.exec.membership.launcher_store import LauncherStore
+from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures, StageRequest
+from recycle.job import Job
+from recycle.profile import Link, Profile
+
+MESSAGES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
+"""Bytes of the messages that a link is fitted over, besides the job's own."""
+Report = Callable[[str, int, int], None]
+"""Told (what is measured, how much of it is done, of how much)."""
+
+
+def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Profile:
+    """The profile of `job` on this machine, in seconds and bytes.
+
+    Args:
+        job: every stage of it is built and run.
+        repeats: times that each instruction is timed.
+        report: hears of the progress.
+
+    Raises:
+        JobError: the job cannot be run here.
+        RunError: a measurement failed; the message holds the last lines of its process.
+    """
+    check_request(job, 1, (), frozenset())
+    if job.grid.tensor_parallel != 1:
+        raise JobError(
+            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but a stage is measured in one process; take the"
+            " times from a run: recycle profile RUN_DIR -o FILE"
+        )
+    if job.model.kind == "emulated":
+        job.profile().require(job.shape)
+    stages = job.shape.stages
+    figures = []
+    report("stages", 0, stages)
+    for found in _stages(job, repeats):
+        figures.append(found)
+        report("stages", len(figures), stages)
+    report("links", 0, 1)
+    link, reduce = _links(job, figures, repeats)
+    report("links", 1, 1)
+    return assemble(job, figures, link, reduce, repeats)
+
+
+def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequence[float], repeats: int) -> Profile:
+    """The profile that the figures of all stages, of a link and of the sums amount to.
+
+    A profile has one `weight_stash` for all stages: the largest share that any has. Where more is held between I and
+    W than before I, that counts from the start.
+    """
+    activations = [max(found.activation, found.stash) for found in figures]
+    shares = [found.stash / held for found, held in zip(figures, activations, strict=True) if held > 0]
+    medians = {name: [median(found.seconds[name]) for found in figures] for name in figures[0].seconds}
+    spread = {name: [_spread(found.seconds[name]) for found in figures] for name in figures[0].seconds}
+    return Profile(
+        forward=medians["forward"],
+        backward_input=medians["backward_input"],
+        backward_weight=medians["backward_weight"],
+        reduce=list(reduce),
+        step=medians["step"],
+        latency=link.latency,
+        bandwidth=link.bandwidth,
+        message=[float(found.message) for found in figures],
+        activation=activations,
+        weight_stash=min(1.0, max(shares, default=1.0)),
+        static=[found.static for found in figures],
+        measured={
+            **machine(),
+            "repeats": repeats,
+            "spread": spread,
+            "backward": medians["backward"],
+            "held_between": [found.stash for found in figures],
+            "model": msgspec.to_builtins(job.model),
+            "micro_batch_size": job.data.micro_batch_size,
+            "accumulation": job.train.accumulation,
+            "threads": job.train.threads,
+        },
+    )
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Distance of the quartiles, as a share of the median."""
+    if len(seconds) < 2 or not median(seconds):
+        return 0.0
+    low, _, high = quantiles(seconds, n=4)
+    return round((high - low) / median(seconds), 4)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, and when."""
+    devices = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+    versions = {}
+    for name in ("recycle-pipeline", "torch", "megatron-core"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": devices[0] if devices else "cpu",
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
+    """Latency and bandwidth that fit the times of messages of several sizes, by least squares of relative errors.
+
+    A fit with a latency below 0 or a bandwidth that is not positive is none: the smallest message's time is then the
+    latency, and the largest one's the rest.
+    """
+    x, t = np.array(sizes, dtype=np.float64), np.array(seconds, dtype=np.float64)
+    slope, latency = np.polyfit(x, t, 1, w=1 / t)
+    if latency < 0 or slope <= 0:
+        latency = float(t.min())
+        slope = max(0.0, (t[x.argmax()] - latency) / x.max())
+    return Link(float(latency), float(1 / slope) if slope > 0 else None)
+
+
+def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Link, list[float]]:
+    """The link between two workers, and the seconds of each stage's sum over its hosts."""
+    shape = job.shape
+    wanted = [found.gradients for found in figures]
+    distinct = sorted({tuple(map(tuple, buffers)) for buffers in wanted}) if shape.pipelines > 1 else []
+    sizes = sorted({*MESSAGES, max(4, max(found.message for found in figures))}) if shape.worker_count > 1 else []
+    if not sizes:
+        return Link(), [0.0] * shape.stages
+    peers = max(2, shape.pipelines)
+    store, port = LauncherStore.host()
+    sums = [[(size, each) for size, each in buffers] for buffers in distinct]
+    requests = [
+        PeerRequest(rank, peers, port, sizes, sums, repeats, job.membership.transport_timeout) for rank in range(peers)
+    ]
+    with _children("peer", job, requests) as children:
+        found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
+    del store  # the children were its clients
+    seconds = dict(zip(distinct, found.sums, strict=True))
+    return fit_link(sizes, found.messages), [seconds.get(tuple(map(tuple, buffers)), 0.0) for buffers in wanted]
+
+
+def _stages(job: Job, repeats: int) -> Iterator[StageFigures]:
+    with _children("stages", job, [StageRequest(job.to_toml(), repeats)]) as (child,):
+        for _, line in zip(range(job.shape.stages), child.lines(), strict=False):
+            yield msgspec.json.decode(line, type=StageFigures)
+
+
+class _Child:
+    """A process of `recycle.exec.profile.measure` with its request."""
+
+    def __init__(self, kind: str, job: Job, request: StageRequest | PeerRequest) -> None:
+        threads = str(job.train.threads)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "PYTHONWARNINGS": "ignore",
+            "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "recycle.exec.profile.measure", kind, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `lines` tells how it ended
+            self.process.stdin.write(msgspec.json.encode(request) + b"\n")
+            self.process.stdin.flush()
+
+    def lines(self) -> Iterator[bytes]:
+        """What it answers. Raises RunError when it ends instead."""
+        assert self.process.stdout is not None
+        while True:
+            line = self.process.stdout.readline()
+            if not line:
+                self._said.seek(0)
+                said = self._said.read().decode(errors="replace").splitlines()
+                raise RunError(f"the measuring process ended; its last lines: {' | '.join(said[-4:])}")
+            yield line
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self._said):
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+
+
+@contextmanager
+def _children(kind: str, job: Job, requests: Sequence[StageRequest] | Sequence[PeerRequest]) -> Iterator[list[_Child]]:
+    children: list[_Child] = []
+    try:
+        for request in requests:
+            children.append(_Child(kind, job, request))
+        yield children
+    finally:
+        for child in children:
+            child.close()

@@ -1,0 +1,1 @@
+"""What carries tensors between workers and sums over peers: gloo, NCCL, or one process for all."""

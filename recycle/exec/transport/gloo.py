@@ -1,0 +1,255 @@
+"""Gloo transport: raw process groups on a store prefix of their own, one generation long.
+
+One group joins all live workers for point-to-point transfers, one more per stage joins its hosts for the sum. With
+tensor parallelism that is so for each tensor rank, and another group joins the processes of each worker. No
+global process group is made, so a generation ends by dropping objects, and megatron-core's own state is not touched.
+
+Shutting this process's sockets is what wakes whoever is blocked in a gloo transfer, here and at the other end;
+aborting a group does not. Sockets that were open before the generation (the clients of the store) are left alone, and
+so are listening sockets, whose shutdown would end the process. Three waits are deaf to that now and then: forming a
+group whose member died before it connected, an all-reduce, and a transfer that is posted in that very moment, as those
+inside a worker are all the time. They run in a thread of their own, which is left behind when the generation is over;
+so are their groups, because freeing one would wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from recycle.exec.transport.base import TransportError, Unreachable
+from recycle.exec.transport.connections import give_up_after, own_connections
+from recycle.exec.transport.groups import STATE_TAG, GroupTransport, first_line
+from recycle.shape import Worker
+
+FORM_SECONDS = (0.001, 0.05)
+"""How often a group that forms looks for its members: at first, and after a while."""
+_WORLD, _TENSOR = -1, -2
+"""Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
+_LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
+"""Waits that have not ended with their generation, and their groups; kept until they do (at the transport timeout at
+the latest), because freeing a group before that would block this process."""
+
+
+class GlooTransport(GroupTransport):
+    """Transport between processes over TCP.
+
+    Args:
+        store: a torch store client.
+        prefix: what the generation's keys begin with.
+        role: this worker's role in the plan.
+        members: roles of all live workers, in the same order everywhere.
+        hosts: stage (or group of tied stages) -> roles of its live hosts, for those that this worker hosts.
+        message: shape and type of an activation that crosses a stage boundary.
+        timeout: seconds after which a wait gives up; the last resort.
+        answer_timeout: seconds after which a peer that does not answer on its connection is out of reach.
+        form_timeout: seconds that forming the groups may take.
+        over: set when the generation is over.
+        waiting: called with True before a wait on a peer and with False after it.
+        tensor: tensor rank of this process, and T. Lanes and sums are between processes of one tensor rank.
+
+    Raises:
+        TransportError: the groups did not form.
+
+    A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        prefix: str,
+        role: Worker,
+        members: Sequence[Worker],
+        hosts: Mapping[int, Sequence[Worker]],
+        message: tuple[tuple[int, ...], torch.dtype],
+        *,
+        timeout: float,
+        answer_timeout: float,
+        form_timeout: float,
+        over: threading.Event,
+        waiting: Callable[[bool], None] = lambda _: None,
+        address: str = "127.0.0.1",
+        tensor: tuple[int, int] = (0, 1),
+    ) -> None:
+        super().__init__(message, torch.device("cpu"), over, waiting)
+        _LEFT_BEHIND[:] = [(ending, group) for ending, group in _LEFT_BEHIND if not ending.done()]
+        self._ranks = {member: rank for rank, member in enumerate(members)}
+        self._timeout = timedelta(seconds=timeout)
+        self._sums: dict[int, Any] = {}
+        inside = f"{prefix}/tensor{role}"
+        self._tensor_rank, self._tensor_ranks = tensor[0], range(tensor[1])
+        self._exchanged = 0
+        if tensor[1] > 1:
+            prefix = f"{prefix}/t{tensor[0]}"
+        # Name, own rank and size of each group; formed in this order, which is the same everywhere.
+        wanted = {_WORLD: (f"{prefix}/world", self._ranks[role], len(members))}
+        wanted |= {
+            stage: (f"{prefix}/stage{stage}", peers.index(role), len(peers))
+            for stage, peers in sorted(hosts.items())
+            if len(peers) > 1
+        }
+        if tensor[1] > 1:
+            wanted[_TENSOR] = (inside, *tensor)
+        before = open_sockets()
+        waiting(True)
+        groups = self._leave_when_over(
+            lambda: {
+                key: form_group(store, name, rank, size, form_timeout, address, over)
+                for key, (name, rank, size) in wanted.items()
+            }
+        )
+        self._connections = own_connections([fd for name, fd in open_sockets().items() if name not in before])
+        for connection in self._connections:
+            give_up_after(connection, answer_timeout)
+        self._ends = {member: f"{prefix}/ends/{member}" for member in members}
+        self._store = store
+        store.set(self._ends[role], " ".join(map(str, self._connections)))
+        waiting(False)
+        for group in groups.values():
+            group._set_default_timeout(self._timeout)
+        self._world, self._tensor = groups.pop(_WORLD), groups.pop(_TENSOR, None)
+        self._sums.update(groups)
+
+    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+        return self._world.recv([tensor], self._ranks[peer], tag)
+
+    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+        return self._world.send([tensor], self._ranks[peer], tag)
+
+    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
+        group = self._sums.get(stage)
+        if group is None:
+            return
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        for buffer in buffers:
+            self._wait_deaf([self._try(partial(group.allreduce, [buffer], options))], group)
+
+    def _wait_deaf(self, works: Sequence[Any], group: Any) -> None:
+        """Wait for all of `works`, which shut sockets need not wake, until the generation is over."""
+        self._waiting(True)
+        ending = self._deaf.submit(lambda: [work.wait() for work in works])
+        try:
+            self._until_over(ending)
+        except TransportError:
+            _LEFT_BEHIND.append((ending, group))
+            raise
+        finally:
+            self._waiting(False)
+
+    def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        """Start to give `tensor`, contiguous, to the worker's other processes and to get theirs.
+
+        All of them exchange tensors of one shape in the same order. The call returned waits until `tensor` may be
+        written again and all have come, and returns them by tensor rank.
+        """
+        tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
+        others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
+        parts = [tensor if rank == self._tensor_rank else torch.empty_like(tensor) for rank in self._tensor_ranks]
+        works = [self._try(partial(self._tensor.recv, [parts[rank]], rank, tag)) for rank in others]
+        works += [self._try(partial(self._tensor.send, [tensor], rank, tag)) for rank in others]
+
+        def pending() -> list[torch.Tensor]:
+            self._wait_deaf(works, self._tensor)
+            return parts
+
+        return pending
+
+    def close(self) -> None:
+        super().close()
+        self._world, self._tensor, self._sums = None, None, {}
+
+    def _broken(self, error: RuntimeError) -> TransportError:
+        """What an error of gloo's says, and of which peer if a connection of this transport got no answer."""
+        message = first_line(error)
+        if "Connection timed out" not in message:
+            return TransportError(message)
+        standing = {str(connection) for connection in own_connections(open_sockets().values())}
+        for peer, key in self._ends.items():
+            ends = str(self._store.get(key), "ascii").split() if self._store.check([key]) else []
+            for connection in self._connections:
+                if str(connection) not in standing and connection.mirrored in ends:
+                    return Unreachable(message, peer)
+        return TransportError(message)
+
+
+class _FormingStore(Store):
+    """The store that groups form on: the worker's own client, with waits that end when the generation is over.
+
+    A client of its own would do too, but opening one looks its address up in the DNS with the interpreter lock held,
+    which took 5 s where no name server answered, in the middle of a recovery.
+    """
+
+    def __init__(self, client: Any, over: threading.Event) -> None:
+        super().__init__()
+        self._client, self._over = client, over
+
+    def set(self, key: str, value: str) -> None:
+        self._client.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        value: bytes = self._client.get(key)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._client.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._client.check(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=300)) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        pause, longest = FORM_SECONDS
+        while not self._client.check(keys):
+            if self._over.is_set() or time.monotonic() > deadline:
+                raise RuntimeError(f"waited for {keys[0]} in vain")
+            time.sleep(pause)
+            pause = min(1.5 * pause, longest)
+
+
+def form_group(store: Any, name: str, rank: int, size: int, timeout: float, address: str, over: threading.Event) -> Any:
+    """A gloo group of `size` ranks, as soon as all have come. Raises RuntimeError once `over` is set, or too late."""
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=timeout)
+    patient = _FormingStore(store, over)  # PrefixStore does not keep it alive
+    return gloo(PrefixStore(name, patient), rank, size, options)
+
+
+def open_sockets() -> dict[str, int]:
+    """The sockets of this process: identity -> file descriptor."""
+    found: dict[str, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[target] = int(name)
+    return found
+
+
+def shut_sockets(keep: set[str], peers: Collection[tuple[str, int]] = ()) -> int:
+    """Shut every connected socket of this process but those in `keep` or connected to `peers`; returns how many."""
+    shut = 0
+    for identity, descriptor in open_sockets().items():
+        if identity in keep:
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getpeername()[:2] in peers:
+                continue
+            connection.shutdown(socket.SHUT_RDWR)
+            shut += 1
+    return shut

@@ -1,0 +1,175 @@
+"""A worker's life: a loop over generations. Every change, whatever its cause, goes through here.
+
+Whenever a generation ends a worker drops its groups and brings its stages to the iteration that the register says is
+committed: it rolls forward (the reduced gradient is still there) or takes a step back that it took too early. The next
+generation starts from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from recycle.exec.faults.striker import Striker
+from recycle.exec.membership.member import GenerationOver, Member
+from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.model.stage import Stage
+from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
+from recycle.exec.transport.gloo import GlooTransport
+from recycle.exec.transport.groups import GroupTransport
+from recycle.exec.transport.transports import Transports
+from recycle.exec.worker.iterations import Iterations, TraceLog
+from recycle.exec.worker.saver import Saver
+from recycle.exec.worker.updates import Updates
+from recycle.ir.formats import native
+from recycle.ir.instruction import Instruction
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.job import Job
+from recycle.shape import Worker
+
+
+class WorkerLoop:
+    """One worker process.
+
+    Args:
+        job: the job.
+        member: its side of membership.
+        stages: the stages it hosts.
+        striker: faults that strike here.
+        trace: log that its executed instructions go to.
+        shut: shuts the sockets of whatever transport stands.
+        saver: writes this process's part of checkpoints.
+        transports: opens the transport of each generation.
+        at: the iteration that the stages' states are from.
+        tensor_group: that this worker's stages compute in; None without tensor parallelism.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        member: Member,
+        stages: Mapping[int, Stage],
+        striker: Striker,
+        trace: TraceLog,
+        shut: Callable[[], object],
+        saver: Saver,
+        transports: Transports,
+        at: int = -1,
+        tensor_group: TensorGroup | None = None,
+    ) -> None:
+        self.job, self.member, self.stages = job, member, stages
+        self.striker, self.trace, self.shut = striker, trace, shut
+        self._saver, self._transports, self._tensor_group = saver, transports, tensor_group
+        self._updates = Updates(stages, at)
+
+    def run(self) -> None:
+        """Take part in generations until the last iteration is committed."""
+        while True:
+            record = self.member.next_record()
+            self._settle(record)
+            self._saver.keep(record, record.facts, self._updates)
+            if record.facts is not None and record.facts.finished:
+                return
+            facts = self._live_through(record)
+            self._saver.keep(record, facts, self._updates)
+            if facts is not None and facts.finished:
+                return
+
+    def _settle(self, record: Record) -> None:
+        """Roll forward or undo, so that every stage stands where the register does."""
+        if self.member.worker in record.joins:
+            return
+        ahead = self._updates.ahead(record.committed)
+        self.member.progress.begins(self._updates.way_to(record.committed), warms_up=False)
+        if ahead:
+            self.striker.at_phase("undo", record.committed + 1)
+        self._updates.settle(record.committed, record.facts)
+        if ahead:
+            self.member.undone(record.committed + 1)
+
+    def _live_through(self, record: Record) -> Facts | None:
+        """One generation: acknowledge, form, run. Returns the facts of the commit after which it was left in peace."""
+        self.striker.at_phase("acknowledge", record.committed + 1)
+        self.member.progress.ended()
+        self.member.acknowledge()
+        if not self.member.permitted("form"):
+            return None
+        self.member.progress.begins("form")
+        self.striker.at_phase("form", record.committed + 1)
+        schedule = native.loads(self.member.plan(record.plan), f"plan {record.plan}")
+        role = Worker.parse(record.roles[self.member.worker])
+        transport: GroupTransport | None = None
+        try:
+            program = lower(schedule).program(role)
+            transport = self._form(record, schedule, role, program)
+            if self._tensor_group is not None and isinstance(transport, GlooTransport):  # NCCL is for T = 1
+                self._tensor_group.connect(transport.exchange)
+            self.member.progress.ended()
+            self.member.formed()
+            if not self.member.permitted("run"):
+                return None
+            return Iterations(
+                record,
+                program,
+                self.job.shape.stages,
+                self.member,
+                self.stages,
+                self._updates,
+                transport,
+                self.striker,
+                self.trace,
+                self._saver,
+                schedule.ties,
+            ).run()
+        except TransportError as error:
+            if isinstance(error, Unreachable):
+                (peer,) = (process for process, place in record.roles.items() if place == str(error.peer))
+                self.member.cut_off(peer)
+            elif transport is None:
+                self.member.formed(str(error))
+            else:
+                self.member.trouble(str(error))
+            return None
+        except GenerationOver:
+            return None
+        finally:
+            self.shut()  # wakes every peer that still waits for this worker
+            if self._tensor_group is not None:
+                self._tensor_group.disconnect()
+            if transport is not None:
+                transport.close()
+
+    def _form(self, record: Record, schedule: Schedule, role: Worker, program: Sequence[Instruction]) -> GroupTransport:
+        joins = {(record.roles[source], record.roles[joiner]) for joiner, source in record.joins.items()}
+        transport = self._transports.open(
+            f"generation{record.generation}",
+            role,
+            sorted(map(Worker.parse, record.roles.values())),
+            program,
+            [(Worker.parse(source), Worker.parse(joiner)) for source, joiner in joins],
+            sum_groups(schedule, self.stages),
+            next(iter(self.stages.values())).message_spec(),
+            self.member.over,
+            self.member.progress.set_waiting,
+        )
+        try:
+            for joiner, source in sorted(record.joins.items()):
+                if self.member.worker in (source, joiner):
+                    self.striker.at_phase("copy", record.committed + 1)
+                if self.member.worker == source:
+                    self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
+                elif self.member.worker == joiner:
+                    self._each_state(partial(transport.receive_state, Worker.parse(record.roles[source])))
+                    self._updates.joined(record.committed)
+        except TransportError:
+            transport.close()
+            raise
+        return transport
+
+    def _each_state(self, move: Callable[[Sequence[torch.Tensor]], None]) -> None:
+        for _, stage in sorted(self.stages.items()):
+            move(stage.state_tensors())

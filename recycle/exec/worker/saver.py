@@ -1,0 +1,110 @@
+"""A worker's part in checkpoints: copy the committed state of its stages, and write the copy while training goes on.
+
+Of all hosts of a stage one writes it; which one follows from the record alone. The copy is taken when the commit is
+known and the stage has not stepped again, so it is never of a step that might be taken back. It lies in buffers that
+are kept, one copy of the state; beside them only one file at a time is serialised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage
+from recycle.exec.checkpoint.saved import Saved, saved_key, writer_of
+from recycle.exec.membership.members import split_member
+from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.store import Store
+from recycle.exec.model.stage import Stage
+from recycle.exec.worker.updates import Updates
+
+
+class Saver:
+    """Writes what this process has to write of each checkpoint.
+
+    Args:
+        root: folder of all checkpoints.
+        name: of the process.
+        rank: of the process.
+        stages: that it hosts.
+        store: for the main thread; the writing thread gets a client of its own.
+        tensor_parallel: T. Each tensor rank writes its own part.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        rank: int,
+        stages: Mapping[int, Stage],
+        store: Store,
+        tensor_parallel: int = 1,
+    ) -> None:
+        self._root, self._name, self._rank, self._stages = root, name, rank, stages
+        self._worker, self._tensor_rank = split_member(name)
+        self._tensor_parallel = tensor_parallel
+        self._store, self._posts = store, store.clone()
+        self._copies: dict[int, list[torch.Tensor]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._kept = -1
+
+    def keep(self, record: Record, facts: Facts | None, updates: Updates) -> None:
+        """Copy and write this process's stages if the commit asks for it and they stand there; else do nothing.
+
+        The last checkpoint of a run waits for the one before; any other that finds it unfinished is given up.
+        """
+        if facts is None or not facts.checkpoint or facts.step == self._kept or not updates.stand_at(facts.step):
+            return
+        mine = [
+            index
+            for index in self._stages
+            if writer_of(index, self._rank, record) == self._worker
+            and not self._store.has_all([saved_key(facts.step, index, self._tensor_rank)])
+        ]
+        if not mine:
+            return
+        self._kept = facts.step
+        if facts.finished:
+            self.close()
+        if self._writing is not None and not self._writing.done():
+            for index in mine:
+                self._post(facts.step, index, Saved(error="the checkpoint before is still being written"))
+            return
+        for index in mine:
+            self._copy(index)
+        self._writing = self._thread.submit(self._write, facts.step, mine)
+
+    def close(self) -> None:
+        """Wait until all is written, however long it takes: the launcher knows when that is too long."""
+        if self._writing is not None:
+            self._writing.result()
+
+    @torch.no_grad()
+    def _copy(self, index: int) -> None:
+        live = self._stages[index].state_tensors()
+        if index not in self._copies:
+            self._copies[index] = [torch.empty_like(tensor, device="cpu") for tensor in live]
+        for into, tensor in zip(self._copies[index], live, strict=True):
+            into.copy_(tensor)
+
+    def _write(self, step: int, indices: list[int]) -> None:
+        for index in indices:
+            stage, tensor = self._stages[index], (self._tensor_rank, self._tensor_parallel)
+            named = stored_names(stage.named_state(self._copies[index]), stage.cuts(), tensor)
+            try:
+                saved = Saved(write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank))
+            except Exception as error:  # whatever it is, training goes on, and the launcher says it
+                saved = Saved(error=f"worker {self._name}: {error}")
+            self._post(step, index, saved)
+
+    def _post(self, step: int, index: int, saved: Saved) -> None:
+        try:
+            self._posts.post(saved_key(step, index, self._tensor_rank), msgspec.json.encode(saved).decode())
+        except RunError:
+            return  # the launcher is gone, and this process with it in a moment

@@ -1,0 +1,93 @@
+"""Where the stages of a worker stand, and how each gets to the committed iteration: step, step ahead, undo.
+
+A step that is taken before its iteration is committed leaves the state from before it in a second set of buffers, so
+that it can be taken back bit for bit. The next step needs this one's commit, so one set is enough: a stage is at most
+one iteration away from the committed one, behind it (its reduced gradient is still there) or ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.membership.messages import Facts
+from recycle.exec.model.stage import Stage
+
+
+class Updates:
+    """The optimizer steps of one worker.
+
+    Args:
+        stages: the stages that it hosts.
+        at: the iteration that their states are from; -1 for the initial state.
+    """
+
+    def __init__(self, stages: Mapping[int, Stage], at: int = -1) -> None:
+        self._stages = stages
+        self._at = dict.fromkeys(stages, at)
+        self._before: dict[int, list[torch.Tensor]] = {}
+        self._reduced = -1
+
+    def reduced(self, iteration: int) -> None:
+        """The gradients of `iteration` are summed on all stages, and stay until the next iteration begins."""
+        self._reduced = iteration
+
+    def step(self, index: int, facts: Facts) -> None:
+        """Step a stage as a commit says, which may be not at all."""
+        if facts.clip_factor is not None:
+            self._stages[index].step(facts.step, facts.clip_factor)
+        self._at[index] = facts.step
+
+    def step_ahead(self, index: int, iteration: int) -> None:
+        """Step a stage with the gradient that it has, unclipped, before the commit; `settle` can take it back."""
+        live = self._stages[index].state_tensors()
+        if index not in self._before:
+            self._before[index] = [torch.empty_like(tensor) for tensor in live]
+        _copy(self._before[index], live)
+        self._stages[index].step(iteration, 1.0)
+        self._at[index] = iteration
+
+    def joined(self, committed: int) -> None:
+        """The states were copied from a peer, at the committed iteration."""
+        self._at = dict.fromkeys(self._stages, committed)
+
+    def stand_at(self, iteration: int) -> bool:
+        """Whether every stage's last step was that of `iteration`."""
+        return all(at == iteration for at in self._at.values())
+
+    def ahead(self, committed: int) -> list[int]:
+        """The stages whose last step is not committed."""
+        return [index for index, at in self._at.items() if at == committed + 1]
+
+    def way_to(self, committed: int) -> str:
+        """What `settle` will do, in one word: the heartbeat's, because each takes its own time."""
+        if self.ahead(committed):
+            return "undo"
+        return "settle" if all(at == committed for at in self._at.values()) else "roll-forward"
+
+    def settle(self, committed: int, facts: Facts | None) -> None:
+        """Bring every stage to the committed iteration.
+
+        Args:
+            facts: of that commit, None before the first.
+
+        Raises:
+            RunError: a stage is further away than one step, or its gradient is gone; a bug.
+        """
+        for index in self.ahead(committed):
+            _copy(self._stages[index].state_tensors(), self._before[index])
+            self._at[index] = committed
+        for index, at in self._at.items():
+            if at == committed:
+                continue
+            if facts is None or at != committed - 1 or self._reduced != committed:
+                raise RunError(f"stage {index} is at iteration {at}, the register at {committed}")
+            self.step(index, facts)
+
+
+@torch.no_grad()
+def _copy(target: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+    for into, tensor in zip(target, source, strict=True):
+        into.copy_(tensor)

@@ -1,0 +1,220 @@
+"""Checkpoints on disk: whole or passed over, without a pickle, and readable by any split into stages."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from recycle import JobError, RunError
+from recycle.exec.checkpoint import checkpoint
+from recycle.exec.checkpoint.checkpoint import Manifest
+from recycle.exec.membership.messages import Facts
+from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.model.stage import Stage
+from recycle.job import Job
+from tests.exec.drive import build_pipeline, run_pipelines, small_job
+
+JOB = small_job(1, 2, 2, model={"kind": "emulated"})
+FACTS = Facts(0, 1.5, math.nan, None, recent=[0.25, math.nan])
+
+
+def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
+    """Write a complete checkpoint of the stages as they are."""
+    folder = checkpoint.folder_of(root, step)
+    files: dict[str, checkpoint.StoredFile] = {}
+    for stage in stages:
+        files |= checkpoint.write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
+    facts = Facts(step, FACTS.loss, FACTS.grad_norm, None, recent=FACTS.recent)
+    shape = {key: getattr(job.shape, key) for key in job.shape.__slots__}
+    made = Manifest(step, facts, shape, checkpoint.identity(job), checkpoint.course(job, None), files)
+    checkpoint.write_manifest(folder, made)
+    return folder
+
+
+@pytest.fixture
+def stages() -> list[EmulatedStage]:
+    return [EmulatedStage(JOB, index) for index in (0, 1)]
+
+
+@pytest.fixture
+def root(tmp_path: Path, stages: list[EmulatedStage]) -> Path:
+    """Checkpoints of steps 4 and 9."""
+    for step in (4, 9):
+        store(tmp_path, JOB, step, stages)
+    return tmp_path
+
+
+def newest(root: Path) -> tuple[int | None, list[str]]:
+    warnings: list[str] = []
+    found = checkpoint.newest(root, warnings.append)
+    return (None if found is None else found.manifest.step), warnings
+
+
+def test_a_whole_checkpoint_is_found_with_every_float_of_its_commit(root: Path) -> None:
+    assert newest(root) == (9, [])
+    facts = checkpoint.verify(checkpoint.folder_of(root, 9)).manifest.facts
+    assert (facts.step, facts.loss, facts.clip_factor, facts.recent[0]) == (9, 1.5, None, 0.25)
+    assert math.isnan(facts.grad_norm)
+    assert math.isnan(facts.recent[1])
+    names = ["manifest.json", "stage-0000-1-of-1.safetensors", "stage-0001-1-of-1.safetensors"]
+    assert sorted(path.name for path in checkpoint.folder_of(root, 9).iterdir()) == names
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path, place: int = -3) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(bytes(content))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "it has no manifest.json"),
+    "manifest cut off": (lambda folder: cut(folder / "manifest.json"), "manifest.json: damaged"),
+    "manifest empty": (lambda folder: (folder / "manifest.json").write_bytes(b""), "manifest.json: damaged"),
+    "manifest not of this kind": (
+        lambda folder: (folder / "manifest.json").write_text("[1]"),
+        "manifest.json: damaged",
+    ),
+    "bit of the manifest": (lambda folder: flip(folder / "manifest.json", 300), "manifest.json: damaged"),
+    "file missing": (lambda folder: (folder / "stage-0001-1-of-1.safetensors").unlink(), "safetensors: missing"),
+    "file cut off": (lambda folder: cut(folder / "stage-0000-1-of-1.safetensors"), "cut off, 3.. bytes of 3.."),
+    "bit of a file": (lambda folder: flip(folder / "stage-0000-1-of-1.safetensors"), "its content is not what"),
+    "stray file": (lambda folder: (folder / "x.safetensors").write_bytes(b""), "does not name this file"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(damage: str, root: Path) -> None:
+    harm, says = DAMAGES[damage]
+    harm(checkpoint.folder_of(root, 9))
+    step, warnings = newest(root)
+    assert step == 4
+    assert len(warnings) == 1
+    with pytest.raises(checkpoint.Damaged, match=says):
+        checkpoint.verify(checkpoint.folder_of(root, 9))
+    harm(checkpoint.folder_of(root, 4))
+    assert newest(root)[0] is None
+    assert len(newest(root)[1]) == 2
+
+
+def test_a_folder_that_was_renamed_does_not_count(root: Path) -> None:
+    checkpoint.folder_of(root, 9).rename(checkpoint.folder_of(root, 11))
+    assert newest(root)[0] == 4
+    assert "its manifest is of step 9" in newest(root)[1][0]
+
+
+def test_a_newer_format_is_refused_and_not_passed_over(root: Path) -> None:
+    path = checkpoint.folder_of(root, 9) / "manifest.json"
+    body = json.loads(path.read_text())["manifest"] | {"version": 2, "surprise": []}
+    path.write_text(json.dumps({"sha256": checkpoint._digest(body), "manifest": body}))
+    with pytest.raises(JobError, match="of version 2, this recycle reads up to 1"):
+        newest(root)
+
+
+def test_only_steps_up_to_a_given_one_count(root: Path) -> None:
+    warnings: list[str] = []
+    found = checkpoint.newest(root, warnings.append, upto=8)
+    assert found is not None
+    assert found.manifest.step == 4
+    assert len(warnings) == 1
+    assert checkpoint.newest(root / "none", warnings.append) is None
+
+
+def test_loading_restores_every_bit_and_unpickles_nothing(
+    root: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    expected = [stage.state_digest() for stage in stages]
+    for stage in stages:
+        for tensor in stage.state_tensors():
+            tensor.fill_(7)
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, refuse)
+    checkpoint.load(checkpoint.folder_of(root, 9), stages)
+    assert [stage.state_digest() for stage in stages] == expected
+
+
+def test_a_state_that_is_not_there_is_an_error_with_the_folder(root: Path) -> None:
+    other = EmulatedStage(small_job(1, 4, 2, model={"kind": "emulated"}), 3)
+    with pytest.raises(RunError, match="step-00000009: cannot be loaded"):
+        checkpoint.load(checkpoint.folder_of(root, 9), [other])
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_the_reason(
+    tmp_path: Path, stages: list[EmulatedStage]
+) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    named = stages[0].named_state(stages[0].state_tensors())
+    with pytest.raises(RunError, match=r"step-00000004: .*Not a directory"):
+        checkpoint.write_stage(checkpoint.folder_of(tmp_path / "checkpoints", 4), 0, "0.0", named)
+
+
+def test_a_large_state_is_written_in_several_files(
+    tmp_path: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 64)
+    folder = store(tmp_path, JOB, 1, stages)
+    names = [f"stage-{stage:04d}-{part}-of-2.safetensors" for stage in (0, 1) for part in (1, 2)]
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == names
+    expected = stages[1].state_digest()
+    stages[1].state_tensors()[0].zero_()
+    checkpoint.load(checkpoint.verify(folder).folder, stages)
+    assert stages[1].state_digest() == expected
+
+
+GPT = {"layers": 4, "hidden": 32, "heads": 2, "sequence": 16}
+
+
+def named(stages: Sequence[Stage]) -> dict[str, torch.Tensor]:
+    return {key: tensor for stage in stages for key, tensor in stage.named_state(stage.state_tensors()).items()}
+
+
+def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
+    """One iteration; its loss, and its squared global norm as a commit adds it up."""
+    loss = run_pipelines([stages], step, 2)
+    norm = math.fsum(part for stage in stages for part in stage.gradient_norms_squared())
+    for stage in stages:
+        stage.step(step, min(1.0, 0.5 / math.sqrt(norm)))
+    return loss, norm
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [({}, {}), ({"tied": True}, {}), ({"tied": True, "dropout": 0.1, "recompute": "full"}, {"precision": "bf16"})],
+)
+def test_a_gpt_goes_on_to_the_same_bits_in_any_number_of_stages(tmp_path: Path, keys: dict, kind: dict) -> None:
+    model = GPT | keys
+    pipeline = build_pipeline(small_job(1, 2, 2, model=model, train=kind))
+    train(pipeline, 0)
+    folder = store(tmp_path, small_job(1, 2, 2, model=model, train=kind), 0, pipeline)
+    expected = train(pipeline, 1)
+    for ranks in (1, 2, 4):
+        other = build_pipeline(small_job(1, ranks, 2, model=model, train=kind))
+        checkpoint.load(folder, other)
+        assert train(other, 1) == expected
+        assert named(other).keys() == named(pipeline).keys()
+        assert all(torch.equal(tensor, named(other)[key]) for key, tensor in named(pipeline).items())
+
+
+def test_what_identity_and_course_of_a_job_are() -> None:
+    same = small_job(2, 2, 2, model=GPT)
+    assert checkpoint.identity(same) == checkpoint.identity(small_job(1, 4, 4, model=GPT))
+    other = small_job(2, 2, 3, model=GPT | {"hidden": 64}, train={"steps": 31, "checkpoint_every": 3})
+    said = checkpoint.differences(checkpoint.identity(other), checkpoint.identity(same))
+    assert said == ["[model] hidden is 64, there 32", "micro-batches per iteration (D*m) is 6, there 4"]
+    half = small_job(2, 2, 2, model=GPT | {"recompute": "full"}, train={"precision": "bf16"})
+    said = checkpoint.differences(checkpoint.identity(half), checkpoint.identity(same))
+    assert said == ["[train] precision is bf16, there fp32"]
+    said = checkpoint.differences(checkpoint.course(other, "a"), checkpoint.course(same, "a"))
+    assert said == ["[train] steps is 31, there 30"]

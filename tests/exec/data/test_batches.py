@@ -1,0 +1,91 @@
+"""The corpus: the same micro-batch for whoever asks, and one clear line for what cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recycle import Job, JobError
+from recycle.exec.data.batches import CAP_BYTES, Corpus, load_corpus
+from recycle.job import DataSection, ModelSection, ShapeSection
+
+
+def job(path: Path | None = None, **model: int) -> Job:
+    return Job(
+        grid=ShapeSection(2, 2, 4),
+        model=ModelSection(**({"sequence": 16} | model)),
+        data=DataSection(path=None if path is None else str(path), micro_batch_size=3),
+    )
+
+
+def test_a_batch_depends_on_seed_iteration_and_micro_batch_only() -> None:
+    text = bytes(range(256)) * 40
+    first, second = (Corpus(text, sequence=16, micro_batch_size=3, seed=5) for _ in range(2))
+    first.batch(0, 0)
+    for wanted in ((0, 0), (3, 7), (100, 11)):
+        assert all(map(torch.equal, first.batch(*wanted), second.batch(*wanted)))
+    others = [first.batch(0, 1), first.batch(1, 0), Corpus(text, 16, 3, seed=6).batch(0, 0)]
+    assert not any(torch.equal(first.batch(0, 0)[0], other[0]) for other in others)
+
+
+def test_the_draw_is_the_same_on_every_machine() -> None:
+    tokens, _ = Corpus(bytes(range(200)), sequence=4, micro_batch_size=2, seed=0).batch(7, 3)
+    assert tokens.tolist() == [[88, 89, 90, 91], [109, 110, 111, 112]]
+
+
+def test_a_label_is_the_token_that_follows() -> None:
+    tokens, labels = Corpus(bytes(range(100)), sequence=16, micro_batch_size=3, seed=0).batch(0, 0)
+    assert tokens.shape == labels.shape == (3, 16)
+    assert tokens.dtype == labels.dtype == torch.int64
+    assert torch.equal(labels, tokens + 1)
+
+
+def test_the_shortest_text_has_one_row_and_a_shorter_one_is_refused() -> None:
+    tokens, labels = Corpus(b"abcde", sequence=4, micro_batch_size=1, seed=0).batch(9, 9)
+    assert (bytes(tokens[0].tolist()), bytes(labels[0].tolist())) == (b"abcd", b"bcde")
+    with pytest.raises(JobError, match=r"\[data\] path: 4 bytes of text, but one row needs 5"):
+        Corpus(b"abcd", sequence=4, micro_batch_size=1, seed=0)
+
+
+def test_the_default_is_the_standard_library_and_stable() -> None:
+    corpus = load_corpus(job())
+    assert len(corpus) == CAP_BYTES
+    assert corpus.digest == load_corpus(job()).digest
+
+
+def test_a_folder_is_read_in_sorted_order_without_files_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b.txt").write_bytes(b"second " * 10)
+    (tmp_path / "a.txt").write_bytes(b"first " * 10)
+    (tmp_path / "sub" / "c.txt").write_bytes(b"third " * 10)
+    (tmp_path / "binary").write_bytes(b"\0\1\2")
+    expected = b"second " * 10
+    whole = Corpus(b"first " * 10 + expected + b"third " * 10, 16, 3, 0)
+    assert load_corpus(job(tmp_path)).digest == whole.digest
+    assert load_corpus(job(tmp_path / "b.txt")).digest == Corpus(expected, 16, 3, 0).digest
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read"), (b"", "no text in"), (b"too short", "9 bytes of text, but one row needs 17")],
+)
+def test_a_missing_empty_or_short_text_is_one_clear_line(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "text"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(JobError, match=message) as error:
+        load_corpus(job(path))
+    assert str(error.value).startswith("[data] path: ")
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="no text in"):
+        load_corpus(job(tmp_path))
+
+
+def test_a_vocabulary_smaller_than_a_byte_is_an_error() -> None:
+    with pytest.raises(JobError, match=r"\[model\] vocabulary: .* at least 256, got 128"):
+        load_corpus(job(vocabulary=128))

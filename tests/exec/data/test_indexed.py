@@ -1,0 +1,175 @@
+"""Token files of Megatron-LM: every row once per epoch, the same sample for whoever asks, and clear refusals."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+from recycle import Job, JobError, RunError
+from recycle.exec import run
+from recycle.exec.data.indexed import IndexedRows, _permuted
+from recycle.exec.launch.launcher import check_request
+from recycle.ir.families import one_f_one_b, zb_h1
+from tests.exec.runs import job
+
+LENGTHS = [5, 0, 17, 1, 40, 3, 31]
+
+
+def written(prefix: Path, lengths: list[int] = LENGTHS, kind: type = np.uint16, first: int = 0) -> Path:
+    """Documents of the given lengths, with the numbers from `first` on as their tokens."""
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=kind)
+    for length in lengths:
+        builder.add_item(torch.arange(first, first + length))
+        builder.end_document()
+        first += length
+    builder.finalize(f"{prefix}.idx")
+    return prefix
+
+
+def rows(prefix: Path, sequence: int = 8, micro_batches: int = 4, seed: int = 0, vocabulary: int = 256) -> IndexedRows:
+    return IndexedRows(str(prefix), sequence, 2, micro_batches, vocabulary, seed)
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("tokens") / "numbers")
+
+
+@pytest.mark.parametrize("sequence", [3, 8, 20])
+def test_rows_cross_documents_and_a_label_is_the_token_that_follows(prefix: Path, sequence: int) -> None:
+    data = rows(prefix, sequence)
+    assert data.rows == (sum(LENGTHS) - 1) // sequence
+    for micro_batch in range(4):
+        tokens, labels = data.batch(0, micro_batch)
+        assert tokens.shape == labels.shape == (2, sequence)
+        assert tokens.dtype == labels.dtype == torch.int64
+        assert labels.equal(tokens + 1)
+        for place in range(2):
+            assert int(tokens[place, 0]) == sequence * data.row_of(2 * micro_batch + place)
+
+
+def test_an_epoch_has_every_row_once_and_the_next_one_in_another_order(prefix: Path) -> None:
+    data = rows(prefix, 3)
+    epochs = [[data.row_of(epoch * data.rows + place) for place in range(data.rows)] for epoch in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(data.rows))
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    seen = Counter(
+        int(token)
+        for iteration, micro_batch in itertools.product(range(data.rows // 2), range(1))
+        for token in rows(prefix, 3, micro_batches=1).batch(iteration, micro_batch)[0][:, 0]
+    )
+    assert set(seen.values()) == {1}
+
+
+def test_a_sample_depends_on_seed_and_its_number_only(prefix: Path) -> None:
+    one, other = rows(prefix, seed=5), rows(prefix, seed=5)
+    one.batch(0, 0)
+    assert all(map(torch.equal, one.batch(7, 3), other.batch(7, 3)))
+    assert one.digest == other.digest
+    # 4 micro-batches per iteration: the second of iteration 1 is the sixth of the run, whatever the shape.
+    assert all(map(torch.equal, rows(prefix, seed=5).batch(1, 1), rows(prefix, micro_batches=1, seed=5).batch(5, 0)))
+    assert [one.row_of(place) for place in range(12)] != [rows(prefix, seed=6).row_of(place) for place in range(12)]
+    assert [_permuted(place, 10, "0 0") for place in range(10)] == [2, 6, 5, 8, 7, 4, 0, 3, 1, 9]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 64, 65, 1000])
+def test_the_order_of_rows_is_a_permutation(count: int) -> None:
+    assert sorted(_permuted(place, count, "3 1") for place in range(count)) == list(range(count))
+
+
+def test_a_draw_reads_its_rows_and_no_more(tmp_path: Path) -> None:
+    large = written(tmp_path / "large", [100_000] * 3, np.int32)
+    data = rows(large, vocabulary=300_000)
+    read: list[tuple[int, int]] = []
+    plain = data._dataset.bin_reader.read
+    data._dataset.bin_reader.read = lambda dtype, count, offset: (
+        read.append((count, offset)),
+        plain(dtype, count, offset),
+    )[1]
+    data.batch(3, 1)
+    assert sum(count for count, _ in read) == 2 * 9
+
+
+def test_a_file_too_short_for_a_row_is_refused(tmp_path: Path) -> None:
+    short = written(tmp_path / "short", [4, 4])
+    with pytest.raises(JobError, match=r"\[data\] path: .*short.bin holds 8 tokens, but one row needs 9"):
+        rows(short)
+    assert rows(written(tmp_path / "enough", [4, 5])).rows == 1
+
+
+def test_files_that_are_not_there_or_not_whole_are_one_clear_line(prefix: Path, tmp_path: Path) -> None:
+    index, tokens = (Path(f"{prefix}{suffix}").read_bytes() for suffix in (".idx", ".bin"))
+    cases = {
+        "missing": (None, None, r"bad\.idx cannot be read \(No such file"),
+        "no tokens": (index, None, r"bad\.bin cannot be read"),
+        "empty": (index, b"", r"bad\.bin is empty"),
+        "text": (b"not an index at all", tokens, r"bad\.idx is not a whole index .*bad header"),
+        "cut index": (index[: len(index) // 2], tokens, r"bad\.idx is not a whole index"),
+        "header only": (index[:12], tokens, r"bad\.idx is not a whole index"),
+        "type": (index[:17] + b"\xff" + index[18:], tokens, r"bad\.idx is not a whole index"),
+        "floats": (
+            index[:17] + struct.pack("<B", 7) + index[18:],
+            tokens,
+            r"holds float32 values, not tokens",
+        ),
+        "cut tokens": (index, tokens[:-3], r"bad\.bin has 191 bytes, its index describes 194"),
+        "pointer": (index[:62] + b"\x07" + index[63:], tokens, r"sequences do not follow each other"),
+    }
+    for name, (idx, binary, message) in cases.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for suffix, content in ((".idx", idx), (".bin", binary)):
+            if content is not None:
+                (folder / f"bad{suffix}").write_bytes(content)
+        with pytest.raises(JobError, match=message) as error:
+            rows(folder / "bad")
+        assert str(error.value).startswith("[data] path: "), name
+        assert "\n" not in str(error.value)
+    with pytest.raises(JobError, match=r"cannot be read .*; state it without \.bin or \.idx"):
+        rows(Path(f"{prefix}.bin"))
+
+
+def with_file(prefix: Path, ranks: int = 1, **model: object) -> Job:
+    return job(
+        1,
+        ranks,
+        4,
+        kind="gpt",
+        model={"layers": 2, "sequence": 8, **model},
+        data={"kind": "megatron", "path": str(prefix), "micro_batch_size": 2},
+    )
+
+
+def test_a_token_beyond_the_vocabulary_is_found_before_the_run_and_at_the_latest_when_drawn(tmp_path: Path) -> None:
+    high = written(tmp_path / "high", [20, 20], first=230)
+    with pytest.raises(JobError, match=r"\[model\] vocabulary: 256, but token 26 of .*high\.bin is 256"):
+        check_request(with_file(high), 3, (), frozenset())
+    check_request(with_file(high, vocabulary=270), 3, (), frozenset())
+    data = rows(high)
+    sample = next(place for place in range(data.rows) if data.row_of(place) == data.rows - 1)
+    with pytest.raises(RunError, match=r"high\.bin: iteration 0, micro-batch \d holds token 2\d\d; \[model\] vocab"):
+        data.batch(0, sample // 2)
+    negative = written(tmp_path / "negative", [20], np.int32, first=-3)
+    with pytest.raises(JobError, match=r"token 0 of .*negative\.bin is -3"):
+        rows(negative).require_vocabulary()
+
+
+def test_training_on_it_has_the_same_bits_for_one_and_two_stages(prefix: Path) -> None:
+    one, two = with_file(prefix), with_file(prefix, ranks=2)
+    losses = run(one_f_one_b(one.shape), one, steps=3).losses
+    assert run(zb_h1(two.shape), two, steps=3).losses == losses
+    text = job(1, 1, 4, kind="gpt", model={"layers": 2, "sequence": 8}, data={"micro_batch_size": 2})
+    assert run(one_f_one_b(text.shape), text, steps=3).losses != losses
+
+
+def test_a_path_is_needed() -> None:
+    with pytest.raises(JobError, match=r'\[data\] path: kind = "megatron" needs the path of a \.bin and \.idx file'):
+        job(1, 1, 1, data={"kind": "megatron"})

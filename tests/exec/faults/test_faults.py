@@ -1,0 +1,101 @@
+"""Faults: what the text means and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from recycle import JobError, Shape, Worker
+from recycle.exec.faults.faults import KINDS, Fault, check_faults, parse_fault
+
+SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
+
+
+def test_the_text_of_a_fault_is_read_whole() -> None:
+    assert parse_fault("kill:1.1@10") == Fault("kill", Worker(1, 1), 10)
+    assert parse_fault("kill=0.05:0.1@3.reduce") == Fault("kill", Worker(0, 1), 3, "reduce", 0.05)
+    assert parse_fault("nan:1.1@4") == Fault("nan", Worker(1, 1), 4)
+    assert parse_fault("slow=1.5:1.1@4-8") == Fault("slow", Worker(1, 1), 4, argument=1.5, last=8)
+    assert parse_fault("cut=0.1:1.1@4.reduce") == Fault("cut", Worker(1, 1), 4, "reduce", other=Worker(0, 1))
+    assert parse_fault("rejoin:1.1@20") == Fault("rejoin", Worker(1, 1), 20)
+
+
+@pytest.mark.parametrize(
+    "text", ["kill:1.1@10", "kill=0.05:0.1@3.reduce", "kill:0.1@3.undo", *(kind.example for kind in KINDS.values())]
+)
+def test_a_fault_prints_as_the_text_that_it_is_read_from(text: str) -> None:
+    assert str(parse_fault(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kill", "expected KIND"),
+        ("kill:1.1", "expected KIND"),
+        ("kill:1@3", "expected KIND"),
+        pytest.param("kill:1.1@" + "9" * 5000, "expected KIND", id="thousands of digits"),
+        ("melt:1.1@3", "unknown kind 'melt'; known are rejoin, nan, "),
+        ("kill:1.1@3.lunch", "unknown phase 'lunch'"),
+        ("rejoin:1.1@3.forward", "unknown phase 'forward'; rejoin takes none"),
+        ("nan:1.1@3.forward", "unknown phase"),
+        ("kill:1.1@3-5", "not in a range"),
+        ("stop:1.1@3-5", "not in a range"),
+        ("stop=2:1.1@3", "stop takes no argument"),
+        ("exception:1.1@3.undo", "unknown phase 'undo'; exception takes one of forward, backward"),
+        ("slow:1.1@3-5", "slow takes a factor, 1 to 1000, after a '='"),
+        ("slow=0.5:1.1@3-5", "slow takes a factor"),
+        ("slow=3:1.1@5-3", "the range ends before it begins"),
+        ("slow=3:1.1@3.forward", "slow takes none"),
+        ("kill=soon:1.1@3", "a delay in seconds"),
+        ("kill=-1:1.1@3", "a delay in seconds"),
+        ("kill=nan:1.1@3", "a delay in seconds"),
+        ("rejoin=2:1.1@3", "rejoin takes no argument"),
+        ("cut:1.1@3", "cut takes another worker after a '='"),
+        ("cut=1.1:1.1@3", "cut takes another worker"),
+        ("cut=0.5e1:1.1@3", "cut takes another worker"),
+        ("cut=0.1:1.1@3.form", "cut takes one of forward"),
+    ],
+)
+def test_a_fault_that_cannot_be_read_is_refused_with_the_reason(text: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        parse_fault(text)
+
+
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        (["kill:3.0@1"], "worker 3.0 is outside the grid of 3 pipelines"),
+        (["kill:0.2@1"], "outside the grid"),
+        (["kill:1.1@10"], "the run ends after step 9"),
+        (["slow=2:1.1@4-10"], "the run ends after step 9"),
+        (["kill:1.1@2", "slow=2:1.1@4-6"], "worker 1.1 is already dead at step 4"),
+        (["rejoin:1.1@4"], "worker 1.1 is alive at step 4"),
+        (["kill:1.1@2", "kill:1.1@4"], "worker 1.1 is already dead at step 4"),
+        (["kill:1.1@2", "nan:1.1@4"], "worker 1.1 is already dead at step 4"),
+        (["stop:1.1@2", "kill:1.1@2"], "worker 1.1 is already dead at step 2"),
+        (["kill:1.1@2", "rejoin:1.1@2"], "worker 1.1 is alive at step 2"),
+        (["cut=0.2:1.1@2"], "outside the grid"),
+        (["cut=0.0:1.1@2"], "workers 1.1 and 0.0 send each other nothing"),
+        (["kill:0.1@2", "cut=0.1:1.1@3"], "worker 0.1 is already dead at step 3"),
+        (["cut=0.1:1.1@2", "kill:1.1@3"], "worker 1.1 is already dead at step 3"),
+    ],
+)
+def test_a_fault_that_can_never_strike_is_refused(faults: list[str], says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        check_faults([parse_fault(text) for text in faults], SHAPE, steps=10)
+
+
+def test_a_worker_may_die_come_back_and_die_again() -> None:
+    faults = [parse_fault(text) for text in ("kill:1.1@2", "rejoin:1.1@4", "nan:1.1@4", "kill:1.1@4")]
+    check_faults(faults, SHAPE, steps=10)
+
+
+def test_a_worker_that_the_schedule_leaves_out_cannot_be_killed() -> None:
+    with pytest.raises(JobError, match="already dead"):
+        check_faults([parse_fault("kill:1.1@2")], SHAPE, steps=10, absent=frozenset({Worker(1, 1)}))
+
+
+def test_of_a_cut_pair_the_one_goes_whose_stage_has_more_hosts_and_never_a_last_host() -> None:
+    check_faults([parse_fault(text) for text in ("kill:1.0@1", "cut=0.1:0.0@2", "rejoin:0.1@3")], SHAPE, steps=10)
+    last = [parse_fault(text) for text in ("kill:1.0@1", "kill:1.1@1", "cut=0.1:0.0@2")]
+    with pytest.raises(JobError, match="neither may go"):
+        check_faults(last, Shape(pipelines=2, ranks=2, micro_batches=2), steps=10)

@@ -1,0 +1,121 @@
+"""The tables of docs/faults.md are what the kinds of faults do to a run, each struck here where the page says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from recycle.exec.faults.faults import BETWEEN, KINDS, PHASES
+from recycle.exec.launch.launcher import RunResult
+from tests.exec.fault_matrix import (
+    COLUMNS,
+    ENDING,
+    JOB,
+    MATRIX_HEAD,
+    PAGE,
+    SCENARIO_HEAD,
+    STEPS,
+    Launch,
+    limit,
+    matrix_row,
+    phases,
+    same_training,
+    scenario_rows,
+    some_phases,
+)
+from tests.exec.runs import Run
+
+KIND_HEAD = ["kind", "example", "does", "detected by", "seconds at most", "then", "losses"]
+LIMITS = {
+    "stop": "`dead_after` + `heartbeat`",
+    "hang": "`dead_after` + `heartbeat`",
+    "stall": "`hung_after` + 2 `heartbeat`",
+    "cut": "`dead_after` + 1",
+    "nan": "the end of the iteration",
+    "rejoin": "–",
+    "slow": "–",
+}
+
+
+_FAULT_FREE: list[RunResult] = []
+
+
+@pytest.fixture
+def strike(launch: Run) -> Launch:
+    def run(faults: Sequence[str]) -> RunResult:
+        return launch(JOB, STEPS, *faults)
+
+    return run
+
+
+@pytest.fixture
+def reference(strike: Launch) -> RunResult:
+    """The run without faults."""
+    if not _FAULT_FREE:
+        _FAULT_FREE.append(strike([]))
+    return _FAULT_FREE[0]
+
+
+def written(head: list[str]) -> list[list[str]]:
+    """The rows of the page's table with this head, cell by cell."""
+    after = PAGE.read_text().split("| " + " | ".join(head) + " |\n")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in after.splitlines()[1:]]
+
+
+def without_seconds(cells: list[str]) -> list[str]:
+    return [re.sub(r"^[0-9]+\.[0-9]{2}$", "seconds", cell) for cell in cells]
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_a_kind_does_in_its_phases_what_its_row_of_the_page_says(
+    name: str, strike: Launch, reference: RunResult
+) -> None:
+    struck = some_phases(name)
+    row = dict(zip(MATRIX_HEAD, without_seconds(matrix_row(name, struck, strike, reference)), strict=True))
+    (on_page,) = (cells for cells in written(MATRIX_HEAD) if cells[0] == f"`{name}`")
+    says = dict(zip(MATRIX_HEAD, without_seconds(on_page), strict=True))
+    assert {head: says[head] for head in ("kind", *struck, "losses")} == {
+        head: row[head] for head in ("kind", *struck, "losses")
+    }, "docs/faults.md is out of date; run: make faults"
+    assert all(float(cell) <= limit(name) for cell in on_page[1:-1] if cell != "–")
+
+
+def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_do_what_the_page_says(
+    strike: Launch, reference: RunResult
+) -> None:
+    rows = [without_seconds(row) for row in scenario_rows(strike, reference)]
+    assert [without_seconds(row) for row in written(SCENARIO_HEAD)] == rows, "run: make faults"
+
+
+def test_what_ends_no_worker_changes_no_bit_either(strike: Launch, reference: RunResult) -> None:
+    faults = ["slow=3:1.1@1-2", "nan:1.1@3", "kill:1.1@5", "rejoin:1.1@7"]
+    run = strike(faults)
+    assert same_training(run, reference)
+    assert [(e["kind"], e["step"], e.get("cause")) for e in run.events if e["kind"] in ("undone", "rejoined")][:1] == [
+        ("undone", 3, "a gradient is not finite")
+    ]
+    live = [line["live_workers"] for line in run.metrics]
+    assert live.index(5) in (4, 5)  # a worker may begin a step, and be killed there, while others report the one before
+    assert live == [6] * live.index(5) + [5] * live.count(5) + [6] * (STEPS - live.index(5) - live.count(5))
+    assert live[-1] == 6
+
+
+def test_the_page_has_every_kind_with_its_example_what_it_does_and_its_limit() -> None:
+    rows = written(KIND_HEAD)
+    assert [row[0].strip("`") for row in rows] == list(KINDS)
+    for name, example, does, _, at_most, _, losses in rows:
+        kind = KINDS[name.strip("`")]
+        assert (example, does, losses) == (f"`{kind.example}`", kind.does, "identical")
+        assert at_most == LIMITS.get(name.strip("`"), "0.2")
+
+
+def test_the_page_has_every_phase_in_order() -> None:
+    listed = re.findall(r"`([a-z]+)`", PAGE.read_text().split("Phases are")[1].split("\n\n")[0])
+    assert tuple(listed) == PHASES
+    assert set(BETWEEN) < set(PHASES)
+    assert [cells[0].strip("`") for cells in written(MATRIX_HEAD)] == ENDING
+    for name, *cells, _ in written(MATRIX_HEAD):
+        struck = [phase for phase, cell in zip(COLUMNS, cells, strict=True) if cell != "–"]
+        assert struck == phases(KINDS[name.strip("`")])

@@ -1,0 +1,179 @@
+"""Faults beside the plain kill on real processes, where they are awkward; test_faults_page.py strikes each kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from recycle import Job, Worker
+from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.observer import Observer
+from recycle.exec.processes.processes import LocalProcesses
+from recycle.ir.trace import log_path, read_lines
+from tests.exec.runs import Run, job, kinds, processes_writing_below
+
+STEPS = 7
+FAULT = ["generation", "fault", "detected", "generation", "recovered"]
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Job:
+    """Steps are staggered from the second on, and silence shows soon."""
+    return job(3, 2, 2, train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})
+
+
+_FAULT_FREE: list[RunResult] = []
+
+
+def assert_same_training(run: RunResult, of: Job, launch: Run) -> None:
+    """Losses, norms and every surviving stage's final parameters and optimizer state, to the last bit."""
+    if not _FAULT_FREE:
+        _FAULT_FREE.append(launch(of, STEPS))
+    (reference,) = _FAULT_FREE
+    assert [(m["step"], m["loss"], m["grad_norm"]) for m in run.metrics] == [
+        (m["step"], m["loss"], m["grad_norm"]) for m in reference.metrics
+    ]
+    assert run.digests
+    for worker, stages in run.digests.items():
+        assert stages == reference.digests[worker]
+
+
+def causes(run: RunResult) -> list[tuple[str, str]]:
+    """(worker, cause) of every death that was detected."""
+    return [(event["worker"], event["cause"]) for event in run.events if event["kind"] == "detected"]
+
+
+def test_a_stopped_worker_is_found_by_its_silence_fenced_and_worked_around(
+    emulated: Job, launch: Run, tmp_path: Path
+) -> None:
+    """In its reduce, so that its peers wait in theirs."""
+    run = launch(emulated, STEPS, "stop:2.0@3.reduce", directory=tmp_path)
+    assert_same_training(run, emulated, launch)
+    assert causes(run) == [("2.0", "no heartbeat for 3 s")]
+    assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
+    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
+    assert not processes_writing_below(str(tmp_path))
+
+
+class _Continue(Observer):
+    """Keeps the kill from a worker, as if it were lost, and continues the process instead: at once, or in the middle
+    of the next generation, where it holds the launcher until the worker has left its own."""
+
+    def __init__(self, directory: Path, worker: Worker, at_once: bool, patch: pytest.MonkeyPatch) -> None:
+        self.log, self.worker, self.at_once = log_path(directory, worker), worker, at_once
+        self.pid: int | None = None
+        self._kill = LocalProcesses.kill
+        patch.setattr(LocalProcesses, "kill", lambda processes, worker: self.kill(processes, worker))
+
+    def kill(self, processes: LocalProcesses, worker: Worker) -> None:
+        if worker != self.worker or self.pid is not None:
+            self._kill(processes, worker)
+            return
+        self.pid = processes.pid(worker)
+        if self.at_once:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def committed(self, line: dict[str, Any]) -> None:
+        if line["generation"] == 2 and self.pid is not None and not self.at_once:
+            self.at_once = True
+            os.kill(self.pid, signal.SIGCONT)
+            deadline = time.monotonic() + 30
+            while len(read_lines(self.log)) < 4 and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_nothing(
+    at_once: bool, emulated: Job, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Continued at once it may still end its iteration with the others, who leave: that is void, and repeated."""
+    going_on = _Continue(tmp_path, Worker(2, 0), at_once, monkeypatch)
+    run = launch(emulated, STEPS, "stop:2.0@3", observer=going_on, directory=tmp_path)
+    assert_same_training(run, emulated, launch)
+    assert causes(run) == [("2.0", "no heartbeat for 3 s")]
+    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
+    assert "2.0" not in run.digests
+    lines = [line for _, line in read_lines(going_on.log)]
+    assert {line["generation"] for line in lines} == {1}
+    assert [line["step"] for line in lines[:4]] == [0, 1, 2, 3]
+    if not at_once:
+        assert len(lines) == 4
+        assert not {"0REDUCE_GRAD", "0STEP"} & {row[0] for row in lines[3]["instructions"]}
+    assert not processes_writing_below(str(tmp_path))
+
+
+def test_a_stopped_worker_comes_back_as_a_new_process(emulated: Job, launch: Run) -> None:
+    run = launch(emulated, STEPS, "stop:2.0@2", "rejoin:2.0@4")
+    assert_same_training(run, emulated, launch)
+    assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 6, 6, 6]
+    assert "2.0" in run.digests
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "says"),
+    [
+        ("exception:1.1@3.backward", "ended with exit code 1", "RuntimeError: struck by the fault exception:1.1@3"),
+        ("segfault:1.1@3", "killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
+        ("oom:1.1@3.step", "ended with exit code 1", "MemoryError"),
+    ],
+)
+def test_a_worker_that_fails_by_itself_leaves_its_last_lines_and_the_run_goes_on(
+    fault: str, cause: str, says: str, emulated: Job, launch: Run
+) -> None:
+    run = launch(emulated, STEPS, fault)
+    assert_same_training(run, emulated, launch)
+    assert causes(run) == [("1.1", cause)]
+    assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
+    assert run.directory is not None
+    log = (run.directory / "logs" / "1.1.log").read_text()
+    assert says in log
+    if fault.startswith("exception"):
+        assert "in execute" in log
+
+
+def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_found(
+    emulated: Job, launch: Run, tmp_path: Path
+) -> None:
+    of = msgspec.structs.replace(emulated, membership=msgspec.structs.replace(emulated.membership, hung_after=4.0))
+    run = launch(of, STEPS, "nan:0.1@3", "stall:1.1@3.undo", directory=tmp_path)
+    assert_same_training(run, emulated, launch)
+    assert causes(run) == [("1.1", "no progress for 4 s in undo")]
+    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
+    assert not processes_writing_below(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+def test_a_slow_worker_changes_no_bit_and_nobody_dies(kind: str, launch: Run, tmp_path: Path) -> None:
+    """An emulated stage takes exactly its profile's 20 ms; of a real one only that its operations last longer."""
+    of = job(2, 2, 2, kind=kind, model={"seconds_per_unit": 0.02})
+    run, reference = launch(of, 6, "slow=4:1.1@2-3", directory=tmp_path), launch(of, 6)
+    assert (run.losses, run.digests) == (reference.losses, reference.digests)
+    assert kinds(run) == ["generation", "fault"]
+    assert run.events[1]["fault"] == "slow=4:1.1@2-3"
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _, line in read_lines(log_path(tmp_path, Worker(1, 1))):
+        seconds[line["step"] in (2, 3)] += [end - start for text, start, end in line["instructions"] if "1F" in text]
+    assert len(seconds[True]) == 4
+    assert min(seconds[True]) > min(seconds[False])
+    if kind == "emulated":
+        assert min(seconds[True]) >= 0.08
+
+
+def test_a_real_gpt_trains_through_faults_of_several_kinds_and_rejoins_bit_for_bit(launch: Run) -> None:
+    of = job(3, 2, 2, kind="gpt", train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})
+    faults = ("oom:1.1@1", "exception:0.0@2.backward", "rejoin:1.1@3", "segfault:2.0@4", "rejoin:0.0@4", "hang:1.1@5")
+    run, reference = launch(of, STEPS, *faults), launch(of, STEPS)
+    assert run.losses == reference.losses
+    assert run.digests == {worker: reference.digests[worker] for worker in ("0.0", "0.1", "1.0", "2.1")}
+    assert causes(run) == [
+        ("1.1", "ended with exit code 1"),
+        ("0.0", "ended with exit code 1"),
+        ("2.0", "killed by SIGSEGV"),
+        ("1.1", "no heartbeat for 3 s"),
+    ]

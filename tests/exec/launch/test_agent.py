@@ -1,0 +1,186 @@
+"""One agent per node, killed in the middle of training: the run goes on, coordinator or not, to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recycle import Job
+from tests.exec.agents import COMMAND, Cluster
+from tests.exec.etcd_server import EtcdServer
+from tests.exec.membership.test_etcd_store import keys
+from tests.exec.runs import Run, job, processes_writing_below
+
+STEPS = 150
+Start = Callable[..., Cluster]
+
+
+def small(kind: str = "emulated", **sections: dict) -> Job:
+    """Three nodes with a pipeline each; slow enough that there is time to strike."""
+    changes = {
+        "model": {"seconds_per_unit": 0.03},
+        "membership": {"dead_after": 5.0},
+        "cluster": {"workers_per_node": 2},
+    } | sections
+    return job(3, 2, 2, kind=kind, **changes)
+
+
+@pytest.fixture
+def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
+    """Start all agents of a job."""
+    clusters: list[Cluster] = []
+
+    def begin(of: Job, steps: int = STEPS, nodes: int = 3) -> Cluster:
+        cluster = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(steps))
+        clusters.append(cluster)
+        for node in range(nodes):
+            cluster.start(node)
+        return cluster
+
+    yield begin
+    for cluster in clusters:
+        cluster.end()
+    deadline = time.monotonic() + 10
+    while processes_writing_below(str(tmp_path / "run")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not processes_writing_below(str(tmp_path / "run"))
+
+
+_REFERENCE: dict[str, tuple[list[float], dict[str, dict[str, str]]]] = {}
+
+
+def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, kind: str = "emulated") -> None:
+    """Every step once, with the loss and at the end the state of a fault-free run on one machine, to the last bit."""
+    if kind not in _REFERENCE:
+        calm = {"model": {"seconds_per_unit": 0.0}, "membership": {"dead_after": 60.0}}
+        run = launch(small(kind, **calm), steps)
+        _REFERENCE[kind] = run.losses, {w: {str(s): d for s, d in of.items()} for w, of in run.digests.items()}
+    losses, digests = _REFERENCE[kind]
+    metrics = cluster.lines("metrics")
+    assert [line["step"] for line in metrics] == list(range(steps))
+    assert [line["loss"] for line in metrics] == losses
+    final = cluster.events("finished")[-1]["digests"]
+    assert final
+    assert final == {worker: digests[worker] for worker in final}
+
+
+def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
+    start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """First a node that does not coordinate, which comes back; then the one that does."""
+    before = keys(etcd)
+    cluster = start(small())
+    cluster.reach_step(5)
+    first = cluster.coordinator()
+    victim = (first + 1) % 3
+    cluster.kill(victim)
+    cluster.reach(lambda: bool(cluster.events("recovered")), "recovery")
+    lost = {event["worker"]: event["cause"] for event in cluster.events("detected")}
+    assert lost == {f"{victim}.{rank}": f"the agent of node {victim} is gone" for rank in (0, 1)}
+    assert not cluster.events("coordinator")
+    cluster.start(victim)
+    cluster.reach(lambda: len(cluster.events("rejoined")) == 2, "the return of its workers")
+    cluster.kill(first)
+    cluster.finish()
+    assert_same_training(cluster, launch)
+    assert [event["node"] for event in cluster.events("coordinator")] == [cluster.coordinator()] != [first]
+    assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 6}
+    assert len(cluster.events("finished")[-1]["digests"]) == 4
+    assert (tmp_path / "run" / "trace.json").exists()
+    assert keys(etcd) == before
+
+
+def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
+    start: Start, launch: Run, tmp_path: Path
+) -> None:
+    """The frozen agent's workers run on all the time: nobody waits for them, and their generation is over."""
+    cluster = start(small())
+    cluster.reach_step(5)
+    (pid,) = processes_writing_below(str(tmp_path / "run" / "logs" / "1.1.log"))
+    os.kill(pid, signal.SIGKILL)
+    cluster.reach(lambda: bool(cluster.events("rejoined")), "its return")
+    assert [event["cause"] for event in cluster.events("detected")] == ["killed by SIGKILL"]
+    frozen = cluster.coordinator()
+    cluster.agents[frozen].send_signal(signal.SIGSTOP)
+    cluster.reach(lambda: len(cluster.events("recovered")) == 2, "recovery")
+    cluster.agents[frozen].send_signal(signal.SIGCONT)
+    code = cluster.agents.pop(frozen).wait(60)
+    assert code == 1
+    assert "the lease was lost" in cluster.output(frozen).read_text().splitlines()[-1]
+    cluster.finish()
+    assert_same_training(cluster, launch)
+    assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 5, 6}
+
+
+def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, launch: Run, tmp_path: Path) -> None:
+    steps = 40
+    cluster = start(small(shape={"tensor_parallel": 2}), steps)
+    cluster.reach_step(3)
+    logs = tmp_path / "run" / "logs"
+    (pid,) = processes_writing_below(str(logs / "1.1t1.log"))
+    (other,) = processes_writing_below(str(logs / "1.1.log"))
+    os.kill(pid, signal.SIGKILL)
+    cluster.reach(lambda: bool(cluster.events("rejoined")), "its return")
+    assert [event["cause"] for event in cluster.events("detected")] == ["tensor rank 1 killed by SIGKILL"]
+    assert not set(processes_writing_below(str(logs / "1.1"))) & {pid, other}
+    cluster.finish()
+    calm = small(model={"seconds_per_unit": 0.0}, membership={"dead_after": 60.0})
+    assert [line["loss"] for line in cluster.lines("metrics")] == launch(calm, steps).losses
+    assert len(cluster.events("finished")[-1]["digests"]) == 6
+
+
+def test_a_real_gpt_trains_through_the_death_of_the_coordinators_node(start: Start, launch: Run) -> None:
+    cluster = start(small("gpt"), steps=12)
+    cluster.reach_step(3)
+    cluster.kill(cluster.coordinator())
+    cluster.finish()
+    assert_same_training(cluster, launch, 12, "gpt")
+    assert len(cluster.events("coordinator")) == 1
+
+
+def agent(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], cwd=directory, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--node", "3"), "node 3: the job's 6 workers lie on nodes 0 to 2"),
+        ((), "--node: which node is this?"),
+        (("--node", "0", "--nodes", "2"), "--nodes 2: the job's 6 workers lie on 3 nodes"),
+        (("--node", "0", "--store", "launcher"), "agents need an etcd"),
+        (("--node", "0", "--store", "tcp://here"), "--store: [membership] store: 'tcp://here' is not a store"),
+        (("--node", "0", "--store", "etcd://10.9.8.7:1"), "reached over the network without a secret"),
+        (("--node", "0", "--id", "a/b"), "--id a/b: write letters"),
+    ],
+)
+def test_a_request_that_cannot_work_is_refused_in_one_line(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(small().to_toml())
+    done = agent(tmp_path, "job.toml", *options)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
+    start: Start, etcd: EtcdServer, tmp_path: Path
+) -> None:
+    cluster = start(small(), nodes=1)
+    cluster.reach(lambda: "waiting for agents of nodes 1 2" in cluster.output(0).read_text(), "the first agent")
+    of = ("--store", etcd.url, "--id", tmp_path.name, "--run", "run")
+    twice = agent(tmp_path, "job.toml", "--node", "0", "--steps", str(STEPS), *of)
+    assert (twice.returncode, twice.stderr.strip()) == (
+        2,
+        f"recycle: node 0 has an agent already in run '{tmp_path.name}'",
+    )
+    (tmp_path / "other.toml").write_text(small(train={"warmup": 3}).to_toml())
+    other = agent(tmp_path, "other.toml", "--node", "1", "--steps", str(STEPS), *of)
+    assert other.returncode == 2
+    assert f"node 1: its job file is not that of run '{tmp_path.name}'; give another --id" in other.stderr

@@ -1,0 +1,254 @@
+"""Membership on a real etcd: the same training, also through short outages; strangers and lost roles are refused."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recycle import Job, JobError, RunError
+from recycle.endpoints import parse_endpoints
+from recycle.exec.launch.observer import Observer
+from recycle.exec.membership.etcd_client import EtcdClient, encoded
+from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
+from recycle.exec.membership.messages import VOID
+from recycle.job import MembershipSection
+from tests.exec.etcd_server import ETCD, EtcdServer
+from tests.exec.runs import Run, job, kinds, processes_writing_below
+
+STEPS = 7
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    """A server that the test may kill."""
+    if ETCD is None:
+        pytest.skip("no etcd: install Debian's etcd-server")
+    server = EtcdServer(tmp_path)
+    yield server
+    server.end()
+
+
+def connect(server: EtcdServer, run: str, **settings: object) -> EtcdStore:
+    section = MembershipSection(**settings)  # type: ignore[arg-type]
+    return EtcdStore.connect(server.url, run, section, "coordinator")
+
+
+def keys(server: EtcdServer) -> int:
+    client = EtcdClient(parse_endpoints(server.url), MembershipSection(), None)
+    answer = client.call("/kv/range", {"key": encoded("\0"), "range_end": encoded("\0"), "count_only": True})
+    return int(answer.get("count", 0))
+
+
+@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+def test_a_run_on_etcd_trains_through_a_kill_and_a_rejoin_as_on_the_launchers_store(
+    kind: str, etcd: EtcdServer, launch: Run
+) -> None:
+    before = keys(etcd)
+    reference = launch(job(3, 2, 2, kind=kind), STEPS)
+    run = launch(job(3, 2, 2, kind=kind, membership={"store": etcd.url}), STEPS, "kill:1.1@2", "rejoin:1.1@5")
+    assert run.losses == reference.losses
+    assert run.digests == reference.digests
+    assert [line["live_workers"] for line in run.metrics] in ([6] * n + [5] * (5 - n) + [6, 6] for n in (1, 2, 3))
+    assert [kind for kind in kinds(run) if kind != "undone"] == [
+        *("generation", "fault", "detected", "generation", "recovered", "generation", "rejoined")
+    ]
+    assert keys(etcd) == before
+
+
+class _Restart(Observer):
+    """Kills the store after a step and brings it back a moment later."""
+
+    def __init__(self, server: EtcdServer, after: int, back: bool) -> None:
+        self._server, self._after, self._back = server, after, back
+
+    def committed(self, line: dict) -> None:
+        if line["step"] == self._after:
+            self._server.kill()
+            if self._back:
+                threading.Timer(1.0, self._server.start_again).start()
+
+
+def test_a_store_that_is_away_for_a_moment_costs_no_worker(own_etcd: EtcdServer, launch: Run) -> None:
+    of = job(2, 2, 2, membership={"store": own_etcd.url, "dead_after": 1.0})
+    run = launch(of, STEPS, observer=_Restart(own_etcd, 2, back=True))
+    assert run.losses == launch(job(2, 2, 2), STEPS).losses
+    assert "detected" not in kinds(run)
+
+
+def test_a_store_that_stays_away_ends_the_run_with_one_line(own_etcd: EtcdServer, launch: Run, tmp_path: Path) -> None:
+    of = job(2, 2, 2, membership={"store": own_etcd.url, "store_timeout": 1.0})
+    directory = tmp_path / "run"
+    with pytest.raises(RunError, match=rf"etcd://127\.0\.0\.1:{own_etcd.port} does not answer any more"):
+        launch(of, STEPS, observer=_Restart(own_etcd, 2, back=False), directory=directory)
+    assert not processes_writing_below(str(directory))
+
+
+def test_a_client_reads_what_it_wrote_and_follows_what_others_write(etcd: EtcdServer) -> None:
+    one, two = connect(etcd, "follow"), connect(etcd, "follow")
+    for n in range(20):
+        one.set("register", str(n))
+        assert one.read("register") == str(n)
+    assert two.compare_set("register", "19", "20")
+    assert not one.compare_set("register", "19", VOID)
+    assert one.read("register") == "20"
+    one.delete(["register"])
+    assert one.read("register") is None
+    one.erase()
+
+
+def test_a_wait_ends_when_the_key_is_written_and_costs_no_request(etcd: EtcdServer) -> None:
+    one, two = connect(etcd, "wait"), connect(etcd, "wait")
+    before = one.client.requests
+    threading.Timer(0.3, two.set, ("commit/1/0", "facts")).start()
+    assert one.wait("commit/1/0", 30) == "facts"
+    assert one.client.requests == before
+    one.erase()
+
+
+def test_a_frozen_store_is_waited_for(own_etcd: EtcdServer) -> None:
+    store = connect(own_etcd, "frozen")
+    own_etcd.freeze()
+    threading.Timer(1.0, own_etcd.thaw).start()
+    started = time.monotonic()
+    store.set("register", "one")
+    assert time.monotonic() - started > 0.9
+    assert store.read("register") == "one"
+
+
+def test_what_somebody_without_the_role_writes_is_refused(etcd: EtcdServer) -> None:
+    store = connect(etcd, "role")
+    lease = store.client.call("/lease/grant", {"TTL": 30})["ID"]
+    created = store.create("coordinator", "agent 0", lease)
+    assert created is not None
+    assert store.create("coordinator", "agent 1", lease) is None
+    old = store.guarded("coordinator", created)
+    old.set("register", "one")
+    store.client.call("/lease/revoke", {"ID": lease})
+    later = store.client.call("/lease/grant", {"TTL": 30})["ID"]
+    new = store.create("coordinator", "agent 1", later)
+    assert new is not None
+    for change in (
+        lambda: old.set("register", "two"),
+        lambda: old.compare_set("register", "one", "two"),
+        lambda: old.delete(["register"]),
+    ):
+        with pytest.raises(RoleLost):
+            change()
+    assert store.read("register") == "one"
+    assert store.guarded("coordinator", new).compare_set("register", "one", "two")
+    store.erase()
+
+
+def test_groups_form_on_what_others_wrote(etcd: EtcdServer) -> None:
+    one, two = (EtcdStore.connect(etcd.url, "groups", MembershipSection()) for _ in range(2))
+    one.torch_store.set("generation1/world/0", b"\x00\xff")
+    assert not two.torch_store.check(["generation1/world/0", "generation1/world/1"])
+    two.torch_store.set("generation1/world/1", b"there")
+    assert two.torch_store.check(["generation1/world/0", "generation1/world/1"])
+    assert two.torch_store.get("generation1/world/0") == b"\x00\xff"
+    assert [one.torch_store.add("n", 2), two.torch_store.add("n", 3)] == [2, 5]
+    two.torch_store.set("generation2/world/0", b"new")
+    connect(etcd, "groups").delete_groups(2)
+    deadline = time.monotonic() + 10
+    while two.torch_store.check(["generation1/world/0"]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not two.torch_store.check(["generation1/world/0"])
+    assert two.torch_store.check(["generation2/world/0"])
+    one.erase()
+
+
+@pytest.fixture
+def locked(own_etcd: EtcdServer) -> EtcdServer:
+    """A server that lets in root with the password "secret" only."""
+    client = EtcdClient(parse_endpoints(own_etcd.url), MembershipSection(), None)
+    client.call("/auth/user/add", {"name": "root", "password": "secret"})
+    client.call("/auth/user/grant", {"user": "root", "role": "root"})
+    client.call("/auth/enable", {})
+    return own_etcd
+
+
+def test_a_password_from_a_file_or_the_environment_opens_the_store(
+    locked: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "password").write_text("secret\n")
+    store = connect(locked, "a", etcd_user="root", etcd_password_file=str(tmp_path / "password"))
+    store.set("register", "one")
+    locked.kill()
+    locked.start_again()  # it has forgotten the tokens that it gave out
+    store.set("register", "two")
+    monkeypatch.setenv("RECYCLE_ETCD_PASSWORD", "secret")
+    assert connect(locked, "a", etcd_user="root").read("register") == "two"
+
+
+def test_a_stranger_is_refused_at_once(locked: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match=r"refuses: .*user name is empty"):
+        connect(locked, "a")
+    monkeypatch.setenv("RECYCLE_ETCD_PASSWORD", "guess")
+    with pytest.raises(RunError, match=r"refuses: .*authentication failed"):
+        connect(locked, "a", etcd_user="root")
+    monkeypatch.delenv("RECYCLE_ETCD_PASSWORD")
+    with pytest.raises(JobError, match=r"etcd_user: no password; give etcd_password_file or set \$RECYCLE_ETCD_PASS"):
+        connect(locked, "a", etcd_user="root")
+    with pytest.raises(JobError, match=r"etcd_password_file: .*nowhere: No such file"):
+        connect(locked, "a", etcd_user="root", etcd_password_file=str(tmp_path / "nowhere"))
+
+
+def test_a_store_on_another_machine_needs_a_secret() -> None:
+    with pytest.raises(JobError, match=r"reached over the network without a secret"):
+        EtcdStore.connect("etcd://10.0.0.1:2379", "a", MembershipSection())
+
+
+def test_a_store_that_never_answered_is_a_clear_error() -> None:
+    with pytest.raises(RunError, match=r"etcd://127\.0\.0\.1:1 does not answer"):
+        EtcdStore.connect("etcd://127.0.0.1:1", "a", MembershipSection(store_timeout=0.2))
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "etcd3gw", None)
+    with pytest.raises(JobError, match=r"pip install 'recycle-pipeline\[etcd\]'"):
+        EtcdStore.connect("etcd://127.0.0.1:1", "a", MembershipSection())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tcp://here:1", "is not a store: write etcd://host:port"),
+        ("etcd://here", "is not a store"),
+        ("etcd://here:70000", "a port is a number from 1 to 65535"),
+        ("etcd://", "is not a store"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused_in_the_job(text: str, says: str) -> None:
+    with pytest.raises(JobError, match=rf"\[membership\] store: .*{says}"):
+        job(1, 1, 1, membership={"store": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"),
+    [
+        ("etcd://127.0.0.1:2379", True),
+        ("etcds://[::1]:2379", True),
+        ("etcd://localhost:1,127.0.0.3:2", True),
+        ("etcd://localhost:1,10.0.0.1:2", False),
+        ("etcd://node-1.cluster:2379", False),
+    ],
+)
+def test_endpoints_print_as_written_and_know_whether_they_leave_the_machine(text: str, loopback: bool) -> None:
+    assert str(parse_endpoints(text)) == text
+    assert parse_endpoints(text).loopback is loopback
+
+
+def test_secrets_are_not_part_of_the_job_that_a_run_keeps(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("hunter2")
+    (tmp_path / "job.toml").write_text(
+        '[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[membership]\netcd_user = "me"\n'
+        'etcd_password_file = "password"\n'
+    )
+    loaded = Job.load(tmp_path / "job.toml")
+    assert loaded.membership.etcd_password_file == str(tmp_path / "password")
+    assert "hunter2" not in loaded.to_toml()

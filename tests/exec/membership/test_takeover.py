@@ -1,0 +1,146 @@
+"""A coordinator that follows another: what the register says is completed, what it does not say is void."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from recycle import JobError
+from recycle.exec.launch.shared_directory import SharedRunDirectory
+from recycle.exec.membership.coordinator import Coordinator, Phase, Ready
+from recycle.exec.membership.messages import GO, VOID, Facts, Record, Report, decode, encode
+from recycle.exec.membership.store import Store
+from recycle.exec.membership.stores import host_store
+from recycle.job import MembershipSection
+from recycle.shape import Worker
+from tests.exec.runs import job
+
+LIVE = ["0.0", "1.0"]
+FACTS = Facts(4, 1.5, 0.25, 1.0)
+
+
+class Still:
+    """Processes of which none ends."""
+
+    def start(self, worker: Worker) -> None:
+        raise AssertionError("nobody is to be started")
+
+    def gone(self) -> dict[Worker, str]:
+        return {}
+
+    def kill(self, worker: Worker) -> None:
+        raise AssertionError("nobody is to be killed")
+
+    def running(self, worker: Worker) -> bool:
+        return True
+
+    def incarnation(self, worker: Worker) -> int:
+        return 0
+
+
+class OnePlan:
+    """The same plan for everyone."""
+
+    def ready(self, failed: frozenset[Worker]) -> Ready | None:
+        return Ready("next", "text", {Worker.parse(w): Worker.parse(w) for w in LIVE}, {"barrier": 9.0})
+
+    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+        pass
+
+    def has_better(self, failed: frozenset[Worker]) -> bool:
+        return False
+
+
+@pytest.fixture(params=["launcher", "etcd"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    settings = MembershipSection()
+    if request.param == "etcd":
+        settings = MembershipSection(store=request.getfixturevalue("etcd").url)
+    hosted, _, _ = host_store(settings)
+    yield hosted
+    hosted.erase()
+    hosted.close()
+
+
+def follow(store: Store, record: Record) -> tuple[Coordinator, list[tuple[int, float]]]:
+    """A coordinator that finds this in the register."""
+    store.set("register", encode(record))
+    store.set("periods/plan", '{"barrier": 7.0}')
+    commits: list[tuple[int, float]] = []
+    coordinator = Coordinator(
+        job(2, 1, 1),
+        9,
+        set(),
+        store,
+        Still(),
+        OnePlan(),
+        lambda kind, **details: None,
+        lambda facts, record, period: commits.append((facts.step, period)),
+        time.monotonic,
+    )
+    coordinator.take_over(record)
+    return coordinator, commits
+
+
+def record(facts: Facts = FACTS, joins: dict[str, str] | None = None) -> Record:
+    return Record(3, LIVE, {w: w for w in LIVE}, "plan", facts.step, facts, joins or {})
+
+
+def test_a_commit_that_came_no_further_than_the_register_stands_for_all(store: Store) -> None:
+    coordinator, commits = follow(store, record())
+    assert decode(store.read("commit/3/4") or "", Facts) == FACTS
+    assert store.read("commit/3/5") == VOID
+    assert store.has_all(["stop/3"])
+    assert commits == [(4, 7.0)]
+    coordinator.tick()
+    after = decode(store.read("register") or "", Record)
+    assert (after.generation, after.committed, after.facts, after.live) == (4, 4, FACTS, LIVE)
+    assert store.read("proposal/4") == encode(after)
+
+
+def test_a_generation_that_came_no_further_than_the_register_is_announced_and_over(store: Store) -> None:
+    follow(store, record())
+    assert store.read("proposal/3") == encode(record())
+    assert [store.read(f"{what}/3") for what in ("form", "run")] == [VOID, VOID]
+
+
+def test_what_was_decided_before_is_not_decided_again(store: Store) -> None:
+    announced = record(joins={"1.0": "0.0"})
+    for key, text in (("proposal/3", "as it was"), ("form/3", GO), ("run/3", GO), ("commit/3/4", "as it was")):
+        store.set(key, text)
+    coordinator, _ = follow(store, announced)
+    for key, text in (("proposal/3", "as it was"), ("form/3", GO), ("run/3", GO), ("commit/3/4", "as it was")):
+        assert store.read(key) == text
+    coordinator.tick()
+    assert decode(store.read("register") or "", Record).joins == {}
+
+
+def test_a_worker_whose_copy_may_not_be_complete_copies_again(store: Store) -> None:
+    store.set("form/3", GO)
+    coordinator, _ = follow(store, record(joins={"1.0": "0.0"}))
+    coordinator.tick()
+    assert decode(store.read("register") or "", Record).joins == {"1.0": "0.0"}
+
+
+def test_a_run_whose_last_step_is_committed_is_finished(store: Store) -> None:
+    last = Facts(8, 1.5, 0.25, 1.0, finished=True)
+    coordinator, commits = follow(store, record(last))
+    assert coordinator.phase is Phase.FINISHED
+    assert decode(store.read("commit/3/8") or "", Facts) == last
+    assert commits == [(8, 7.0)]
+    assert not store.has_all(["stop/3"])
+
+
+def test_a_step_has_one_line_of_metrics_whoever_writes_it(tmp_path: Path) -> None:
+    of, now = job(2, 1, 1), time.time()
+    one, two = (SharedRunDirectory(tmp_path, of, "identity", now) for _ in range(2))
+    assert [one.metric({"step": 0}), two.metric({"step": 0}), two.metric({"step": 1})] == [True, False, True]
+    assert [one.metric({"step": 1}), one.metric({"step": 0}), one.metric({"step": 2})] == [False, False, True]
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+    with pytest.raises(JobError, match="holds another run"):
+        SharedRunDirectory(tmp_path, of, "another", now)
+    one.close()
+    two.close()

@@ -1,0 +1,114 @@
+"""Which silence means what: deadlines from what an operation took, and who goes when two are cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from recycle import Job, Worker
+from recycle.exec.membership.progress import Progress
+from recycle.exec.membership.vigil import Vigil, profiled_seconds, who_goes
+from tests.exec.runs import job
+
+A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
+LIMITS = {"heartbeat": 0.25, "dead_after": 4.0, "hung_after": 4.0, "hung_factor": 10.0, "warm_up": 60.0}
+
+
+@pytest.fixture
+def of() -> Job:
+    return job(2, 2, 2, membership=LIMITS)
+
+
+class Heard:
+    """A vigil over one worker whose heartbeats a test writes, at every quarter of a second."""
+
+    def __init__(self, of: Job) -> None:
+        self.vigil, self.now, self.beats = Vigil(of), 100.0, 0
+
+    def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
+        """Seconds until it counts as lost while its beat says this (None: says nothing new), and why."""
+        began = self.now
+        while self.now - began < most:
+            self.now += 0.25
+            if text is not None:
+                self.beats += 1
+                self.said = f"{self.beats} {text}"
+            lost = self.vigil.lost([A], lambda _: self.said, self.now)
+            if lost:
+                return self.now - began, lost[A]
+        return self.now - began, ""
+
+
+def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_before_four_seconds(of: Job) -> None:
+    for longest, seconds in (("0.1", 4.0), ("0.4", 4.0), ("2.0", 20.0), ("new", 60.0)):
+        heard = Heard(of)
+        heard.until_lost("6 waiting 0F 0.1", 1.0)
+        took, why = heard.until_lost(f"7 working 1F {longest}", 100.0)
+        assert took == pytest.approx(seconds + 0.25, abs=0.26)
+        assert why == f"no progress for {seconds:g} s in 1F"
+
+
+def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_while_it_waits(of: Job) -> None:
+    heard = Heard(of)
+    assert heard.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
+    took, why = heard.until_lost(None, 100.0)
+    assert took == pytest.approx(4.25, abs=0.26)
+    assert why == "no heartbeat for 4 s"
+
+
+def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -> None:
+    heard = Heard(of)
+    heard.until_lost("7 working 1F 0.1", 3.0)
+    heard.now += 1000.0
+    assert heard.until_lost(None, 0.75)[1] == ""
+
+
+def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
+    vigil = Vigil(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
+    for tick in range(40):
+        now, beats = tick / 4, {"beat/0.0": f"{tick} 7 waiting 1F 0.1", "beat/0.1": f"{tick} {tick} working 1F 0.1"}
+        beats |= {"beat/0.0t1": f"{tick} 7 working 1F 0.1", "beat/0.1t1": "3 7 waiting 1F 0.1"}
+        lost = vigil.lost([A, B], beats.get, now)
+        assert not lost or now > 4.0
+        if len(lost) == 2:
+            break
+    assert lost == {A: "tensor rank 1: no progress for 4 s in 1F", B: "tensor rank 1: no heartbeat for 4 s"}
+    assert [vigil.is_silent(worker, now) for worker in (A, B)] == [False, True]
+    vigil.forget(B)
+    assert not vigil.is_silent(B, now)
+
+
+def test_the_profile_counts_where_its_unit_is_known() -> None:
+    emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
+    assert profiled_seconds(emulated) == 6.0
+    assert Vigil(emulated).patience(None) == 60.0
+    assert Vigil(job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)).patience(None) == 600.0
+    assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
+
+
+def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("recycle.exec.membership.progress.time.monotonic", lambda: clock[0])
+    progress = Progress()
+    for worked, waited in ((2.0, 50.0), (1.0, 0.0)):
+        progress.begins("1F")
+        clock[0] += worked
+        progress.set_waiting(True)
+        clock[0] += waited
+        progress.ended()
+    assert progress.text(3).split()[2:] == ["working", "1F", "1.8"]
+    progress.begins("undo", warms_up=False)
+    assert progress.text(4).split()[2:] == ["working", "undo", "1.8"]
+    progress.begins("1W")
+    clock[0] += 9.0
+    progress.begins("1W")
+    assert progress.text(5).split()[2:] == ["working", "1W", "new"]
+
+
+def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
+    assert who_goes((A, B), [A, B, C, D]) == B
+    assert who_goes((B, A), [A, B, C, D]) == B
+    assert who_goes((A, B), [A, B, C]) == A
+    assert who_goes((A, B), [A, B, D]) == B
+    assert who_goes((A, B), [A, B, C, D], silent=[A]) == A
+    assert who_goes((A, C), [A, B, D]) == C
+    assert who_goes((A, B), [A, B]) is None

@@ -1,0 +1,145 @@
+"""Several stages per worker, on a loop and on the V: the bits of one process that holds the whole model."""
+
+from __future__ import annotations
+
+import pytest
+
+from recycle import Job, Schedule, ScheduleError, Worker, check
+from recycle.exec import run
+from recycle.exec.launch.launcher import RunResult
+from recycle.exec.planning.placement import stages_by_rank
+from recycle.ir.families import FAMILIES, interleaved, one_f_one_b, zb_v
+from recycle.ir.instruction import OptimizerStep, ReduceGradients, SendGradient
+from recycle.ir.lower import lower
+from tests.exec.runs import Run, job, kinds
+
+STEPS = 5
+FAR = {"clip": 1e3}
+
+
+def two_chunks(**train: float) -> Job:
+    return job(2, 2, 4, kind="gpt", shape={"chunks": 2}, memory={"limit": 8}, train=train)
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Job:
+    return two_chunks()
+
+
+def alone(**train: float) -> RunResult:
+    """The same model and micro-batches in one stage, 1F1B."""
+    whole = job(1, 1, 8, kind="gpt", memory={"limit": 8}, model={"layers": 4}, train=train)
+    return run(one_f_one_b(whole.shape), whole, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def whole() -> RunResult:
+    return alone()
+
+
+def assert_same_bits(result: RunResult, reference: RunResult) -> None:
+    assert result.losses == reference.losses
+    assert [m["grad_norm"] for m in result.metrics] == [m["grad_norm"] for m in reference.metrics]
+
+
+def by_stage(result: RunResult) -> dict[int, str]:
+    """Final state of each stage, which all of its hosts must agree on."""
+    found: dict[int, set[str]] = {}
+    for stages in result.digests.values():
+        for stage, digest in stages.items():
+            found.setdefault(stage, set()).add(digest)
+    assert all(len(digests) == 1 for digests in found.values())
+    return {stage: digests.pop() for stage, digests in sorted(found.items())}
+
+
+def test_one_process_clips_so_that_the_norm_counts(whole: RunResult, gpt: Job) -> None:
+    assert max(m["grad_norm"] for m in whole.metrics) > gpt.train.clip
+
+
+@pytest.mark.parametrize("family", ["interleaved", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v"])
+def test_every_family_trains_to_the_bits_of_one_process(family: str, gpt: Job, whole: RunResult) -> None:
+    result = run(FAMILIES[family](gpt.shape), gpt, steps=STEPS)
+    assert_same_bits(result, whole)
+    assert sorted(by_stage(result)) == [0, 1, 2, 3]
+
+
+def test_all_stages_on_one_worker(whole: RunResult) -> None:
+    one = job(1, 1, 8, kind="gpt", shape={"chunks": 4}, memory={"limit": 32}, model={"layers": 4})
+    programs = {"0.0": " ".join(f"{s}{k}0.{j}" for j in range(8) for k, s in _down_and_up(4))}
+    assert_same_bits(run(Schedule.from_text(one.shape, programs), one, steps=STEPS), whole)
+
+
+def _down_and_up(stages: int) -> list[tuple[str, int]]:
+    return [("F", s) for s in range(stages)] + [("B", s) for s in reversed(range(stages))]
+
+
+@pytest.mark.parametrize("family", ["interleaved", "zb-v", "v-half", "dualpipe-v"])
+def test_processes_train_through_a_kill_and_a_rejoin_to_the_same_bits(
+    family: str, gpt: Job, whole: RunResult, launch: Run
+) -> None:
+    schedule = FAMILIES[family](gpt.shape)
+    result = launch(gpt, STEPS, "kill:1.1@1", "rejoin:1.1@3", schedule=schedule)
+    assert_same_bits(result, whole)
+    assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
+    assert result.digests == run(schedule, gpt, steps=STEPS).digests
+    assert result.directory is not None
+    for digest in {line["plan"] for line in result.metrics}:
+        ran = Schedule.load(result.directory / "plans" / f"{digest}.json")
+        assert check(ran, limits=gpt.activation_limits()) == []
+        assert all(ran.stages_of(worker) == schedule.stages_of(worker) for worker in ran.live)
+
+
+def test_planned_adaptive_schedules_train_to_the_same_bits(gpt: Job, whole: RunResult, launch: Run) -> None:
+    result = launch(gpt, STEPS, "kill:0.0@1", "kill:1.1@2", "rejoin:0.0@3")
+    assert_same_bits(result, whole)
+    assert [line["live_workers"] for line in result.metrics] == [4, 3, 2, 3, 3]
+    assert len({line["plan"] for line in result.metrics}) == 4
+
+
+def eager(schedule: Schedule) -> Schedule:
+    """Reduce and step of each stage right behind its last gradient, before other stages of the worker are done."""
+    programs = {}
+    for worker in schedule.live:
+        compute = [i for i in lower(schedule).program(worker) if not isinstance(i, ReduceGradients | OptimizerStep)]
+        for stage in schedule.stages_of(worker):
+            last = max(p for p, i in enumerate(compute) if getattr(i, "stage", None) == stage and str(i)[1] in "BIW")
+            end = next(
+                (p for p in range(last + 1, len(compute)) if not isinstance(compute[p], SendGradient)), len(compute)
+            )
+            compute[end:end] = [ReduceGradients(stage), OptimizerStep(stage)]
+        programs[worker] = compute
+    return Schedule.build(schedule.shape, programs, placement=schedule.placement)
+
+
+@pytest.mark.parametrize("family", [interleaved, zb_v])
+def test_a_stage_that_steps_before_its_neighbour_on_the_worker_reduces_is_undone_with_it(
+    family: object, launch: Run
+) -> None:
+    """The kill strikes before the second reduce of the worker; its peer has stepped the first stage by then."""
+    of = two_chunks(**FAR)
+    schedule = eager(family(of.shape))  # type: ignore[operator]
+    assert check(schedule, about_to_run=True) == []
+    text = schedule.text()["1.1"].split()
+    assert next(p for p, w in enumerate(text) if "STEP" in w) < max(p for p, w in enumerate(text) if "REDUCE" in w)
+    reference = alone(**FAR)
+    healthy = launch(of, STEPS, schedule=schedule)
+    assert_same_bits(healthy, reference)
+    assert healthy.modes["staggered"] == STEPS - 1
+    struck = launch(of, STEPS, "kill:1.1@2.reduce", schedule=schedule)
+    assert_same_bits(struck, reference)
+    assert by_stage(struck) == by_stage(healthy)
+    spoiled = launch(of, STEPS, "nan:1.1@2", schedule=schedule)
+    assert_same_bits(spoiled, reference)
+    assert spoiled.undone == [2]
+    assert kinds(spoiled) == ["generation", "fault", "generation", "undone"]
+
+
+def test_workers_of_a_rank_that_host_different_stages_are_refused() -> None:
+    shape = job(2, 2, 2).shape
+    schedule = Schedule.from_text(shape, {}, placement={"1.1": [0, 1]})
+    with pytest.raises(ScheduleError, match=r"places stages 0 1 on worker 1\.1 and 1 on 0\.1"):
+        stages_by_rank(shape, schedule)
+    assert stages_by_rank(shape, None) == [(0,), (1,)]
+    vee = zb_v(job(2, 2, 4, shape={"chunks": 2}).shape)
+    assert stages_by_rank(vee.shape, vee) == [(0, 3), (1, 2)]
+    assert vee.stages_of(Worker(1, 0)) == (0, 3)

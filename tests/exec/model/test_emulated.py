@@ -1,0 +1,131 @@
+"""Emulated stages: the profile's time, and contents that show exactly-once and misrouted messages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from recycle import MicroBatch, Profile, RunError
+from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.model.stage import Stage
+from tests.exec.drive import execute, micro_batches, one_f_one_b, reduce_gradients, small_job, split
+
+JOB = small_job(pipelines=3, ranks=2, micro_batches=4)
+FREE = Profile.uniform(0.0, 0.0, 0.0)
+
+
+def host(index: int) -> EmulatedStage:
+    return EmulatedStage(JOB, index, FREE)
+
+
+def pipeline() -> list[EmulatedStage]:
+    stages: list[Stage] = [host(0), host(1)]
+    for stage in stages:
+        stage.begin_iteration(7)
+    return stages
+
+
+def test_neither_the_protocol_nor_emulated_stages_import_megatron() -> None:
+    code = "import recycle.exec.model.emulated, sys; sys.exit('megatron' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_sum_of_all_hosts_shows_each_micro_batch_exactly_once() -> None:
+    pipelines = [pipeline() for _ in range(3)]
+    for home, stages in enumerate(pipelines):
+        batches = micro_batches(home, 4)
+        execute((stage, one_f_one_b(stage.index, 2, batches)) for stage in stages)
+    for index in range(2):
+        reduce_gradients([stages[index] for stages in pipelines])
+        expected = sum(host(index).gradient(7, MicroBatch(home, place)) for home in range(3) for place in range(4))
+        assert all(torch.equal(stages[index].gradient_buffers()[0], expected) for stages in pipelines)
+        assert pipelines[0][index].gradient_norms_squared() == [float((expected / 12).square().sum())]
+    assert len({stages[0].loss_sum() for stages in pipelines}) == 1
+    assert len({stages[1].loss_sum() for stages in pipelines}) == 3
+
+
+def test_weight_gradients_count_at_w_and_any_order_gives_the_same_bits() -> None:
+    whole, deferred = pipeline(), pipeline()
+    batches = micro_batches(0, 4)
+    execute((stage, one_f_one_b(stage.index, 2, batches)) for stage in whole)
+    execute((stage, split(one_f_one_b(stage.index, 2, batches), [])) for stage in deferred)
+    assert [stage.held_micro_batches() for stage in deferred] == [4, 4]
+    assert not deferred[0].gradient_buffers()[0].any()
+    for batch in reversed(batches):
+        for stage in deferred:
+            stage.backward_weight(batch)
+    for left, right in zip(whole, deferred, strict=True):
+        assert torch.equal(left.gradient_buffers()[0], right.gradient_buffers()[0])
+        assert right.held_micro_batches() == 0
+        left.step(7, 0.5)
+        right.step(7, 0.5)
+        assert left.state_digest() == right.state_digest() != host(left.index).state_digest()
+
+
+def test_a_message_for_another_micro_batch_stage_or_step_is_refused() -> None:
+    first, second = pipeline()
+    activation = first.forward(MicroBatch(0, 0), None)
+    with pytest.raises(RunError, match=r"stage 1, iteration 7: F of .* 0\.1: got a message that is not stage 0's"):
+        second.forward(MicroBatch(0, 1), activation)
+    second.begin_iteration(8)
+    with pytest.raises(RunError, match="iteration 8"):
+        second.forward(MicroBatch(0, 0), activation)
+    second.begin_iteration(7)
+    second.forward(MicroBatch(0, 0), activation)
+    with pytest.raises(RunError, match="B of micro-batch"):
+        first.backward(MicroBatch(0, 0), activation)
+
+
+def test_instructions_out_of_order_are_refused() -> None:
+    first, _ = pipeline()
+    batch = MicroBatch(0, 0)
+    with pytest.raises(RunError, match="its F has not run"):
+        first.backward_input(batch, None)
+    with pytest.raises(RunError, match="its I has not run"):
+        first.backward_weight(batch)
+    first.forward(batch, None)
+    with pytest.raises(RunError, match="already held"):
+        first.forward(batch, None)
+
+
+def test_time_and_bytes_are_the_profiles() -> None:
+    profile = Profile([9.0, 2.0], backward_input=3.0, backward_weight=5.0, message=4096.0, activation=[1.0, 50.0])
+    stage = EmulatedStage(JOB, 1, profile, scale=0.01)
+    first = EmulatedStage(JOB, 0, profile, scale=0.0)
+    assert stage.message_spec() == ((1024, 1, 1), torch.float32)
+    uneven = Profile([9.0, 2.0], message=[4096.0, 8.0])
+    assert [EmulatedStage(JOB, index, uneven).message_spec()[0] for index in (0, 1)] == [(1024, 1, 1)] * 2
+    seconds = []
+    batch = MicroBatch(0, 0)
+    activation = first.forward(batch, None)
+    assert activation.nbytes == 4096
+    for work in (
+        lambda: stage.forward(batch, activation),
+        lambda: stage.backward_input(batch, None),
+        lambda: stage.backward_weight(batch),
+    ):
+        assert stage.held_bytes() == (50.0 if seconds else 0.0)
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    assert stage.held_bytes() == 0.0
+    assert all(taken >= expected for taken, expected in zip(seconds, (0.02, 0.03, 0.05), strict=True))
+    assert sum(seconds) < 0.2
+
+
+def test_a_new_iteration_forgets_an_interrupted_one() -> None:
+    broken, clean = pipeline(), pipeline()
+    broken[0].forward(MicroBatch(0, 0), None)
+    broken[0].forward(MicroBatch(0, 1), None)
+    broken[0].gradient_buffers()[0].fill_(3.0)
+    for stage in broken:
+        stage.begin_iteration(7)
+    for stages in (broken, clean):
+        execute((stage, one_f_one_b(stage.index, 2, micro_batches(0, 4))) for stage in stages)
+    for left, right in zip(broken, clean, strict=True):
+        assert torch.equal(left.gradient_buffers()[0], right.gradient_buffers()[0])
+        assert left.loss_sum() == right.loss_sum()

@@ -1,0 +1,166 @@
+"""AdamW on flat parameters: same update as torch's plain one, and a state that exists before the first step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from recycle import Job, JobError
+from recycle.exec.model.optimizer import Optimizer, clip_factor, decays, learning_rate
+from recycle.job import TrainSection
+
+TRAIN = TrainSection(steps=30, warmup=10, learning_rate=1e-3, weight_decay=0.1)
+SHAPES = [(5, 7), (3, 4), (7,), (9,)]
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def gradients(step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def flat_gradient(optimizer: Optimizer, step: int) -> torch.Tensor:
+    flat = torch.zeros(optimizer.layout.size)
+    for view, gradient in zip(optimizer.layout.views(flat), gradients(step), strict=True):
+        view.copy_(gradient)
+    return flat
+
+
+def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth() -> None:
+    rates = [learning_rate(TRAIN, iteration) for iteration in range(40)]
+    assert rates[:11] == pytest.approx([1e-4 * (place + 1) for place in range(10)] + [1e-3])
+    assert rates[10:30] == sorted(rates[10:30], reverse=True)
+    assert rates[29] == pytest.approx(1e-4)
+    assert rates[29:] == [rates[29]] * 11
+    # Half way between iterations 10 and 29.
+    assert learning_rate(TRAIN, 19) + learning_rate(TRAIN, 20) == pytest.approx(1.1e-3)
+
+
+def test_without_warm_up_the_first_iteration_has_the_full_rate() -> None:
+    assert learning_rate(TrainSection(warmup=0, learning_rate=2e-3), 0) == 2e-3
+
+
+def test_warm_up_longer_than_the_run_is_harmless() -> None:
+    assert learning_rate(TrainSection(warmup=50, steps=10, learning_rate=1.0), 9) == pytest.approx(0.2)
+
+
+def test_clipping_brings_the_norm_down_to_the_limit_and_never_up() -> None:
+    assert clip_factor(1.0, 0.25) == 1.0
+    assert clip_factor(1.0, 16.0) == pytest.approx(0.25, rel=1e-6)
+    assert clip_factor(1.0, 0.0) == 1.0
+
+
+def test_weight_decay_leaves_norms_and_biases_alone() -> None:
+    optimizer = Optimizer(held := parameters(), TRAIN)
+    before = [parameter.detach().clone() for parameter in held]
+    optimizer.step(torch.zeros(optimizer.layout.size), 10, 1.0)
+    for parameter, old in zip(held, before, strict=True):
+        expected = old * (1 - 1e-3 * 0.1) if decays(parameter) else old
+        assert torch.allclose(parameter, expected, rtol=1e-7, atol=0)
+        assert torch.equal(parameter, old) != decays(parameter)
+
+
+def test_the_update_is_that_of_plain_adamw() -> None:
+    optimizer = Optimizer(held := parameters(), TRAIN)
+    plain = parameters()
+    reference = torch.optim.AdamW(
+        [{"params": plain[:2], "weight_decay": 0.1}, {"params": plain[2:], "weight_decay": 0.0}],
+        betas=(TRAIN.beta1, TRAIN.beta2),
+        eps=TRAIN.epsilon,
+        foreach=False,
+    )
+    for iteration in range(5):
+        optimizer.step(flat_gradient(optimizer, iteration), iteration, 0.5)
+        for parameter, gradient in zip(plain, gradients(iteration), strict=True):
+            parameter.grad = gradient * 0.5
+        for group in reference.param_groups:
+            group["lr"] = learning_rate(TRAIN, iteration)
+        reference.step()
+    for ours, theirs in zip(held, plain, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+    assert optimizer.state_tensors()[3].tolist() == [5.0, 5.0]
+
+
+def test_gaps_between_parameters_stay_zero() -> None:
+    optimizer = Optimizer(parameters(), TRAIN)
+    used = torch.zeros(optimizer.layout.size)
+    for view in optimizer.layout.views(used):
+        view.fill_(1)
+    for iteration in range(3):
+        optimizer.step(flat_gradient(optimizer, iteration), iteration, 1.0)
+    assert not optimizer.parameters[used == 0].any()
+
+
+def test_state_copied_before_the_first_step_or_later_gives_the_same_bits() -> None:
+    left = Optimizer(parameters(), TRAIN)
+    assert [tensor.shape for tensor in left.state_tensors()] == [(256,), (256,), (256,), (2,)]
+    for copy_at in (0, 2):
+        for iteration in range(copy_at):
+            left.step(flat_gradient(left, iteration), iteration, 1.0)
+        right = Optimizer([torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES], TRAIN)
+        for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
+            mine.copy_(theirs)
+        for iteration in range(copy_at, copy_at + 3):
+            left.step(flat_gradient(left, iteration), iteration, 0.7)
+            right.step(flat_gradient(right, iteration), iteration, 0.7)
+        for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_parameters_that_decay_must_come_first() -> None:
+    with pytest.raises(ValueError, match="first"):
+        Optimizer(list(reversed(parameters())), TRAIN)
+
+
+def test_a_stage_without_parameters_can_step() -> None:
+    optimizer = Optimizer([], TRAIN)
+    optimizer.step(torch.zeros(0), 0, 1.0)
+    assert math.prod(optimizer.parameters.shape) == 0
+
+
+@pytest.mark.parametrize("warmup", [0, 10])
+@pytest.mark.parametrize(
+    ("schedule", "minimum"), [("constant", 0.0), ("linear", 1e-5), ("cosine", 0.0), ("cosine", 2e-4)]
+)
+def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(schedule: str, minimum: float, warmup: int) -> None:
+    train = TrainSection(steps=30, warmup=warmup, schedule=schedule, minimum_learning_rate=minimum, learning_rate=1e-3)
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    reference = OptimizerParamScheduler(
+        plain,
+        init_lr=0.0,
+        max_lr=train.learning_rate,
+        min_lr=minimum,
+        lr_warmup_steps=warmup,
+        lr_decay_steps=train.steps,
+        lr_decay_style=schedule,
+        start_wd=0.01,
+        end_wd=0.01,
+        wd_incr_steps=train.steps,
+        wd_incr_style="constant",
+    )
+    for iteration in range(40):
+        assert learning_rate(train, iteration) == plain.param_groups[0]["lr"], iteration
+        reference.step(1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("minimum_learning_rate = 1e-4", 'minimum_learning_rate: needs schedule = "linear" or "cosine"'),
+        ('schedule = "constant"\nminimum_learning_rate = 1e-4', "minimum_learning_rate: needs schedule"),
+        ('schedule = "linear"\nminimum_learning_rate = 1.0', "minimum_learning_rate: 1 is above learning_rate = 0.001"),
+        ('schedule = "cosine"\nwarmup = 30', "warmup: 30 iterations, but steps = 30"),
+        ('schedule = "step"', "schedule: invalid enum value 'step'"),
+        ("sharded_optimizer = true", "sharded_optimizer: with one shard of the optimizer's state per worker"),
+    ],
+)
+def test_keys_that_do_not_fit_together_are_named(keys: str, message: str) -> None:
+    with pytest.raises(JobError, match=rf"job: \[train\] {message}"):
+        Job.from_toml(f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[train]\n{keys}")

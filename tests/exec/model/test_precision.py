@@ -1,0 +1,83 @@
+"""bf16: weights, activations and messages of half the size, gradients and updates in fp32 or wider."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recycle import RunError
+from recycle.exec import run
+from recycle.exec.model.stage import build_stage, require_precision
+from recycle.ir.families import one_f_one_b, zb_v
+from tests.exec.drive import CPU, build_pipeline, corpus_of, differing, gradients_by_name, run_pipelines, small_job
+from tests.exec.runs import Run, job
+
+STEPS = 5
+HALF = {"precision": "bf16"}
+
+
+def test_weights_activations_and_messages_are_bf16_and_what_sums_and_updates_is_not() -> None:
+    stages = build_pipeline(small_job(train=HALF))
+    assert stages[0].message_spec() == ((32, 1, 64), torch.bfloat16)
+    run_pipelines([stages], 0, 4)
+    for stage in stages:
+        assert {parameter.dtype for parameter in stage.parameters.values()} == {torch.bfloat16}
+        assert stage.gradient_buffers()[0].dtype == torch.float64
+        assert {gradient.dtype for gradient in stage.mean_gradients().values()} == {torch.float32}
+        assert [t.dtype for t in stage.state_tensors()] == [torch.float32] * 4 + [torch.bfloat16]
+
+
+def test_working_weights_are_the_rounded_fp32_ones_which_start_as_without() -> None:
+    (half,), (full,) = build_pipeline(small_job(ranks=1, train=HALF)), build_pipeline(small_job(ranks=1))
+    assert half.state_tensors()[0].equal(full.state_tensors()[0])
+    small = 1e-6  # far below what bf16 can tell from a weight, so only fp32 keeps it
+    run_pipelines([[half]], 0, 4)
+    before = half.state_tensors()[0].clone()
+    half.step(0, small)
+    after, working = half.state_tensors()[0], half.state_tensors()[4]
+    assert not after.equal(before)
+    assert working.equal(after.bfloat16())
+    name = "decoder.layers.0.mlp.linear_fc1.weight"
+    assert half.parameters[name].data_ptr() in range(working.data_ptr(), working.data_ptr() + working.nbytes)
+
+
+def test_gradients_do_not_depend_on_the_number_of_stages_and_are_near_those_of_fp32() -> None:
+    results = []
+    for ranks in (1, 2, 4):
+        stages = build_pipeline(small_job(ranks=ranks, train=HALF))
+        results.append((run_pipelines([stages], step=2, count=4), gradients_by_name(stages)))
+    for loss, gradients in results[1:]:
+        assert loss == results[0][0]
+        assert differing(gradients, results[0][1]) == []
+    full = build_pipeline(small_job(ranks=1))
+    assert run_pipelines([full], 2, 4) == pytest.approx(results[0][0], rel=2e-3)
+    for name, gradient in gradients_by_name(full).items():
+        error = float((gradient - results[0][1][name]).norm() / gradient.norm())
+        assert 0 < error < 0.03, name
+
+
+def test_a_run_through_a_kill_an_undo_and_a_rejoin_has_the_bits_of_one_process(launch: Run) -> None:
+    train = HALF | {"clip": 1e3}
+    of = job(2, 2, 3, kind="gpt", memory={"limit": 8}, model={"layers": 4}, train=train)
+    one = job(1, 1, 6, kind="gpt", memory={"limit": 8}, model={"layers": 4}, train=train)
+    reference = run(one_f_one_b(one.shape), one, steps=STEPS)
+    result = launch(of, STEPS, "nan:0.0@1", "kill:1.1@2", "rejoin:1.1@4")
+    assert result.losses == reference.losses
+    assert result.undone[0] == 1
+    assert result.digests["0.1"] == result.digests["1.1"]
+    vee = job(1, 2, 6, kind="gpt", shape={"chunks": 2}, memory={"limit": 12}, model={"layers": 4}, train=train)
+    assert run(zb_v(vee.shape), vee, steps=STEPS).losses == reference.losses
+    assert reference.losses[-1] < reference.losses[0]
+
+
+def test_a_device_without_bf16_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("\"layer_norm\" not implemented for 'BFloat16'\nand a second line")
+
+    monkeypatch.setattr(torch.nn.functional, "layer_norm", refuse)
+    of = small_job(train=HALF)
+    with pytest.raises(RunError, match=r"\[train\] precision: cpu cannot compute in bf16 .*; use fp32") as error:
+        build_stage(of, 0, CPU, corpus_of(of.to_toml()))
+    assert "\n" not in str(error.value)
+    monkeypatch.undo()
+    require_precision("bf16", CPU)

@@ -1,0 +1,102 @@
+"""Recomputation: between F and I only the input is held, and every bit is as without."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from recycle import MicroBatch
+from recycle.exec import run
+from recycle.exec.model.stage import MegatronStage
+from recycle.ir.families import one_f_one_b, zb_h1
+from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_pipelines, small_job
+from tests.exec.runs import job
+
+FULL = {"recompute": "full"}
+BATCH = MicroBatch(0, 0)
+
+
+@pytest.mark.parametrize("model", [{}, {"dropout": 0.2}, {"tied": True}])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_loss_and_gradients_are_those_without(model: dict, precision: str, ranks: int) -> None:
+    results = []
+    for keys in (model, model | FULL):
+        stages = build_pipeline(small_job(ranks=ranks, model=keys, train={"precision": precision}))
+        results.append((run_pipelines([stages], 1, 4), gradients_by_name(stages)))
+    (loss, gradients), (again_loss, again) = results
+    assert again_loss == loss
+    assert differing(gradients, again) == []
+
+
+def saved_bytes(stage: MegatronStage, activation: torch.Tensor | None) -> int:
+    """Bytes that autograd keeps of one forward, parameters aside."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters.values()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    stage.begin_iteration(0)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        stage.forward(BATCH, activation)
+    return sum(kept.values())
+
+
+def test_nothing_but_the_input_is_held_between_f_and_i() -> None:
+    (shape, _), entry = build_pipeline(small_job())[0].message_spec(), None
+    for index in (0, 1):
+        plain, full = (build_pipeline(small_job(model=model))[index] for model in ({}, FULL))
+        entry = None if index == 0 else torch.randn(shape)
+        message = 4 * 32 * 64
+        assert saved_bytes(plain, entry) > 2 * 10 * message
+        assert saved_bytes(full, entry) == 0
+        kept, output = full._activations[BATCH]
+        assert output is None
+        assert (kept is None) == (entry is None)
+        if entry is not None:
+            assert kept.untyped_storage().data_ptr() == entry.untyped_storage().data_ptr()
+            assert kept.untyped_storage().nbytes() == message
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_w_needs_is_held_from_i_on_as_without(index: int) -> None:
+    held = []
+    for model in ({}, FULL):
+        stage = build_pipeline(small_job(model=model))[index]
+        stage.begin_iteration(0)
+        stage.forward(BATCH, torch.randn(32, 1, 64) if index else None)
+        stage.backward_input(BATCH, None if index else torch.randn(32, 1, 64))
+        waiting = [tensor for work in stage._store._waiting[BATCH] for tensor in work.args[2:]]
+        held.append(sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in waiting}.values()))
+    assert held[0] == held[1] > 0
+
+
+def test_after_i_the_activations_that_w_does_not_need_are_gone() -> None:
+    _, last = build_pipeline(small_job(model=FULL))
+    last.begin_iteration(0)
+    last.forward(BATCH, torch.randn(32, 1, 64))
+    entry = weakref.ref(last._activations[BATCH][0])
+    assert last.held_micro_batches() == 1
+    gradient = last.backward_input(BATCH, None)
+    gc.collect()
+    assert gradient is not None
+    assert entry() is None
+    assert last.held_micro_batches() == 1
+    last.backward_weight(BATCH)
+    assert last.held_micro_batches() == 0
+
+
+def test_the_loss_counts_once() -> None:
+    results = []
+    for model in ({}, FULL):
+        of = job(1, 2, 4, kind="gpt", model={"layers": 4} | model)
+        results.append([run(family(of.shape), of, steps=3).losses for family in (one_f_one_b, zb_h1)])
+    assert results[0] == results[1]
+    assert results[0][0] == results[0][1]

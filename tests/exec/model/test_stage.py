@@ -1,0 +1,326 @@
+"""MegatronStage: the same bits however the model is split, the backward is split, and the work is routed."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from recycle import Job, MicroBatch, RunError
+from recycle.exec.model.optimizer import clip_factor
+from recycle.exec.model.stage import MegatronStage, build_stage
+from recycle.job import ShapeSection
+from tests.exec.drive import (
+    CPU,
+    build_pipeline,
+    corpus_of,
+    differing,
+    execute,
+    gradients_by_name,
+    micro_batches,
+    norm_squared_of,
+    one_f_one_b,
+    reduce_gradients,
+    reduce_tied,
+    run_pipelines,
+    small_job,
+    split,
+)
+
+BATCH = MicroBatch(0, 0)
+FAST = {"accumulation": "fast"}
+
+
+def begin(stages: Sequence[MegatronStage], step: int = 0) -> None:
+    for stage in stages:
+        stage.begin_iteration(step)
+
+
+def in_order(stages: Sequence[MegatronStage], batches: Sequence[MicroBatch]) -> None:
+    """F and B of each micro-batch through a whole pipeline, one after another."""
+    for batch in batches:
+        execute((stage, [("F", batch), ("B", batch)]) for stage in stages)
+
+
+@pytest.mark.parametrize("accumulation", ["exact", "fast"])
+def test_losses_and_gradients_are_the_same_bits_for_one_two_and_four_stages(accumulation: str) -> None:
+    results = []
+    for ranks in (1, 2, 4):
+        stages = build_pipeline(small_job(ranks=ranks, train={"accumulation": accumulation}))
+        loss = run_pipelines([stages], step=2, count=4)
+        results.append((loss, gradients_by_name(stages)))
+    loss, gradients = results[0]
+    assert len(gradients) == 53
+    assert all(gradient.any() for gradient in gradients.values())
+    assert loss / 4 == pytest.approx(math.log(256), abs=0.2)
+    for other_loss, other in results[1:]:
+        assert other_loss == loss
+        assert differing(gradients, other) == []
+
+
+@pytest.mark.parametrize("layers", [[0, 2, 2, 0], [1, 0, 0, 3], [0, 0, 4, 0]])
+def test_a_stage_may_have_no_layers(layers: list[int]) -> None:
+    whole = build_pipeline(small_job(ranks=1))
+    uneven = build_pipeline(small_job(ranks=4, model={"split": layers}))
+    assert run_pipelines([whole], 0, 2) == run_pipelines([uneven], 0, 2)
+    assert differing(gradients_by_name(whole), gradients_by_name(uneven)) == []
+    for stage in uneven:
+        stage.step(0, clip_factor=1.0)
+    assert [stage.state_tensors()[3].tolist() for stage in uneven] == [[1.0, 1.0]] * 4
+
+
+def test_grouped_micro_batches_of_several_rows_work() -> None:
+    job = small_job(ranks=2, data={"micro_batch_size": 3})
+    whole, halves = build_pipeline(small_job(ranks=1, data={"micro_batch_size": 3})), build_pipeline(job)
+    assert halves[0].message_spec() == ((32, 3, 64), torch.float32)
+    assert run_pipelines([whole], 0, 4) == run_pipelines([halves], 0, 4)
+    assert differing(gradients_by_name(whole), gradients_by_name(halves)) == []
+
+
+@pytest.mark.parametrize(
+    ("weight_order", "model", "train"),
+    [
+        ([0, 1, 2, 3], {}, {}),
+        ([3, 1, 0, 2], {}, {}),
+        ([3, 1, 0, 2], {"tied": True}, {}),
+        ([3, 1, 0, 2], {"dropout": 0.1}, {}),
+        ([3, 1, 0, 2], {"recompute": "full"}, {}),
+        ([3, 1, 0, 2], {"recompute": "full", "dropout": 0.1, "tied": True}, {"precision": "bf16"}),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_i_and_deferred_w_in_any_order_equal_whole_b(
+    weight_order: list[int], model: dict, train: dict, ranks: int
+) -> None:
+    batches = micro_batches(0, 4)
+    job = small_job(ranks=ranks, model=model, train=train)
+    whole, deferred = build_pipeline(job), build_pipeline(job)
+    run_pipelines([whole], 5, 4)
+    begin(deferred, 5)
+    order = [batches[place] for place in weight_order]
+    execute((stage, split(one_f_one_b(stage.index, ranks, batches), order)) for stage in deferred)
+    reduce_tied(deferred)
+    for left, right in zip(whole, deferred, strict=True):
+        assert torch.equal(left.gradient_buffers()[0], right.gradient_buffers()[0])
+        assert left.gradient_norms_squared() == right.gradient_norms_squared()
+    assert whole[-1].loss_sum() == deferred[-1].loss_sum()
+
+
+def test_fast_i_and_w_in_micro_batch_order_equal_whole_b() -> None:
+    batches = micro_batches(0, 4)
+    whole, deferred = (build_pipeline(small_job(train=FAST)) for _ in range(2))
+    run_pipelines([whole], 5, 4)
+    begin(deferred, 5)
+    execute((stage, split(one_f_one_b(stage.index, 2, batches), batches)) for stage in deferred)
+    assert differing(gradients_by_name(whole), gradients_by_name(deferred)) == []
+
+
+def rerouted(job: Job, pipelines: list[list[MegatronStage]], step: int) -> float:
+    """One iteration in which worker 1.1's micro-batches run on 0.1 and 2.1, interleaved with their own."""
+    for stages in pipelines:
+        begin(stages, step)
+    home = [micro_batches(pipeline, job.shape.micro_batches) for pipeline in range(3)]
+    (own, _, other), adopted = home, home[1]
+    last = {0: [adopted[0], own[0], adopted[2], *own[1:]], 2: [other[0], adopted[3], *other[1:], adopted[1]]}
+    for pipeline, batches in last.items():
+        firsts = [(pipelines[batch.pipeline][0], [("F", batch), ("B", batch)]) for batch in batches]
+        for (first, program), batch in zip(firsts, batches, strict=True):
+            execute([(first, program), (pipelines[pipeline][1], [("F", batch), ("B", batch)])])
+    reduce_gradients([stages[0] for stages in pipelines])
+    reduce_gradients([pipelines[0][1], pipelines[2][1]])
+    return pipelines[0][1].loss_sum() + pipelines[2][1].loss_sum()
+
+
+def train(job: Job, steps: int, lost: bool) -> tuple[list[float], list[str]]:
+    """Losses, and digests of stage 0 and stage 1 at the end, with worker 1.1 there or lost throughout."""
+    pipelines = [build_pipeline(job) for _ in range(3)]
+    losses = []
+    for step in range(steps):
+        losses.append(rerouted(job, pipelines, step) if lost else run_pipelines(pipelines, step, 4))
+        live = [stages[0] for stages in pipelines] + [pipelines[place][1] for place in ((0, 2) if lost else (0, 1, 2))]
+        norm_squared = norm_squared_of(pipelines[0])
+        for stage in live:
+            stage.step(step, clip_factor(job.train.clip, norm_squared))
+    for index in (0, 1):
+        assert len({stage.state_digest() for stage in live if stage.index == index}) == 1
+    return losses, [pipelines[0][0].state_digest(), pipelines[0][1].state_digest()]
+
+
+def test_three_pipelines_with_a_dead_workers_micro_batches_spread_over_two_peers_give_fault_free_bits() -> None:
+    job = small_job(pipelines=3)
+    assert train(job, 3, lost=True) == train(job, 3, lost=False)
+
+
+def test_plain_fp32_sums_differ_when_micro_batches_are_routed_otherwise() -> None:
+    job = small_job(pipelines=3, train=FAST)
+    (lost, lost_state), (healthy, state) = train(job, 3, lost=True), train(job, 3, lost=False)
+    assert lost_state != state
+    assert lost != healthy
+    assert lost == pytest.approx(healthy, rel=1e-5)
+
+
+def test_the_gradient_buffer_is_fp64_when_exact_and_fp32_when_fast() -> None:
+    exact, fast = build_pipeline(small_job(ranks=1)), build_pipeline(small_job(ranks=1, train=FAST))
+    assert [buffer.dtype for buffer in exact[0].gradient_buffers()] == [torch.float64]
+    assert [buffer.dtype for buffer in fast[0].gradient_buffers()] == [torch.float32]
+    run_pipelines([exact], 0, 4)
+    run_pipelines([fast], 0, 4)
+    left, right = gradients_by_name(exact), gradients_by_name(fast)
+    assert max(float((left[name] - right[name]).abs().max()) for name in left) < 1e-7
+    norm_squared = math.fsum(float(gradient.double().square().sum()) for gradient in left.values())
+    assert norm_squared_of(exact) == pytest.approx(norm_squared, rel=1e-6)
+
+
+def test_a_gradient_beyond_the_bound_makes_the_norm_not_finite() -> None:
+    stages = build_pipeline(small_job(train={"gradient_exponent": -20}))
+    run_pipelines([stages], 0, 4)
+    assert not any(math.isfinite(norm_squared_of([stage])) for stage in stages)
+
+
+def test_a_weight_that_is_not_a_number_makes_loss_and_norm_not_finite() -> None:
+    stages = build_pipeline(small_job())
+    with torch.no_grad():
+        stages[0].parameters["decoder.layers.0.mlp.linear_fc1.weight"][0, 0] = math.nan
+    assert not math.isfinite(run_pipelines([stages], 0, 4))
+    assert not any(math.isfinite(norm_squared_of([stage])) for stage in stages)
+
+
+def test_an_interrupted_iteration_leaves_nothing_behind() -> None:
+    stages = build_pipeline(small_job())
+    expected = run_pipelines([stages], 1, 4), [stage.gradient_buffers()[0].clone() for stage in stages]
+    batches = micro_batches(0, 4)
+    begin(stages, 1)
+    held = weakref.ref(stages[0].forward(batches[0], None))
+    stages[1].forward(batches[0], stages[0].forward(batches[1], None))
+    stages[1].backward_input(batches[0], None)
+    stages[0].parameters["decoder.layers.0.mlp.linear_fc1.bias"].grad = torch.ones(256)
+    begin(stages, 1)
+    gc.collect()
+    assert held() is None
+    assert [stage.held_micro_batches() for stage in stages] == [0, 0]
+    assert not any(stage.gradient_buffers()[0].any() for stage in stages)
+    assert stages[1].loss_sum() == 0.0
+    assert run_pipelines([stages], 1, 4) == expected[0]
+    assert all(map(torch.equal, (stage.gradient_buffers()[0] for stage in stages), expected[1]))
+
+
+def test_memory_is_held_from_f_to_w() -> None:
+    first, last = build_pipeline(small_job())
+    begin([first, last])
+    held = []
+    activation = first.forward(BATCH, None)
+    last.forward(BATCH, activation)
+    held.append(last.held_micro_batches())
+    last.forward(MicroBatch(0, 1), activation)
+    held.append(last.held_micro_batches())
+    last.backward_input(BATCH, None)
+    held.append(last.held_micro_batches())
+    last.backward_weight(BATCH)
+    held.append(last.held_micro_batches())
+    last.backward(MicroBatch(0, 1), None)
+    held.append(last.held_micro_batches())
+    assert held == [1, 2, 2, 1, 0]
+
+
+def test_after_i_the_activations_that_w_does_not_need_are_gone() -> None:
+    first, last = build_pipeline(small_job())
+    begin([first, last])
+    last.forward(BATCH, first.forward(BATCH, None))
+    entry = weakref.ref(last._activations[BATCH][0])
+    last.backward_input(BATCH, None)
+    gc.collect()
+    assert entry() is None
+
+
+def test_messages_are_detached_and_have_the_stated_shape() -> None:
+    first, last = build_pipeline(small_job())
+    begin([first, last])
+    activation = first.forward(BATCH, None)
+    assert (tuple(activation.shape), activation.dtype) == first.message_spec() == ((32, 1, 64), torch.float32)
+    assert not activation.requires_grad
+    assert last.forward(BATCH, activation) is None
+    gradient = last.backward(BATCH, None)
+    assert (tuple(gradient.shape), gradient.dtype) == last.message_spec()
+    assert not gradient.requires_grad
+    assert first.backward(BATCH, gradient) is None
+    assert first.loss_sum() is None
+
+
+def test_instructions_out_of_order_name_stage_and_micro_batch() -> None:
+    first, last = build_pipeline(small_job())
+    begin([first, last], 4)
+    with pytest.raises(RunError, match=r"stage 0, iteration 4: B of micro-batch 0\.0: its F has not run"):
+        first.backward(BATCH, torch.zeros(32, 1, 64))
+    activation = first.forward(BATCH, None)
+    with pytest.raises(RunError, match="already held"):
+        first.forward(BATCH, None)
+    with pytest.raises(RunError, match=r"W of micro-batch .* its I has not run"):
+        first.backward_weight(BATCH)
+    with pytest.raises(RunError, match="the last stage takes no gradient"):
+        first.backward_input(BATCH, None)
+    with pytest.raises(RunError, match="stage 0 takes no input"):
+        first.forward(MicroBatch(0, 1), activation)
+    with pytest.raises(RunError, match="stage 0 takes no input"):
+        last.forward(BATCH, None)
+
+
+def test_every_parameter_is_part_of_the_state_and_a_copy_goes_on_with_equal_bits() -> None:
+    job = small_job()
+    stages = build_pipeline(job)
+    untouched = [stage.state_digest() for stage in stages]
+    assert untouched == [stage.state_digest() for stage in build_pipeline(job)]
+    for step in range(2):
+        run_pipelines([stages], step, 4)
+        for stage in stages:
+            stage.step(step, clip_factor=0.5)
+    assert all(stage.state_digest() != old for stage, old in zip(stages, untouched, strict=True))
+    joined = build_pipeline(job)
+    for mine, theirs in zip(joined, stages, strict=True):
+        for tensor, source in zip(mine.state_tensors(), theirs.state_tensors(), strict=True):
+            tensor.copy_(source)
+        assert mine.state_digest() == theirs.state_digest()
+        assert all(torch.equal(mine.parameters[name], theirs.parameters[name]) for name in theirs.parameters)
+    assert run_pipelines([joined], 2, 4) == run_pipelines([stages], 2, 4)
+    for stage in (*joined, *stages):
+        stage.step(2, clip_factor=1.0)
+    assert [stage.state_digest() for stage in joined] == [stage.state_digest() for stage in stages]
+
+
+def test_a_step_can_be_undone_from_a_copy_of_the_state() -> None:
+    (stage,) = build_pipeline(small_job(ranks=1))
+    run_pipelines([[stage]], 0, 4)
+    saved = [tensor.clone() for tensor in stage.state_tensors()]
+    before = stage.state_digest()
+    stage.step(0, 1.0)
+    assert stage.state_digest() != before
+    for tensor, copy in zip(stage.state_tensors(), saved, strict=True):
+        tensor.copy_(copy)
+    assert stage.state_digest() == before
+
+
+def test_training_learns_the_text() -> None:
+    job = small_job(ranks=2, train={"learning_rate": 1e-2, "warmup": 2, "steps": 20}, data={"micro_batch_size": 4})
+    stages = build_pipeline(job)
+    losses = []
+    for step in range(20):
+        losses.append(run_pipelines([stages], step, 4) / 4)
+        factor = clip_factor(job.train.clip, norm_squared_of(stages))
+        for stage in stages:
+            stage.step(step, factor)
+    assert losses[0] == pytest.approx(math.log(256), abs=0.2)
+    assert losses[-1] < 3.6
+
+
+def test_data_depends_on_the_iteration() -> None:
+    stages = build_pipeline(small_job(ranks=1))
+    assert run_pipelines([stages], 0, 4) != run_pipelines([stages], 1, 4)
+
+
+def test_tensor_parallelism_is_refused() -> None:
+    job = Job(grid=ShapeSection(1, 2, 2, tensor_parallel=2))
+    with pytest.raises(RunError, match=r"\[shape\] tensor_parallel: 2"):
+        build_stage(job, 0, CPU, corpus_of(job.to_toml()))

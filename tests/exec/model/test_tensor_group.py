@@ -1,0 +1,114 @@
+"""The group inside a worker: torch's all-reduce on it, with sums in the order of tensor ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from recycle import RunError
+from recycle.exec.model.gpt import ensure_parallel_state
+from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.transport.base import TransportError
+
+
+class Board:
+    """What the ranks of a test, threads of one process, give each other."""
+
+    def __init__(self, size: int) -> None:
+        self._given: list[torch.Tensor] = [torch.empty(0)] * size
+        self._met = threading.Barrier(size)
+
+    def exchange(self, rank: int, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        def pending() -> list[torch.Tensor]:
+            self._given[rank] = tensor.clone()
+            self._met.wait(60)
+            found = list(self._given)
+            self._met.wait(60)
+            return found
+
+        return pending
+
+
+def on_all(size: int, action: Callable[[TensorGroup], torch.Tensor]) -> list[torch.Tensor]:
+    board, results = Board(size), [torch.empty(0)] * size
+
+    def run(rank: int) -> None:
+        group = TensorGroup(rank, size)
+        group.connect(lambda tensor: board.exchange(rank, tensor))
+        results[rank] = action(group)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def addend(rank: int) -> torch.Tensor:
+    return torch.randn(1000, generator=torch.Generator().manual_seed(rank))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_sum_is_that_in_the_order_of_ranks_on_every_rank(size: int) -> None:
+    def action(group: TensorGroup) -> torch.Tensor:
+        tensor = addend(group.rank())
+        dist.all_reduce(tensor, group=group)
+        return tensor
+
+    expected = addend(0)
+    for rank in range(1, size):
+        expected = expected + addend(rank)
+    for found in on_all(size, action):
+        assert torch.equal(found, expected)
+
+
+def test_a_sum_under_way_is_there_after_its_wait_and_is_waited_for_once() -> None:
+    def action(group: TensorGroup) -> torch.Tensor:
+        tensor = addend(group.rank()).reshape(10, 100).t()  # not contiguous
+        pending = dist.all_reduce(tensor, group=group, async_op=True)
+        assert pending is not None
+        pending.wait()
+        pending.wait()
+        return tensor
+
+    for found in on_all(2, action):
+        assert torch.equal(found, (addend(0) + addend(1)).reshape(10, 100).t())
+
+
+def test_the_largest() -> None:
+    def action(group: TensorGroup) -> torch.Tensor:
+        tensor = addend(group.rank())
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        return tensor
+
+    for found in on_all(2, action):
+        assert torch.equal(found, torch.maximum(addend(0), addend(1)))
+
+
+def test_between_generations_there_is_no_group() -> None:
+    group = TensorGroup(1, 2)
+    assert (group.rank(), group.size()) == (1, 2)
+    with pytest.raises(RunError, match="outside of a generation"):
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+def test_the_error_of_an_exchange_is_what_torch_raises() -> None:
+    """Also where torch knows a world of its own, and describes the group of whatever fails."""
+    ensure_parallel_state(torch.device("cpu"))
+
+    def start(_: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        raise TransportError("a peer is gone")
+
+    def wait() -> list[torch.Tensor]:
+        raise TransportError("the generation is over")
+
+    group = TensorGroup(1, 2)
+    for exchange, says in ((start, "a peer is gone"), (lambda _: wait, "the generation is over")):
+        group.connect(exchange)
+        with pytest.raises(TransportError, match=says):
+            dist.all_reduce(torch.ones(1), group=group)

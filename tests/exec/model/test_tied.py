@@ -1,0 +1,180 @@
+"""An embedding that the output layer shares: two stages reduce its gradient together, to the bits of one stage."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recycle import Job, Schedule, ScheduleError, check, simulate
+from recycle.exec import run
+from recycle.exec.launch.launcher import RunResult
+from recycle.exec.model.gpt import build_part, global_names
+from recycle.exec.transport.base import tie_groups
+from recycle.ir.families import FAMILIES, one_f_one_b
+from recycle.plans import with_ties
+from recycle.solve.planner import plan
+from tests.exec.drive import (
+    build_pipeline,
+    corpus_of,
+    differing,
+    gradients_by_name,
+    norm_squared_of,
+    run_pipelines,
+    small_job,
+)
+from tests.exec.runs import Run, job
+
+STEPS = 5
+SHARED = "embedding.word_embeddings.weight"
+
+
+def tied(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1, **train: object) -> Job:
+    return job(
+        pipelines,
+        ranks,
+        micro_batches,
+        kind="gpt",
+        shape={"chunks": chunks},
+        memory={"limit": 8 * chunks},
+        model={"layers": 4, "tied": True},
+        train=train,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole() -> RunResult:
+    one = tied(1, 1, 6)
+    return run(one_f_one_b(one.shape), one, steps=STEPS)
+
+
+def assert_same_bits(result: RunResult, reference: RunResult) -> None:
+    assert result.losses == reference.losses
+    assert [m["grad_norm"] for m in result.metrics] == [m["grad_norm"] for m in reference.metrics]
+
+
+@pytest.mark.parametrize("accumulation", ["exact", "fast"])
+def test_the_shared_weight_has_the_sum_of_both_uses_gradients_however_the_model_is_split(accumulation: str) -> None:
+    results = []
+    for ranks in (1, 2, 4):
+        of = small_job(ranks=ranks, model={"tied": True}, train={"accumulation": accumulation})
+        stages = build_pipeline(of)
+        assert [SHARED in stage.parameters for stage in stages] == [s in (0, ranks - 1) for s in range(ranks)]
+        loss = run_pipelines([stages], step=2, count=4)
+        gradients = gradients_by_name(stages)
+        assert stages[-1].mean_gradients()[SHARED].equal(gradients[SHARED])
+        assert len(gradients) == 52
+        results.append((loss, gradients, norm_squared_of(stages)))
+    for other_loss, gradients, norm_squared in results[1:]:
+        assert other_loss == results[0][0]
+        different = differing(results[0][1], gradients)
+        assert different == ([] if accumulation == "exact" else different and [SHARED])
+        if accumulation == "exact":
+            assert norm_squared == results[0][2]
+    untied = build_pipeline(small_job(ranks=1))
+    run_pipelines([untied], step=2, count=4)
+    assert not untied[0].mean_gradients()[SHARED].equal(results[0][1][SHARED])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_gradients_are_those_of_megatron_cores_own_model_by_plain_autograd(is_tied: bool, precision: str) -> None:
+    of = small_job(1, 1, 1, model={"tied": is_tied}, train={"precision": precision})
+    (stage,) = build_pipeline(of)
+    loss = run_pipelines([[stage]], step=0, count=1)
+    plain = build_part(of, 0)
+    if precision == "bf16":
+        plain.bfloat16()
+    tokens, labels = corpus_of(of.to_toml()).batch(0, 0)
+    mean = plain(
+        input_ids=tokens, position_ids=torch.arange(32).expand(1, 32), attention_mask=None, labels=labels
+    ).mean()
+    mean.backward()
+    assert float(mean) == pytest.approx(loss, rel=1e-12)
+    expected = global_names(plain, 0)
+    gradients = stage.mean_gradients()
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        if name == SHARED and is_tied:
+            # autograd adds the two uses in the weight's type, we in fp64
+            error = (gradient - expected[name].grad.float()).norm() / gradient.norm()
+            assert error < (4e-3 if precision == "bf16" else 1e-7)
+        else:
+            torch.testing.assert_close(gradient, expected[name].grad.float(), rtol=0, atol=2.0**-44)
+
+
+def test_both_copies_stay_equal_to_the_last_bit() -> None:
+    stages = build_pipeline(small_job(ranks=2, model={"tied": True}))
+    for step in range(2):
+        run_pipelines([stages], step, 4)
+        for stage in stages:
+            stage.step(step, clip_factor=0.5)
+        assert stages[0].parameters[SHARED].equal(stages[1].parameters[SHARED])
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "family"), [(2, 1, "1f1b"), (4, 1, "zb-h1"), (2, 2, "interleaved")])
+def test_the_bits_do_not_depend_on_where_first_and_last_stage_lie(
+    ranks: int, chunks: int, family: str, whole: RunResult
+) -> None:
+    of = tied(1, ranks, 6, chunks)
+    assert_same_bits(run(FAMILIES[family](of.shape), of, steps=STEPS), whole)
+
+
+def test_first_and_last_stage_on_one_worker(whole: RunResult) -> None:
+    vee = tied(1, 2, 6, 2)
+    schedule = FAMILIES["zb-v"](vee.shape)
+    assert schedule.stages_of(schedule.live[0]) == (0, 3)
+    assert_same_bits(run(schedule, vee, steps=STEPS), whole)
+    both = tied(1, 1, 6, 2)
+    text = " ".join(f"0F0.{j} 1F0.{j} 1I0.{j} 0I0.{j} 0W0.{j} 1W0.{j}" for j in range(6))
+    assert_same_bits(run(Schedule.from_text(both.shape, {"0.0": text}), both, steps=STEPS), whole)
+
+
+@pytest.mark.parametrize("victim", ["1.0", "1.1"])
+def test_a_worker_of_the_first_or_the_last_stage_may_die_and_come_back(
+    victim: str, whole: RunResult, launch: Run
+) -> None:
+    of = tied(2, 2, 3)
+    result = launch(of, STEPS, f"kill:{victim}@1", f"rejoin:{victim}@3")
+    assert_same_bits(result, whole)
+    assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
+    assert result.digests["0.0"] == result.digests["1.0"]
+    assert result.digests["0.1"] == result.digests["1.1"]
+    assert result.directory is not None
+    for digest in {line["plan"] for line in result.metrics}:
+        assert Schedule.load(result.directory / "plans" / f"{digest}.json").ties == ((0, 1),)
+
+
+def test_a_worker_that_hosts_both_may_die_in_its_reduces_and_come_back(launch: Run) -> None:
+    of = tied(2, 2, 3, 2)
+    schedule = FAMILIES["v-half"](of.shape)
+    result = launch(of, STEPS, "kill:1.0@1.reduce", "rejoin:1.0@3", schedule=schedule)
+    one = tied(1, 1, 6)
+    assert_same_bits(result, run(one_f_one_b(one.shape), one, steps=STEPS))
+    assert result.digests["0.0"] == result.digests["1.0"]
+
+
+def test_staggered_steps_of_tied_stages_can_be_undone(launch: Run) -> None:
+    of, one = tied(2, 2, 3, clip=1e3), tied(1, 1, 6, clip=1e3)
+    result = launch(of, STEPS, "nan:1.1@2")
+    assert_same_bits(result, run(one_f_one_b(one.shape), one, steps=STEPS))
+    assert result.undone == [2]
+    assert result.modes["staggered"] == STEPS - 2
+
+
+def test_plans_state_the_ties_and_take_the_time_that_they_cost() -> None:
+    of = tied(2, 4, 4)
+    made, free = plan(of, seconds=0.2), plan(job(2, 4, 4, memory={"limit": 8}), seconds=0.2)
+    assert made.schedule.ties == ((0, 3),)
+    assert tie_groups(made.schedule) == {4: (0, 3)}
+    assert free.schedule.ties == ()
+    assert check(made.schedule) == []
+    assert made.period == simulate(made.schedule, of.profile()).period >= free.period
+
+
+def test_a_schedule_with_other_ties_is_refused() -> None:
+    shape = job(1, 4, 4).shape
+    schedule = with_ties(one_f_one_b(shape), tied(1, 4, 4))
+    assert schedule.ties == ((0, 3),)
+    assert with_ties(schedule, tied(1, 4, 4)) == schedule
+    with pytest.raises(ScheduleError, match=r"the schedule ties stages 0 3, the job's model does not"):
+        with_ties(schedule, job(1, 4, 4))

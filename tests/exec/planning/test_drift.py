@@ -1,0 +1,143 @@
+"""What counts as drift: the workers' clocks against the profile that was planned with."""
+
+from __future__ import annotations
+
+import pytest
+
+from recycle.exec.planning.drift import LEAST_SECONDS, RETRY, Drift
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+
+SHAPE = Shape(3, 2, 4)
+BASE = Profile(forward=0.01, backward_input=0.012, backward_weight=0.008)
+SLOW = Worker(1, 1)
+N = 8
+
+
+def drift(stages_too: bool = True, profile: Profile = BASE, shape: Shape = SHAPE) -> Drift:
+    return Drift(shape, profile, threshold=0.15, iterations=N, stages_too=stages_too)
+
+
+def iteration(
+    factors: dict[Worker, float] | None = None,
+    stages: dict[int, float] | None = None,
+    without: tuple[Worker, ...] = (),
+    unit: float = 1.0,
+) -> dict[Worker, dict[str, tuple[int, float]]]:
+    """What all workers report: four F, three I and W and one B each; half of 2.1's as B."""
+    report: dict[Worker, dict[str, tuple[int, float]]] = {}
+    for worker in SHAPE.workers():
+        s, whole = worker.rank, 2 if worker == Worker(2, 1) else 1
+        factor = unit * (factors or {}).get(worker, 1.0) * (stages or {}).get(s, 1.0)
+        counts = {"F": (4, 0.01), "I": (4 - whole, 0.012), "W": (4 - whole, 0.008), "B": (whole, 0.02)}
+        report[worker] = {f"{s}{kind}": (n, n * each * factor) for kind, (n, each) in counts.items()}
+        if worker in without:
+            report[worker] = {}
+    return report
+
+
+def seen(watch: Drift, planned: Profile = BASE) -> Profile | None:
+    found = watch.departed(planned, SHAPE.workers())
+    return None if found is None else found[0]
+
+
+def test_what_is_as_planned_does_not_depart_whatever_the_unit() -> None:
+    watch = drift()
+    for unit in (1.0, 1.3, 2.0, 0.7) * 4:
+        watch.observe(iteration(unit=unit))
+    assert seen(watch) is None
+
+
+def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_factor() -> None:
+    watch = drift()
+    for _ in range(20):
+        watch.observe(iteration())
+    for count in range(1, N + 1):
+        watch.observe(iteration({SLOW: 3.0}))
+        assert seen(watch) == (None if count <= N // 2 else Profile(**{**vars(BASE), "speed": {"1.1": 3.0}}))
+    found = watch.departed(BASE, SHAPE.workers())
+    assert found is not None
+    assert found[1] == "worker 1.1 takes 3 times as long as its peers"
+
+
+def test_single_odd_iterations_and_what_is_below_the_threshold_count_for_nothing() -> None:
+    watch = drift()
+    for place in range(40):
+        watch.observe(iteration({SLOW: 5.0 if place % 2 else 1.14}))
+    assert seen(watch) is None
+    for _ in range(N):
+        watch.observe(iteration({SLOW: 1.14}))
+    assert seen(watch) is None
+
+
+def test_what_was_planned_for_is_the_new_reference_so_that_noise_at_the_threshold_does_not_flutter() -> None:
+    watch, planned, plans = drift(), BASE, 0
+    for place in range(200):
+        watch.observe(iteration({SLOW: 1.10 + 0.12 * (place // N % 2)}))  # 1.10 and 1.22 in turns
+        found = seen(watch, planned)
+        if found is not None:
+            planned, plans = found, plans + 1
+    assert plans == 1
+    assert planned.speed == {"1.1": 1.22}
+
+
+def test_a_worker_that_recovers_departs_back_to_no_factor_at_all() -> None:
+    watch = drift()
+    planned = Profile(**{**vars(BASE), "speed": {"1.1": 3.0}})
+    for _ in range(N):
+        watch.observe(iteration({SLOW: 3.0}))
+    assert seen(watch, planned) is None
+    for _ in range(N // 2 + 1):
+        assert seen(watch, planned) is None
+        watch.observe(iteration({SLOW: 1.05}))
+    assert seen(watch, planned) == BASE
+
+
+def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely() -> None:
+    watch, planned = drift(), Profile(**{**vars(BASE), "speed": {"1.1": 30.0}})
+    for wait in (RETRY * N, 2 * RETRY * N, 4 * RETRY * N):
+        for _ in range(N):
+            watch.observe(iteration({SLOW: 30.0}))
+        for _ in range(wait):
+            assert seen(watch, planned) is None
+            watch.observe(iteration(without=(SLOW,)))
+        assert seen(watch, planned) == BASE
+
+
+def test_a_process_in_the_place_of_a_slow_one_starts_unmeasured() -> None:
+    watch = drift()
+    for _ in range(N):
+        watch.observe(iteration({SLOW: 3.0}))
+    watch.forget(SLOW)
+    assert seen(watch) is None
+
+
+def test_a_stage_that_takes_longer_than_its_profile_says_is_planned_with_its_times() -> None:
+    watch = drift()
+    for _ in range(N):
+        watch.observe(iteration(stages={1: 1.5}))
+    found = seen(watch)
+    assert found is not None
+    assert found.speed == {}
+    ratio = [found.per_stage(name, 2)[1] / found.per_stage(name, 2)[0] for name in ("forward", "backward_input")]
+    assert ratio == pytest.approx([1.5, 1.5], rel=0.01)
+    assert found.per_stage("backward_weight", 2)[1] / found.per_stage("backward_weight", 2)[0] == pytest.approx(
+        1.5, 0.01
+    )
+    assert seen(watch, found) is None
+
+
+def test_times_of_stages_are_not_compared_with_a_profile_that_was_never_measured() -> None:
+    watch = drift(stages_too=False)
+    for _ in range(N):
+        watch.observe(iteration({SLOW: 2.0}, stages={1: 1.5}))
+    found = seen(watch)
+    assert found is not None
+    assert (found.speed, found.forward) == ({"1.1": 2.0}, 0.01)
+
+
+def test_times_below_the_floor_are_noise() -> None:
+    watch = drift()
+    for _ in range(2 * N):
+        watch.observe(iteration({SLOW: 3.0}, unit=LEAST_SECONDS / 0.06))
+    assert seen(watch) is None

@@ -1,0 +1,153 @@
+"""The profiler: bytes equal closed forms, times have the relations that must hold, and runs plan with the figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from recycle import Job, JobError, Link, Profile, RunError
+from recycle.exec.model.accumulate import ALIGNMENT
+from recycle.exec.profile.executed import executed
+from recycle.exec.profile.measure import StageFigures, storage_bytes
+from recycle.exec.profile.profiler import assemble, fit_link, measure
+from recycle.solve.planner import plan
+from tests.exec.runs import Run, job
+
+REPEATS = 4
+HIDDEN, SEQUENCE, ROWS, VOCABULARY, LAYERS = 32, 16, 2, 256, 2
+"""Of the model below: two layers on each of its two stages."""
+TOKEN = SEQUENCE * ROWS * 4
+"""Bytes of one fp32 feature of all tokens of a micro-batch."""
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Job:
+    return job(2, 2, 2, kind="gpt", data={"micro_batch_size": ROWS})
+
+
+@pytest.fixture(scope="module")
+def profile(gpt: Job) -> Profile:
+    return measure(gpt, REPEATS)
+
+
+def test_what_is_held_between_i_and_w_is_input_and_output_gradient_of_each_linear_layer(profile: Profile) -> None:
+    """QKV 1 + 3, projection 1 + 1, MLP 1 + 4 and 4 + 1 times the hidden size; the output layer 1 and the vocabulary."""
+    layers = LAYERS * 16 * HIDDEN * TOKEN
+    assert profile.measured["held_between"] == [layers, layers + (HIDDEN + VOCABULARY) * TOKEN]
+    activation = profile.per_stage("activation", 2)
+    assert profile.weight_stash == max(a / b for a, b in zip(profile.measured["held_between"], activation, strict=True))
+    assert activation[0] >= layers
+    assert activation[1] > activation[0]
+
+
+def test_static_bytes_are_those_of_parameters_gradients_optimizer_and_undo(profile: Profile) -> None:
+    """Of n parameters, laid out aligned: 4 n three times and two counts, twice for the undo; 8 n and a block exact
+    sums; 4 n of their mean."""
+    h = HIDDEN
+    layer = [3 * h * h, 3 * h, h * h, h, 4 * h * h, 4 * h, 4 * h * h, h, h, h, h, h]
+    first = [VOCABULARY * h, SEQUENCE * h, *layer * LAYERS]
+    last = [*layer * LAYERS, h, h, VOCABULARY * h]
+    for sizes, found in zip((first, last), profile.per_stage("static", 2), strict=True):
+        n = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+        assert found == 2 * (3 * 4 * n + 2 * 4) + 8 * (n + ALIGNMENT) + 4 * n
+    assert profile.per_stage("message", 2) == [HIDDEN * TOKEN] * 2
+
+
+def test_times_have_the_relations_that_must_hold(profile: Profile) -> None:
+    whole = profile.measured["backward"]
+    for stage in range(2):
+        halves = [profile.per_stage(name, 2)[stage] for name in ("backward_input", "backward_weight")]
+        assert all(seconds > 0 for seconds in (*halves, whole[stage], profile.per_stage("step", 2)[stage]))
+        assert 0.3 < sum(halves) / whole[stage] < 3  # the same work, of which the machine's noise may hide how close
+    assert profile.latency > 0
+    assert profile.bandwidth is None or profile.bandwidth > 0
+    assert all(seconds > 0 for seconds in profile.per_stage("reduce", 2))
+    assert {len(values) for values in profile.measured["spread"].values()} == {2}
+    assert profile.measured["repeats"] == REPEATS
+    assert profile.measured["versions"]["torch"] == torch.__version__
+
+
+def test_a_job_is_planned_limited_in_bytes_and_run_with_what_was_measured(
+    gpt: Job, profile: Profile, launch: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "measured.json"
+    profile.save(file)
+    assert Profile.load(file) == profile
+    assert Profile.load(file).measured == profile.measured
+    static, activation = profile.per_stage("static", 2), profile.per_stage("activation", 2)
+    room = int(max(static) + 2.5 * max(activation))
+    of = msgspec.structs.replace(
+        gpt,
+        times=msgspec.structs.replace(gpt.times, profile=str(file)),
+        memory=msgspec.structs.replace(gpt.memory, limit=f"{room} B"),
+        membership=msgspec.structs.replace(gpt.membership, drift=0.0),
+    )
+    assert of.activation_limits() == [float((room - s) // a) for s, a in zip(static, activation, strict=True)]
+    planned = plan(of, seconds=0.5)
+    run = launch(of, 6, directory=tmp_path / "run")
+    assert all(line["period"] >= planned.lower_bound * (1 - 1e-9) for line in run.metrics)
+    assert run.period_error is not None
+    ran = executed(tmp_path / "run")
+    assert ran.planned == profile
+    assert ran.profile.per_stage("activation", 2) == activation
+    assert ran.period is not None
+    assert ran.planned_period == pytest.approx(run.metrics[-1]["period"], rel=0.5)
+    print(f"executed period {ran.period:.4g} s, simulated {planned.period:.4g} s")
+
+
+def test_an_emulated_job_measures_as_its_own_profile() -> None:
+    times = {"forward": [1.0, 2.0], "backward_input": 1.5, "backward_weight": 0.5, "step": 1.0}
+    of = job(1, 2, 2, times=times, model={"seconds_per_unit": 0.01}, memory={"weight_stash": 0.5, "limit": 3})
+    found = measure(of, 3)
+    assert found.per_stage("reduce", 2) == [0.0, 0.0]
+    for name, expected in times.items():
+        for stage, seconds in enumerate(found.per_stage(name, 2)):
+            unit = expected[stage] if isinstance(expected, list) else expected
+            assert 0.01 * unit <= seconds < 0.01 * unit + 0.1
+    assert (found.activation, found.weight_stash, found.static) == ([1.0, 1.0], 0.5, [0.0, 0.0])
+
+
+def test_a_measuring_process_that_ends_is_an_error_and_no_wait(gpt: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RunError, match="the measuring process ended"):
+        measure(gpt, 1)
+
+
+def test_an_emulated_job_whose_profile_does_not_fit_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"forward": [1, 2, 3]}')
+    of = job(2, 2, 2, times={"profile": str(tmp_path / "p.json")})
+    with pytest.raises(JobError, match="forward lists 3 stages, the job has 2"):
+        measure(of, 1)
+
+
+def test_a_link_is_fitted_exactly_and_never_negative() -> None:
+    sizes = [1 << 10, 1 << 16, 1 << 20]
+    found = fit_link(sizes, [1e-4 + size / 1e9 for size in sizes])
+    assert found.latency == pytest.approx(1e-4)
+    assert found.bandwidth == pytest.approx(1e9)
+    assert fit_link(sizes, [3e-4, 2e-4, 1e-4]) == Link(1e-4, None)
+    steep = fit_link(sizes, [1e-6, 1e-3, 1e-1])
+    assert steep.latency >= 0
+    assert steep.bandwidth is not None
+
+
+def test_more_held_between_i_and_w_than_before_counts_from_the_start(gpt: Job) -> None:
+    seconds = {name: [1.0, 3.0, 2.0] for name in ("forward", "backward_input", "backward_weight", "backward", "step")}
+    figures = [StageFigures(stage, seconds, 8, 100.0, stash, 5.0, [(8, 8)]) for stage, stash in ((0, 50.0), (1, 120.0))]
+    found = assemble(gpt, figures, Link(0.5, 2.0), [0.1, 0.2], 3)
+    assert (found.activation, found.weight_stash) == ([100.0, 120.0], 1.0)
+    assert (found.forward, found.reduce, found.latency, found.bandwidth) == ([2.0, 2.0], [0.1, 0.2], 0.5, 2.0)
+
+
+def test_a_storage_counts_once_however_many_tensors_share_it() -> None:
+    base = torch.zeros(100)
+    assert storage_bytes([base, base[:10], base.view(10, 10), torch.zeros(3)]) == 412
+
+
+def test_how_it_was_measured_changes_neither_hash_nor_equality() -> None:
+    plain, told = Profile(forward=2.0), Profile(forward=2.0, measured={"date": "today"})
+    assert plain == told
+    assert plain.digest() == told.digest()

@@ -1,0 +1,67 @@
+"""Connections between two processes: found by their ends, cut without a word, and given up by the kernel."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import pytest
+
+from recycle.exec.transport.connections import Connection, connections_of, cut, give_up_after, own_connections
+
+
+def _echo(listener: socket.socket) -> int:
+    """A process that accepts two connections and sends back what it is sent; ends with its first one."""
+    child = os.fork()
+    if child:
+        return child
+    os.closerange(3, listener.fileno())  # what other tests left open here is not this process's
+    os.closerange(listener.fileno() + 1, 4096)
+    accepted = [listener.accept()[0] for _ in range(2)]
+    while word := accepted[0].recv(16):
+        accepted[0].sendall(word)
+    os._exit(0)
+
+
+def test_a_cut_connection_is_silent_until_the_kernel_gives_it_up_and_another_one_lives_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        child = _echo(listener)
+        ends = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+        other = socket.create_connection(elsewhere.getsockname())
+        other_end = elsewhere.accept()[0]
+        try:
+            ends[0].sendall(b"whole")
+            assert ends[0].recv(16) == b"whole"
+            own = own_connections([end.fileno() for end in (*ends, listener)])
+            assert [connection.descriptor for connection in own] == sorted(
+                (end.fileno() for end in ends), key=lambda fd: own_connections([fd])[0]
+            )
+            deadline = time.monotonic() + 60.0
+            while len(connections_of(child)) < 2:  # the child may not have accepted both yet
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert len(connections_of(child)) == 2
+            for connection in own:
+                give_up_after(connection, 1.0)
+            assert cut(os.getpid(), child) == 2
+            began = time.monotonic()
+            ends[0].sendall(b"lost")
+            with pytest.raises(TimeoutError, match="timed out"):
+                ends[0].recv(16)
+            assert time.monotonic() - began > 0.9
+            with pytest.raises(TimeoutError, match="timed out"):
+                ends[1].recv(16)
+            other.sendall(b"whole")
+            assert other_end.recv(16) == b"whole"
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            for end in (*ends, other, other_end):
+                end.close()
+
+
+def test_the_two_ends_of_a_connection_name_each_other() -> None:
+    ours, theirs = Connection("a:1", "b:2", 3), Connection("b:2", "a:1", 9)
+    assert ours.mirrored == str(theirs)
+    assert str(ours) == theirs.mirrored

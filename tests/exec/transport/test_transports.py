@@ -1,0 +1,131 @@
+"""Transports between processes: what is sent arrives, sums are right, and nobody waits for the dead.
+
+Each test runs on gloo's own transport and on the one that NCCL uses, a communicator per lane, over gloo.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from recycle.errors import JobError, RunError
+from recycle.exec.transport.lanes import lanes_of
+from recycle.exec.transport.nccl import nccl_communicators
+from recycle.exec.transport.transports import require_gpus, transport_of
+from recycle.ir.families import interleaved, one_f_one_b, zb_h1
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.job import Job
+from recycle.plans import Plan
+from recycle.shape import Shape, Worker
+from recycle.solve.planner import plan_for_training
+from tests.exec.transport_workers import TransportWorkers
+
+pytestmark = pytest.mark.xdist_group("transports")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[TransportWorkers]:
+    with TransportWorkers(5) as started:
+        yield started
+
+
+def adaptive() -> Schedule:
+    """3 x 2 workers, 1.1 dead: lanes that cross pipelines."""
+    job = Job.from_toml(
+        "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 3\n[memory]\nlimit = 4\n[planner]\nsteps = 1"
+    )
+    vector = (0, 1)
+    plan = Plan.from_text(plan_for_training(job, vector, True), "plan")
+    return plan.for_processes(frozenset([Worker(1, 1)])).schedule
+
+
+SCHEDULES = {
+    "1f1b": lambda: one_f_one_b(Shape(2, 2, 3)),
+    "zb-h1": lambda: zb_h1(Shape(1, 4, 6)),
+    "interleaved": lambda: interleaved(Shape(1, 2, 4, 2)),
+    "adaptive": adaptive,
+}
+
+
+@pytest.mark.parametrize("kind", ["gloo", "lanes"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_message_and_sum_is_the_right_one_in_every_iteration(
+    kind: str, name: str, workers: TransportWorkers
+) -> None:
+    schedule = SCHEDULES[name]()
+    assert workers.run(kind, schedule, "") == ["done"] * len(schedule.live)
+
+
+@pytest.mark.parametrize("kind", ["gloo", "lanes"])
+@pytest.mark.parametrize("when", ["before a send", "before a sum"])
+@pytest.mark.parametrize("victim", [0, 4])
+def test_nobody_waits_for_a_dead_peer_once_the_generation_is_over(
+    kind: str, when: str, victim: int, workers: TransportWorkers
+) -> None:
+    answers = workers.run(kind, adaptive(), when, victim=victim)
+    assert answers.pop(victim) == ""
+    assert all(answer.startswith("TransportError: ") for answer in answers), answers
+
+
+def test_both_ends_of_a_lane_know_it_and_nobody_else() -> None:
+    schedule = lower(adaptive())
+    joins = [(Worker(0, 1), Worker(2, 1))]
+    lanes = {role: lanes_of(role, schedule.program(role), joins) for role in schedule.live}
+    assert (Worker(0, 1), Worker(2, 1)) in lanes[Worker(0, 1)]
+    for role, found in lanes.items():
+        assert found == sorted(set(found))
+        for sender, receiver in found:
+            assert role in (sender, receiver)
+            assert (sender, receiver) in lanes[sender]
+            assert (sender, receiver) in lanes[receiver]
+
+
+def job(transport: str, kind: str = "gpt", tensor_parallel: int = 1) -> Job:
+    return Job.from_toml(
+        f"[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\ntensor_parallel = {tensor_parallel}\n"
+        f'[model]\nkind = "{kind}"\n[membership]\ntransport = "{transport}"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("transport", "kind", "gpus", "expected"),
+    [
+        ("auto", "gpt", 0, "gloo"),
+        ("auto", "gpt", 4, "nccl"),
+        ("nccl", "gpt", 4, "nccl"),
+        ("auto", "emulated", 4, "gloo"),
+        ("gloo", "emulated", 4, "gloo"),
+        ("gloo", "gpt", 0, "gloo"),
+    ],
+)
+def test_the_transport_follows_from_where_stages_compute(transport: str, kind: str, gpus: int, expected: str) -> None:
+    assert transport_of(job(transport, kind), gpus) == expected
+    require_gpus(job(transport, kind), 4, gpus)
+
+
+@pytest.mark.parametrize(
+    ("transport", "kind", "gpus", "message"),
+    [
+        ("nccl", "gpt", 0, '[membership] transport: "nccl", but no stage computes on a GPU here'),
+        ("nccl", "emulated", 4, '[membership] transport: "nccl", but no stage computes on a GPU here'),
+        ("gloo", "gpt", 4, '[membership] transport: "gloo" moves CPU tensors'),
+        ("auto", "gpt", 3, "4 workers on this machine, but 3 GPUs: NCCL wants one for each"),
+    ],
+)
+def test_a_transport_that_cannot_work_is_refused(transport: str, kind: str, gpus: int, message: str) -> None:
+    with pytest.raises(JobError, match=re.escape(message)):
+        require_gpus(job(transport, kind), 4, gpus)
+
+
+def test_nccl_with_tensor_parallelism_is_refused() -> None:
+    with pytest.raises(JobError, match=re.escape("[shape] tensor_parallel: only 1 with NCCL for now")):
+        transport_of(job("auto", tensor_parallel=2), 8)
+
+
+def test_nccl_names_what_is_missing() -> None:
+    with pytest.raises(RunError, match="NCCL: no GPU is visible here"):
+        nccl_communicators(None, torch.device("cpu"), 1.0)

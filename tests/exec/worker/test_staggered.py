@@ -1,0 +1,297 @@
+"""Staggered steps on real processes: the bits of the barrier, whatever has to be taken back on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import Job, Schedule, Worker
+from recycle.exec import run as run_here
+from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.observer import Observer
+from recycle.ir.families import interleaved, one_f_one_b
+from recycle.ir.lower import lower, with_barrier
+from recycle.ir.trace import log_path, read, read_lines
+from tests.exec.runs import Run, job, kinds, processes_writing_below
+
+STEPS = 7
+FAR = {"clip": 1e9}
+"""A limit that no norm comes near."""
+AHEAD = ["barrier"] + ["staggered"] * (STEPS - 1)
+FAULT = ["generation", "fault", "detected", "generation", "recovered"]
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Job:
+    return job(3, 2, 2, train=FAR)
+
+
+_BARRIER: dict[str, RunResult] = {}
+
+
+def with_the_barrier(launch: Run, of: Job, steps: int = STEPS) -> RunResult:
+    """The run without failures in which every step waits for its commit, once per job."""
+    key = f"{steps} steps\n{of.to_toml()}"
+    if key not in _BARRIER:
+        _BARRIER[key] = launch(_changed(of, "planner", staggered=False), steps)
+        assert modes(_BARRIER[key]) == ["barrier"] * steps
+    return _BARRIER[key]
+
+
+def _changed(of: Job, section: str, **keys: Any) -> Job:
+    lines = of.to_toml().splitlines()
+    begin = lines.index(f"[{section}]")
+    for key, value in keys.items():
+        place = next(i for i in range(begin, len(lines)) if lines[i].startswith(f"{key} = "))
+        lines[place] = f"{key} = {json.dumps(value)}"
+    return Job.from_toml("\n".join(lines))
+
+
+def modes(run: RunResult) -> list[str]:
+    return [line["mode"] for line in run.metrics]
+
+
+def undone(run: RunResult) -> list[tuple[int, int]]:
+    """(step, workers) of what was taken back."""
+    return [(event["step"], event["count"]) for event in run.events if event["kind"] == "undone"]
+
+
+def assert_same_training(run: RunResult, reference: RunResult) -> None:
+    """Losses, norms and every surviving stage's final parameters and optimizer state, to the last bit."""
+    assert run.losses == reference.losses
+    assert [m["grad_norm"] for m in run.metrics] == [m["grad_norm"] for m in reference.metrics]
+    assert [m["step"] for m in run.metrics] == list(range(len(reference.metrics)))
+    assert run.digests
+    for worker, stages in run.digests.items():
+        assert stages == reference.digests[worker]
+
+
+def test_staggered_steps_train_a_gpt_to_the_bits_of_the_barrier(launch: Run) -> None:
+    of = job(3, 2, 2, kind="gpt", train=FAR)
+    run = launch(of, STEPS)
+    assert modes(run) == AHEAD
+    assert run.modes == {"barrier": 1, "staggered": STEPS - 1}
+    assert kinds(run) == ["generation"]
+    assert_same_training(run, with_the_barrier(launch, of))
+    here = run_here(one_f_one_b(of.shape), of, steps=STEPS)
+    assert (here.losses, here.digests) == (run.losses, run.digests)
+    assert {line["period"] for line in run.metrics[1:]} == {run.metrics[1]["period"]}
+    assert run.metrics[0]["period"] >= run.metrics[1]["period"]
+
+
+def test_neighbouring_stages_are_in_different_iterations_at_the_same_time(launch: Run) -> None:
+    """Stage 1 leaves its weight gradients to the end, so stage 0 is done 30 ms before it."""
+    of = job(1, 2, 4, train=FAR, model={"seconds_per_unit": 0.01}, memory={"limit": 4})
+    deferred = Schedule.from_text(
+        of.shape,
+        {
+            "0.0": "0F0.0 0F0.1 0F0.2 0F0.3 0B0.0 0B0.1 0B0.2 0B0.3",
+            "0.1": "1F0.0 1I0.0 1F0.1 1I0.1 1F0.2 1I0.2 1F0.3 1I0.3 1W0.0 1W0.1 1W0.2 1W0.3",
+        },
+    )
+    overlaps = {}
+    for schedule in (deferred, with_barrier(deferred)):
+        run = launch(of, STEPS, schedule=schedule, planner=None)
+        assert run.directory is not None
+        trace = read(run.directory / "trace.json")
+        found = 0
+        for step in range(1, STEPS - 1):
+            this, following = trace.window(step, step), trace.window(step + 1, step + 1)
+            reduced = max(this.end[row] for row in range(len(this)) if str(this.instruction(row)) == "1REDUCE_GRAD")
+            found += bool(following.start.min() < reduced)
+        overlaps[schedule.optimizer] = found
+    assert overlaps["staggered"] > 0
+    assert overlaps["barrier"] == 0
+
+
+def test_a_worker_holds_no_more_than_in_one_iteration(launch: Run) -> None:
+    """The warm-up of the next iteration comes after the worker's own last operation, in every trace."""
+    of = job(3, 2, 2, train=FAR)
+    run = launch(of, STEPS)
+    assert run.directory is not None
+    trace = read(run.directory / "trace.json")
+    for worker in trace.processes:
+        rows = [r for r in range(len(trace)) if trace.process[r] == trace.shape.worker_index(worker)]
+        ordered = sorted(rows, key=lambda r: float(trace.start[r]))
+        assert [int(trace.step[r]) for r in ordered] == sorted(int(trace.step[r]) for r in rows)
+
+
+def test_two_chunks_step_each_on_its_own_time_or_together(launch: Run) -> None:
+    """Stage 3 and 2 step before their workers' other stage has done its last backward."""
+    of = job(2, 2, 2, shape={"chunks": 2}, train=FAR, memory={"limit": 8})
+    early = {}
+    for worker, program in lower(interleaved(of.shape)).text().items():
+        words = program.split()
+        upper = [word for word in words if word[1:] in ("REDUCE_GRAD", "STEP") and word[0] in "23"]
+        rest = [word for word in words if word not in upper]
+        last = max(place for place, word in enumerate(rest) if word[0] in "23" and word[1:2] == "B") + 1
+        last += rest[last].startswith(("2SEND", "3SEND"))
+        early[worker] = " ".join(rest[:last] + upper + rest[last:])
+    schedule = Schedule.from_text(of.shape, early)
+    staggered = launch(of, STEPS, schedule=schedule, planner=None)
+    together = launch(of, STEPS, schedule=with_barrier(schedule), planner=None)
+    assert modes(staggered) == AHEAD
+    assert set(modes(together)) == {"barrier"}
+    assert_same_training(staggered, together)
+    assert staggered.digests == together.digests
+
+
+@pytest.mark.parametrize("phase", ["", ".forward", ".backward", ".reduce", ".commit", ".step", ".stepped"])
+def test_a_kill_in_each_phase_of_a_staggered_iteration_changes_no_bit(phase: str, emulated: Job, launch: Run) -> None:
+    run = launch(emulated, STEPS, f"kill:1.1@3{phase}")
+    assert_same_training(run, with_the_barrier(launch, emulated))
+    assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
+    repeated = [line["live_workers"] for line in run.metrics].index(5)
+    assert repeated in (3, 4, 5)
+    assert [step for step, mode in enumerate(modes(run)) if mode == "barrier"] == [0, repeated]
+
+
+class _Hold(Observer):
+    """Holds the launcher, and with it every commit, when a fault is about to strike, until workers have stepped."""
+
+    def __init__(self, directory: Path, fault: str, step: int, workers: list[str]) -> None:
+        self.directory, self.fault, self.step, self.workers = directory, fault, step, workers
+
+    def event(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "fault" and event["fault"] == self.fault:
+            deadline = time.monotonic() + 30
+            while not all(self._stepped(worker) for worker in self.workers) and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+    def _stepped(self, worker: str) -> bool:
+        lines = read_lines(log_path(self.directory, Worker.parse(worker)))
+        return any(line["step"] == self.step and line["instructions"][-1][0] == "1STEP" for _, line in lines)
+
+
+def test_a_step_that_a_death_keeps_from_being_committed_is_undone_by_all_who_took_it(
+    emulated: Job, launch: Run, tmp_path: Path
+) -> None:
+    """Worker 2.0 dies before its reduce: stage 0 cannot step, all of stage 1 has."""
+    hold = _Hold(tmp_path, "kill:2.0@3.reduce", 3, ["0.1", "1.1", "2.1"])
+    run = launch(emulated, STEPS, "kill:2.0@3.reduce", observer=hold, directory=tmp_path)
+    assert_same_training(run, with_the_barrier(launch, emulated))
+    assert undone(run) == [(3, 3)]
+    assert run.undone == [3]
+    assert modes(run) == ["barrier", "staggered", "staggered", "barrier", "staggered", "staggered", "staggered"]
+    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5] * 4
+
+
+def test_a_worker_killed_right_after_its_step_and_before_the_commit_leaves_its_peers_to_undo(
+    emulated: Job, launch: Run, tmp_path: Path
+) -> None:
+    hold = _Hold(tmp_path, "kill:2.0@3.reduce", 3, ["0.1", "1.1", "2.1"])
+    faults = ("kill:2.0@3.reduce", "kill:0.1@3.stepped")
+    run = launch(emulated, STEPS, *faults, observer=hold, directory=tmp_path)
+    assert_same_training(run, with_the_barrier(launch, emulated))
+    assert undone(run) == [(3, 2)]
+    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [4] * 4
+
+
+def test_a_worker_killed_in_the_undo_changes_nothing_for_the_others(emulated: Job, launch: Run, tmp_path: Path) -> None:
+    hold = _Hold(tmp_path, "kill:2.0@3.reduce", 3, ["0.1", "1.1", "2.1"])
+    run = launch(emulated, STEPS, "kill:2.0@3.reduce", "kill:1.1@3.undo", observer=hold, directory=tmp_path)
+    assert_same_training(run, with_the_barrier(launch, emulated))
+    assert undone(run) == [(3, 2)]
+    assert kinds(run).count("detected") == 2
+    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [4] * 4
+
+
+class _KillAtCommit(Observer):
+    """Sends SIGKILL to a worker's process as soon as a step is committed, wherever the workers are by then."""
+
+    def __init__(self, directory: Path, worker: str, step: int) -> None:
+        self.directory, self.worker, self.step = directory, worker, step
+
+    def committed(self, line: dict[str, Any]) -> None:
+        if line["step"] == self.step:
+            for pid in processes_writing_below(str(self.directory / "logs" / f"{self.worker}.log")):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_what_is_committed_when_a_worker_dies_stays(step: int, emulated: Job, launch: Run, tmp_path: Path) -> None:
+    run = launch(emulated, STEPS, observer=_KillAtCommit(tmp_path, "1.1", step), directory=tmp_path)
+    assert_same_training(run, with_the_barrier(launch, emulated))
+    assert kinds(run).count("detected") == 1
+    assert [line["live_workers"] for line in run.metrics[: step + 1]] == [6] * (step + 1)
+    assert run.metrics[-1]["live_workers"] == 5
+
+
+def test_a_worker_that_rejoins_a_staggered_run_is_admitted_at_its_step_with_the_state_of_its_peers(
+    emulated: Job, launch: Run
+) -> None:
+    run = launch(emulated, STEPS, "kill:1.1@2", "rejoin:1.1@5")
+    reference = with_the_barrier(launch, emulated)
+    assert_same_training(run, reference)
+    assert run.digests == reference.digests
+    assert [line["live_workers"] for line in run.metrics] == [6, 6, 5, 5, 5, 6, 6]
+    assert modes(run) == ["barrier", "staggered", "barrier", "staggered", "staggered", "barrier", "staggered"]
+
+
+def test_a_worker_may_die_behind_its_last_step_and_be_back_at_the_next(emulated: Job, launch: Run) -> None:
+    """It is awaited from the moment it is dead, and its dead process is not taken for the one that comes."""
+    run = launch(emulated, STEPS, "kill:1.1@3.stepped", "rejoin:1.1@4")
+    reference = with_the_barrier(launch, emulated)
+    assert_same_training(run, reference)
+    assert run.digests == reference.digests
+    assert [(event["worker"], event["step"]) for event in run.events if event["kind"] == "rejoined"] == [("1.1", 4)]
+    assert {line["live_workers"] for line in run.metrics[4:]} == {6}
+
+
+@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+def test_a_gradient_that_is_not_finite_in_a_staggered_iteration_is_undone_and_repeated(kind: str, launch: Run) -> None:
+    of = job(3, 2, 2, kind=kind, train=FAR)
+    run = launch(of, STEPS, "nan:1.1@3")
+    assert_same_training(run, with_the_barrier(launch, of))
+    assert kinds(run) == ["generation", "fault", "generation", "undone"]
+    assert undone(run) == [(3, 6)]
+    assert "not finite" in run.events[-1]["cause"]
+    assert modes(run) == ["barrier", "staggered", "staggered", "barrier", "staggered", "staggered", "staggered"]
+
+
+def test_norms_near_the_limit_keep_the_barrier_so_that_clipping_undoes_nothing(launch: Run) -> None:
+    of = job(2, 2, 2, kind="gpt")
+    run = launch(of, STEPS)
+    assert max(line["grad_norm"] for line in run.metrics) > of.train.clip
+    assert modes(run) == ["barrier"] * STEPS
+    assert kinds(run) == ["generation"]
+    assert_same_training(run, with_the_barrier(launch, of))
+
+
+@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+def test_a_norm_that_nobody_saw_coming_undoes_the_step_and_the_repeated_one_is_clipped(
+    kind: str, launch: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator, which alone decides, runs in this process."""
+    free = with_the_barrier(launch, job(2, 2, 2, kind=kind, train=FAR))
+    limit = sorted(line["grad_norm"] for line in free.metrics)[STEPS // 2]
+    of = job(2, 2, 2, kind=kind, train={"clip": limit})
+    reference = with_the_barrier(launch, of)
+    clipped = [line["step"] for line in reference.metrics if line["grad_norm"] >= limit]
+    assert clipped
+    assert len(clipped) < STEPS
+    monkeypatch.setattr("recycle.exec.membership.commit.NEAR", 1e9)
+    run = launch(of, STEPS)
+    assert_same_training(run, reference)
+    expected = ["barrier"]  # a repeated step runs with the barrier, and so does the first
+    for step in range(1, STEPS):
+        expected.append("barrier" if step in clipped else "staggered")
+    assert modes(run) == expected
+    assert run.undone == [step for step in clipped if step]
+    assert {count for _, count in undone(run)} == {4}
+    assert all("has to be clipped" in event["cause"] for event in run.events if event["kind"] == "undone")
+
+
+def test_a_real_gpt_trains_through_an_undo_a_kill_and_a_rejoin_bit_for_bit(launch: Run) -> None:
+    of = job(3, 2, 2, kind="gpt", train=FAR)
+    run = launch(of, STEPS, "nan:0.0@1", "kill:1.1@3", "rejoin:1.1@5")
+    reference = with_the_barrier(launch, of)
+    assert_same_training(run, reference)
+    assert run.digests == reference.digests
+    assert run.undone[0] == 1

@@ -1,0 +1,137 @@
+"""Steps of a worker's stages: taken ahead, taken back bit for bit, caught up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from recycle import MicroBatch, RunError
+from recycle.exec.membership.messages import Facts
+from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.model.stage import Stage
+from recycle.exec.worker.updates import Updates
+from tests.exec.drive import build_pipeline, run_pipelines, small_job
+
+GPT = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})
+EMULATED = small_job(1, 2, 2)
+
+
+def facts(step: int, clip_factor: float | None = 1.0) -> Facts:
+    return Facts(step, 1.0, 0.5, clip_factor)
+
+
+def pipeline(kind: str) -> list[Stage]:
+    if kind == "emulated":
+        return [EmulatedStage(EMULATED, index, scale=0.0) for index in (0, 1)]
+    return list(build_pipeline(GPT))
+
+
+def updates_of(stages: Sequence[Stage]) -> Updates:
+    return Updates(dict(enumerate(stages)))
+
+
+def train(stages: Sequence[Stage], updates: Updates, step: int) -> None:
+    """The gradients of one iteration."""
+    run_pipelines([stages], step, 2)
+    updates.reduced(step)
+
+
+def digests(stages: Sequence[Stage]) -> list[str]:
+    return [stage.state_digest() for stage in stages]
+
+
+@pytest.fixture(params=["emulated", "gpt"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def trained(kind: str, steps: int) -> list[str]:
+    """Digests after each of the steps, all of which waited for their commits."""
+    stages = pipeline(kind)
+    updates = updates_of(stages)
+    after = [" ".join(digests(stages))]
+    for step in range(steps):
+        train(stages, updates, step)
+        for index in (0, 1):
+            updates.step(index, facts(step))
+        after.append(" ".join(digests(stages)))
+    return after
+
+
+def test_a_step_ahead_is_that_of_the_commit_and_undo_restores_every_bit_again_and_again(kind: str) -> None:
+    expected = trained(kind, 3)
+    assert len(set(expected)) == 4
+    stages = pipeline(kind)
+    updates = updates_of(stages)
+    for step in range(3):
+        for _ in range(2):
+            train(stages, updates, step)
+            for index in (0, 1):
+                updates.step_ahead(index, step)
+            assert " ".join(digests(stages)) == expected[step + 1]
+            assert updates.ahead(step - 1) == [0, 1]
+            updates.settle(step - 1, facts(step - 1) if step else None)
+            assert " ".join(digests(stages)) == expected[step]
+            assert updates.ahead(step - 1) == []
+        train(stages, updates, step)
+        for index in (0, 1):
+            updates.step_ahead(index, step)
+
+
+def test_what_is_committed_stays_also_in_the_middle_of_the_next_iteration(kind: str) -> None:
+    expected = trained(kind, 1)
+    stages = pipeline(kind)
+    updates = updates_of(stages)
+    train(stages, updates, 0)
+    for index in (0, 1):
+        updates.step_ahead(index, 0)
+    stages[0].begin_iteration(1)
+    stages[0].forward(MicroBatch(0, 0), None)
+    updates.settle(0, facts(0))
+    assert " ".join(digests(stages)) == expected[1]
+
+
+def test_a_stage_that_is_behind_steps_from_its_reduced_gradient_while_its_neighbour_stays(kind: str) -> None:
+    expected = trained(kind, 1)
+    stages = pipeline(kind)
+    updates = updates_of(stages)
+    train(stages, updates, 0)
+    updates.step_ahead(1, 0)
+    updates.settle(0, facts(0))
+    assert " ".join(digests(stages)) == expected[1]
+
+
+def test_a_step_that_a_commit_skips_counts_and_changes_nothing(kind: str) -> None:
+    stages = pipeline(kind)
+    updates = updates_of(stages)
+    before = digests(stages)
+    train(stages, updates, 0)
+    updates.settle(0, facts(0, None))
+    assert digests(stages) == before
+    updates.settle(0, facts(0, None))
+
+
+def test_a_state_with_gradients_that_are_not_numbers_is_taken_back_too() -> None:
+    stages = pipeline("gpt")
+    updates = updates_of(stages)
+    before = digests(stages)
+    train(stages, updates, 0)
+    for index, stage in enumerate(stages):
+        stage.gradient_buffers()[0].fill_(float("nan"))
+        updates.step_ahead(index, 0)
+        assert torch.isnan(stage.state_tensors()[0]).any()
+    updates.settle(-1, None)
+    assert digests(stages) == before
+
+
+def test_a_stage_whose_gradient_is_gone_cannot_catch_up() -> None:
+    stages = pipeline("emulated")
+    updates = updates_of(stages)
+    with pytest.raises(RunError, match="stage 0 is at iteration -1, the register at 0"):
+        updates.settle(0, facts(0))
+    updates.joined(4)
+    updates.settle(4, facts(4))
+    with pytest.raises(RunError, match="stage 0 is at iteration 4, the register at 6"):
+        updates.settle(6, facts(6))
