@@ -14,9 +14,11 @@ from typing import Any
 from dash import Dash, dcc, html
 
 from recycle.errors import RecycleError
+from viz.pages import lanes_view
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.run import Run
+from viz.shelf import Shelf
 from viz.sources import ScheduleFile
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
@@ -26,9 +28,10 @@ def build_app(sources: Sequence[Run | ScheduleFile]) -> Dash:
     """The application that shows `sources`; more than one page are tabs."""
     runs = [source for source in sources if isinstance(source, Run)]
     files = [source for source in sources if isinstance(source, ScheduleFile)]
-    pages: list[RunPage | SchedulePage] = [RunPage(run, f"run{place}") for place, run in enumerate(runs)]
+    shelf = Shelf()
+    pages: list[RunPage | SchedulePage] = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
     if files:
-        pages.append(SchedulePage(files))
+        pages.append(SchedulePage(files, shelf=shelf))
     app = Dash(
         "viz",
         title=f"{pages[0].title} · recycle" if pages else "recycle",
@@ -38,6 +41,7 @@ def build_app(sources: Sequence[Run | ScheduleFile]) -> Dash:
     )
     # A callable layout: a page that is opened again shows a live run as it is then.
     app.layout = lambda: _layout(pages)
+    lanes_view.register(app, shelf)
     for page in pages:
         page.register(app)
     return app

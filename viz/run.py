@@ -19,7 +19,7 @@ from recycle.errors import RecycleError
 from recycle.ir import trace as traces
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
+from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, read_lines
 from recycle.job import Job
 from recycle.profile import Profile
@@ -85,6 +85,7 @@ class Run:
     problems: list[str]
     live: bool
     _plans: dict[str, Schedule | None] = field(default_factory=dict)
+    _timelines: dict[str, Timeline | None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -222,10 +223,23 @@ class Run:
             return None
         chosen = self._chosen(step, generation)
         event = self.generations.get(chosen, {}) if chosen is not None else {}
-        try:
-            return LaneTable.from_timeline(simulate(lower(plan), self.profile), players=_players(event))
-        except RecycleError:
+        timeline = self.planned(step, generation)
+        if timeline is None:
             return LaneTable.from_order(plan, self.profile)
+        return LaneTable.from_timeline(timeline, players=_players(event))
+
+    def planned(self, step: int, generation: int | None = None) -> Timeline | None:
+        """The timeline of the plan that `step` ran by; None without a plan, or for one that deadlocks."""
+        digest = self.plan_of(step, generation)
+        plan = self.plan(digest)
+        if digest is None or plan is None:
+            return None
+        if digest not in self._timelines:
+            try:
+                self._timelines[digest] = simulate(lower(plan), self.profile)
+            except RecycleError:
+                self._timelines[digest] = None
+        return self._timelines[digest]
 
     def executed_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
         """The lanes of what ran of `step`, in its last generation when none is given; None when nothing was traced."""
