@@ -7,14 +7,18 @@
   "use strict";
   const LEAST = 12;
 
-  /* First rows of the bands: each is at least LEAST pixels high, and begins anew with a group where groups are as high. */
+  /* First rows of the bands. A group is cut into bands of at least LEAST pixels; groups that are lower than half of that
+     are merged to bands as high. So bands keep their lanes however the window moves. */
   recycle.bandRows = function (rows, rowPixels) {
-    const per = Math.max(1, Math.ceil(LEAST / rowPixels - 1e-9)), first = [];
-    const aligned = rows.hasGroups && rows.groups.every((group) => group.shut || group.size >= per);
-    const blocks = aligned ? rows.groups : [{ top: 0, bottom: rows.count }];
+    const first = [], blocks = rows.hasGroups ? rows.groups : [{ top: 0, bottom: rows.count }];
+    let begun = -Infinity;
     for (const { top, bottom } of blocks) {
-      const bands = Math.max(1, Math.floor((bottom - top) / per));
-      for (let band = 0; band < bands; band++) first.push(top + Math.round((band * (bottom - top)) / bands));
+      if ((top - begun) * rowPixels < LEAST / 2) continue;
+      begun = top;
+      const bands = Math.max(1, Math.floor(((bottom - top) * rowPixels) / LEAST + 1e-9));
+      for (let band = 0; band < Math.min(bands, bottom - top); band++) {
+        first.push(top + Math.round((band * (bottom - top)) / Math.min(bands, bottom - top)));
+      }
     }
     first.push(rows.count);
     return first;

@@ -131,7 +131,7 @@
       const thick = this.perRow >= 6 ? Math.max(1, Math.round(this.ratio)) : 1;
       for (const group of this.rows.groups) {
         const y = this.y(group.top);
-        if (group.top && (group.bottom - group.top) * this.perRow >= 6) raster.fill(0, y, this.width, y + thick, this.theme.words.rule);
+        if (group.top && (group.bottom - group.top) * this.perRow >= 16 * this.ratio) raster.fill(0, y, this.width, y + thick, this.theme.words.rule);
       }
     }
 
@@ -234,13 +234,14 @@
       const arrow = (from, to, strong) => {
         const a = this.box(from), b = this.box(to);
         const [x0, y0, x1, y1] = [a[0] + a[2], a[1] + a[3] / 2, b[0], b[1] + b[3] / 2];
-        const bend = Math.max(12 * this.ratio, Math.abs(x1 - x0) / 2), head = 5 * this.ratio;
+        const bend = Math.max(12 * this.ratio, Math.abs(x1 - x0) / 2), head = 5 * this.ratio, lift = this.perRow * 0.8;
         for (const [colour, wide] of [[this.theme.paper, 3], [this.theme.ink, 0]]) {
           context.strokeStyle = context.fillStyle = colour;
           context.lineWidth = ((strong ? 2.5 : 1.2) + wide) * this.ratio;
           context.beginPath();
           context.moveTo(x0, y0);
-          context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
+          if (Math.abs(y1 - y0) < 1) context.bezierCurveTo(x0, y0 - lift, x1 - head, y0 - lift, x1 - head, y1);
+          else context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
           context.stroke();
         }
         context.beginPath();

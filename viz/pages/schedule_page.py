@@ -12,7 +12,7 @@ from viz.pages import parts
 from viz.shelf import Shelf
 from viz.sources import ScheduleFile
 
-FINDINGS_SHOWN = 30
+FINDINGS_SHOWN, WORKERS_SHOWN = 30, 64
 FINDINGS_HEAD = ("rule", "severity", "worker", "position", "instruction", "message")
 
 
@@ -87,7 +87,12 @@ class SchedulePage:
             [str(worker), *values] for worker, *values in zip(file.schedule.shape.workers(), *columns, strict=True)
         ]
         head = ("worker", "busy", "bubble", "inner bubble", "peak activations")
-        return html.Details([html.Summary(f"Workers of {file.name}"), parts.table(head, rows)], className="card")
+        title = f"Workers of {file.name}"
+        if len(rows) > WORKERS_SHOWN:
+            # A browser takes seconds for the components of a thousand rows.
+            rows = sorted(rows, key=lambda row: -_most([row[3] if isinstance(row[3], float) else None]))[:WORKERS_SHOWN]
+            title += f": {WORKERS_SHOWN} of {file.schedule.shape.worker_count}, largest inner bubble first"
+        return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 
     def findings(self, file: ScheduleFile) -> html.Section:
         """What the checker says of a file."""
