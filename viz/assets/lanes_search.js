@@ -8,7 +8,7 @@
 
   const FIELDS = {
     kind: (table, text) => {
-      const kinds = table.kinds.map((kind) => kind.token.toLowerCase() === text || kind.name.includes(text));
+      const kinds = table.kinds.map((kind) => kind.token.toLowerCase() === text || (text.length > 2 && kind.name.includes(text)));
       return (i) => kinds[table.kind[i]];
     },
     mb: (table, text) => {
