@@ -76,7 +76,6 @@ def of_operation(shown: Shown, operation: int) -> Details:
         return Details(title, lines)
     row = int(table.instruction_id[operation])
     needed = list(_needed(timeline, row))
-    place = _places(table, timeline)
     decisive = max(needed, key=lambda made: timeline.end[made[1]], default=None)
     decided = decisive is not None and bool(np.isclose(timeline.end[decisive[1]], timeline.start[row]))
     needs = [
@@ -92,36 +91,20 @@ def of_operation(shown: Shown, operation: int) -> Details:
     before = int(timeline.last[row])
     if not decided and 0 <= before < len(timeline.end):
         lines.append(f"began when its worker was free, after {timeline.schedule.instruction(before)}")
-    links = Links(
-        [place[made] for made, _ in needed if made in place],
-        [place[user] for user in _users(timeline, row) if user in place],
-        place.get(decisive[0], -1) if decided and decisive is not None else -1,
-    )
-    return Details(title, lines, needs, links)
+    inputs = [_operation(shown, timeline, made) for made, _ in needed]
+    outputs = [_operation(shown, timeline, user) for user in _users(timeline, row)]
+    waited = _operation(shown, timeline, decisive[0]) if decided and decisive is not None else -1
+    drawn = [[place for place in places if place >= 0] for places in (inputs, outputs)]
+    return Details(title, lines, needs, Links(*drawn, waited))
 
 
-def _places(table: LaneTable, timeline: Timeline) -> _Places:
-    return _Places(table, timeline)
-
-
-class _Places:
-    """Row of the schedule -> operation of the table, by search: rows of a lane keep no order, so its lane is scanned."""
-
-    def __init__(self, table: LaneTable, timeline: Timeline) -> None:
-        self.table, self.timeline = table, timeline
-
-    def get(self, row: int, default: int) -> int:
-        table = self.table
-        worker = int(np.searchsorted(self.timeline.schedule.columns.offsets, row, side="right")) - 1
-        lane = slice(int(table.offsets[worker]), int(table.offsets[worker + 1]))
-        found = np.flatnonzero(table.instruction_id[lane] == row)
-        return lane.start + int(found[0]) if len(found) else default
-
-    def __contains__(self, row: int) -> bool:
-        return self.get(row, -1) >= 0
-
-    def __getitem__(self, row: int) -> int:
-        return self.get(row, -1)
+def _operation(shown: Shown, timeline: Timeline, row: int) -> int:
+    """The operation of a row of the schedule, -1 where none is drawn of it."""
+    table = shown.table
+    worker = int(np.searchsorted(timeline.schedule.columns.offsets, row, side="right")) - 1
+    lane = slice(int(table.offsets[worker]), int(table.offsets[worker + 1]))
+    found = np.flatnonzero(table.instruction_id[lane] == row)
+    return lane.start + int(found[0]) if len(found) else -1
 
 
 def _needed(timeline: Timeline, row: int) -> Iterator[tuple[int, int]]:
@@ -170,17 +153,21 @@ def of_gap(shown: Shown, lane: int, start: float, end: float) -> Details:
     gaps = timeline.gaps()
     slack = 1e-5 * table.span
     inside = np.flatnonzero((gaps.worker == lane) & (gaps.start > start - slack) & (gaps.end < end + slack))
-    instruction, links = timeline.schedule.instruction, Links()
+    instruction = timeline.schedule.instruction
     for place in inside.tolist():
-        cause, row, awaited, ready = (int(getattr(gaps, name)[place]) for name in ("cause", "row", "waits_for", "ready"))
+        cause, row, awaited, ready = (
+            int(getattr(gaps, name)[place]) for name in ("cause", "row", "waits_for", "ready")
+        )
         text = f"{time(gaps.start[place])} to {time(gaps.end[place])}: {_CAUSES[GapCause(cause)]}"
         names = {
             "row": str(instruction(row)) if row >= 0 else "",
-            "awaited": f"{instruction(awaited)} of worker {timeline.schedule.position(awaited)[0]}" if awaited >= 0 else "",
+            "awaited": f"{instruction(awaited)} of worker {timeline.schedule.position(awaited)[0]}"
+            if awaited >= 0
+            else "",
             "ready": str(instruction(ready)) if ready >= 0 else "",
         }
         lines.append(text.format(**names))
-    return Details(title, lines, links=links)
+    return Details(title, lines)
 
 
 _CAUSES = {

@@ -93,6 +93,7 @@
         const end = table.beganBefore(lane, view.t1);
         for (let i = table.firstAfter(lane, view.t0); i < end; i++) {
           const begin = table.start[i], long = table.end[i] - begin, flags = table.flags[i], list = parts[table.kind[i]];
+          if (long <= 0) continue;
           for (const [paint, first, last, top, bottom] of list) {
             const x0 = this.x(begin + first * long), x1 = this.x(begin + last * long);
             const y0 = Math.round(middle + top * tall), y1 = Math.max(y0 + 1, Math.round(middle + bottom * tall));

@@ -13,10 +13,10 @@
     },
     mb: (table, text) => {
       const [pipeline, index] = text.includes(".") ? text.split(".").map(Number) : [null, Number(text)];
-      return (i) => table.microBatch[i] === index && (pipeline === null || table.pipeline[i] === pipeline);
+      return (i) => table.kinds[table.kind[i]].homed && table.micro_batch[i] === index && (pipeline === null || table.pipeline[i] === pipeline);
     },
     stage: (table, text) => (i) => table.stage[i] === Number(text),
-    pipeline: (table, text) => (i) => table.pipeline[i] === Number(text),
+    pipeline: (table, text) => (i) => table.kinds[table.kind[i]].homed && table.pipeline[i] === Number(text),
     worker: (table, text) => {
       const lanes = table.labels.map((label) => label.split(" ")[0] === text);
       return (i, lane) => lanes[lane];

@@ -4,11 +4,7 @@
 window.recycle = window.recycle || {};
 (function (recycle) {
   "use strict";
-  const HEADER = 24;
-  const COLUMNS = [
-    ["start", Float32Array], ["end", Float32Array], ["microBatch", Uint32Array], ["instructionId", Uint32Array],
-    ["stage", Uint16Array], ["pipeline", Uint16Array], ["kind", Uint8Array], ["flags", Uint8Array],
-  ];
+  const HEADER = 24, TYPES = { f4: Float32Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
 
   class Table {
     constructor(buffer) {
@@ -19,12 +15,13 @@ window.recycle = window.recycle || {};
       this.length = head.getUint32(8, true);
       this.origin = head.getFloat64(16, true);
       this.offsets = new Uint32Array(buffer, HEADER, this.lanes + 1);
+      const described = new Uint8Array(buffer, buffer.byteLength - head.getUint32(12, true));
+      Object.assign(this, JSON.parse(new TextDecoder().decode(described)));
       let place = HEADER + this.offsets.byteLength;
-      for (const [name, type] of COLUMNS) {
-        this[name] = new type(buffer, place, this.length);
-        place += this[name].byteLength;
+      for (const [name, type] of Object.entries(this.columns)) {
+        this[name] = new TYPES[type](buffer, place, this.length);
+        place += Math.ceil(this[name].byteLength / 4) * 4;
       }
-      Object.assign(this, JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, place, head.getUint32(12, true)))));
       this.isFailed = new Uint8Array(this.lanes);
       for (const lane of this.failed) this.isFailed[lane] = 1;
       // A strip below the lane's work (a transfer) does not keep the worker busy.
@@ -92,8 +89,7 @@ window.recycle = window.recycle || {};
     has(operation, flag) { return (this.flags[operation] & this.bits[flag]) !== 0; }
 
     home(operation) {
-      const index = this.microBatch[operation];
-      return index === this.no_micro_batch ? "" : `${this.pipeline[operation]}.${index}`;
+      return this.kinds[this.kind[operation]].homed ? `${this.pipeline[operation]}.${this.micro_batch[operation]}` : "";
     }
 
     instruction(operation) {
@@ -104,7 +100,7 @@ window.recycle = window.recycle || {};
     label(operation) {
       const kind = this.kinds[this.kind[operation]];
       if (!kind.numbered) return kind.letter;
-      return kind.letter + (this.has(operation, "REROUTED") ? this.home(operation) : this.microBatch[operation]);
+      return kind.letter + (this.has(operation, "REROUTED") ? this.home(operation) : this.micro_batch[operation]);
     }
 
     /* Times as people read them: seconds or milliseconds of a run, plain numbers of a plan. */
@@ -152,4 +148,7 @@ window.recycle = window.recycle || {};
     return table;
   };
   recycle.Table = Table;
+
+  // The page names the tables that it opens with, so that they come while the page is still being built.
+  for (const named of document.querySelectorAll("meta[name=lanes]")) recycle.table(named.content);
 })(window.recycle);

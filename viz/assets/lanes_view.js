@@ -113,6 +113,7 @@
       this.level = picture.draw(this.context, this.raster, this);
       this.seconds = (performance.now() - began) / 1000;
       this.drawn++;
+      this.first = this.first || performance.now();
       this.root.dataset.drawn = this.drawn;
       this.root.dataset.level = this.level;
     }

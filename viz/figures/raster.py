@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,30 +77,40 @@ def raster(table: LaneTable, width: int, height: int, window: Window) -> Pixels:
 
 def _visible(table: LaneTable, window: Window, first: int, last: int) -> npt.NDArray[np.int64]:
     rows = np.arange(table.offsets[first], table.offsets[last]) if last > first else np.zeros(0, dtype=np.int64)
-    return rows[(table.end[rows] > window.t0) & (table.start[rows] < window.t1)]
+    start, end = table.start[rows], table.end[rows]
+    return rows[(end > window.t0) & (start < window.t1) & (end > start)]
 
 
-def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> list[tuple[npt.NDArray[np.int64], int, Floats, Floats, float, float]]:
-    """(operations, paint, begin, end, top, bottom) of each part of each kind among `rows`."""
-    found = []
+class _Part(NamedTuple):
+    """One part of all operations of a kind: where it lies in their lanes, and which share of the work's height it is."""
+
+    operations: npt.NDArray[np.int64]
+    paint: int
+    begin: Floats
+    end: Floats
+    top: float
+    bottom: float
+    high: float
+
+
+def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> Iterator[_Part]:
     kinds, long = table.kind[rows], table.end[rows] - table.start[rows]
     for kind in np.unique(kinds).tolist():
-        mine = kinds == kind
-        for paint, begin, end, top, bottom in PARTS[Kind(kind)](table.weight_share):
-            start = table.start[rows[mine]]
-            bounds = start + begin * long[mine], start + end * long[mine]
-            found.append((rows[mine], PAINTS.index(paint), *bounds, top, bottom))
-    return found
+        mine = rows[kinds == kind]
+        start, seconds = table.start[mine], long[kinds == kind]
+        parts = PARTS[Kind(kind)](table.weight_share)
+        height = max(part[4] for part in parts) - min(part[3] for part in parts)
+        for paint, first, last, top, bottom in parts:
+            begin, end = start + first * seconds, start + last * seconds
+            yield _Part(mine, PAINTS.index(paint), begin, end, top, bottom, (bottom - top) / height)
 
 
-def _rectangles(
-    picture: Pixels, table: LaneTable, window: Window, rows: npt.NDArray[np.int64], per_row: float
-) -> None:
-    height, width = picture.shape
+def _rectangles(picture: Pixels, table: LaneTable, window: Window, rows: npt.NDArray[np.int64], per_row: float) -> None:
+    width = picture.shape[1]
     per_time = width / (window.t1 - window.t0)
     lane = np.searchsorted(table.offsets, rows, side="right") - 1
     lane_of = dict(zip(rows.tolist(), lane.tolist(), strict=True))
-    for operations, paint, begin, end, top, bottom in _parts(table, rows):
+    for operations, paint, begin, end, top, bottom, _ in _parts(table, rows):
         x0 = np.clip(np.round((begin - window.t0) * per_time), 0, width).astype(int)
         x1 = np.clip(np.round((end - window.t0) * per_time), 0, width).astype(int)
         middle = (np.array([lane_of[i] for i in operations.tolist()]) + 0.5 - window.y0) * per_row
@@ -151,11 +163,9 @@ def utilisation(
     shape = (bands, len(BUSY), stride)
     ends, rest = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
     per_time = columns / (window.t1 - window.t0)
-    for operations, paint, begin, end, top, bottom in _parts(table, rows):
+    for operations, paint, begin, end, _, _, high in _parts(table, rows):
         if paint not in BUSY:
             continue
-        tallest = [part for part in PARTS[Kind(table.kind[operations[0]])](table.weight_share)]
-        high = (bottom - top) / (max(part[4] for part in tallest) - min(part[3] for part in tallest))
         a = np.clip((begin - window.t0) * per_time, 0, columns)
         b = np.clip((end - window.t0) * per_time, 0, columns)
         base = (band[operations] * len(BUSY) + BUSY.index(paint)) * stride

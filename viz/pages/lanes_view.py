@@ -44,7 +44,7 @@ def lanes_view(
         span: length of the time axis when it is to be longer than the table's own.
         linked: timelines with the same word here, not empty, keep one time axis.
     """
-    address = f"lanes/{shelf.put(table, timeline)}.bin"
+    address = lanes_address(shelf.put(table, timeline))
     height = max(LEAST_PIXELS, LANE_PIXELS * table.lanes) + TOP + BOTTOM
     scale, _ = time_unit(table, span or table.span)
     image: dict[str, Any] = {"role": "img", "aria-label": spoken}
@@ -88,10 +88,14 @@ def lanes_view(
     )
 
 
+def lanes_address(digest: str) -> str:
+    """Where the browser finds the lanes with that hash."""
+    return f"lanes/{digest}.bin"
+
+
 def register(app: Dash, shelf: Shelf) -> None:
     """Add the routes and the callbacks of all timelines."""
 
-    @app.server.get("/lanes/<digest>.bin")
     def lanes(digest: str) -> Response:
         shown = shelf.get(digest) or abort(404)
         if digest in request.if_none_match:
@@ -101,7 +105,6 @@ def register(app: Dash, shelf: Shelf) -> None:
         answer.headers["Cache-Control"] = FOREVER
         return answer
 
-    @app.server.get("/lanes/<digest>.png")
     def picture(digest: str) -> Response:
         shown = shelf.get(digest) or abort(404)
         table = shown.table.ordered("stage") if request.args.get("grouping") == "stage" else shown.table
@@ -114,6 +117,9 @@ def register(app: Dash, shelf: Shelf) -> None:
             return Response(f"{error}\n", status=400, mimetype="text/plain")
         return Response(content, mimetype="image/png", headers={"Cache-Control": FOREVER})
 
+    for suffix, route in ((".bin", lanes), (".png", picture)):
+        app.server.add_url_rule(f"/lanes/<digest>{suffix}", f"lanes{suffix[1:]}", route)
+
     @app.callback(
         Output({"type": "lanes-details", "name": MATCH}, "children"),
         Output({"type": "lanes-links", "name": MATCH}, "data"),
@@ -123,7 +129,8 @@ def register(app: Dash, shelf: Shelf) -> None:
     def tell(choice: Any) -> Any:
         return answer(shelf, choice)
 
-    app.clientside_callback(
+    in_browser: Any = app.clientside_callback
+    in_browser(
         ClientsideFunction("recycle", "arrows"),
         Output({"type": "lanes-linked", "name": MATCH}, "data"),
         Input({"type": "lanes-links", "name": MATCH}, "data"),

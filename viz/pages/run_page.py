@@ -198,7 +198,9 @@ class RunPage:
             shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
         else:
             title = f"Planned, step {step}{_reroutes(planned)}"
-            shown.append(parts.timeline(title, planned, self.name("planned"), self.shelf, timeline=run.planned(step, chosen)))
+            shown.append(
+                parts.timeline(title, planned, self.name("planned"), self.shelf, timeline=run.planned(step, chosen))
+            )
         if executed is None:
             hint = "An iteration is traced when all of it ran." if run.live else ""
             shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))

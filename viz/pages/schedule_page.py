@@ -9,6 +9,7 @@ from dash import Dash, html
 
 from recycle.ir.simulate import Timeline
 from viz.pages import parts
+from viz.pages.lanes_view import lanes_address
 from viz.shelf import Shelf
 from viz.sources import ScheduleFile
 
@@ -19,9 +20,7 @@ FINDINGS_HEAD = ("rule", "severity", "worker", "position", "instruction", "messa
 class SchedulePage:
     """The page of schedule files; `prefix` keeps its component names apart from other pages'."""
 
-    def __init__(
-        self, files: Sequence[ScheduleFile], prefix: str = "schedules", shelf: Shelf | None = None
-    ) -> None:
+    def __init__(self, files: Sequence[ScheduleFile], prefix: str = "schedules", shelf: Shelf | None = None) -> None:
         self.files = files
         self.prefix = prefix
         self.shelf = shelf or Shelf()
@@ -45,6 +44,10 @@ class SchedulePage:
                 *(self.findings(file) for file in self.files if file.findings),
             ]
         )
+
+    def addresses(self) -> list[str]:
+        """Where the browser finds the lanes of each file."""
+        return [lanes_address(self.shelf.put(file.lanes, file.timeline)) for file in self.files]
 
     def timelines(self) -> list[Any]:
         """The lanes of each file, all with the time axis of the longest."""
