@@ -94,8 +94,8 @@ def of_operation(shown: Shown, operation: int) -> Details:
     inputs = [_operation(shown, timeline, made) for made, _ in needed]
     outputs = [_operation(shown, timeline, user) for user in _users(timeline, row)]
     waited = _operation(shown, timeline, decisive[0]) if decided and decisive is not None else -1
-    drawn = [[place for place in places if place >= 0] for places in (inputs, outputs)]
-    return Details(title, lines, needs, Links(*drawn, waited))
+    links = Links([i for i in inputs if i >= 0], [i for i in outputs if i >= 0], waited)
+    return Details(title, lines, needs, links)
 
 
 def _operation(shown: Shown, timeline: Timeline, row: int) -> int:
@@ -148,7 +148,10 @@ def of_gap(shown: Shown, lane: int, start: float, end: float) -> Details:
 
     title = f"Worker {table.labels[lane]} is idle"
     lines = [f"from {time(start)} to {time(end)}, {time(end - start)}"]
-    if timeline is None or len(timeline.end) > MOST_GAP_ROWS:
+    if timeline is None:
+        return Details(title, lines)
+    if len(timeline.end) > MOST_GAP_ROWS:
+        lines.append(f"its cause is not worked out: the schedule has more than {MOST_GAP_ROWS:,} instructions")
         return Details(title, lines)
     gaps = timeline.gaps()
     slack = 1e-5 * table.span

@@ -42,13 +42,14 @@
 
     of(rows, row, end, t0, perColumn) {
       const { table, part, from, stride, columns, parts } = this, t1 = t0 + columns / perColumn;
+      const starts = table.start, ends = table.end, kinds = table.kind;
       part.fill(0);
       from.fill(0);
       const lanes = rows.first[end] - rows.first[row];
       for (let place = rows.first[row]; place < rows.first[end]; place++) {
         const lane = rows.order[place], last = table.beganBefore(lane, t1);
         for (let i = table.firstAfter(lane, t0); i < last; i++) {
-          const begin = table.start[i], long = table.end[i] - begin, list = parts[table.kind[i]];
+          const begin = starts[i], long = ends[i] - begin, list = parts[kinds[i]];
           for (let p = 0; p < list.length; p += 4) {
             let a = (begin + list[p + 1] * long - t0) * perColumn, b = (begin + list[p + 2] * long - t0) * perColumn;
             if (a < 0) a = 0;

@@ -82,7 +82,7 @@ def _visible(table: LaneTable, window: Window, first: int, last: int) -> npt.NDA
 
 
 class _Part(NamedTuple):
-    """One part of all operations of a kind: where it lies in their lanes, and which share of the work's height it is."""
+    """One part of all operations of a kind: where it lies in their lanes; `high` is its share of the work's height."""
 
     operations: npt.NDArray[np.int64]
     paint: int
