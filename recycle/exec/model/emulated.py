@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.stage import digest
+from recycle.exec.model.stage import copy_state, digest
 from recycle.job import Job
 from recycle.profile import Profile
 from recycle.shape import MicroBatch
@@ -121,7 +121,9 @@ class EmulatedStage:
     def cuts(self) -> Mapping[str, int]:
         return {}
 
-    def step(self, iteration: int, clip_factor: float) -> None:
+    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None) -> None:
+        if before is not None:
+            copy_state(before, self.state_tensors())
         with self._takes("step"):
             self._parameters.sub_(self._sum / self._divisor * (clip_factor * self._train.learning_rate))
             self._count.add_(1)

@@ -13,7 +13,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.membership.messages import Facts
-from recycle.exec.model.stage import Stage
+from recycle.exec.model.stage import Stage, copy_state
 
 
 class Updates:
@@ -45,8 +45,7 @@ class Updates:
         live = self._stages[index].state_tensors()
         if index not in self._before:
             self._before[index] = [torch.empty_like(tensor) for tensor in live]
-        _copy(self._before[index], live)
-        self._stages[index].step(iteration, 1.0)
+        self._stages[index].step(iteration, 1.0, self._before[index])
         self._at[index] = iteration
 
     def joined(self, committed: int) -> None:
@@ -77,7 +76,7 @@ class Updates:
             RunError: a stage is further away than one step, or its gradient is gone; a bug.
         """
         for index in self.ahead(committed):
-            _copy(self._stages[index].state_tensors(), self._before[index])
+            copy_state(self._stages[index].state_tensors(), self._before[index])
             self._at[index] = committed
         for index, at in self._at.items():
             if at == committed:
@@ -85,9 +84,3 @@ class Updates:
             if facts is None or at != committed - 1 or self._reduced != committed:
                 raise RunError(f"stage {index} is at iteration {at}, the register at {committed}")
             self.step(index, facts)
-
-
-@torch.no_grad()
-def _copy(target: list[torch.Tensor], source: list[torch.Tensor]) -> None:
-    for into, tensor in zip(target, source, strict=True):
-        into.copy_(tensor)
