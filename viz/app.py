@@ -9,26 +9,47 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dash import Dash, dcc, html
 
 from recycle.errors import RecycleError
+from viz.operands import Operands
+from viz.pages.compare_page import ComparePage
+from viz.pages.plans_page import PlansPage
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.run import Run
 from viz.sources import ScheduleFile
+from viz.what_if import WhatIf
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
 
 
-def build_app(sources: Sequence[Run | ScheduleFile]) -> Dash:
-    """The application that shows `sources`; more than one page are tabs."""
+class Page(Protocol):
+    """What the application needs of a page: a name, its components, and their callbacks."""
+
+    prefix: str
+
+    @property
+    def title(self) -> str: ...
+
+    def layout(self) -> html.Div: ...
+
+    def register(self, app: Dash) -> None: ...
+
+
+def build_app(sources: Sequence[Run | ScheduleFile], what_if: WhatIf | None = None) -> Dash:
+    """The application that shows `sources`, and plans for any dead workers if `what_if` can tell; pages are tabs."""
     runs = [source for source in sources if isinstance(source, Run)]
     files = [source for source in sources if isinstance(source, ScheduleFile)]
-    pages: list[RunPage | SchedulePage] = [RunPage(run, f"run{place}") for place, run in enumerate(runs)]
+    pages: list[Page] = [RunPage(run, f"run{place}") for place, run in enumerate(runs)]
     if files:
         pages.append(SchedulePage(files))
+    if len(Operands(sources).choices()) > 1:
+        pages.append(ComparePage(sources))
+    if what_if is not None:
+        pages.append(PlansPage(what_if))
     app = Dash(
         "viz",
         title=f"{pages[0].title} · recycle" if pages else "recycle",
@@ -49,7 +70,7 @@ def _assets() -> str:
     return str(files("viz") / "assets")
 
 
-def _layout(pages: Sequence[RunPage | SchedulePage]) -> html.Div:
+def _layout(pages: Sequence[Page]) -> html.Div:
     content: Any
     if not pages:
         content = html.Div(html.P("Nothing to show. Give a run directory or a schedule file."), className="empty")
@@ -60,10 +81,11 @@ def _layout(pages: Sequence[RunPage | SchedulePage]) -> html.Div:
         content = dcc.Tabs(tabs, value=pages[0].prefix, id="pages")
     title = pages[0].title if len(pages) == 1 else "recycle"
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if len(pages) == 1 else [html.H1("recycle")]
-    return html.Div([html.Header(heading, className="top"), html.Main(content)])
+    fixtures = [part for page in pages if isinstance(page, PlansPage) for part in page.fixtures()]
+    return html.Div([html.Header(heading, className="top"), html.Main(content), *fixtures])
 
 
-def _fresh(page: RunPage | SchedulePage) -> html.Div:
+def _fresh(page: Page) -> html.Div:
     if isinstance(page, RunPage):
         page.refresh()
     return page.layout()
