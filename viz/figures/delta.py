@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recycle.ir.instruction import Kind
-from recycle.ir.simulate import Timeline
+from recycle.ir.simulate import TOLERANCE, Timeline
 from viz.analysis.differences import Matches
 from viz.figures.palette import BACKWARD_INPUT, BACKWARD_WEIGHT, BAND, FONT, FORWARD, GRID, INK, OPTIMIZER, PAPER, RULE
 
@@ -32,6 +32,7 @@ def delta_figure(
     """The figure; `span` is the length of the time axis, `scale` and `unit` those of the timelines beside it."""
     figure = go.Figure()
     time, delta = first.start[matches.first] * scale, matches.delta * scale
+    delta = np.where(np.abs(delta) <= span * scale * TOLERANCE, 0.0, delta)
     if len(time) <= POINTS:
         _add_points(figure, first, second, matches, time, delta)
     elif len(time):

@@ -136,14 +136,18 @@ class ComparePage:
         rows: list[list[parts.Cell]] = []
         for operand in operands:
             t = operand.timeline
-            against = f"{(t.makespan / first.makespan - 1):+.1%}" if first.makespan and t is not first else None
+            more = t.makespan / first.makespan - 1 if first.makespan else 0.0
+            against = None if t is first else "the same" if abs(more) < 5e-4 else f"{more:+.1%}"
             period = None if operand.executed else t.period
             rows.append([operand.title, t.makespan, against, period, f"{t.bubble_ratio:.1%}", len(t.schedule.live)])
-        return parts.table(("", "makespan", "against the first", "period", "bubbles", "live workers"), rows)
+        unit = " (s)" if any(operand.executed for operand in operands) else ""
+        head = ("", f"makespan{unit}", "against the first", f"period{unit}", "bubbles", "live workers")
+        return parts.table(head, rows)
 
     def difference(self, pair: Comparison, place: int) -> html.Section:
         """Where the difference of the makespans comes from, and where the two part."""
         a, b = pair.first.timeline, pair.second.timeline
+        unit = " (s)" if pair.first.executed or pair.second.executed else ""
         total = b.makespan - a.makespan
         rows: list[list[parts.Cell]] = [
             [share.title, share.first, share.second, _signed(share.difference)]
@@ -175,7 +179,7 @@ class ComparePage:
             f"{pair.second.title} against {pair.first.title}",
             html.P(words, className="says"),
             html.Ul(divergences, className="says") if divergences else html.P("They do the same at the same times."),
-            parts.table(("per live worker", "first", "second", "difference"), rows),
+            parts.table((f"per live worker{unit}", "first", "second", "difference"), rows),
             caption=(
                 "Mean over the live workers: each is at work or waits for something at every moment, so the parts add"
                 " up to the makespan and their differences to the difference."
@@ -286,7 +290,7 @@ def lanes_view(title: str, table: LaneTable, identifier: Any, span: float, group
 
 
 def _signed(value: float) -> str:
-    return "0" if abs(value) < 1e-12 else f"{value:+.5g}"
+    return "0" if abs(value) < 1e-9 else f"{value:+.5g}"
 
 
 def _drawable(tables: list[LaneTable], pairs: Sequence[Comparison]) -> tuple[list[LaneTable], str]:

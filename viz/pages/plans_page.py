@@ -362,7 +362,7 @@ class PlansPage:
 
         @app.callback(
             Output(state_id, "data", allow_duplicate=True),
-            Output("pages", "value"),
+            Output("pages", "value", allow_duplicate=True),
             Input(self.name("address"), "search"),
             State(state_id, "data"),
             prevent_initial_call="initial_duplicate",
