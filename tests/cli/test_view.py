@@ -49,8 +49,20 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "not a run directory" in refused([str(tmp_path)], capsys)
 
 
-def test_nothing_to_view_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "give a run directory or a schedule file" in refused([], capsys)
+def test_nothing_to_draw_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "name a schedule file or a run directory to draw" in refused(["--export", "plan.svg"], capsys)
+
+
+def test_a_second_job_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one.toml", "two.toml"):
+        (tmp_path / name).write_text("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
+    said = refused([str(tmp_path / "one.toml"), str(tmp_path / "two.toml")], capsys)
+    assert "two.toml: is a second job file" in said
+
+
+def test_a_broken_job_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.toml").write_text("[shape]\npipelines = 'many'\n")
+    assert "job.toml" in refused([str(tmp_path / "job.toml")], capsys)
 
 
 def test_a_port_in_use_is_one_line(schedule_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
