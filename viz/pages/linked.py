@@ -12,8 +12,9 @@ from dash import ALL, Dash, Input, Output, dcc, html
 
 _FOLLOW = """
 function (relayouts, place) {
-  const triggered = dash_clientside.callback_context.triggered[0];
-  if (!triggered || !triggered.value) { return window.dash_clientside.no_update; }
+  const all = dash_clientside.callback_context.triggered.filter(one => one.value);
+  const triggered = all.find(one => 'begin' in one.value) || all[0];
+  if (!triggered) { return window.dash_clientside.no_update; }
   const root = document.getElementById(%(root)s);
   const graphs = root ? Array.from(root.querySelectorAll('.js-plotly-plot')) : [];
   const value = triggered.value;
