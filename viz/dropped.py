@@ -10,6 +10,7 @@ import base64
 import binascii
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from recycle.errors import RecycleError, ScheduleError
@@ -18,6 +19,7 @@ from recycle.ir.check import Finding, check
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
+from recycle.json_objects import entries
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable
@@ -25,7 +27,7 @@ from viz.lanes import LaneTable
 MOST_BYTES = 2**25
 MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 2_000_000, 8192, 2**22
 """What is checked at once for a page; `recycle check` takes more."""
-_MOST_SEPARATORS = 8 * MOST_INSTRUCTIONS
+_MOST_SEPARATORS = 2 * MOST_INSTRUCTIONS
 """Commas and blanks; what lies between them becomes objects while a file is read."""
 _LONGEST_NAME = 120
 
@@ -97,6 +99,9 @@ def inspect(content: bytes, name: str) -> Dropped:
     """Read, check and time a file's content. Raises RecycleError when it is no schedule, or is too large."""
     if content.count(b",") + content.count(b" ") > _MOST_SEPARATORS:
         raise ScheduleError(f"{name}: has more cells or words than a schedule that the page shows: use recycle check")
+    stated = _stated_shape(content)
+    if stated is not None:
+        _refuse_large(stated, 0, name)
     schedule = formats.loads(content, name)
     _refuse_large(schedule.shape, len(schedule.columns), name)
     profile = Profile.uniform()
@@ -129,6 +134,14 @@ def _content(contents: str, name: str) -> bytes:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error:
         raise ScheduleError(f"{name}: the browser handed over no whole file") from None
+
+
+def _stated_shape(content: bytes) -> Shape | None:
+    """The shape that a native file says it has; None where it does not say, or wrongly: reading it then tells."""
+    try:
+        return Shape(**msgspec.json.decode(entries(content, ScheduleError)["shape"], type=dict[str, int]))
+    except (RecycleError, KeyError, TypeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _refuse_large(shape: Shape, instructions: int, name: str) -> None:

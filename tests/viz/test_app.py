@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import threading
 from collections.abc import Callable
@@ -13,39 +12,13 @@ from typing import Any
 import pytest
 
 from recycle import RecycleError, Schedule, Shape
+from tests.viz.components import graphs, plain, words
 from viz.app import build_app, serve
 from viz.figures.timeline import CONFIG
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.run import load_run
 from viz.sources import load_schedule, load_source
-
-
-def plain(component: Any) -> Any:
-    """A Dash component as the JSON that the browser gets."""
-    from plotly.utils import PlotlyJSONEncoder
-
-    return json.loads(json.dumps(component, cls=PlotlyJSONEncoder))
-
-
-def words(component: Any) -> list[str]:
-    """All texts of a component, in order."""
-    if isinstance(component, str):
-        return [component]
-    if isinstance(component, list):
-        return [text for part in component for text in words(part)]
-    if isinstance(component, dict) and "props" in component:
-        return words(component["props"].get("children"))
-    return []
-
-
-def graphs(component: Any) -> list[dict[str, Any]]:
-    if isinstance(component, list):
-        return [graph for part in component for graph in graphs(part)]
-    if not isinstance(component, dict) or "props" not in component:
-        return []
-    here = [component["props"]] if component["type"] == "Graph" else []
-    return here + graphs(component["props"].get("children"))
 
 
 def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -> None:
