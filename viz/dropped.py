@@ -25,7 +25,7 @@ from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable
 
 MOST_BYTES = 2**25
-MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 2_000_000, 8192, 2**22
+MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
 """What is checked at once for a page; `recycle check` takes more."""
 _MOST_SEPARATORS = 2 * MOST_INSTRUCTIONS
 """Commas and blanks; what lies between them becomes objects while a file is read."""

@@ -13,6 +13,7 @@ from typing import Literal
 from recycle.errors import RecycleError
 from recycle.ir.executed import executed_timeline
 from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.job import Job
 from viz.analysis.differences import Alignment, align, require_one_clock, scaled
@@ -39,6 +40,7 @@ class Operand:
         timeline: planned, or executed with times in seconds.
         executed: whether it ran.
         seconds_per_unit: of a plan's times, where the job knows it.
+        limits: activations that the worker of each rank may hold, where plan or job say so.
     """
 
     key: str
@@ -46,10 +48,7 @@ class Operand:
     timeline: Timeline
     executed: bool
     seconds_per_unit: float | None = None
-
-    @property
-    def unit(self) -> Literal["s", ""]:
-        return "s" if self.executed else ""
+    limits: tuple[float, ...] | None = None
 
     def lanes(self, unit: Literal["s", ""]) -> LaneTable:
         """Its lanes, with times in `unit`."""
@@ -101,23 +100,45 @@ class Operands:
         source = self.sources[int(place)]
         if isinstance(source, ScheduleFile):
             assert source.timeline is not None
-            return Operand(key, titles[key], source.timeline, executed=False)
+            return Operand(key, titles[key], source.timeline, executed=False, limits=_stated_limits(source.schedule))
         if kind == "plan":
             plan = source.plan(rest[0])
             if plan is None:
                 raise RecycleError(f"{source.name}: plan {rest[0]} cannot be read")
-            return Operand(key, titles[key], simulate(lower(plan), source.profile), False, _seconds_per_unit(source))
+            job = _job(source)
+            unit, limits = (job.seconds_per_unit, _job_limits(job)) if job else (None, None)
+            timeline = simulate(lower(plan), source.profile)
+            return Operand(key, titles[key], timeline, False, unit, _stated_limits(plan) or limits)
         assert source.trace is not None
         step = int(rest[0])
         window = source.trace.window(step, step, source.trace.generations_of(step)[-1])
-        return Operand(key, titles[key], executed_timeline(window, source.profile), executed=True)
+        job = _job(source)
+        limits = _job_limits(job) if job else None
+        return Operand(key, titles[key], executed_timeline(window, source.profile), executed=True, limits=limits)
 
 
-def _seconds_per_unit(run: Run) -> float | None:
+def _job(run: Run) -> Job | None:
     try:
-        return Job.load(run.path / "job.toml").seconds_per_unit
+        return Job.load(run.path / "job.toml")
     except RecycleError:
         return None
+
+
+def _job_limits(job: Job) -> tuple[float, ...] | None:
+    try:
+        limits = job.activation_limits()
+    except RecycleError:  # in bytes, and the profile that weighs activations is gone
+        return None
+    return None if limits is None else tuple(limits)
+
+
+def _stated_limits(schedule: Schedule) -> tuple[float, ...] | None:
+    """The limits in the metadata of a plan file, if that is what they are."""
+    stated = schedule.metadata.get("limits")
+    if not isinstance(stated, list) or len(stated) != schedule.shape.ranks:
+        return None
+    usable = all(isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0 for limit in stated)
+    return tuple(float(limit) for limit in stated) if usable else None
 
 
 def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:

@@ -11,7 +11,7 @@ import pytest
 from recycle import RecycleError, Schedule
 from viz.operands import Operands, on_one_axis
 from viz.run import load_run
-from viz.sources import load_schedule
+from viz.sources import load_schedule, schedule_source
 
 
 @pytest.fixture
@@ -65,3 +65,13 @@ def test_a_key_of_somewhere_else_is_refused(operands: Operands) -> None:
     for key in ("file/7", "step/2/99", "../../etc/passwd", ""):
         with pytest.raises(RecycleError, match="is not there to be compared"):
             operands.get(key)
+
+
+def test_memory_limits_come_from_the_plan_else_from_the_job(run_dir: Path, tmp_path: Path, healthy: Schedule) -> None:
+    (run_dir / "job.toml").write_text((run_dir / "job.toml").read_text() + "[memory]\nlimit = [2, 1]\n")
+    files = [("limited", [3, 2.5]), ("other", [1]), ("odd", [True, "x"]), ("none", None)]
+    sources = [schedule_source(Path(name), healthy.with_metadata(limits=limits)) for name, limits in files]
+    operands = Operands([*sources, load_run(run_dir)])
+    assert [operands.get(f"file/{place}").limits for place in range(4)] == [(3.0, 2.5), None, None, None]
+    assert operands.get("step/4/4").limits == (2.0, 1.0)
+    assert operands.get("plan/4/aaaa0000").limits == (2.0, 1.0)

@@ -151,7 +151,7 @@ class ComparePage:
         total = b.makespan - a.makespan
         rows: list[list[parts.Cell]] = [
             [share.title, share.first, share.second, _signed(share.difference)]
-            for share in shares(split(a), split(b))
+            for share in shares(split(a, pair.first.limits), split(b, pair.second.limits))
             if share.first or share.second
         ]
         rows.append(["makespan", a.makespan, b.makespan, _signed(total)])
@@ -182,7 +182,8 @@ class ComparePage:
             parts.table((f"per live worker{unit}", "first", "second", "difference"), rows),
             caption=(
                 "Mean over the live workers: each is at work or waits for something at every moment, so the parts add"
-                " up to the makespan and their differences to the difference."
+                " up to the makespan and their differences to the difference. Memory limits count where they are"
+                " known."
             ),
         )
 
