@@ -27,7 +27,7 @@ from viz.figures.delta import delta_figure
 from viz.lanes import Grouping, LaneTable
 from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
-from viz.pages.run_page import GROUPINGS
+from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_view, on_the_page
 from viz.run import Run
 from viz.sources import ScheduleFile
 
@@ -92,15 +92,7 @@ class ComparePage:
                                 clearable=False,
                                 placeholder="Choose two or more",
                             ),
-                            html.Div(
-                                [
-                                    html.Span("Lanes"),
-                                    dcc.RadioItems(
-                                        id=f"{self.prefix}-grouping", options=GROUPINGS, value="pipeline", inline=True
-                                    ),
-                                ],
-                                className="choices",
-                            ),
+                            grouping_choice(f"{self.prefix}-grouping"),
                         ],
                         className="controls",
                     ),
@@ -194,26 +186,17 @@ class ComparePage:
         span = max(table.span for table in tables)
         tables, note = _drawable(tables, pairs)
         blocks: list[Any] = []
+        left = gutter(tables)
         for place, (operand, table) in enumerate(zip(operands, tables, strict=True)):
-            blocks.append(lanes_view(operand.title, table, linked.graph_id(self.prefix, len(blocks)), span, grouping))
+            blocks.append(lanes_view(operand.title, table, linked.graph_id(self.prefix, len(blocks)), span, left))
             if place:
                 scale, word = time_unit(table, span)
-                figure = delta_figure(
-                    operands[0].timeline, operand.timeline, pairs[place - 1].matches, span, scale, word
-                )
+                pair = pairs[place - 1]
+                figure = delta_figure(pair.first.timeline, operand.timeline, pair.matches, span, scale, word)
                 heading = f"How much later instructions start in {operand.title}"
-                blocks.append(
-                    html.Div(
-                        [
-                            html.H3(heading),
-                            html.Div(
-                                parts.graph(figure, id=linked.graph_id(self.prefix, len(blocks))),
-                                **_spoken(f"{heading}, {operands[0].title} being zero"),
-                            ),
-                        ],
-                        className="lanes",
-                    )
-                )
+                spoken = f"{heading}, {operands[0].title} being zero"
+                identifier = linked.graph_id(self.prefix, len(blocks))
+                blocks.append(figure_view(heading, on_the_page(figure, left), identifier, spoken))
         return parts.card("Lanes", linked.linked(self.prefix, *blocks), parts.legend(), caption=note)
 
     def largest(self, pair: Comparison) -> html.Details:
@@ -285,11 +268,6 @@ class ComparePage:
                 return no_update
 
 
-def lanes_view(title: str, table: LaneTable, identifier: Any, span: float, grouping: Grouping) -> html.Div:
-    """One timeline of the page; the one place to change for another renderer."""
-    return parts.timeline(title, table, identifier, span=span, grouping=grouping)
-
-
 def _signed(value: float) -> str:
     return "0" if abs(value) < 1e-9 else f"{value:+.5g}"
 
@@ -315,7 +293,3 @@ def _largest_of(timeline: Timeline, matches: Matches) -> dict[Any, float]:
     most = np.zeros(shape.worker_count)
     np.maximum.at(most, timeline.schedule.columns.worker[matches.first], np.abs(matches.delta))
     return {shape.worker_at(w): float(most[w]) for w in range(shape.worker_count)}
-
-
-def _spoken(text: str) -> dict[str, Any]:
-    return {"role": "img", "aria-label": text}

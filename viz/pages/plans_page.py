@@ -17,10 +17,10 @@ from recycle.errors import RecycleError
 from recycle.shape import Worker
 from viz.analysis.differences import match
 from viz.figures.ghost import add_ghost
-from viz.figures.timeline import note, timeline_figure
+from viz.figures.timeline import note
 from viz.lanes import Grouping, LaneTable
 from viz.pages import parts
-from viz.pages.run_page import GROUPINGS
+from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_figure
 from viz.what_if import Answer, WhatIf
 
 BUTTONS = 512
@@ -90,15 +90,7 @@ class PlansPage:
                 parts.card(
                     "Lanes",
                     html.Div(
-                        html.Div(
-                            [
-                                html.Span("Lanes"),
-                                dcc.RadioItems(
-                                    id=self.name("grouping"), options=GROUPINGS, value="pipeline", inline=True
-                                ),
-                            ],
-                            className="choices",
-                        ),
+                        grouping_choice(self.name("grouping")),
                         className="controls",
                     ),
                     html.Div(id=self.name("lanes")),
@@ -225,17 +217,13 @@ class PlansPage:
             table, old = table._take_lanes(kept), old._take_lanes(kept) if old else None
             said = f"{len(kept)} of {self.what_if.shape.worker_count:,} workers: the failed, and who changed most."
         span = max(table.span, old.span if old else 0.0)
-        figure = timeline_figure(table, span=span)
+        figure = lanes_figure(table, span, gutter([table]))
         if old is not None and not add_ghost(figure, old):
             said += " Too many operations to outline the plan before."
-        said = " ".join(filter(None, [said, note(table)]))
-        spoken = parts.summary(table)
+        spoken = f"{_title(now.failed)}. {parts.summary(table)}"
+        hint = " ".join(filter(None, [said, note(table)]))
         return [
-            html.Div(
-                parts.graph(figure, id=self.name("graph"), className="timeline"),
-                **_spoken(f"{_title(now.failed)}. {spoken}"),
-            ),
-            *([html.P(said, className="hint")] if said else []),
+            figure_view("", figure, self.name("graph"), spoken, hint),
             dcc.Store(id=self.name("order"), data=[str(worker) for worker in table.workers]),
         ]
 

@@ -18,6 +18,7 @@ from recycle.ir.check import Finding, explain
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
 from viz.lanes import LaneTable
 from viz.pages import linked, parts
+from viz.pages.figure_view import gutter, lanes_view
 
 FINDINGS_SHOWN, KEPT, LANES_SHOWN, DRAWN_WHOLE = 200, 4, 24, 20_000
 
@@ -154,7 +155,7 @@ class ValidatePage:
         order = "" if file.timeline else "It cannot be timed: each program is drawn back to back, nobody waiting. "
         counts = _per_worker(file.findings)
         table = _badged(table, counts)
-        view = parts.timeline(file.name, table, linked.graph_id(self.prefix, 0), span=table.span or None)
+        view = lanes_view(file.name, table, linked.graph_id(self.prefix, 0), table.span or None, gutter([table]))
         return parts.card("Lanes", linked.linked(self.prefix, view), parts.legend(), caption=f"{order}{said}")
 
     def drawn(self, file: Dropped) -> tuple[LaneTable, str]:
