@@ -9,34 +9,66 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 from dash import Dash, dcc, html
 
 from recycle.errors import RecycleError
+from viz.operands import Operands
 from viz.pages import lanes_view
+from viz.pages.compare_page import ComparePage
+from viz.pages.plans_page import PlansPage
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
+from viz.pages.start_page import StartPage
+from viz.pages.validate_page import ValidatePage
 from viz.run import Run
 from viz.shelf import Shelf
 from viz.sources import ScheduleFile
+from viz.what_if import WhatIf
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
 
 
-def build_app(sources: Sequence[Run | ScheduleFile]) -> Dash:
-    """The application that shows `sources`; more than one page are tabs."""
+class Page(Protocol):
+    """What the application needs of a page: a name, its components, and their callbacks."""
+
+    prefix: str
+
+    @property
+    def title(self) -> str: ...
+
+    def layout(self) -> html.Div: ...
+
+    def register(self, app: Dash) -> None: ...
+
+
+def build_app(
+    sources: Sequence[Run | ScheduleFile], what_if: WhatIf | None = None, *, is_example: bool = False
+) -> Dash:
+    """The application that shows `sources`, and plans for any dead workers if `what_if` can tell; pages are tabs.
+
+    Args:
+        is_example: nobody asked for these sources; a first page says so, and what can be asked for.
+    """
     runs = [source for source in sources if isinstance(source, Run)]
     files = [source for source in sources if isinstance(source, ScheduleFile)]
     shelf = Shelf()
-    pages: list[RunPage | SchedulePage] = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
+    pages: list[Page] = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
     if files:
         pages.append(SchedulePage(files, shelf=shelf))
-    opened = [address for page in pages if isinstance(page, SchedulePage) for address in page.addresses()]
+    if len(Operands(sources).choices()) > 1:
+        pages.append(ComparePage(sources))
+    if what_if is not None:
+        pages.append(PlansPage(what_if))
+    pages.append(ValidatePage())
+    if is_example:
+        pages.insert(0, StartPage([(page.prefix, page.title) for page in pages]))
+    opened = [address for page in pages[:1] if isinstance(page, SchedulePage) for address in page.addresses()]
     app = Dash(
         "viz",
         index_string=_index(opened),
-        title=f"{pages[0].title} · recycle" if pages else "recycle",
+        title=f"{pages[0].title} · recycle",
         update_title="",
         assets_folder=_assets(),
         suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
@@ -45,7 +77,8 @@ def build_app(sources: Sequence[Run | ScheduleFile]) -> Dash:
         31_536_000  # assets carry the time of their change in their address
     )
     # A callable layout: a page that is opened again shows a live run as it is then.
-    app.layout = lambda: _layout(pages)
+    title = sources[0].name if len(sources) == 1 else ""
+    app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, shelf)
     for page in pages:
         page.register(app)
@@ -73,21 +106,15 @@ def _assets() -> str:
     return str(files("viz") / "assets")
 
 
-def _layout(pages: Sequence[RunPage | SchedulePage]) -> html.Div:
-    content: Any
-    if not pages:
-        content = html.Div(html.P("Nothing to show. Give a run directory or a schedule file."), className="empty")
-    elif len(pages) == 1:
-        content = _fresh(pages[0])
-    else:
-        tabs = [dcc.Tab(_fresh(page), label=page.title, value=page.prefix) for page in pages]
-        content = dcc.Tabs(tabs, value=pages[0].prefix, id="pages")
-    title = pages[0].title if len(pages) == 1 else "recycle"
-    heading = [html.Span("recycle", className="mark"), html.H1(title)] if len(pages) == 1 else [html.H1("recycle")]
-    return html.Div([html.Header(heading, className="top"), html.Main(content)])
+def _layout(pages: Sequence[Page], title: str) -> html.Div:
+    tabs = [dcc.Tab(_fresh(page), label=page.title, value=page.prefix) for page in pages]
+    heading = [html.Span("recycle", className="mark"), html.H1(title)] if title else [html.H1("recycle")]
+    fixtures = [part for page in pages if isinstance(page, PlansPage) for part in page.fixtures()]
+    content = dcc.Tabs(tabs, value=pages[0].prefix, id="pages")
+    return html.Div([html.Header(heading, className="top"), html.Main(content), *fixtures])
 
 
-def _fresh(page: RunPage | SchedulePage) -> html.Div:
+def _fresh(page: Page) -> html.Div:
     if isinstance(page, RunPage):
         page.refresh()
     return page.layout()

@@ -44,8 +44,11 @@ def load_schedule(path: str | Path, profile: Profile | None = None) -> ScheduleF
     Raises:
         RecycleError: the file cannot be read or is no schedule.
     """
-    path = Path(path)
-    schedule = Schedule.load(path)
+    return schedule_source(Path(path), Schedule.load(path), profile)
+
+
+def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = None) -> ScheduleFile:
+    """A schedule as if it had been read from `path`, checked and timed as `load_schedule` does."""
     profile = profile or Profile.uniform()
     findings = tuple(check(schedule, profile=profile))
     give_back()

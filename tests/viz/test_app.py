@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import threading
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from recycle import RecycleError, Schedule, Shape
+from tests.viz.components import graphs, plain, words
 from viz.app import build_app, serve
 from viz.figures.axes import AXES_CONFIG
 from viz.figures.boxes import label
@@ -24,33 +24,6 @@ from viz.pages.schedule_page import SchedulePage
 from viz.run import load_run
 from viz.shelf import Shelf
 from viz.sources import load_schedule, load_source
-
-
-def plain(component: Any) -> Any:
-    """A Dash component as the JSON that the browser gets."""
-    from plotly.utils import PlotlyJSONEncoder
-
-    return json.loads(json.dumps(component, cls=PlotlyJSONEncoder))
-
-
-def words(component: Any) -> list[str]:
-    """All texts of a component, in order."""
-    if isinstance(component, str):
-        return [component]
-    if isinstance(component, list):
-        return [text for part in component for text in words(part)]
-    if isinstance(component, dict) and "props" in component:
-        return words(component["props"].get("children"))
-    return []
-
-
-def graphs(component: Any) -> list[dict[str, Any]]:
-    if isinstance(component, list):
-        return [graph for part in component for graph in graphs(part)]
-    if not isinstance(component, dict) or "props" not in component:
-        return []
-    here = [component["props"]] if component["type"] == "Graph" else []
-    return here + graphs(component["props"].get("children"))
 
 
 def views(component: Any) -> list[dict[str, Any]]:
@@ -210,7 +183,7 @@ def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, sc
     assert client.get("/assets/style.css").status_code == 200
     layout = client.get("/_dash-layout").get_json()
     tabs = [tab["props"]["label"] for tab in layout["props"]["children"][1]["props"]["children"]["props"]["children"]]
-    assert tabs == ["run", "broken.json"]
+    assert tabs == ["run", "broken.json", "Compare", "Validate"]
 
 
 def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recycle import Timeline
-from tests.viz.test_app import plain, words
+from tests.viz.components import plain, words
 from viz.app import build_app
 from viz.figures.axes import AXES_CONFIG, axes_figure
 from viz.lanes import LaneTable
