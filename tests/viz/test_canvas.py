@@ -218,15 +218,20 @@ def test_a_click_tells_what_was_needed_and_a_gap_why(opened: Callable[..., Page]
     page.page.mouse.click(*page.point(2.5, 1.5))
     page.page.wait_for_selector(".selection")
     assert page.page.inner_text(".selection h4") == "1F1.0"
-    assert page.page.inner_text(".selection tbody").split("\t") == ["0F1.0", "1.0", "1", "1"]
+    rows = [row.split("\t") for row in page.page.inner_text(".selection tbody").splitlines()]
+    assert [row[:2] + row[3:] for row in rows] == [
+        ["1F0.0", "0.1", "2", "none: waited for this"],
+        ["0F1.0", "1.0", "1", "1"],
+    ]
     page.page.wait_for_function(f"() => {VIEW}.links")
     table = LaneTable.from_timeline(simulate(broken))
     linked = page(f"() => {VIEW}.links")
+    assert linked["memory"]["worker"] == "0.1"
     names = {key: [str(table.instruction(i)) for i in linked[key]] for key in ("inputs", "outputs")}
     assert names == {"inputs": ["0F1.0"], "outputs": ["1I1.0"]}
     page.page.mouse.click(*page.point(4.0, 0.5))
     page.page.wait_for_function("() => document.querySelector('.selection h4').textContent.includes('idle')")
-    assert "0B0.0 needs what 1B0.0 of worker 0.1 has not made yet" in page.page.inner_text(".selection")
+    assert "0B0.0 waits for 1B0.0 on 0.1, which ends at 5." in page.page.inner_text(".selection")
 
 
 def test_keys_walk_along_lanes_bubbles_and_dependencies(opened: Callable[..., Page], broken: Schedule) -> None:
@@ -342,3 +347,23 @@ def test_nothing_comes_from_elsewhere_and_no_graph_offers_to_upload(
     titles = page("() => [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
     assert "Zoom" in titles
     assert not any(re.search("share|cloud|studio|edit", title, re.IGNORECASE) for title in titles)
+
+
+def test_the_memory_strip_follows_the_selection_on_the_same_axis(opened: Callable[..., Page], broken: Schedule) -> None:
+    page = opened(broken)
+    assert not page.page.locator(".lanes-memory").is_visible()
+    page.page.keyboard.press(".")
+    page.page.keyboard.press("m")
+    page.page.wait_for_function(f"() => {VIEW}.memory && document.querySelector('.lanes-memory canvas')")
+    page.page.wait_for_function(f"() => !{VIEW}.asked")
+    label = page.page.get_attribute(".lanes-memory canvas", "aria-label")
+    assert label == "Activations held by 0.0: most 2 at 1"
+    # of the peak's height (2 of 2.16): half until 1, all until 7, half until 11
+    filled = """([t, share]) => {
+      const strip = document.querySelector('.lanes-memory canvas'), v = VIEW.view, p = VIEW.place, high = strip.height - 24;
+      const x = p.left + (t - v.t0) / (v.t1 - v.t0) * p.width, y = 18 + high * (1 - share * 2 / 2.16);
+      const ground = strip.getContext('2d').getImageData(p.left + p.width - 3, 20, 1, 1).data.slice(0, 3).join();
+      return strip.getContext('2d').getImageData(Math.round(x), Math.round(y), 1, 1).data.slice(0, 3).join() !== ground;
+    }""".replace("VIEW", VIEW)
+    seen = [[page(filled, [t, share]) for share in (0.25, 0.75)] for t in (0.5, 4.0, 9.0, 11.02)]
+    assert seen == [[True, False], [True, True], [True, False], [False, False]]

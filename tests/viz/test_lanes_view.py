@@ -13,7 +13,7 @@ from viz.app import build_app
 from viz.figures.axes import AXES_CONFIG, axes_figure
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import answer
-from viz.shelf import Shelf
+from viz.shelf import Shelf, Source
 from viz.sources import load_source
 from viz.wire import decode, encode
 
@@ -72,13 +72,14 @@ def test_a_picture_that_cannot_be_is_refused_in_a_line(client: Any, address: str
 
 def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) -> None:
     shelf = Shelf()
-    digest = shelf.put(LaneTable.from_timeline(broken_timeline), broken_timeline)
+    digest = shelf.put(LaneTable.from_timeline(broken_timeline), Source(broken_timeline))
     told, links = answer(shelf, {"address": f"lanes/{digest}.bin", "operation": 2})
     texts = words(plain(told))
     assert texts[0] == "0B0.0"
     assert "none: waited for this" in texts
     assert links["operation"] == 2
     assert links["waited"] in links["inputs"]
+    assert links["memory"]["peak"] == 2.0
 
 
 @pytest.mark.parametrize("choice", [None, [], "x", {"address": 3}, {"address": "lanes/x.bin", "operation": 1}])

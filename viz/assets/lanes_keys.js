@@ -94,6 +94,7 @@
     ["g", "lanes by pipeline or by stage", { g: (v) => v.group() }],
     ["h", "fold or unfold all groups", { h: (v) => v.foldAll() }],
     ["p", "critical path", { p: (v) => { v.path = !v.path; v.redraw(); } }],
+    ["m", "memory of the selected worker", { m: (v) => { v.showsMemory = !v.showsMemory; v.redraw(); } }],
     ["r", "how the lanes and time shown are spent", { r: range }],
     ["e", "next operation that breaks a rule", { e: violation }],
     ["/", "search: kind:W mb:1.3 stage:2 dur>1.2", { "/": (v) => v.root.querySelector(".lanes-search").focus() }],
@@ -137,6 +138,7 @@
 
   const BUTTONS = [
     ["group", "By stage", "g", (v) => v.group()], ["fold", "Fold groups", "h", (v) => v.foldAll()], ["path", "Critical path", "p", ACTIONS.p],
+    ["memory", "Memory", "m", ACTIONS.m],
     ["fit", "Fit", "0", (v) => v.fit()], ["help", "Keys", "?", () => help()],
   ];
 

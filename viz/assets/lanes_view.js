@@ -18,8 +18,8 @@
       this.tip = root.querySelector(".lanes-tip");
       this.status = root.querySelector(".lanes-status");
       this.selected = -1;
-      this.gap = this.links = this.matches = null;
-      this.path = false;
+      this.gap = this.links = this.matches = this.memory = null;
+      this.path = this.showsMemory = false;
       this.drawn = 0;
       this.level = -1;
       this.rows = new recycle.Rows(table, root.dataset.grouping, new Set());
@@ -111,6 +111,7 @@
         this.raster = new recycle.Raster(picture.width, picture.height);
       }
       this.level = picture.draw(this.context, this.raster, this);
+      recycle.memoryStrip(this, picture);
       this.seconds = (performance.now() - began) / 1000;
       this.drawn++;
       this.first = this.first || performance.now();
@@ -122,7 +123,7 @@
       const style = getComputedStyle(this.root), colour = (name) => style.getPropertyValue(name).trim(), { word } = recycle;
       const failure = this.table.failure;
       this.theme = {
-        ink: colour("--ink"), paper: colour("--card"), font: style.fontFamily,
+        ink: colour("--ink"), paper: colour("--card"), lane: colour("--lane"), memory: colour("--memory"), font: style.fontFamily,
         words: {
           lane: word(colour("--lane")), grid: word(colour("--grid")), rule: word(colour("--rule-strong")), border: word("#111111"),
         },

@@ -18,7 +18,8 @@ from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure
 from viz.figures.boxes import time_unit
 from viz.figures.raster import Window, png
 from viz.lanes import Grouping, LaneTable
-from viz.shelf import Shelf
+from viz.operands import stated_limits
+from viz.shelf import Shelf, Source
 
 LANE_PIXELS, LEAST_PIXELS, SCREEN = 32, 110, "76vh"
 FOREVER = "public, max-age=31536000, immutable"
@@ -30,7 +31,7 @@ def lanes_view(
     shelf: Shelf,
     *,
     spoken: str,
-    timeline: Timeline | None = None,
+    source: Source | None = None,
     grouping: Grouping = "pipeline",
     span: float | None = None,
     linked: str = "",
@@ -40,11 +41,11 @@ def lanes_view(
     Args:
         name: tells it from others of the application; it stands in links to the page.
         spoken: what a screen reader is told that it shows.
-        timeline: what `table` was made from, when it was planned; it explains what waited for what.
+        source: what knows why the operations of `table` lie where they lie.
         span: length of the time axis when it is to be longer than the table's own.
         linked: timelines with the same word here, not empty, keep one time axis.
     """
-    address = lanes_address(shelf.put(table, timeline))
+    address = lanes_address(shelf.put(table, source))
     height = max(LEAST_PIXELS, LANE_PIXELS * table.lanes) + TOP + BOTTOM
     scale, _ = time_unit(table, span or table.span)
     image: dict[str, Any] = {"role": "img", "aria-label": spoken}
@@ -76,6 +77,7 @@ def lanes_view(
                 className="lanes-stage",
                 style={"height": f"min({height}px, {SCREEN})"},
             ),
+            html.Div(className="lanes-memory", hidden=True),
             html.P(className="lanes-status", **live),
             html.Div(id={"type": "lanes-details", "name": name}, className="lanes-details"),
             dcc.Store(id={"type": "lanes-choice", "name": name}),
@@ -86,6 +88,11 @@ def lanes_view(
         tabIndex=0,
         **attributes,
     )
+
+
+def source_of(timeline: Timeline | None) -> Source | None:
+    """The source of lanes that are those of a planned timeline; None where there is none."""
+    return Source(timeline, limits=stated_limits(timeline.schedule)) if timeline is not None else None
 
 
 def lanes_address(digest: str) -> str:
@@ -150,6 +157,7 @@ def answer(shelf: Shelf, choice: Any) -> tuple[Any, Any]:
         return [], None
     return _card(told, *time_unit(shown.table, shown.table.span)), {
         **asdict(told.links),
+        "memory": asdict(told.memory) if told.memory else None,
         "operation": choice.get("operation"),
         "address": choice.get("address"),
     }
@@ -158,12 +166,13 @@ def answer(shelf: Shelf, choice: Any) -> tuple[Any, Any]:
 def _card(told: Details, scale: float, unit: str) -> html.Div:
     body: list[Any] = [html.H4(told.title), html.Ul([html.Li(line) for line in told.lines])]
     if told.needs:
-        head = html.Tr([html.Th(text, scope="col") for text in ("needed", "from worker", "there at", "slack")])
+        head = html.Tr([html.Th(text, scope="col") for text in ("needed", "of worker", "why", "there at", "slack")])
         rows = [
             html.Tr(
                 [
                     html.Th(need.instruction, scope="row"),
                     html.Td(need.worker),
+                    html.Td(need.why),
                     html.Td(f"{need.arrived * scale:.6g}{unit and ' ' + unit}"),
                     html.Td(
                         "none: waited for this" if need.decided else f"{need.slack * scale:.6g}{unit and ' ' + unit}"

@@ -8,12 +8,11 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import dcc, html
 
-from recycle.ir.simulate import Timeline
 from viz.figures.palette import PAINTS
 from viz.figures.timeline import CONFIG
 from viz.lanes import Flag, LaneTable
 from viz.pages.lanes_view import lanes_view
-from viz.shelf import Shelf
+from viz.shelf import Shelf, Source
 
 Cell = str | float | int | None
 
@@ -76,13 +75,13 @@ def timeline(
     name: str,
     shelf: Shelf,
     *,
-    timeline: Timeline | None = None,
+    source: Source | None = None,
     span: float | None = None,
     linked: str = "",
 ) -> html.Div:
     """A timeline with its heading and what a screen reader is told of it; arguments as of `lanes_view`."""
     spoken = f"{title}. {summary(lanes)}"
-    drawn = lanes_view(name, lanes, shelf, spoken=spoken, timeline=timeline, span=span, linked=linked)
+    drawn = lanes_view(name, lanes, shelf, spoken=spoken, source=source, span=span, linked=linked)
     return html.Div([html.H3(title), drawn], className="lanes")
 
 

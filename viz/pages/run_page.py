@@ -17,8 +17,9 @@ from recycle.errors import RecycleError
 from viz.figures.curves import curves_figure, event_text
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
+from viz.pages.lanes_view import source_of
 from viz.run import Run, load_run
-from viz.shelf import Shelf
+from viz.shelf import Shelf, Source
 
 REFRESH_SECONDS = 4.0
 EVENTS_SHOWN = 60
@@ -198,15 +199,16 @@ class RunPage:
             shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
         else:
             title = f"Planned, step {step}{_reroutes(planned)}"
-            shown.append(
-                parts.timeline(title, planned, self.name("planned"), self.shelf, timeline=run.planned(step, chosen))
-            )
+            source = source_of(run.planned(step, chosen))
+            shown.append(parts.timeline(title, planned, self.name("planned"), self.shelf, source=source))
         if executed is None:
             hint = "An iteration is traced when all of it ran." if run.live else ""
             shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
         else:
             title = f"Executed, step {step}{_reroutes(executed)}"
-            shown.append(parts.timeline(title, executed, self.name("executed"), self.shelf))
+            ran = run.executed(step, chosen)
+            source = Source(*ran) if ran else None
+            shown.append(parts.timeline(title, executed, self.name("executed"), self.shelf, source=source))
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:

@@ -9,7 +9,7 @@ from dash import Dash, html
 
 from recycle.ir.simulate import Timeline
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_address
+from viz.pages.lanes_view import lanes_address, source_of
 from viz.shelf import Shelf
 from viz.sources import ScheduleFile
 
@@ -47,7 +47,7 @@ class SchedulePage:
 
     def addresses(self) -> list[str]:
         """Where the browser finds the lanes of each file."""
-        return [lanes_address(self.shelf.put(file.lanes, file.timeline)) for file in self.files]
+        return [lanes_address(self.shelf.put(file.lanes, source_of(file.timeline))) for file in self.files]
 
     def timelines(self) -> list[Any]:
         """The lanes of each file, all with the time axis of the longest."""
@@ -61,7 +61,13 @@ class SchedulePage:
             title = f"{file.name}: {file.schedule.shape}" + (f", {dead} failed" if dead else "")
             name = f"{self.prefix}-{place}"
             drawn = parts.timeline(
-                title, file.lanes, name, self.shelf, timeline=file.timeline, span=span or None, linked=self.prefix
+                title,
+                file.lanes,
+                name,
+                self.shelf,
+                source=source_of(file.timeline),
+                span=span or None,
+                linked=self.prefix,
             )
             shown.append(drawn)
         return shown
