@@ -16,6 +16,7 @@ from dash import Dash, dcc, html
 from recycle.errors import RecycleError
 from viz.operands import Operands
 from viz.pages import lanes_view
+from viz.pages.address import keep_in_address
 from viz.pages.compare_page import ComparePage
 from viz.pages.plans_page import PlansPage
 from viz.pages.run_page import RunPage
@@ -28,6 +29,7 @@ from viz.sources import ScheduleFile
 from viz.what_if import WhatIf
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
+TABS = "pages"
 
 
 class Page(Protocol):
@@ -80,6 +82,7 @@ def build_app(
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, shelf)
+    keep_in_address(app, TABS, [page.prefix for page in pages])
     for page in pages:
         page.register(app)
     return app
@@ -110,7 +113,7 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
     tabs = [dcc.Tab(_fresh(page), label=page.title, value=page.prefix) for page in pages]
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if title else [html.H1("recycle")]
     fixtures = [part for page in pages if isinstance(page, PlansPage) for part in page.fixtures()]
-    content = dcc.Tabs(tabs, value=pages[0].prefix, id="pages")
+    content = dcc.Tabs(tabs, value=pages[0].prefix, id=TABS)
     return html.Div([html.Header(heading, className="top"), html.Main(content), *fixtures])
 
 

@@ -360,10 +360,23 @@ def test_the_memory_strip_follows_the_selection_on_the_same_axis(opened: Callabl
     assert label == "Activations held by 0.0: most 2 at 1"
     # of the peak's height (2 of 2.16): half until 1, all until 7, half until 11
     filled = """([t, share]) => {
-      const strip = document.querySelector('.lanes-memory canvas'), v = VIEW.view, p = VIEW.place, high = strip.height - 24;
+      const strip = document.querySelector('.lanes-memory canvas'), v = VIEW.view, p = VIEW.place;
+      const high = strip.height - 24;
       const x = p.left + (t - v.t0) / (v.t1 - v.t0) * p.width, y = 18 + high * (1 - share * 2 / 2.16);
       const ground = strip.getContext('2d').getImageData(p.left + p.width - 3, 20, 1, 1).data.slice(0, 3).join();
       return strip.getContext('2d').getImageData(Math.round(x), Math.round(y), 1, 1).data.slice(0, 3).join() !== ground;
     }""".replace("VIEW", VIEW)
     seen = [[page(filled, [t, share]) for share in (0.25, 0.75)] for t in (0.5, 4.0, 9.0, 11.02)]
     assert seen == [[True, False], [True, True], [True, False], [False, False]]
+
+
+def test_an_address_opens_the_step_of_a_run_and_its_tab(chromium: Any, run_dir: Path, schedule_file: Path) -> None:
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(served(run_dir, schedule_file) + "?pages=run0&run0-step=7&view=run0-planned&t0=1&t1=3")
+    page.wait_for_selector("text=Executed, step 7")
+    page.wait_for_function("() => Math.abs((recycle.views.get('run0-planned')?.view.t0 ?? 0) - 1) < 1e-6")
+    page.get_by_role("tab", name="broken.json").click()
+    page.wait_for_function("() => location.search.includes('pages=schedules')")
+    page.reload()
+    page.wait_for_selector("text=broken.json: D=3 P=2 m=2, 1.1 failed")
+    page.close()

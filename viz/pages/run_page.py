@@ -17,6 +17,7 @@ from recycle.errors import RecycleError
 from viz.figures.curves import curves_figure, event_text
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
+from viz.pages.address import keep_in_address
 from viz.pages.lanes_view import source_of
 from viz.run import Run, load_run
 from viz.shelf import Shelf, Source
@@ -213,6 +214,7 @@ class RunPage:
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks."""
+        keep_in_address(app, self.name("step"))
 
         @app.callback(
             Output(self.name("timelines"), "children"),
