@@ -14,7 +14,6 @@ from typing import Protocol
 from dash import Dash, dcc, html
 
 from recycle.errors import RecycleError
-from viz.operands import Operands
 from viz.pages.compare_page import ComparePage
 from viz.pages.plans_page import PlansPage
 from viz.pages.run_page import RunPage
@@ -51,11 +50,12 @@ def build_app(
     """
     runs = [source for source in sources if isinstance(source, Run)]
     files = [source for source in sources if isinstance(source, ScheduleFile)]
-    pages: list[Page] = [RunPage(run, f"run{place}") for place, run in enumerate(runs)]
+    run_pages = [RunPage(run, f"run{place}") for place, run in enumerate(runs)]
+    pages: list[Page] = [*run_pages]
     if files:
         pages.append(SchedulePage(files))
-    if len(Operands(sources).choices()) > 1:
-        pages.append(ComparePage(sources))
+    if runs or len(files) > 1:
+        pages.append(ComparePage(lambda: [*files, *(page.run for page in run_pages)]))
     if what_if is not None:
         pages.append(PlansPage(what_if))
     pages.append(ValidatePage())
