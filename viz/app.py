@@ -15,6 +15,7 @@ from dash import Dash, dcc, html
 
 from recycle.errors import RecycleError
 from viz.pages.compare_page import ComparePage
+from viz.pages.explain_page import ExplainPage
 from viz.pages.plans_page import PlansPage
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
@@ -54,6 +55,8 @@ def build_app(
     pages: list[Page] = [*run_pages]
     if files:
         pages.append(SchedulePage(files))
+    if sources:
+        pages.append(ExplainPage(lambda: [*files, *(page.run for page in run_pages)]))
     if runs or len(files) > 1:
         pages.append(ComparePage(lambda: [*files, *(page.run for page in run_pages)]))
     if what_if is not None:
