@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership.commit import decide, is_right, soonest_end
+from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import GO, VOID, Facts, Mode, Record, Report, decode, encode
+from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.vigil import Vigil, who_goes
 from recycle.job import Job
@@ -39,68 +40,8 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A checked plan for a live set.
-
-    Attributes:
-        digest, text: hash of the schedule, and the file.
-        roles: process -> role.
-        periods: its period in each mode that it may run in; a plan made for the barrier has that one only.
-    """
-
-    digest: str
-    text: str
-    roles: dict[Worker, Worker]
-    periods: Mapping[Mode, float]
-
-
-class Plans(Protocol):
-    """Where plans come from; asked again every tick until one is there."""
-
-    def ready(self, failed: frozenset[Worker]) -> Ready | None:
-        """The plan without the failed workers, None while it is still being made. Raises RunError if none can be."""
-
-    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
-        """An iteration is about to be committed; the reports tell how long each worker computed."""
-
-    def has_better(self, failed: frozenset[Worker]) -> bool:
-        """Whether `ready` would now give a plan that is worth a new generation."""
-
-
-class Processes(Protocol):
-    """The workers' processes."""
-
-    def start(self, worker: Worker) -> None:
-        """Start another process for the worker, whose last one has ended."""
-
-    def gone(self) -> dict[Worker, str]:
-        """Processes that ended since the last call, with how."""
-
-    def kill(self, worker: Worker) -> None:
-        """SIGKILL the worker's process, if it is still there."""
-
-    def running(self, worker: Worker) -> bool:
-        """Whether the worker has a process."""
-
-    def incarnation(self, worker: Worker) -> int:
-        """Number of the worker's present process, counted from 0."""
-
-
 class StageLost(RunError):
     """A stage has no live host left: its state is lost, and only a checkpoint can bring it back."""
-
-
-Log = Callable[..., None]
-"""Called as log(kind, worker=..., step=..., ...) for every event."""
-
-
-@dataclass
-class _Rejoin:
-    worker: Worker
-    step: int
-    started: bool = False
-    deadline: float | None = None
 
 
 @dataclass
@@ -131,7 +72,7 @@ class Coordinator:
     record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
     _periods: Mapping[Mode, float] = field(default_factory=dict)
     _vigil: Vigil = field(init=False)
-    _rejoins: list[_Rejoin] = field(default_factory=list)
+    _rejoins: Rejoins = field(init=False)
     _joined: set[Worker] = field(default_factory=set)
     _registered: str = ""
     _attempts: int = 0
@@ -142,22 +83,23 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         self._vigil = Vigil(self.job)
+        self._rejoins = Rejoins(self.processes, self._is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
 
     def expect_rejoin(self, worker: Worker, step: int) -> None:
         """`worker`, once dead, shall take part again from the start of iteration `step` on, or soon after.
 
         The run waits for it up to a deadline.
         """
-        self._rejoins.append(_Rejoin(worker, step))
+        self._rejoins.expect(worker, step)
 
     def admit(self, worker: Worker) -> None:
         """`worker`, whose new process is ready, shall take part from the next boundary on."""
-        self._rejoins.append(_Rejoin(worker, self.next_step, started=True))
+        self._rejoins.expect(worker, self.next_step, started=True)
 
     @property
     def awaited(self) -> set[Worker]:
         """The dead workers that shall come back."""
-        return {rejoin.worker for rejoin in self._awaited}
+        return {rejoin.worker for rejoin in self._rejoins.awaited(self.live)}
 
     def take_over(self, record: Record) -> None:
         """Go on from the register that another coordinator left, with whoever it names; before the first tick.
@@ -205,7 +147,7 @@ class Coordinator:
             pass
         if lost and not self._finished():
             self._lose(lost)
-        self._start_rejoiners()
+        self._rejoins.start(self.live, self.next_step, early=self.phase is Phase.RUNNING)
         due: dict[Phase, Callable[[], None]] = {
             Phase.BETWEEN: self._propose,
             Phase.PROPOSED: self._form,
@@ -264,8 +206,7 @@ class Coordinator:
         self.live = set(live)
         self._joined.clear()
         self._vigil = Vigil(self.job)
-        for rejoin in self._rejoins:
-            rejoin.started, rejoin.deadline = False, None
+        self._rejoins.start_over()
         self._attempts, self._retried, self._repeated = 0, -1, None
         self._enter(Phase.BETWEEN)
 
@@ -280,7 +221,7 @@ class Coordinator:
 
     def _propose(self) -> None:
         """Between generations: admit who is awaited, then propose as soon as a plan exists."""
-        if not self._rejoiners_settled():
+        if not self._rejoins.settled(self.live, self.next_step, self._admit):
             return
         plan = self.plans.ready(self._failed)
         if plan is None:
@@ -325,46 +266,13 @@ class Coordinator:
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
 
-    @property
-    def _awaited(self) -> list[_Rejoin]:
-        """The dead workers that shall come back, each with its next return."""
-        nearest: dict[Worker, _Rejoin] = {}
-        for rejoin in sorted(self._rejoins, key=lambda r: r.step):
-            if rejoin.worker not in self.live:
-                nearest.setdefault(rejoin.worker, rejoin)
-        return list(nearest.values())
+    def _is_ready(self, worker: Worker, incarnation: int) -> bool:
+        return self.store.has_all([f"ready/{name}/{incarnation}" for name in self._members([worker])])
 
-    def _start_rejoiners(self) -> None:
-        """Start awaited processes early, as their imports take a while; during a recovery only those that are due."""
-        for rejoin in self._awaited:
-            wanted = self.phase is Phase.RUNNING or rejoin.step <= self.next_step
-            if wanted and not rejoin.started and not self.processes.running(rejoin.worker):
-                rejoin.started = True
-                self.processes.start(rejoin.worker)
-
-    def _rejoiners_settled(self) -> bool:
-        """Whether everyone who shall start with the next step is there, or was waited for long enough."""
-        for rejoin in self._awaited:
-            if rejoin.step > self.next_step:
-                continue
-            if rejoin.deadline is None:
-                rejoin.deadline = self.now() + self.job.membership.rejoin_deadline
-            running = self.processes.running(rejoin.worker)
-            incarnation = self.processes.incarnation(rejoin.worker)
-            if not rejoin.started:
-                return False  # its last process is about to end
-            keys = [f"ready/{name}/{incarnation}" for name in self._members([rejoin.worker])]
-            if running and self.store.has_all(keys):
-                self.live.add(rejoin.worker)
-                self._joined.add(rejoin.worker)
-                self._vigil.forget(rejoin.worker)
-            elif running and self.now() < rejoin.deadline:
-                return False
-            else:
-                self.processes.kill(rejoin.worker)
-                self.log("fault", worker=str(rejoin.worker), step=rejoin.step, cause="did not re-join in time")
-            self._rejoins.remove(rejoin)
-        return True
+    def _admit(self, worker: Worker) -> None:
+        self.live.add(worker)
+        self._joined.add(worker)
+        self._vigil.forget(worker)
 
     def _form(self) -> None:
         """Once all have acknowledged, all may form."""
@@ -477,12 +385,13 @@ class Coordinator:
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
         soonest = soonest_end(step, mode, before)
         self.plans.observe(self._failed, step, {Worker.parse(worker): reports[worker] for worker in self.record.live})
+        awaited = self._rejoins.awaited(self.live)
         changes = [soonest] if self.plans.has_better(self._failed) else []
         return msgspec.structs.replace(
             facts,
             mode=mode,
             next_mode=facts.next_mode if facts.next_mode in self._periods else "barrier",
-            last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in self._awaited)]),
+            last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in awaited)]),
             finished=step + 1 >= self.steps,
             checkpoint=self.keeps(step, step + 1 >= self.steps),
         )

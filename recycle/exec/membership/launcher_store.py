@@ -96,6 +96,7 @@ class LauncherStore:
         if int(self._try(lambda: self._client.add(f"{key}/claims", 1))) > 1:
             return False
         self.post(key, "1")
+        self.read(key)  # answered only after the write was taken in: what the caller does next may end its process
         return True
 
     def clone(self) -> LauncherStore:

@@ -110,6 +110,17 @@ class Member:
             raise GenerationOver
         return decode(text, Facts)
 
+    def decisions(self) -> Callable[[int], Facts | None]:
+        """For another thread: a call that gives the commit of a step of the current generation, None while there is
+        none."""
+        store = self.store.clone()
+
+        def decided(step: int) -> Facts | None:
+            text = store.read(f"commit/{self._generation}/{step}")
+            return None if text is None or text == VOID else decode(text, Facts)
+
+        return decided
+
     def trouble(self, message: str) -> None:
         """The transport broke here."""
         self.store.post(f"trouble/{self._generation}", f"worker {self.name}: {message}")
@@ -127,6 +138,8 @@ class Member:
     def leave_digests(self, digests: dict[int, str]) -> None:
         """The run is over: sha256 of each hosted stage's final state."""
         self.store.post(f"final/{self.name}", msgspec.json.encode(digests).decode())
+        # The launcher's store does not answer a write: it may take it in after this process has been seen to end.
+        self.store.read(f"final/{self.name}")
 
     def plan(self, digest: str) -> str:
         """The text of a plan file."""

@@ -80,8 +80,8 @@ class Accumulator(Protocol):
     def clear(self) -> None:
         """Back to zero."""
 
-    def mean(self, divisor: int, out: torch.Tensor) -> torch.Tensor:
-        """The sum divided by `divisor`, written into `out`, fp32 [layout.size]."""
+    def mean(self, divisor: int, out: torch.Tensor, start: int = 0) -> None:
+        """The sum divided by `divisor` from element `start` on, written into `out`, fp32 [at most layout.size]."""
 
     def mean_norms_squared(self, divisor: int) -> list[float]:
         """Squared Euclidean norm of each parameter's mean, in fp64; it depends on nothing else in the buffer.
@@ -99,15 +99,14 @@ class _FlatSum:
     def clear(self) -> None:
         self.buffer.zero_()
 
-    def mean(self, divisor: int, out: torch.Tensor) -> torch.Tensor:
-        for target, part in zip(_chunks(out), _chunks(self.buffer[: self.layout.size]), strict=True):
+    def mean(self, divisor: int, out: torch.Tensor, start: int = 0) -> None:
+        for target, part in zip(_chunks(out), _chunks(self.buffer[start : start + len(out)]), strict=True):
             # One division, then one cast: two roundings whatever the number of hosts.
             target.copy_(torch.div(part, divisor))
-        return out
 
     def mean_norms_squared(self, divisor: int) -> list[float]:
-        norms = [_norm(view.reshape(-1)) for view in self.layout.views(self.buffer)]
-        return [(norm / divisor) ** 2 for norm in torch.stack(norms).tolist()] if norms else []
+        squares = [_norm_squared(view.reshape(-1)) for view in self.layout.views(self.buffer)]
+        return [square / divisor**2 for square in torch.stack(squares).tolist()] if squares else []
 
 
 class ExactSum(_FlatSum):
@@ -181,9 +180,14 @@ ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum,
 """`[train] accumulation` -> class."""
 
 
-def _norm(flat: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = torch.stack([torch.linalg.vector_norm(part.double()) for part in _chunks(flat)]).norm()
-    return norm
+def _norm_squared(flat: torch.Tensor) -> torch.Tensor:
+    chunks = _chunks(flat)
+    scratch = torch.empty_like(chunks[0], dtype=torch.float64)
+    squares = []
+    for chunk in chunks:
+        wide = scratch[: len(chunk)].copy_(chunk)
+        squares.append(torch.dot(wide, wide))
+    return torch.stack(squares).sum()
 
 
 def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:

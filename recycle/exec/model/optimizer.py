@@ -12,15 +12,19 @@ Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101;
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.optim.adamw import adamw
 
 from recycle.exec.model.accumulate import Layout
 from recycle.job import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
 """Before a parameter's name: what of the state has its shape, see `Optimizer.named_state`."""
+PIECE = 1 << 19
+"""Elements that a CPU steps at a time, so that all that is done with them finds them in its cache. A GPU steps all at
+once."""
 FINAL_SHARE = 0.1
 """Share of the peak learning rate at which the cosine ends."""
 
@@ -106,47 +110,83 @@ class Optimizer:
         self._parts = (slice(0, boundary), slice(boundary, self.layout.size))
         self._averages = torch.zeros_like(self.parameters)
         self._squares = torch.zeros_like(self.parameters)
-        # One count per group, as the fused kernel wants them, side by side in one tensor.
+        # One count per part, decayed and not, side by side in one tensor.
         self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=device)
-        self._groups = [self.parameters[part] for part in self._parts]
-        self._adamw = torch.optim.AdamW(
-            [
-                {"params": [group], "weight_decay": decay}
-                for group, decay in zip(self._groups, (train.weight_decay, 0.0), strict=True)
-            ],
-            lr=train.learning_rate,
-            betas=(train.beta1, train.beta2),
-            eps=train.epsilon,
-            fused=True,
-        )
-        # torch fills its state at the first step; a re-joining peer has to receive into it before that.
-        for group, part, count in zip(self._groups, self._parts, self._counts, strict=True):
-            self._adamw.state[group] = {
-                "step": count,
-                "exp_avg": self._averages[part],
-                "exp_avg_sq": self._squares[part],
-            }
+        self._piece = PIECE if device.type == "cpu" else max(self.layout.size, 1)
+        # Kept, since a fresh tensor costs more in page faults than what fills it.
+        self._gradient = torch.empty(min(self._piece, self.layout.size), dtype=torch.float32, device=device)
 
     @torch.no_grad()
-    def step(self, gradient: torch.Tensor, iteration: int, clip_factor: float) -> None:
+    def step(
+        self,
+        gradient: Callable[[int, torch.Tensor], object],
+        iteration: int,
+        clip_factor: float,
+        before: Sequence[torch.Tensor] | None = None,
+        kept: int = 0,
+    ) -> None:
         """One update.
 
         Args:
-            gradient: mean gradient, fp32 [layout.size]; scaled in place.
+            gradient: called with a and a tensor, fp32 [n], writes the mean gradient from element a of the layout on
+                into it; asked for each element once.
             iteration: whose learning rate applies.
             clip_factor: factor on the gradient.
+            before: takes the state as it was, laid out as `state_tensors`.
+            kept: elements of it that `keep` has copied already.
         """
-        if clip_factor != 1.0:
-            gradient.mul_(clip_factor)
-        for options in self._adamw.param_groups:
-            options["lr"] = learning_rate(self._train, iteration)
-        for group, part in zip(self._groups, self._parts, strict=True):
-            group.grad = gradient[part]
-        self._adamw.step()
-        for group in self._groups:
-            group.grad = None
-        if self._working is not None:
-            self._working.copy_(self.parameters)
+        if before is not None:
+            before[3].copy_(self._counts)
+        rate = learning_rate(self._train, iteration)
+        for part, count, decay in zip(self._parts, self._counts, (self._train.weight_decay, 0.0), strict=True):
+            counted = count + 1
+            for start in range(part.start, part.stop, self._piece):
+                piece = slice(start, min(start + self._piece, part.stop))
+                if before is not None and kept < piece.stop:
+                    self._copy(before, slice(max(start, kept), piece.stop))
+                mean = self._gradient[: piece.stop - piece.start]
+                gradient(start, mean)
+                if clip_factor != 1.0:
+                    mean.mul_(clip_factor)
+                adamw(
+                    [self.parameters[piece]],
+                    [mean],
+                    [self._averages[piece]],
+                    [self._squares[piece]],
+                    [],
+                    [count.clone()],
+                    fused=True,
+                    amsgrad=False,
+                    beta1=self._train.beta1,
+                    beta2=self._train.beta2,
+                    lr=rate,
+                    weight_decay=decay,
+                    eps=self._train.epsilon,
+                    maximize=False,
+                )
+                if self._working is not None:
+                    self._working[piece].copy_(self.parameters[piece])
+            count.copy_(counted)
+
+    @torch.no_grad()
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """Copy a piece of the state, from element `start` of the layout on, into `before`, laid out as `state_tensors`.
+
+        Returns:
+            the element behind it; `start` when nothing was left. The step counts are copied by `step`.
+        """
+        stop = min(start + self._piece, self.layout.size)
+        self._copy(before, slice(start, stop))
+        return stop
+
+    def _copy(self, before: Sequence[torch.Tensor], piece: slice) -> None:
+        for into, tensor in zip((*before[:3], *before[4:]), self._shaped(), strict=True):
+            into[piece].copy_(tensor[piece])
+
+    def _shaped(self) -> list[torch.Tensor]:
+        """What of the state is laid out as the parameters are, in the order of SHAPED."""
+        shaped = [self.parameters, self._averages, self._squares]
+        return shaped if self._working is None else [*shaped, self._working]
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""

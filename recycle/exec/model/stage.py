@@ -100,8 +100,22 @@ class Stage(Protocol):
     def cuts(self) -> Mapping[str, int]:
         """Names of `named_state` whose tensors are cut between tensor ranks -> the dimension along which."""
 
-    def step(self, iteration: int, clip_factor: float) -> None:
-        """After the reduction: one AdamW update with the learning rate of `iteration`."""
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
+        """After the reduction: one AdamW update with the learning rate of `iteration`.
+
+        Args:
+            before: takes the state as it was, laid out as `state_tensors`.
+            kept: how much of it `keep` has copied since the last step.
+        """
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """Copy the next piece of the state into `before`, laid out as `state_tensors`; 0 is the first one's `start`.
+
+        Returns:
+            the next one's start; `start` again when nothing was left.
+        """
 
     def state_tensors(self) -> list[torch.Tensor]:
         """All that a re-joining peer must copy: the live tensors, in fixed order, complete before the first step."""
@@ -191,8 +205,6 @@ class MegatronStage:
             tied_sum = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
         self.tied_sum = tied_sum if count else None
         self._has_ties = bool(job.ties)
-        # Kept, since a fresh tensor of this size costs more in page faults than the division that fills it.
-        self._mean = torch.zeros_like(self._optimizer.parameters)
         self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
@@ -275,11 +287,18 @@ class MegatronStage:
 
     def mean_gradients(self) -> dict[str, torch.Tensor]:
         """Mean gradient of each parameter by global name, fp32; after the reduction."""
-        views = self._optimizer.layout.views(self._fill(torch.empty_like(self._mean)))
-        return dict(zip(self.parameters, views, strict=True))
+        layout = self._optimizer.layout
+        mean = torch.empty(layout.size, device=self._sum.buffer.device)
+        self._write_mean(0, mean)
+        return dict(zip(self.parameters, layout.views(mean), strict=True))
 
-    def step(self, iteration: int, clip_factor: float) -> None:
-        self._optimizer.step(self._fill(self._mean), iteration, clip_factor)
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
+        self._optimizer.step(self._write_mean, iteration, clip_factor, before, kept)
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        return self._optimizer.keep(before, start)
 
     def state_tensors(self) -> list[torch.Tensor]:
         return self._optimizer.state_tensors()
@@ -332,13 +351,14 @@ class MegatronStage:
         """The shared weight's, then that of all other parameters: as the optimizer's layout has them."""
         return [self._sum] if self.tied_sum is None else [self.tied_sum, self._sum]
 
-    def _fill(self, mean: torch.Tensor) -> torch.Tensor:
-        """The mean gradient, fp32, written into `mean` [of the optimizer's layout]."""
-        start = 0
+    def _write_mean(self, start: int, mean: torch.Tensor) -> None:
+        """The mean gradient from element `start` of the optimizer's layout on, fp32, written into `mean`."""
+        offset = 0
         for accumulator in self._sums():
-            accumulator.mean(self._divisor, mean[start : start + accumulator.layout.size])
-            start += accumulator.layout.size
-        return mean
+            low, high = max(start, offset), min(start + len(mean), offset + accumulator.layout.size)
+            if low < high:
+                accumulator.mean(self._divisor, mean[low - start : high - start], low - offset)
+            offset += accumulator.layout.size
 
     def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         accumulator, position = self._place[parameter]
@@ -415,6 +435,13 @@ def build_stage(
         ensure_parallel_state(device, tensor_group)
         tensor_rank = 0 if tensor_group is None else tensor_group.rank()
         return MegatronStage(job, index, device, batches, build_part(job, index, tensor_rank), tied_sum, tensor_rank)
+
+
+@torch.no_grad()
+def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
+    """Copy state tensors into others of the same layout."""
+    for into, tensor in zip(target, source, strict=True):
+        into.copy_(tensor)
 
 
 def digest(tensors: list[torch.Tensor]) -> str:

@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Struct
 
 from recycle.errors import RecycleError, RunError, ScheduleError
-from recycle.exec.membership.coordinator import Ready
+from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Mode
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.errors import RecycleError
-from recycle.exec.membership.coordinator import Ready
+from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Report
 from recycle.exec.planning.drift import Drift
 from recycle.exec.planning.planning import PlanService, Question

@@ -10,7 +10,8 @@ import pytest
 
 from recycle import JobError
 from recycle.exec.launch.shared_directory import SharedRunDirectory
-from recycle.exec.membership.coordinator import Coordinator, Phase, Ready
+from recycle.exec.membership.coordinator import Coordinator, Phase
+from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import GO, VOID, Facts, Record, Report, decode, encode
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store

@@ -131,7 +131,11 @@ def test_mean_and_norm_divide_once_by_all_micro_batches(kind: type[ExactSum] | t
     for _ in range(6):
         accumulator.add(0, torch.tensor([3.0, 0.0]))
         accumulator.add(1, torch.tensor([4.0]))
-    mean = accumulator.mean(6, torch.full([accumulator.layout.size], math.nan))
+    mean = torch.full([accumulator.layout.size], math.nan)
+    accumulator.mean(6, mean)
+    tail = torch.full([accumulator.layout.size - 2], math.nan)
+    accumulator.mean(6, tail, start=2)
+    assert torch.equal(tail, mean[2:])
     assert mean.dtype == torch.float32
     assert int((mean != 0).sum()) == 2
     assert [view.tolist() for view in accumulator.layout.views(mean)] == [[3.0, 0.0], [4.0]]

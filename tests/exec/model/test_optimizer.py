@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from recycle import Job, JobError
+from recycle.exec.model import optimizer as module
 from recycle.exec.model.optimizer import Optimizer, clip_factor, decays, learning_rate
 from recycle.job import TrainSection
 
@@ -31,6 +33,10 @@ def flat_gradient(optimizer: Optimizer, step: int) -> torch.Tensor:
     for view, gradient in zip(optimizer.layout.views(flat), gradients(step), strict=True):
         view.copy_(gradient)
     return flat
+
+
+def writes(flat: torch.Tensor) -> Callable[[int, torch.Tensor], object]:
+    return lambda start, out: out.copy_(flat[start : start + len(out)])
 
 
 def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth() -> None:
@@ -60,7 +66,7 @@ def test_clipping_brings_the_norm_down_to_the_limit_and_never_up() -> None:
 def test_weight_decay_leaves_norms_and_biases_alone() -> None:
     optimizer = Optimizer(held := parameters(), TRAIN)
     before = [parameter.detach().clone() for parameter in held]
-    optimizer.step(torch.zeros(optimizer.layout.size), 10, 1.0)
+    optimizer.step(lambda _, out: out.zero_(), 10, 1.0)
     for parameter, old in zip(held, before, strict=True):
         expected = old * (1 - 1e-3 * 0.1) if decays(parameter) else old
         assert torch.allclose(parameter, expected, rtol=1e-7, atol=0)
@@ -77,7 +83,7 @@ def test_the_update_is_that_of_plain_adamw() -> None:
         foreach=False,
     )
     for iteration in range(5):
-        optimizer.step(flat_gradient(optimizer, iteration), iteration, 0.5)
+        optimizer.step(writes(flat_gradient(optimizer, iteration)), iteration, 0.5)
         for parameter, gradient in zip(plain, gradients(iteration), strict=True):
             parameter.grad = gradient * 0.5
         for group in reference.param_groups:
@@ -94,7 +100,7 @@ def test_gaps_between_parameters_stay_zero() -> None:
     for view in optimizer.layout.views(used):
         view.fill_(1)
     for iteration in range(3):
-        optimizer.step(flat_gradient(optimizer, iteration), iteration, 1.0)
+        optimizer.step(writes(flat_gradient(optimizer, iteration)), iteration, 1.0)
     assert not optimizer.parameters[used == 0].any()
 
 
@@ -103,14 +109,31 @@ def test_state_copied_before_the_first_step_or_later_gives_the_same_bits() -> No
     assert [tensor.shape for tensor in left.state_tensors()] == [(256,), (256,), (256,), (2,)]
     for copy_at in (0, 2):
         for iteration in range(copy_at):
-            left.step(flat_gradient(left, iteration), iteration, 1.0)
+            left.step(writes(flat_gradient(left, iteration)), iteration, 1.0)
         right = Optimizer([torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES], TRAIN)
         for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
             mine.copy_(theirs)
         for iteration in range(copy_at, copy_at + 3):
-            left.step(flat_gradient(left, iteration), iteration, 0.7)
-            right.step(flat_gradient(right, iteration), iteration, 0.7)
+            left.step(writes(flat_gradient(left, iteration)), iteration, 0.7)
+            right.step(writes(flat_gradient(right, iteration)), iteration, 0.7)
         for mine, theirs in zip(right.state_tensors(), left.state_tensors(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("working_type", [torch.float32, torch.bfloat16])
+def test_a_step_in_pieces_gives_the_same_bits_and_keeps_the_state_as_it_was(
+    working_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Optimizer(parameters(), TRAIN, working_type)
+    monkeypatch.setattr(module, "PIECE", 96)
+    in_pieces = Optimizer(parameters(), TRAIN, working_type)
+    before = [torch.full_like(tensor, math.nan) for tensor in in_pieces.state_tensors()]
+    for iteration in range(3):
+        was = [tensor.clone() for tensor in whole.state_tensors()]
+        gradient = writes(flat_gradient(whole, iteration))
+        whole.step(gradient, iteration, 0.7)
+        in_pieces.step(gradient, iteration, 0.7, before)
+        for mine, theirs in zip([*in_pieces.state_tensors(), *before], [*whole.state_tensors(), *was], strict=True):
             assert torch.equal(mine, theirs)
 
 
@@ -121,7 +144,7 @@ def test_parameters_that_decay_must_come_first() -> None:
 
 def test_a_stage_without_parameters_can_step() -> None:
     optimizer = Optimizer([], TRAIN)
-    optimizer.step(torch.zeros(0), 0, 1.0)
+    optimizer.step(lambda _, out: out.zero_(), 0, 1.0)
     assert math.prod(optimizer.parameters.shape) == 0
 
 
