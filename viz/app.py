@@ -14,10 +14,10 @@ from typing import Protocol
 from dash import Dash, dcc, html
 
 from recycle.errors import RecycleError
-from viz.operands import Operands
 from viz.pages import lanes_view
 from viz.pages.address import keep_in_address
 from viz.pages.compare_page import ComparePage
+from viz.pages.explain_page import ExplainPage
 from viz.pages.plans_page import PlansPage
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
@@ -56,11 +56,14 @@ def build_app(
     runs = [source for source in sources if isinstance(source, Run)]
     files = [source for source in sources if isinstance(source, ScheduleFile)]
     shelf = Shelf()
-    pages: list[Page] = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
+    run_pages = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
+    pages: list[Page] = [*run_pages]
     if files:
         pages.append(SchedulePage(files, shelf=shelf))
-    if len(Operands(sources).choices()) > 1:
-        pages.append(ComparePage(sources))
+    if sources:
+        pages.append(ExplainPage(lambda: [*files, *(page.run for page in run_pages)]))
+    if runs or len(files) > 1:
+        pages.append(ComparePage(lambda: [*files, *(page.run for page in run_pages)]))
     if what_if is not None:
         pages.append(PlansPage(what_if))
     pages.append(ValidatePage())

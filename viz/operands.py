@@ -6,7 +6,7 @@ plans are stretched to seconds, by the job's profile where that says seconds, el
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -56,10 +56,18 @@ class Operand:
 
 
 class Operands:
-    """All that some sources have to compare."""
+    """All that some sources have to compare.
 
-    def __init__(self, sources: Sequence[Run | ScheduleFile]) -> None:
-        self.sources = list(sources)
+    Args:
+        now: gives the sources as they are now; a live run is another object once it was read again.
+    """
+
+    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]]) -> None:
+        self._now = now
+
+    @property
+    def sources(self) -> list[Run | ScheduleFile]:
+        return list(self._now())
 
     def choices(self) -> list[Choice]:
         """Files first, then of each run its plans and its last STEPS_OFFERED executed steps."""

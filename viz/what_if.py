@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from recycle.errors import JobError, PlanError, RecycleError
@@ -22,7 +22,8 @@ from recycle.shape import Shape, Worker
 
 Planner = Callable[[frozenset[Worker]], Plan]
 """Dead workers -> their plan, in the names of the processes. Raises PlanError where there is none."""
-KEPT = 16
+KEPT, KEPT_ROWS = 16, 4_000_000
+"""Answers that are kept, and rows of their timelines together; the last two always."""
 MOST_COUNTED = 2_000_000
 """Instructions of all plans of a library together up to which their peaks are counted for the table."""
 MOST_FAILED = 2048
@@ -127,10 +128,16 @@ class WhatIf:
                 plan, source = self._plan(failed)
                 timeline = simulate(plan.schedule, self.profile)
                 self._answers[failed] = Answer(failed, plan, timeline, source, time.perf_counter() - begun)
-                while len(self._answers) > KEPT:
-                    self._answers.popitem(last=False)
+                self._forget()
             self._answers.move_to_end(failed)
             return self._answers[failed]
+
+    def _forget(self) -> None:
+        """Drop the answers that were not asked for longest, as far as KEPT and KEPT_ROWS say."""
+        rows = [len(answer.timeline.start) for answer in self._answers.values()]
+        while len(rows) > 2 and (len(rows) > KEPT or sum(rows) > KEPT_ROWS):
+            self._answers.popitem(last=False)
+            del rows[0]
 
     def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Literal["library", "planned"]]:
         vector = failure_vector(self.shape, failed)
@@ -144,6 +151,4 @@ class WhatIf:
         plan, roles, moves = self.library.lookup(failed, self.shape)
         if moves:
             raise PlanError(f"the library has a plan for vector {vector} only if workers change stage")
-        from dataclasses import replace
-
         return replace(plan, schedule=rename(plan.schedule, roles)), "library"

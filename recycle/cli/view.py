@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,6 +74,9 @@ def view(
         sources, what_if = _examples()
         typer.echo("No file was given: these are examples. To see your own: recycle view FILE | RUN_DIR | JOB.toml")
 
+    if what_if is not None:
+        _warm_up(what_if)
+
     def ready(address: str) -> None:
         typer.echo(f"{address}  (Ctrl-C ends it)")
         if open_browser:
@@ -128,6 +133,18 @@ def _planner(job: Job) -> Planner:
         return plan(job, failed, quick=True)
 
     return plan_without
+
+
+def _warm_up(what_if: WhatIf) -> None:
+    """Plan with one worker dead while nobody asks yet: what a first plan loads and compiles is then there."""
+    from recycle.shape import Worker
+
+    def ask() -> None:
+        for failed in ([], [Worker(0, 0)]):
+            with suppress(RecycleError):
+                what_if.answer(failed)
+
+    threading.Thread(target=ask, name="warm-up", daemon=True).start()
 
 
 def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:

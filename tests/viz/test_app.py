@@ -183,7 +183,7 @@ def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, sc
     assert client.get("/assets/style.css").status_code == 200
     layout = client.get("/_dash-layout").get_json()
     tabs = [tab["props"]["label"] for tab in layout["props"]["children"][1]["props"]["children"]["props"]["children"]]
-    assert tabs == ["run", "broken.json", "Compare", "Validate"]
+    assert tabs == ["run", "broken.json", "Explain", "Compare", "Validate"]
 
 
 def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from viz.sources import load_schedule, schedule_source
 @pytest.fixture
 def operands(run_dir: Path, tmp_path: Path, healthy: Schedule, schedule_file: Path) -> Operands:
     healthy.save(tmp_path / "healthy.json")
-    return Operands([load_schedule(tmp_path / "healthy.json"), load_schedule(schedule_file), load_run(run_dir)])
+    return Operands(lambda: [load_schedule(tmp_path / "healthy.json"), load_schedule(schedule_file), load_run(run_dir)])
 
 
 def test_files_plans_and_executed_steps_are_offered(operands: Operands) -> None:
@@ -34,7 +34,7 @@ def test_files_plans_and_executed_steps_are_offered(operands: Operands) -> None:
 
 
 def test_a_run_alone_is_compared_with_its_plan_during_the_failure(run_dir: Path) -> None:
-    assert Operands([load_run(run_dir)]).first_choice() == ["plan/0/bbbb1111", "step/0/4"]
+    assert Operands(lambda: [load_run(run_dir)]).first_choice() == ["plan/0/bbbb1111", "step/0/4"]
 
 
 def test_files_alone_keep_their_units(operands: Operands) -> None:
@@ -56,7 +56,7 @@ def test_a_step_of_clocks_that_disagree_is_refused(run_dir: Path) -> None:
     assert run.trace is not None
     ahead = np.isin(run.trace.process, [2, 3])
     run.trace = replace(run.trace, start=run.trace.start + 5.0 * ahead, end=run.trace.end + 5.0 * ahead)
-    operands = Operands([run])
+    operands = Operands(lambda: [run])
     with pytest.raises(RecycleError, match="clocks of this trace's workers are not aligned"):
         on_one_axis([operands.get("plan/0/bbbb1111"), operands.get("step/0/4")])
 
@@ -71,7 +71,7 @@ def test_memory_limits_come_from_the_plan_else_from_the_job(run_dir: Path, tmp_p
     (run_dir / "job.toml").write_text((run_dir / "job.toml").read_text() + "[memory]\nlimit = [2, 1]\n")
     files = [("limited", [3, 2.5]), ("other", [1]), ("odd", [True, "x"]), ("none", None)]
     sources = [schedule_source(Path(name), healthy.with_metadata(limits=limits)) for name, limits in files]
-    operands = Operands([*sources, load_run(run_dir)])
+    operands = Operands(lambda: [*sources, load_run(run_dir)])
     assert [operands.get(f"file/{place}").limits for place in range(4)] == [(3.0, 2.5), None, None, None]
     assert operands.get("step/4/4").limits == (2.0, 1.0)
     assert operands.get("plan/4/aaaa0000").limits == (2.0, 1.0)

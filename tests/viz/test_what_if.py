@@ -13,6 +13,7 @@ from recycle.job import Job
 from recycle.plans import Plan, PlanLibrary
 from recycle.solve.library import plan_library
 from recycle.solve.planner import plan
+from viz import what_if as what_if_module
 from viz.what_if import KEPT, WhatIf
 
 JOB = Job.from_toml("[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[memory]\nlimit = 3\n")
@@ -103,6 +104,14 @@ def test_a_bounded_number_of_answers_is_kept() -> None:
         what_if.answer(failed)
     assert len(sets) > KEPT
     assert len(what_if._answers) == KEPT
+
+
+def test_large_answers_are_forgotten_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(what_if_module, "KEPT_ROWS", 150)
+    what_if = WhatIf(JOB, None, Recorder())
+    for worker in JOB.shape.workers():
+        what_if.answer([worker])
+    assert [sorted(map(str, failed)) for failed in what_if._answers] == [["2.0"], ["2.1"]]
 
 
 def test_peaks_of_a_librarys_plans_keep_to_the_limit(library: Path) -> None:

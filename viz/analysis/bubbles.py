@@ -29,8 +29,8 @@ class Bubbles:
     ) -> None:
         self.timeline = timeline
         self.gaps: Gaps = timeline.gaps(limits, byte_limit)
-        self._list = self.gaps.schedule.shape
-        self._offsets = np.searchsorted(self.gaps.worker, np.arange(self._list.worker_count + 1))
+        workers = self.gaps.schedule.shape.worker_count
+        self._offsets = np.searchsorted(self.gaps.worker, np.arange(workers + 1))
 
     def at(self, worker: int, time: float) -> Gap | None:
         """The bubble of a worker (index) at a time; None when it works then, or has failed."""

@@ -12,7 +12,7 @@ differences of the parts add up to the difference of the makespans.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from recycle.errors import RecycleError
 from recycle.ir.dependencies import Rows, work
+from recycle.ir.executed import first_impossible, transfer_leads
 from recycle.ir.gaps import GapCause
 from recycle.ir.graph import Floats
 from recycle.ir.instruction import TRANSFER_KINDS, Kind, is_kind
@@ -272,8 +273,6 @@ def require_one_clock(ran: Timeline) -> tuple[int, float]:
     Raises:
         RecycleError: something was used before it was sent.
     """
-    from recycle.ir.executed import first_impossible, transfer_leads
-
     wrong = first_impossible(ran)
     slack = ran.makespan * TOLERANCE
     if wrong is not None and wrong.seconds > slack:
@@ -287,6 +286,4 @@ def require_one_clock(ran: Timeline) -> tuple[int, float]:
 
 def scaled(timeline: Timeline, scale: float) -> Timeline:
     """The same timeline with all times multiplied."""
-    from dataclasses import replace
-
     return replace(timeline, start=timeline.start * scale, end=timeline.end * scale, period=timeline.period * scale)

@@ -10,6 +10,7 @@ import numpy as np
 from recycle.ir.gaps import GapCause, Gaps
 from recycle.ir.instruction import TRANSFER_KINDS, Kind, is_kind
 from recycle.ir.simulate import Timeline
+from recycle.ir.trace import away_from
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,6 @@ def range_statistics(
     timeline: Timeline, gaps: Gaps, begin: float, end: float, workers: Sequence[int] | None = None
 ) -> RangeStatistics:
     """Statistics of [begin, end], cut to the iteration, over the live ones of `workers` (indices; all if left out)."""
-    from recycle.ir.trace import away_from
-
     schedule, c = timeline.schedule, timeline.schedule.columns
     begin, end = max(0.0, min(begin, end)), min(timeline.makespan, max(begin, end))
     end = max(begin, end)

@@ -16,8 +16,9 @@ def keep_in_address(app: Dash, identifier: str, allowed: Sequence[str] | None = 
         allowed: values that it may have; an address that says another is passed over. All numbers if left out.
     """
     in_browser: Any = app.clientside_callback
+    constants = f"{json.dumps(identifier)}, value, {json.dumps(allowed)}"
     in_browser(
-        f"function (value) {{ return window.recycle.address({json.dumps(identifier)}, value, {json.dumps(allowed)}); }}",
+        f"function (value) {{ return window.recycle.address({constants}); }}",
         Output(identifier, "value", allow_duplicate=True),
         Input(identifier, "value"),
         prevent_initial_call="initial_duplicate",

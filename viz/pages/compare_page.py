@@ -5,7 +5,8 @@ The first one chosen is what the others are held against. The answers are method
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,14 @@ class Comparison(NamedTuple):
         return [(title, one) for title, one in found if one is not None]
 
 
+class Compared(NamedTuple):
+    """What is on the page: the operands, each but the first held against it, and how they came onto one axis."""
+
+    operands: list[Operand]
+    pairs: list[Comparison]
+    said: list[str]
+
+
 class ComparePage:
     """The page that compares what `sources` hold; `prefix` keeps its component names apart from other pages'."""
 
@@ -63,9 +72,11 @@ class ComparePage:
 
     title = "Compare"
 
-    def __init__(self, sources: Sequence[Run | ScheduleFile], prefix: str = "compare") -> None:
-        self.operands = Operands(sources)
+    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], prefix: str = "compare") -> None:
+        self.operands = Operands(now)
         self.prefix = prefix
+        self._last: tuple[Any, Compared] | None = None
+        self._lock = threading.Lock()
 
     def layout(self) -> html.Div:
         choices = self.operands.choices()
@@ -92,7 +103,17 @@ class ComparePage:
                                 clearable=False,
                                 placeholder="Choose two or more",
                             ),
-                            grouping_choice(f"{self.prefix}-grouping"),
+                            html.Div(
+                                [
+                                    grouping_choice(f"{self.prefix}-grouping"),
+                                    dcc.Checklist(
+                                        id=f"{self.prefix}-ghost",
+                                        options=[{"label": "Outline the first in the others", "value": "ghost"}],
+                                        value=[],
+                                    ),
+                                ],
+                                className="choices",
+                            ),
                         ],
                         className="controls",
                     ),
@@ -103,24 +124,33 @@ class ComparePage:
             ]
         )
 
-    def compare(self, keys: Sequence[str], grouping: Grouping = "pipeline") -> list[Any]:
-        """Everything below the choice: figures, differences, lanes."""
+    def compare(self, keys: Sequence[str], grouping: Grouping = "pipeline", ghost: bool = False) -> list[Any]:
+        """Everything below the choice: figures, differences, lanes, the first one outlined in the others if `ghost`."""
         if len(keys) < 2:
             return [parts.empty("Choose two or more to compare.")]
         try:
-            operands, said = on_one_axis([self.operands.get(key) for key in keys[:MOST_COMPARED]])
+            operands, pairs, said = self.compared(keys)
         except RecycleError as error:
             return [parts.problems([str(error)]), parts.empty("These cannot be put on one time axis.")]
-        first, *others = operands
-        pairs = [Comparison(first, other, match(first.timeline, other.timeline)) for other in others]
         ignored = [f"only the first {MOST_COMPARED} are compared"] if len(keys) > MOST_COMPARED else []
         return [
             parts.problems(ignored),
             parts.card("Makespan and period", self.figures(operands), caption=" ".join(said)),
             *(self.difference(pair, place) for place, pair in enumerate(pairs)),
-            self.lanes(pairs, operands, grouping),
+            self.lanes(pairs, operands, grouping, ghost),
             *(self.largest(pair) for pair in pairs),
         ]
+
+    def compared(self, keys: Sequence[str]) -> Compared:
+        """The operands of `keys` on one axis, each held against the first. Raises RecycleError as `on_one_axis`."""
+        with self._lock:
+            asked = (tuple(keys[:MOST_COMPARED]), self.operands.sources)
+            if self._last is None or self._last[0] != asked:
+                operands, said = on_one_axis([self.operands.get(key) for key in asked[0]])
+                first, *others = operands
+                pairs = [Comparison(first, other, match(first.timeline, other.timeline)) for other in others]
+                self._last = asked, Compared(operands, pairs, said)
+            return self._last[1]
 
     def figures(self, operands: Sequence[Operand]) -> Any:
         """A row per operand: makespan, period, bubbles."""
@@ -179,7 +209,9 @@ class ComparePage:
             ),
         )
 
-    def lanes(self, pairs: Sequence[Comparison], operands: Sequence[Operand], grouping: Grouping) -> html.Section:
+    def lanes(
+        self, pairs: Sequence[Comparison], operands: Sequence[Operand], grouping: Grouping, ghost: bool
+    ) -> html.Section:
         """All operands under each other with their delta lanes, on one axis."""
         unit = "s" if any(operand.executed for operand in operands) else ""
         tables = [operand.lanes(unit).ordered(grouping) for operand in operands]  # type: ignore[arg-type]
@@ -188,9 +220,11 @@ class ComparePage:
         blocks: list[Any] = []
         left = gutter(tables)
         for place, (operand, table) in enumerate(zip(operands, tables, strict=True)):
-            blocks.append(lanes_view(operand.title, table, linked.graph_id(self.prefix, len(blocks)), span, left))
+            scale, word = time_unit(table, span)
+            outlined = tables[0] if ghost and place and tables[0].workers == table.workers else None
+            identifier = linked.graph_id(self.prefix, len(blocks))
+            blocks.append(lanes_view(operand.title, table, identifier, span, left, outlined))
             if place:
-                scale, word = time_unit(table, span)
                 pair = pairs[place - 1]
                 figure = delta_figure(pair.first.timeline, operand.timeline, pair.matches, span, scale, word)
                 heading = f"How much later instructions start in {operand.title}"
@@ -222,16 +256,15 @@ class ComparePage:
 
     def place_of(self, keys: Sequence[str], grouping: Grouping, place: int, which: int) -> dict[str, Any]:
         """Where a divergence lies, for `linked.goto`. Raises RecycleError as `on_one_axis`."""
-        operands, _ = on_one_axis([self.operands.get(key) for key in keys[:MOST_COMPARED]])
+        operands, pairs, _ = self.compared(keys)
         first, second = operands[0], operands[1 + place]
-        pair = Comparison(first, second, match(first.timeline, second.timeline))
-        _, one = pair.divergences[which]
+        _, one = pairs[place].divergences[which]
         in_first = one.first >= 0
         timeline, row = (first.timeline, one.first) if in_first else (second.timeline, one.second)
         unit = "s" if any(operand.executed for operand in operands) else ""
         tables = [operand.lanes(unit).ordered(grouping) for operand in operands]  # type: ignore[arg-type]
         span = max(table.span for table in tables)
-        drawn, _ = _drawable(tables, [Comparison(first, o, match(first.timeline, o.timeline)) for o in operands[1:]])
+        drawn, _ = _drawable(tables, pairs)
         table = drawn[0 if in_first else 1 + place]
         worker = timeline.schedule.position(row)[0]
         lane = table.workers.index(worker) if worker in table.workers else None
@@ -247,9 +280,10 @@ class ComparePage:
             Output(f"{self.prefix}-answer", "children"),
             Input(f"{self.prefix}-chosen", "value"),
             Input(f"{self.prefix}-grouping", "value"),
+            Input(f"{self.prefix}-ghost", "value"),
         )
-        def show(keys: list[str] | None, grouping: Grouping) -> Any:
-            return self.compare(keys or [], grouping)
+        def show(keys: list[str] | None, grouping: Grouping, ghost: list[str] | None) -> Any:
+            return self.compare(keys or [], grouping, bool(ghost))
 
         @app.callback(
             Output(f"{self.prefix}-goto", "data"),

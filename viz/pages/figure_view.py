@@ -12,6 +12,8 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import dcc, html
 
+from viz.figures.boxes import time_unit
+from viz.figures.ghost import add_ghost
 from viz.figures.timeline import note, timeline_figure
 from viz.lanes import LaneTable
 from viz.pages import parts
@@ -61,7 +63,17 @@ def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str, hin
     )
 
 
-def lanes_view(title: str, table: LaneTable, identifier: Any, span: float | None, left: int) -> html.Div:
-    """One timeline; its lanes in the order that they have."""
-    spoken = f"{title}. {parts.summary(table)}"
-    return figure_view(title, lanes_figure(table, span, left), identifier, spoken, note(table))
+def lanes_view(
+    title: str,
+    table: LaneTable,
+    identifier: Any,
+    span: float | None,
+    left: int,
+    ghost: LaneTable | None = None,
+) -> html.Div:
+    """One timeline; its lanes in the order that they have, over them the outlines of `ghost` with the same lanes."""
+    figure, hint = lanes_figure(table, span, left), note(table)
+    scale, _ = time_unit(table, span or table.span or 1.0)
+    if ghost is not None and not add_ghost(figure, ghost, scale):
+        hint = f"{hint} Too many operations to outline the first one."
+    return figure_view(title, figure, identifier, f"{title}. {parts.summary(table)}", hint)

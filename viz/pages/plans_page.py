@@ -97,7 +97,7 @@ class PlansPage:
                     parts.legend(),
                     caption=f"Press a lane to fail its worker, or to restore it. {CHANGE_SHOWN}",
                 ),
-                self.library(),
+                dcc.Loading(html.Div(id=self.name("library")), delay_show=300),
             ]
         )
 
@@ -338,6 +338,11 @@ class PlansPage:
             except RecycleError as error:
                 return parts.problems([str(error)]), self.workers(()), parts.empty("There is no plan to draw.")
             return answer, self.workers(self._workers(state["failed"])), lanes
+
+        # Peaks are read from the plans themselves, so that a large library takes a moment: not while others wait.
+        @app.callback(Output(self.name("library"), "children"), Input(self.name("library"), "id"))
+        def list_library(_: str) -> Any:
+            return self.library()
 
         @app.callback(
             Output(self.name("saved"), "data"),

@@ -28,6 +28,7 @@ COMMANDS = (
 )
 _TEXTS = {
     "schedules": "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run.",
+    "explain": "Why it takes that long: the critical path, bubbles by cause, memory, a search.",
     "compare": "Both on one axis: who starts later, where the time goes, where they part.",
     "plans": "Press a worker to fail it. The plan is made on the spot; the one before stays as an outline.",
     "validate": "Drop a schedule file of your own: findings with their rule, and the place of each.",

@@ -10,6 +10,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
@@ -20,7 +21,7 @@ from viz.lanes import LaneTable
 from viz.pages import linked, parts
 from viz.pages.figure_view import gutter, lanes_view
 
-FINDINGS_SHOWN, KEPT, LANES_SHOWN, DRAWN_WHOLE = 200, 4, 24, 20_000
+FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS, LANES_SHOWN, DRAWN_WHOLE = 200, 4, 1_000_000, 24, 20_000
 
 
 class ValidatePage:
@@ -68,8 +69,10 @@ class ValidatePage:
         with self._lock:
             if key not in self._files:
                 self._files[key] = read_dropped(contents, name)
-                while len(self._files) > KEPT:
+                sizes = [len(file.schedule.columns) if file.schedule else 0 for file in self._files.values()]
+                while len(sizes) > 1 and (len(sizes) > KEPT or sum(sizes) > KEPT_INSTRUCTIONS):
                     self._files.popitem(last=False)
+                    del sizes[0]
             self._files.move_to_end(key)
             return key, self._files[key]
 
@@ -222,8 +225,6 @@ def _per_worker(findings: Sequence[Finding]) -> dict[str, int]:
 
 def _badged(table: LaneTable, counts: dict[str, int]) -> LaneTable:
     """The lanes with the number of findings beside their names."""
-    from dataclasses import replace
-
     labels = [
         f"{label} ▲{counts[str(worker)]}" if str(worker) in counts else label
         for label, worker in zip(table.labels, table.workers, strict=True)

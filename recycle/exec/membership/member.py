@@ -110,6 +110,17 @@ class Member:
             raise GenerationOver
         return decode(text, Facts)
 
+    def decisions(self) -> Callable[[int], Facts | None]:
+        """For another thread: a call that gives the commit of a step of the current generation, None while there is
+        none."""
+        store = self.store.clone()
+
+        def decided(step: int) -> Facts | None:
+            text = store.read(f"commit/{self._generation}/{step}")
+            return None if text is None or text == VOID else decode(text, Facts)
+
+        return decided
+
     def trouble(self, message: str) -> None:
         """The transport broke here."""
         self.store.post(f"trouble/{self._generation}", f"worker {self.name}: {message}")

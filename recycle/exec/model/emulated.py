@@ -121,12 +121,19 @@ class EmulatedStage:
     def cuts(self) -> Mapping[str, int]:
         return {}
 
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None) -> None:
-        if before is not None:
-            copy_state(before, self.state_tensors())
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
+        if before is not None and not kept:
+            self.keep(before, 0)
         with self._takes("step"):
             self._parameters.sub_(self._sum / self._divisor * (clip_factor * self._train.learning_rate))
             self._count.add_(1)
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        if not start:
+            copy_state(before, self.state_tensors())
+        return 1
 
     def state_tensors(self) -> list[torch.Tensor]:
         return [self._parameters, self._count]

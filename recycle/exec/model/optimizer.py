@@ -123,6 +123,7 @@ class Optimizer:
         iteration: int,
         clip_factor: float,
         before: Sequence[torch.Tensor] | None = None,
+        kept: int = 0,
     ) -> None:
         """One update.
 
@@ -132,6 +133,7 @@ class Optimizer:
             iteration: whose learning rate applies.
             clip_factor: factor on the gradient.
             before: takes the state as it was, laid out as `state_tensors`.
+            kept: elements of it that `keep` has copied already.
         """
         if before is not None:
             before[3].copy_(self._counts)
@@ -140,9 +142,8 @@ class Optimizer:
             counted = count + 1
             for start in range(part.start, part.stop, self._piece):
                 piece = slice(start, min(start + self._piece, part.stop))
-                if before is not None:
-                    for into, tensor in zip((*before[:3], *before[4:]), self._shaped(), strict=True):
-                        into[piece].copy_(tensor[piece])
+                if before is not None and kept < piece.stop:
+                    self._copy(before, slice(max(start, kept), piece.stop))
                 mean = self._gradient[: piece.stop - piece.start]
                 gradient(start, mean)
                 if clip_factor != 1.0:
@@ -166,6 +167,21 @@ class Optimizer:
                 if self._working is not None:
                     self._working[piece].copy_(self.parameters[piece])
             count.copy_(counted)
+
+    @torch.no_grad()
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """Copy a piece of the state, from element `start` of the layout on, into `before`, laid out as `state_tensors`.
+
+        Returns:
+            the element behind it; `start` when nothing was left. The step counts are copied by `step`.
+        """
+        stop = min(start + self._piece, self.layout.size)
+        self._copy(before, slice(start, stop))
+        return stop
+
+    def _copy(self, before: Sequence[torch.Tensor], piece: slice) -> None:
+        for into, tensor in zip((*before[:3], *before[4:]), self._shaped(), strict=True):
+            into[piece].copy_(tensor[piece])
 
     def _shaped(self) -> list[torch.Tensor]:
         """What of the state is laid out as the parameters are, in the order of SHAPED."""

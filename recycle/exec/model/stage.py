@@ -100,11 +100,21 @@ class Stage(Protocol):
     def cuts(self) -> Mapping[str, int]:
         """Names of `named_state` whose tensors are cut between tensor ranks -> the dimension along which."""
 
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None) -> None:
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
         """After the reduction: one AdamW update with the learning rate of `iteration`.
 
         Args:
             before: takes the state as it was, laid out as `state_tensors`.
+            kept: how much of it `keep` has copied since the last step.
+        """
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        """Copy the next piece of the state into `before`, laid out as `state_tensors`; 0 is the first one's `start`.
+
+        Returns:
+            the next one's start; `start` again when nothing was left.
         """
 
     def state_tensors(self) -> list[torch.Tensor]:
@@ -282,8 +292,13 @@ class MegatronStage:
         self._write_mean(0, mean)
         return dict(zip(self.parameters, layout.views(mean), strict=True))
 
-    def step(self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None) -> None:
-        self._optimizer.step(self._write_mean, iteration, clip_factor, before)
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
+        self._optimizer.step(self._write_mean, iteration, clip_factor, before, kept)
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        return self._optimizer.keep(before, start)
 
     def state_tensors(self) -> list[torch.Tensor]:
         return self._optimizer.state_tensors()

@@ -104,6 +104,8 @@ class Iterations:
         progress.begins("begin")
         self._striker.begin(self._program, self._iteration)
         self._interpreter.begin(self._program, self._iteration)
+        if self._iteration > self._record.committed + 1:  # the first of a generation waits for its own commit
+            self._updates.begin(self._iteration)
         progress.ended()
         late: list[OptimizerStep] = []
         for position, instruction in enumerate(self._program):

@@ -64,7 +64,7 @@ class WorkerLoop:
         self.job, self.member, self.stages = job, member, stages
         self.striker, self.trace, self.shut = striker, trace, shut
         self._saver, self._transports, self._tensor_group = saver, transports, tensor_group
-        self._updates = Updates(stages, at)
+        self._updates = Updates(stages, at, member.decisions())
 
     def run(self) -> None:
         """Take part in generations until the last iteration is committed."""
@@ -154,7 +154,7 @@ class WorkerLoop:
             sum_groups(schedule, self.stages),
             next(iter(self.stages.values())).message_spec(),
             self.member.over,
-            self.member.progress.set_waiting,
+            self._waits,
         )
         try:
             for joiner, source in sorted(record.joins.items()):
@@ -169,6 +169,10 @@ class WorkerLoop:
             transport.close()
             raise
         return transport
+
+    def _waits(self, whether: bool) -> None:
+        self.member.progress.set_waiting(whether)
+        self._updates.waits(whether)
 
     def _each_state(self, move: Callable[[Sequence[torch.Tensor]], None]) -> None:
         for _, stage in sorted(self.stages.items()):

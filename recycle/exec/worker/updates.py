@@ -7,13 +7,12 @@ one iteration away from the committed one, behind it (its reduced gradient is st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
+from collections.abc import Callable, Mapping
 
 from recycle.errors import RunError
 from recycle.exec.membership.messages import Facts
-from recycle.exec.model.stage import Stage, copy_state
+from recycle.exec.model.stage import Stage
+from recycle.exec.worker.undo import Undo
 
 
 class Updates:
@@ -22,13 +21,24 @@ class Updates:
     Args:
         stages: the stages that it hosts.
         at: the iteration that their states are from; -1 for the initial state.
+        decided: the facts of an iteration's commit once there are any; see `Undo`.
     """
 
-    def __init__(self, stages: Mapping[int, Stage], at: int = -1) -> None:
+    def __init__(
+        self, stages: Mapping[int, Stage], at: int = -1, decided: Callable[[int], Facts | None] | None = None
+    ) -> None:
         self._stages = stages
         self._at = dict.fromkeys(stages, at)
-        self._before: dict[int, list[torch.Tensor]] = {}
+        self._undo = Undo(stages, decided)
         self._reduced = -1
+
+    def begin(self, iteration: int) -> None:
+        """`iteration` begins, and will end with a step."""
+        self._undo.expect(iteration)
+
+    def waits(self, whether: bool) -> None:
+        """The worker begins or ends a wait for others: time to keep what the next step may have to be undone to."""
+        self._undo.waits(whether)
 
     def reduced(self, iteration: int) -> None:
         """The gradients of `iteration` are summed on all stages, and stay until the next iteration begins."""
@@ -42,10 +52,7 @@ class Updates:
 
     def step_ahead(self, index: int, iteration: int) -> None:
         """Step a stage with the gradient that it has, unclipped, before the commit; `settle` can take it back."""
-        live = self._stages[index].state_tensors()
-        if index not in self._before:
-            self._before[index] = [torch.empty_like(tensor) for tensor in live]
-        self._stages[index].step(iteration, 1.0, self._before[index])
+        self._undo.step(index, iteration)
         self._at[index] = iteration
 
     def joined(self, committed: int) -> None:
@@ -75,8 +82,9 @@ class Updates:
         Raises:
             RunError: a stage is further away than one step, or its gradient is gone; a bug.
         """
+        self._undo.forget()
         for index in self.ahead(committed):
-            copy_state(self._stages[index].state_tensors(), self._before[index])
+            self._undo.take_back(index)
             self._at[index] = committed
         for index, at in self._at.items():
             if at == committed:

@@ -20,7 +20,7 @@ from viz.sources import schedule_source
 
 @pytest.fixture
 def page(healthy: Schedule, broken: Schedule) -> ComparePage:
-    return ComparePage([schedule_source(Path("healthy"), healthy), schedule_source(Path("broken"), broken)])
+    return ComparePage(lambda: [schedule_source(Path("healthy"), healthy), schedule_source(Path("broken"), broken)])
 
 
 def test_two_plans_are_drawn_on_one_axis_with_the_differences_of_their_starts(page: ComparePage) -> None:
@@ -51,6 +51,13 @@ def test_the_parts_of_the_difference_and_the_first_divergence_are_told(page: Com
     assert buttons == [{"type": "compare-show", "place": 0, "which": which} for which in range(2)]
 
 
+def test_the_first_one_is_outlined_in_the_others_when_asked(page: ComparePage) -> None:
+    plainly, outlined = (graphs(plain(page.compare(["file/0", "file/1"], ghost=ghost))) for ghost in (False, True))
+    names = [[trace.get("name") for trace in graph["figure"]["data"]] for graph in outlined]
+    assert ["before" in given for given in names] == [False, True, False]
+    assert not any(trace.get("name") == "before" for graph in plainly for trace in graph["figure"]["data"])
+
+
 def test_a_divergence_is_shown_where_it_lies(page: ComparePage) -> None:
     place = page.place_of(["file/0", "file/1"], "stage", 0, 0)
     assert (place["graph"], place["lane"]) == (0, 4)  # 1.1 comes fifth when peers lie side by side
@@ -64,7 +71,7 @@ def test_the_same_twice_does_not_differ(page: ComparePage) -> None:
 
 
 def test_plan_and_executed_step_are_compared_in_seconds(run_dir: Path) -> None:
-    page = ComparePage([load_run(run_dir)])
+    page = ComparePage(lambda: [load_run(run_dir)])
     component = plain(page.compare(page.operands.first_choice()))
     texts = words(component)
     assert "makespan (s)" in texts
@@ -77,7 +84,7 @@ def test_plan_and_executed_step_are_compared_in_seconds(run_dir: Path) -> None:
 def test_what_cannot_be_compared_says_why(page: ComparePage) -> None:
     assert "Choose two or more to compare." in words(plain(page.compare(["file/0"])))
     assert any("is not there to be compared" in text for text in words(plain(page.compare(["file/0", "file/9"]))))
-    alone = ComparePage([])
+    alone = ComparePage(lambda: [])
     assert "There is nothing to compare yet." in words(plain(alone.layout()))
 
 
@@ -91,7 +98,7 @@ def test_of_large_schedules_the_workers_that_differ_most_are_drawn() -> None:
     shape = Shape(40, 4, 50)
     files = [schedule_source(Path("a"), one_f_one_b(shape)), schedule_source(Path("b"), zb_h1(shape))]
     assert len(files[0].lanes) > DRAWN_WHOLE / 2
-    component = plain(ComparePage(files).compare(["file/0", "file/1"]))
+    component = plain(ComparePage(lambda: files).compare(["file/0", "file/1"]))
     labels = graphs(component)[0]["figure"]["layout"]["yaxis"]["ticktext"]
     assert len(labels) == LANES_SHOWN
     assert any(
