@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -194,6 +194,18 @@ def _failed(picture: Pixels, table: LaneTable, window: Window, per_row: float) -
         down = np.arange(max(0, y0), max(0, y0) + len(band))
         band[(np.arange(width)[None, :] + down[:, None]) % 9 < 3] = _INDEX[FAILURE_HATCH]
         band[[0, -1]] = _INDEX[FAILURE]
+
+
+def stacked(pictures: Sequence[Pixels], gap: int = 16) -> Pixels:
+    """Pictures of one width under each other on paper, `gap` pixels around each."""
+    width = max(picture.shape[1] for picture in pictures) + 2 * gap
+    height = sum(picture.shape[0] + gap for picture in pictures) + gap
+    whole = np.full((height, width), _INDEX[PAPER], dtype=np.uint8)
+    top = gap
+    for picture in pictures:
+        whole[top : top + picture.shape[0], gap : gap + picture.shape[1]] = picture
+        top += picture.shape[0] + gap
+    return whole
 
 
 def encode_png(picture: Pixels) -> bytes:
