@@ -139,6 +139,8 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    for path in ("/", "/_dash-layout"):
+        app.server.test_client().get(path)  # what only the first visit works out is there before anyone visits
     listener = _listen(port)
     server = make_server(HOST, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno())
     try:

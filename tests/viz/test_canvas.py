@@ -254,8 +254,13 @@ def test_keys_walk_along_lanes_bubbles_and_dependencies(opened: Callable[..., Pa
     page.page.keyboard.type("kind:w mb:1.1 rerouted")
     page.page.keyboard.press("Enter")
     assert page.status().startswith("1 of 1: 1W1.1")
-    page.page.keyboard.press("w")
+    page.page.keyboard.type("w")
     assert page.page.input_value(".lanes-search").endswith("w")
+    page.page.fill(".lanes-search", "nonsense:1")
+    page.page.keyboard.press("Enter")
+    assert page.status().startswith("nonsense:1: not one of kind:")
+    page.page.keyboard.press("Escape")
+    assert press("Escape", "r").startswith("0 to 11, 6 rows: busy 54.5 %, bubble 45.5 %")
     assert page.complaints == []
 
 
@@ -319,6 +324,7 @@ def test_without_a_canvas_the_server_draws(opened: Callable[..., Page], broken: 
     page.page.add_init_script("HTMLCanvasElement.prototype.getContext = () => null")
     page.page.goto(page.address)
     page.page.wait_for_function("() => document.querySelector('img.lanes-picture')?.naturalWidth > 400")
+    assert page.page.locator(".lanes-view").get_attribute("data-drawn") == "picture"
     source = page.page.get_attribute("img.lanes-picture", "src")
     assert re.match(r"lanes/[0-9a-f]{32}\.png\?t0=", source)
     assert page.complaints == []
