@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.errors import RecycleError
+from viz.pages import lanes_view
+from viz.pages.address import keep_in_address
 from viz.pages.compare_page import ComparePage
 from viz.pages.explain_page import ExplainPage
 from viz.pages.plans_page import PlansPage
@@ -22,10 +24,12 @@ from viz.pages.schedule_page import SchedulePage
 from viz.pages.start_page import StartPage
 from viz.pages.validate_page import ValidatePage
 from viz.run import Run
+from viz.shelf import Shelf
 from viz.sources import ScheduleFile
 from viz.what_if import WhatIf
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
+TABS = "pages"
 
 
 class Page(Protocol):
@@ -51,10 +55,11 @@ def build_app(
     """
     runs = [source for source in sources if isinstance(source, Run)]
     files = [source for source in sources if isinstance(source, ScheduleFile)]
-    run_pages = [RunPage(run, f"run{place}") for place, run in enumerate(runs)]
+    shelf = Shelf()
+    run_pages = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
     pages: list[Page] = [*run_pages]
     if files:
-        pages.append(SchedulePage(files))
+        pages.append(SchedulePage(files, shelf=shelf))
     if sources:
         pages.append(ExplainPage(lambda: [*files, *(page.run for page in run_pages)]))
     if runs or len(files) > 1:
@@ -64,20 +69,42 @@ def build_app(
     pages.append(ValidatePage())
     if is_example:
         pages.insert(0, StartPage([(page.prefix, page.title) for page in pages]))
+    opened = [address for page in pages[:1] if isinstance(page, SchedulePage) for address in page.addresses()]
     app = Dash(
         "viz",
+        index_string=_index(opened),
         title=f"{pages[0].title} · recycle",
         update_title="",
         assets_folder=_assets(),
         suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
     )
+    app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = (
+        31_536_000  # assets carry the time of their change in their address
+    )
     # A callable layout: a page that is opened again shows a live run as it is then.
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
+    lanes_view.register(app, shelf)
+    keep_in_address(app, TABS, [page.prefix for page in pages])
     _register_opening(app, pages)
     for page in pages:
         page.register(app)
     return app
+
+
+_EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
+"""Scripts that Dash asks for only when it meets the first graph."""
+
+
+def _index(lanes: Sequence[str]) -> str:
+    """The page's frame: what the first picture needs is on its way before anything has run."""
+    head = "".join(f'<link rel="preload" as="script" href="/{script}">' for script in _EARLY)
+    head += "".join(f'<meta name="lanes" content="{address}">' for address in lanes)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}<meta name="viewport" content="width=device-width">'
+        f"<title>{{%title%}}</title>{head}{{%favicon%}}{{%css%}}</head>"
+        "<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body></html>"
+    )
 
 
 def _assets() -> str:
@@ -98,7 +125,7 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
     ]
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if title else [html.H1("recycle")]
     fixtures = [part for page in pages if isinstance(page, PlansPage) for part in page.fixtures()]
-    content = dcc.Tabs(tabs, value=pages[0].prefix, id="pages")
+    content = dcc.Tabs(tabs, value=pages[0].prefix, id=TABS)
     opened = dcc.Store(id="opened", data=[pages[0].prefix])
     return html.Div([html.Header(heading, className="top"), html.Main(content), opened, *fixtures])
 
@@ -107,7 +134,7 @@ def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
     @app.callback(
         Output({"type": "page", "page": ALL}, "children"),
         Output("opened", "data"),
-        Input("pages", "value"),
+        Input(TABS, "value"),
         State("opened", "data"),
         prevent_initial_call=True,
     )

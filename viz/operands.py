@@ -108,7 +108,7 @@ class Operands:
         source = self.sources[int(place)]
         if isinstance(source, ScheduleFile):
             assert source.timeline is not None
-            return Operand(key, titles[key], source.timeline, executed=False, limits=_stated_limits(source.schedule))
+            return Operand(key, titles[key], source.timeline, executed=False, limits=stated_limits(source.schedule))
         if kind == "plan":
             plan = source.plan(rest[0])
             if plan is None:
@@ -116,7 +116,7 @@ class Operands:
             job = _job(source)
             unit, limits = (job.seconds_per_unit, _job_limits(job)) if job else (None, None)
             timeline = simulate(lower(plan), source.profile)
-            return Operand(key, titles[key], timeline, False, unit, _stated_limits(plan) or limits)
+            return Operand(key, titles[key], timeline, False, unit, stated_limits(plan) or limits)
         assert source.trace is not None
         step = int(rest[0])
         window = source.trace.window(step, step, source.trace.generations_of(step)[-1])
@@ -140,7 +140,7 @@ def _job_limits(job: Job) -> tuple[float, ...] | None:
     return None if limits is None else tuple(limits)
 
 
-def _stated_limits(schedule: Schedule) -> tuple[float, ...] | None:
+def stated_limits(schedule: Schedule) -> tuple[float, ...] | None:
     """The limits in the metadata of a plan file, if that is what they are."""
     stated = schedule.metadata.get("limits")
     if not isinstance(stated, list) or len(stated) != schedule.shape.ranks:

@@ -41,7 +41,7 @@ def view(
     port: Annotated[int, typer.Option(help="Port on loopback; 0 takes any free one.")] = DEFAULT_PORT,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     export_to: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write a .html or .svg instead of serving.")
+        Path | None, typer.Option("--export", metavar="FILE", help="Write a .html, .svg or .png instead of serving.")
     ] = None,
 ) -> None:
     """Show runs, schedules and plans: timelines, losses, failures, what-if. Serves on loopback until Ctrl-C.
@@ -54,7 +54,9 @@ def view(
 
     Example: recycle view plan.json --export plan.svg
     """
-    _require_viewer(() if export_to is not None and export_to.suffix.lower() == ".svg" else ("dash", "plotly"))
+    _require_viewer(
+        () if export_to is not None and export_to.suffix.lower() in (".svg", ".png") else ("dash", "plotly")
+    )
     from viz.sources import load_source
 
     job, library, others = _sorted(paths or [])

@@ -10,8 +10,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from recycle.ir.dependencies import Cause, Rows, group_edges
+from recycle.ir.columns import Ints
+from recycle.ir.dependencies import Cause, Rows
 from recycle.ir.simulate import TOLERANCE, Timeline, event_edges
 
 MOST = 12
@@ -55,44 +57,30 @@ class Told(NamedTuple):
 
 
 class Waits:
-    """Answers for one timeline; what they need of the graph is built with the first question."""
+    """Answers for one timeline; the graph's edges are listed with the first question."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
 
     @cached_property
-    def _edges(self) -> tuple[Rows, Rows, Rows]:
+    def _edges(self) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
+        """(source, target, cause) of each edge, narrow: they are searched whole for every answer, a few milliseconds
+        for a million instructions, which then need no second copy in another order."""
         source, target, cause = event_edges(self.timeline.schedule.columns, self.timeline.dependencies)
-        return source, target, cause.astype(np.int64)
+        return source.astype(np.int32), target.astype(np.int32), cause.astype(np.uint8)
 
-    @cached_property
-    def _into(self) -> tuple[Rows, Rows]:
-        """CSR: edges by target."""
-        source, target, _ = self._edges
-        return group_edges(np.arange(len(source)), target, self.timeline.dependencies.nodes)
-
-    @cached_property
-    def _out_of(self) -> tuple[Rows, Rows]:
-        """CSR: edges by source."""
-        source, _, _ = self._edges
-        return group_edges(np.arange(len(source)), source, self.timeline.dependencies.nodes)
-
-    @cached_property
-    def _receive_of(self) -> Rows:
-        """Send -> its receive, -1 for other rows."""
-        graph = self.timeline.dependencies
-        found = np.full(graph.rows, -1, dtype=np.int64)
-        receives = np.flatnonzero(graph.sends >= 0)
-        found[graph.sends[receives]] = receives
-        return found
+    def _receive_of(self, row: int) -> int:
+        """The receive of a send, -1 for other rows."""
+        receives = np.flatnonzero(self.timeline.dependencies.sends == row)
+        return int(receives[0]) if len(receives) else -1
 
     def inputs(self, row: int, most: int = MOST) -> Told:
         """What `row` needs, the last to arrive first."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
-        sources, causes = self._neighbours(row, self._into, 0)
+        sources, causes = self._neighbours(row, 0)
         through = sources >= rows
         for join in sources[through].tolist():
-            more, _ = self._neighbours(join, self._into, 0)
+            more, _ = self._neighbours(join, 0)
             sources, causes = np.append(sources, more), np.append(causes, np.full(len(more), Cause.REDUCE))
         kept = sources < rows
         sources, causes = sources[kept], causes[kept]
@@ -108,7 +96,7 @@ class Waits:
         slack = max(0.0, float(timeline.start[row]) - arrived)
         if send < 0:
             return Input(source, cause, arrived, -1, arrived, slack)
-        makers, causes = self._neighbours(send, self._into, 0)
+        makers, causes = self._neighbours(send, 0)
         made_by = next((int(m) for m, why in zip(makers, causes, strict=True) if why == Cause.DATA), send)
         return Input(made_by, cause, float(timeline.end[made_by]), send, arrived, slack)
 
@@ -119,8 +107,8 @@ class Waits:
         queue = [(row, float(timeline.end[row]))]
         while queue:
             node, arrived = queue.pop()
-            for target, why in zip(*self._neighbours(node, self._out_of, 1), strict=True):
-                receive = int(self._receive_of[target]) if target < rows else -1
+            for target, why in zip(*self._neighbours(node, 1), strict=True):
+                receive = self._receive_of(target) if target < rows else -1
                 if why in (Cause.ORDER, Cause.LANE) or target >= rows or target == receive:
                     continue
                 if receive >= 0:
@@ -136,11 +124,10 @@ class Waits:
         inputs = self.inputs(row, 1)
         return inputs.shown[0] if inputs.shown and isinstance(inputs.shown[0], Input) else None
 
-    def _neighbours(self, node: int, grouped: tuple[Rows, Rows], end: int) -> tuple[Rows, Rows]:
+    def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
         """(nodes, causes) at the other ends of the edges of `node`; `end` is 0 for their sources, 1 for targets."""
-        offsets, edges = grouped
-        mine = edges[offsets[node] : offsets[node + 1]]
-        return self._edges[end][mine], self._edges[2][mine]
+        mine = np.flatnonzero(self._edges[1 - end] == node)
+        return self._edges[end][mine].astype(np.int64), self._edges[2][mine].astype(np.int64)
 
     def tell(self, row: int) -> list[str]:
         """Why `row` starts when it does, a line per input, the decisive one first."""
@@ -163,7 +150,7 @@ def name(timeline: Timeline, row: int) -> str:
     return f"{timeline.schedule.instruction(row)} on {timeline.schedule.position(row)[0]}"
 
 
-_WHY = {
+WHY = {
     Cause.DATA: "its value",
     Cause.TRANSFER: "its transfer",
     Cause.REDUCE: "gradients or arrival of all hosts",
@@ -174,7 +161,7 @@ _WHY = {
 
 
 def _tell_input(timeline: Timeline, need: Input) -> str:
-    text = f"{name(timeline, need.row)} ({_WHY[need.cause]}), ended {need.made:.6g}"
+    text = f"{name(timeline, need.row)} ({WHY[need.cause]}), ended {need.made:.6g}"
     if need.carrier >= 0:
         text += f", arrived {need.arrived:.6g}"
     return text + (f", slack {need.slack:.6g}" if need.slack > timeline.makespan * TOLERANCE else "")
