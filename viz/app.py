@@ -9,9 +9,9 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from dash import Dash, dcc, html
+from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from viz.pages import lanes_view
@@ -86,6 +86,7 @@ def build_app(
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, shelf)
     keep_in_address(app, TABS, [page.prefix for page in pages])
+    _register_opening(app, pages)
     for page in pages:
         page.register(app)
     return app
@@ -113,11 +114,34 @@ def _assets() -> str:
 
 
 def _layout(pages: Sequence[Page], title: str) -> html.Div:
-    tabs = [dcc.Tab(_fresh(page), label=page.title, value=page.prefix) for page in pages]
+    """The first page whole, the others when they are opened: their callbacks would all run at once, unseen."""
+    tabs = [
+        dcc.Tab(
+            html.Div(_fresh(page) if not place else [], id={"type": "page", "page": page.prefix}),
+            label=page.title,
+            value=page.prefix,
+        )
+        for place, page in enumerate(pages)
+    ]
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if title else [html.H1("recycle")]
     fixtures = [part for page in pages if isinstance(page, PlansPage) for part in page.fixtures()]
     content = dcc.Tabs(tabs, value=pages[0].prefix, id=TABS)
-    return html.Div([html.Header(heading, className="top"), html.Main(content), *fixtures])
+    opened = dcc.Store(id="opened", data=[pages[0].prefix])
+    return html.Div([html.Header(heading, className="top"), html.Main(content), opened, *fixtures])
+
+
+def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
+    @app.callback(
+        Output({"type": "page", "page": ALL}, "children"),
+        Output("opened", "data"),
+        Input(TABS, "value"),
+        State("opened", "data"),
+        prevent_initial_call=True,
+    )
+    def open_page(chosen: str, opened: list[str]) -> tuple[list[Any], Any]:
+        is_new = chosen not in opened
+        contents = [_fresh(page) if is_new and page.prefix == chosen else no_update for page in pages]
+        return contents, [*opened, chosen] if is_new else no_update
 
 
 def _fresh(page: Page) -> html.Div:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import threading
 from collections.abc import Callable
@@ -240,6 +241,27 @@ def test_it_listens_on_loopback_and_says_where(run_dir: Path) -> None:
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
     connection.request("GET", "/")
     assert connection.getresponse().status == 200
+
+
+def test_only_the_first_page_is_there_before_others_are_opened(run_dir: Path, schedule_file: Path) -> None:
+    app = build_app([load_source(run_dir), load_source(schedule_file)])
+    client = app.server.test_client()
+    layout = client.get("/_dash-layout").get_json()
+    tabs = layout["props"]["children"][1]["props"]["children"]["props"]["children"]
+    contents = [tab["props"]["children"]["props"]["children"] for tab in tabs]
+    assert [bool(content) for content in contents] == [True, False, False, False, False]
+    names = [tab["props"]["value"] for tab in tabs]
+    outputs = [{"id": {"page": name, "type": "page"}, "property": "children"} for name in names]
+    request = {
+        "output": '..{"page":["ALL"],"type":"page"}.children...opened.data..',
+        "outputs": [outputs, {"id": "opened", "property": "data"}],
+        "inputs": [{"id": "pages", "property": "value", "value": "validate"}],
+        "state": [{"id": "opened", "property": "data", "value": names[:1]}],
+        "changedPropIds": ["pages.value"],
+    }
+    answer = client.post("/_dash-update-component", json=request).get_json()["response"]
+    assert answer["opened"]["data"] == [names[0], "validate"]
+    assert [json.loads(key)["page"] for key in answer if key != "opened"] == ["validate"]
 
 
 def test_a_port_in_use_is_one_clear_line(run_dir: Path) -> None:

@@ -300,7 +300,7 @@ class PlansPage:
             _: list[int], __: list[int], typed: str | None, ___: int, ____: int, state: Change
         ) -> tuple[Any, Any]:
             pressed, value = ctx.triggered_id, ctx.triggered[0]["value"]
-            if not value and pressed != self.name("typed"):
+            if pressed is None or value is None or (not value and pressed != self.name("typed")):
                 return no_update, no_update  # buttons that were just drawn
             if pressed == self.name("undo"):
                 return self._told(lambda: self.undone(state))

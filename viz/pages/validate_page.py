@@ -24,6 +24,9 @@ from viz.pages.figure_view import gutter, lanes_view
 FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS, LANES_SHOWN, DRAWN_WHOLE = 200, 4, 1_000_000, 24, 20_000
 
 
+FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a Megatron table"
+
+
 class ValidatePage:
     """The page that takes files; `prefix` keeps its component names apart from other pages'."""
 
@@ -47,7 +50,7 @@ class ValidatePage:
                             [
                                 html.Strong("Drop a schedule file here"),
                                 html.Span(" or press to choose one."),
-                                html.P("native JSON, torch's schedule CSV, a Chrome trace, a Megatron table"),
+                                html.P(f"{FORMATS}; up to {MOST_BYTES // 2**20} MB"),
                             ]
                         ),
                         id=self.name("upload"),
@@ -198,7 +201,7 @@ class ValidatePage:
         )
         def check_it(contents: str | None, name: str | None) -> Any:
             if not contents:
-                return no_update, no_update, f"Files of at most {MOST_BYTES // 2**20} MB are taken."
+                return no_update, no_update, no_update
             key, file = self.take(contents, name or "file")
             return self.answer(file), key, f"{file.name}: read" if file.schedule else f"{file.name}: refused"
 
