@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 
 def give_back() -> None:
     """Return what was freed. glibc keeps freed blocks below 32 MB, which are most columns of a large schedule."""
+    gc.collect()
     if not sys.platform.startswith("linux"):
         return
     try:

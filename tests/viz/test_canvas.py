@@ -327,7 +327,8 @@ def test_dark_pages_keep_the_colours_of_work_and_change_the_ground(
     assert rgb([page.colour(4.5, 0.5)]).mean() < 80
 
 
-def test_without_a_canvas_the_server_draws(page: Page) -> None:
+def test_without_a_canvas_the_server_draws(opened: Callable[..., Page], broken: Schedule) -> None:
+    page = opened(broken)
     page.page.add_init_script("HTMLCanvasElement.prototype.getContext = () => null")
     page.page.goto(page.address)
     page.page.wait_for_function("() => document.querySelector('img.lanes-picture')?.naturalWidth > 400")

@@ -29,7 +29,7 @@
     const query = new URLSearchParams(location.search), lanes = /^([\d.e+-]+?)-([\d.e+]+)$/.exec(query.get("lanes") || "");
     if (query.get("view") !== view.name) return;
     const number = (name) => (query.get(name) ? Number(query.get(name)) : NaN), same = query.get("plan") === digest(view);
-    const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number));
+    const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger));
     if (query.get("group") === "stage" || folded.size) view._rows(query.get("group") === "stage" ? "stage" : "pipeline", folded);
     const [t0, t1] = [number("t0"), number("t1")], window_ = {};
     if (t1 > t0) Object.assign(window_, { t0, t1 });
