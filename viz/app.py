@@ -69,7 +69,7 @@ def build_app(
     if runs or len(files) > 1:
         pages.append(ComparePage(now, shelf))
     if what_if is not None:
-        pages.append(PlansPage(what_if))
+        pages.append(PlansPage(what_if, shelf))
     pages.append(ValidatePage(shelf))
     if is_example:
         pages.insert(0, StartPage([(page.prefix, page.title) for page in pages]))
