@@ -408,14 +408,10 @@ class PlansPage:
 
     def named(self, choice: Any) -> Worker | None:
         """The worker whose name was pressed beside the canvas; None where something else was chosen."""
-        if (
-            not isinstance(choice, dict)
-            or choice.keys() - {"lane", "address"}
-            or not isinstance(choice.get("lane"), int)
-        ):
+        if not isinstance(choice, dict) or choice.keys() - {"lane", "address"}:
             return None
-        shape = self.what_if.shape
-        return shape.worker_at(choice["lane"]) if 0 <= choice["lane"] < shape.worker_count else None
+        lane, shape = choice.get("lane"), self.what_if.shape
+        return shape.worker_at(lane) if isinstance(lane, int) and 0 <= lane < shape.worker_count else None
 
     def _told(self, make: Any) -> tuple[Any, Any]:
         """(new state, "") or (no change, what is wrong)."""

@@ -137,7 +137,7 @@ def test_of_many_workers_the_failed_and_the_most_changed_are_drawn() -> None:
     page = PlansPage(WhatIf(job, None, lambda failed: plan(job, failed, quick=True)))
     state = {"failed": ["7.5"], "history": [[]]}
     component = plain(page.lanes(state, "pipeline"))
-    (store,) = of_type(component, "Store")
+    (store,) = [store for store in of_type(component, "Store") if store["id"] == "plans-order"]
     assert "7.5" in store["data"]
     assert len(store["data"]) == 16
     assert any(text.startswith("16 of 128 workers: the failed") for text in words(component))
