@@ -82,9 +82,8 @@ def build_app(
         assets_folder=_assets(),
         suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
     )
-    app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = (
-        31_536_000  # assets carry the time of their change in their address
-    )
+    # For ever: the address of an asset carries the time of its last change.
+    app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = 31_536_000
     # A callable layout: a page that is opened again shows a live run as it is then.
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
@@ -105,7 +104,7 @@ def _index(lanes: Sequence[str]) -> str:
     head = "".join(f'<link rel="preload" as="script" href="/{script}">' for script in _EARLY)
     head += "".join(f'<meta name="lanes" content="{address}">' for address in lanes)
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}<meta name="viewport" content="width=device-width">'
+        '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'
         f"<title>{{%title%}}</title>{head}{{%favicon%}}{{%css%}}</head>"
         "<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body></html>"
     )
@@ -167,6 +166,8 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    for path in ("/", "/_dash-layout"):
+        app.server.test_client().get(path)  # what only the first visit works out is there before anyone visits
     listener = _listen(port)
     server = make_server(HOST, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno())
     try:

@@ -152,11 +152,10 @@
       button.addEventListener("click", (event) => { recycle.active = view; action(view, event); });
       return button;
     }));
-    const shown = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
+    view.onRows = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
     const grouped = view.rows.hasGroups || new recycle.Rows(view.table, "stage", new Set()).hasGroups;
     for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;
     tools.querySelector("[data-action=path]").hidden = !view.table.flags.some((flags) => flags & view.table.bits.CRITICAL);
-    new MutationObserver(shown).observe(view.status, { childList: true, characterData: true, subtree: true });
     Object.assign(search, { type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false });
     search.setAttribute("aria-label", "Search operations");
     search.addEventListener("keydown", (event) => {

@@ -3,7 +3,7 @@
    the selection is written to a dcc.Store, from which the server makes the details. */
 (function (recycle) {
   "use strict";
-  const CLICK = 4, WHEEL = 0.0015;
+  const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, TELL = 60;
   recycle.views = new Map();
 
   class View {
@@ -23,9 +23,11 @@
       this.drawn = 0;
       this.level = -1;
       this.rows = new recycle.Rows(table, root.dataset.grouping, new Set());
+      this.ended = new AbortController();
       this._theme();
       this._listen();
       recycle.toolbar(this);
+      if (recycle.views.has(this.name)) recycle.views.get(this.name).ended.abort();
       recycle.views.set(this.name, this);
       recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
       recycle.restore(this);
@@ -96,7 +98,7 @@
 
     _draw() {
       const began = performance.now(), { width, height } = this.plot._fullLayout, plot = this.place;
-      if (!this.context) return recycle.picture(this, plot);
+      if (!this.context) { this.root.dataset.drawn = "picture"; return recycle.picture(this, plot); }
       const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
       const wide = Math.round(width * ratio), high = Math.round(height * ratio);
       if (canvas.width !== wide || canvas.height !== high) {
@@ -135,10 +137,10 @@
     }
 
     _listen() {
-      const moved = () => { this.redraw(); this._follow(); recycle.remember(this); };
+      const { signal } = this.ended, moved = () => { this.redraw(); this._follow(); recycle.remember(this); };
       for (const event of ["plotly_relayouting", "plotly_relayout"]) this.plot.on(event, moved);
       this.plot.on("plotly_afterplot", () => this.redraw());
-      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); });
+      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
       const stage = this.root.querySelector(".lanes-stage");
       const used = () => { recycle.active = this; this.used = true; };
       for (const event of ["pointerdown", "wheel", "focusin"]) this.root.addEventListener(event, used, { capture: true, passive: true });
@@ -146,7 +148,7 @@
       stage.addEventListener("pointerleave", () => this._hide());
       stage.addEventListener("wheel", (event) => this._wheel(event), { capture: true, passive: false });
       stage.addEventListener("pointerdown", (event) => { this.down = [event.clientX, event.clientY]; }, true);
-      window.addEventListener("pointerup", (event) => this._up(event), true);
+      window.addEventListener("pointerup", (event) => this._up(event), { capture: true, signal });
     }
 
     /* What lies under the pointer: {t, row, lane, operation, inside}. */
@@ -203,8 +205,9 @@
       const down = this.down;
       this.down = null;
       if (!down || Math.hypot(event.clientX - down[0], event.clientY - down[1]) > CLICK || event.button) return;
-      if (event.detail > 1 && this.under(event).inside) return this.fit();
-      const found = this.under(event);
+      const found = this.under(event), before = this.clicked || -Infinity;
+      this.clicked = event.timeStamp;
+      if (found.inside && event.timeStamp - before < DOUBLE) return this.fit();
       if (found.gutter) return this._gutter(found);
       if (!found.inside) return undefined;
       if (found.operation >= 0) return this.select(found.operation);
@@ -237,7 +240,7 @@
       this.selected = operation;
       this.gap = this.links = null;
       this._reveal(operation);
-      this.say(this.table.describe(operation, this.table.laneOf(operation)).join("; "));
+      this.say(this.table.describe(operation, this.table.laneOf(operation)).join("; "), true);
       this._tell({ operation });
       this.redraw();
     }
@@ -246,7 +249,7 @@
       this.selected = -1;
       this.links = null;
       this.gap = { lane, from, to };
-      this.say(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`);
+      this.say(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`, true);
       this._tell({ lane, from, to });
       this.redraw();
     }
@@ -299,20 +302,26 @@
     _rows(grouping, folded) {
       const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
       this.rows = new recycle.Rows(this.table, grouping, folded);
+      this.onRows();
       this.show(all ? { y0: 0, y1: this.rows.count } : { y0: this.rows.rowOf[top], y1: this.rows.rowOf[top] + (y1 - y0) });
       this.say(`${this.rows.count} rows, by ${this.rows.title}`);
       recycle.remember(this);
       this.redraw();
     }
 
-    say(text) {
+    /* A line below the lanes, read out; `told` when the details will say the same in full. */
+    say(text, told = false) {
       this.status.textContent = text;
+      this.status.classList.toggle("told", told);
       recycle.remember(this);
     }
 
     _tell(choice) {
       const data = choice && { ...choice, address: this.root.dataset.address };
-      if (window.dash_clientside) window.dash_clientside.set_props({ type: "lanes-choice", name: this.name }, { data });
+      clearTimeout(this.telling);
+      this.telling = setTimeout(() => {
+        if (this.root.isConnected) window.dash_clientside.set_props({ type: "lanes-choice", name: this.name }, { data });
+      }, TELL);
     }
 
     /* Timelines that share a time axis move together. */
@@ -360,7 +369,9 @@
       looking = false;
       document.querySelectorAll(".lanes-view:not([data-attached])").forEach(attach);
       for (const [name, view] of recycle.views) {
-        if (!view.root.isConnected && recycle.views.get(name) === view) recycle.views.delete(name);
+        if (view.root.isConnected) continue;
+        view.ended.abort();
+        recycle.views.delete(name);
       }
       if (recycle.active && !recycle.active.root.isConnected) recycle.active = recycle.views.values().next().value;
     });
