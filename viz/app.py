@@ -58,15 +58,19 @@ def build_app(
     shelf = Shelf()
     run_pages = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
     pages: list[Page] = [*run_pages]
+
+    def now() -> list[Run | ScheduleFile]:
+        return [*files, *(page.run for page in run_pages)]
+
     if files:
         pages.append(SchedulePage(files, shelf=shelf))
     if sources:
-        pages.append(ExplainPage(lambda: [*files, *(page.run for page in run_pages)]))
+        pages.append(ExplainPage(now, shelf))
     if runs or len(files) > 1:
-        pages.append(ComparePage(lambda: [*files, *(page.run for page in run_pages)]))
+        pages.append(ComparePage(now, shelf))
     if what_if is not None:
-        pages.append(PlansPage(what_if))
-    pages.append(ValidatePage())
+        pages.append(PlansPage(what_if, shelf))
+    pages.append(ValidatePage(shelf))
     if is_example:
         pages.insert(0, StartPage([(page.prefix, page.title) for page in pages]))
     opened = [address for page in pages[:1] if isinstance(page, SchedulePage) for address in page.addresses()]

@@ -13,7 +13,6 @@ import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
-from recycle.ir.simulate import Timeline
 from viz.analysis.differences import (
     Divergence,
     Matches,
@@ -30,11 +29,10 @@ from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
 from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_view, on_the_page
 from viz.run import Run
+from viz.shelf import Shelf, Source
 from viz.sources import ScheduleFile
 
-MOST_COMPARED, LANES_SHOWN, DIFFERENCES_SHOWN = 4, 16, 12
-DRAWN_WHOLE = 20_000
-"""Operations up to which all lanes are drawn; of more, those that differ most."""
+MOST_COMPARED, DIFFERENCES_SHOWN = 4, 12
 TOLERANCE = 0.01
 """Share of the first one's makespan from which a start counts as another."""
 
@@ -70,10 +68,14 @@ class ComparePage:
 
     title = "Compare"
 
-    title = "Compare"
-
-    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], prefix: str = "compare") -> None:
+    def __init__(
+        self,
+        now: Callable[[], Sequence[Run | ScheduleFile]],
+        shelf: Shelf | None = None,
+        prefix: str = "compare",
+    ) -> None:
         self.operands = Operands(now)
+        self.shelf = shelf or Shelf()
         self.prefix = prefix
         self._last: tuple[Any, Compared] | None = None
         self._lock = threading.Lock()
@@ -213,25 +215,39 @@ class ComparePage:
         self, pairs: Sequence[Comparison], operands: Sequence[Operand], grouping: Grouping, ghost: bool
     ) -> html.Section:
         """All operands under each other with their delta lanes, on one axis."""
-        unit = "s" if any(operand.executed for operand in operands) else ""
-        tables = [operand.lanes(unit).ordered(grouping) for operand in operands]  # type: ignore[arg-type]
+        tables = self.tables(operands)
         span = max(table.span for table in tables)
-        tables, note = _drawable(tables, pairs)
         blocks: list[Any] = []
         left = gutter(tables)
         for place, (operand, table) in enumerate(zip(operands, tables, strict=True)):
-            scale, word = time_unit(table, span)
             outlined = tables[0] if ghost and place and tables[0].workers == table.workers else None
-            identifier = linked.graph_id(self.prefix, len(blocks))
-            blocks.append(lanes_view(operand.title, table, identifier, span, left, outlined))
+            blocks.append(
+                lanes_view(
+                    operand.title,
+                    table,
+                    self.prefix,
+                    len(blocks),
+                    self.shelf,
+                    span=span,
+                    left=left,
+                    source=Source(operand.timeline, limits=operand.limits),
+                    grouping=grouping,
+                    ghost=outlined,
+                )
+            )
             if place:
+                scale, word = time_unit(table, span)
                 pair = pairs[place - 1]
                 figure = delta_figure(pair.first.timeline, operand.timeline, pair.matches, span, scale, word)
                 heading = f"How much later instructions start in {operand.title}"
                 spoken = f"{heading}, {operands[0].title} being zero"
                 identifier = linked.graph_id(self.prefix, len(blocks))
                 blocks.append(figure_view(heading, on_the_page(figure, left), identifier, spoken))
-        return parts.card("Lanes", linked.linked(self.prefix, *blocks), parts.legend(), caption=note)
+        return parts.card("Lanes", linked.linked(self.prefix, *blocks), parts.legend())
+
+    def tables(self, operands: Sequence[Operand]) -> list[LaneTable]:
+        """The lanes of all operands, in one unit of time."""
+        return [operand.lanes("s" if any(one.executed for one in operands) else "") for operand in operands]
 
     def largest(self, pair: Comparison) -> html.Details:
         """The instructions whose starts differ most."""
@@ -261,16 +277,20 @@ class ComparePage:
         _, one = pairs[place].divergences[which]
         in_first = one.first >= 0
         timeline, row = (first.timeline, one.first) if in_first else (second.timeline, one.second)
-        unit = "s" if any(operand.executed for operand in operands) else ""
-        tables = [operand.lanes(unit).ordered(grouping) for operand in operands]  # type: ignore[arg-type]
+        tables = self.tables(operands)
         span = max(table.span for table in tables)
-        drawn, _ = _drawable(tables, pairs)
-        table = drawn[0 if in_first else 1 + place]
+        table = tables[0 if in_first else 1 + place].ordered(grouping)
         worker = timeline.schedule.position(row)[0]
-        lane = table.workers.index(worker) if worker in table.workers else None
         scale, _ = time_unit(table, span)
-        graph = 0 if in_first else 1 + 2 * place
-        return linked.goto(float(timeline.start[row]), float(timeline.end[row]), span, lane, graph, scale)
+        return linked.goto(
+            float(timeline.start[row]),
+            float(timeline.end[row]),
+            span,
+            lane=table.workers.index(worker),
+            worker=timeline.schedule.shape.worker_index(worker),
+            graph=0 if in_first else 1 + 2 * place,
+            scale=scale,
+        )
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks."""
@@ -304,26 +324,3 @@ class ComparePage:
 
 def _signed(value: float) -> str:
     return "0" if abs(value) < 1e-9 else f"{value:+.5g}"
-
-
-def _drawable(tables: list[LaneTable], pairs: Sequence[Comparison]) -> tuple[list[LaneTable], str]:
-    """The lanes to draw: all, or of large ones the LANES_SHOWN workers whose starts differ most; and what to say."""
-    if max(len(table) for table in tables) <= DRAWN_WHOLE:
-        return tables, ""
-    worst: dict[Any, float] = {}
-    for pair in pairs:
-        for worker, most in _largest_of(pair.first.timeline, pair.matches).items():
-            worst[worker] = max(worst.get(worker, 0.0), most)
-    chosen = set(sorted(worst, key=lambda worker: -worst[worker])[:LANES_SHOWN])
-    drawn = []
-    for table in tables:
-        kept = [lane for lane, worker in enumerate(table.workers) if worker in chosen]
-        drawn.append(table._take_lanes(kept))
-    return drawn, f"The {LANES_SHOWN} workers whose instructions' starts differ most, of {tables[0].lanes:,}."
-
-
-def _largest_of(timeline: Timeline, matches: Matches) -> dict[Any, float]:
-    shape = timeline.schedule.shape
-    most = np.zeros(shape.worker_count)
-    np.maximum.at(most, timeline.schedule.columns.worker[matches.first], np.abs(matches.delta))
-    return {shape.worker_at(w): float(most[w]) for w in range(shape.worker_count)}

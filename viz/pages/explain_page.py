@@ -32,9 +32,10 @@ from viz.operands import Operand, Operands
 from viz.pages import linked, parts
 from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_view, on_the_page
 from viz.run import Run
+from viz.shelf import Shelf, Source
 from viz.sources import ScheduleFile
 
-BUBBLES_SHOWN, HITS_SHOWN, LANES_SHOWN, DRAWN_WHOLE, WORKERS_OFFERED = 12, 40, 16, 20_000, 2000
+BUBBLES_SHOWN, HITS_SHOWN, WORKERS_OFFERED = 12, 40, 2000
 
 
 class Explained:
@@ -42,15 +43,23 @@ class Explained:
 
     def __init__(self, operand: Operand) -> None:
         self.operand, self.timeline = operand, operand.timeline
-        self.waits = Waits(operand.timeline)
 
     @cached_property
     def table(self) -> LaneTable:
         return self.operand.lanes("s" if self.operand.executed else "")
 
     @cached_property
+    def source(self) -> Source:
+        """What the canvas asks of it."""
+        return Source(self.timeline, limits=self.operand.limits)
+
+    @property
+    def waits(self) -> Waits:
+        return self.source.waits
+
+    @property
     def bubbles(self) -> Bubbles:
-        return Bubbles(self.timeline, self.operand.limits)
+        return self.source.bubbles
 
     @cached_property
     def slack(self) -> Any:
@@ -71,8 +80,14 @@ class ExplainPage:
 
     title = "Explain"
 
-    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], prefix: str = "explain") -> None:
+    def __init__(
+        self,
+        now: Callable[[], Sequence[Run | ScheduleFile]],
+        shelf: Shelf | None = None,
+        prefix: str = "explain",
+    ) -> None:
         self.operands = Operands(now)
+        self.shelf = shelf or Shelf()
         self.prefix = prefix
         self._last: tuple[Any, Explained] | None = None
         self._lock = threading.Lock()
@@ -164,14 +179,16 @@ class ExplainPage:
 
     def lanes(self, one: Explained, grouping: Grouping) -> html.Section:
         """Lanes, the memory of a worker below them, and what is in view."""
-        table, said = self.drawn(one, grouping)
-        left = gutter([table])
+        table, left = one.table, gutter([one.table])
         live = [str(worker) for worker in one.timeline.schedule.live[:WORKERS_OFFERED]]
         return parts.card(
             "Lanes and memory",
             linked.linked(
                 self.prefix,
-                lanes_view(one.operand.title, table, linked.graph_id(self.prefix, 0), table.span or None, left),
+                lanes_view(
+                    one.operand.title, table, self.prefix, 0, self.shelf, span=table.span or None, left=left,
+                    source=one.source, grouping=grouping,
+                ),
                 html.Div(
                     [
                         html.Label("Memory of worker", htmlFor=self.name("worker")),
@@ -188,19 +205,7 @@ class ExplainPage:
             html.H3("In view"),
             html.Div(self.in_view(one, None), id=self.name("view")),
             dcc.Store(id=self.name("left"), data=left),
-            caption=said,
         )  # fmt: skip
-
-    def drawn(self, one: Explained, grouping: Grouping) -> tuple[LaneTable, str]:
-        """The lanes to draw: all, or of a large schedule those with the longest bubbles; and what to say of it."""
-        table = one.table.ordered(grouping)
-        if len(table) <= DRAWN_WHOLE:
-            return table, ""
-        chosen = dict.fromkeys([one.highest, *(gap.worker for gap in one.bubbles.longest(20 * LANES_SHOWN))])
-        kept = set(list(chosen)[:LANES_SHOWN])
-        lanes = [lane for lane, worker in enumerate(table.workers) if worker in kept]
-        said = f"{len(lanes)} of {table.lanes:,} workers: those with the longest bubbles."
-        return table._take_lanes(lanes), said
 
     def memory(self, one: Explained, worker: Worker, left: int) -> html.Div:
         """The memory strip of a worker."""
@@ -305,10 +310,11 @@ class ExplainPage:
             row = int(one.table.instruction_id[operation])
             worker = one.timeline.schedule.position(row)[0]
             start, end = float(one.timeline.start[row]), float(one.timeline.end[row])
-        table, _ = self.drawn(one, grouping)
-        lane = table.workers.index(worker) if worker in table.workers else None
+        table = one.table.ordered(grouping)
         scale, _ = time_unit(table, table.span)
-        return linked.goto(start, end, table.span or 1.0, lane, 0, scale)
+        index = one.timeline.schedule.shape.worker_index(worker)
+        lane = table.workers.index(worker)
+        return linked.goto(start, end, table.span or 1.0, lane=lane, worker=index, scale=scale)
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks."""
@@ -335,13 +341,12 @@ class ExplainPage:
 
         @app.callback(
             Output(self.name("view"), "children"),
-            Input(linked.graph_id(self.prefix, 0), "relayoutData"),
+            Input(self.name("range"), "data"),
             State(chosen, "value"),
             prevent_initial_call=True,
         )
-        def zoomed(relayout: dict[str, Any] | None, key: str) -> Any:
-            shown = shown_range(relayout)
-            return no_update if shown is None else _or_problem(lambda: self.in_view(self.explained(key), shown))
+        def zoomed(shown: Any, key: str) -> Any:
+            return _or_problem(lambda: self.in_view(self.explained(key), shown)) if is_range(shown) else no_update
 
         @app.callback(
             Output(self.name("goto"), "data"),
@@ -361,15 +366,13 @@ class ExplainPage:
                 return no_update
 
 
-def shown_range(relayout: dict[str, Any] | None) -> tuple[float, float] | None:
-    """The times that a graph shows after a change of its axes; None when the change says nothing of them."""
-    changed = relayout or {}
-    low, high = changed.get("xaxis.range[0]"), changed.get("xaxis.range[1]")
-    if isinstance(changed.get("xaxis.range"), list) and len(changed["xaxis.range"]) == 2:
-        low, high = changed["xaxis.range"]
-    if isinstance(low, int | float) and isinstance(high, int | float) and np.isfinite([low, high]).all():
-        return float(low), float(high)
-    return None
+def is_range(shown: Any) -> bool:
+    """Whether the browser handed over two times."""
+    return (
+        isinstance(shown, list)
+        and len(shown) == 2
+        and all(isinstance(time, int | float) and np.isfinite(time) for time in shown)
+    )
 
 
 _MARKS = {Flag.REROUTED: "re-routed", Flag.CRITICAL: "critical path", Flag.VIOLATION: "breaks a rule"}

@@ -21,6 +21,8 @@ from viz.figures.timeline import note
 from viz.lanes import Grouping, LaneTable
 from viz.pages import parts
 from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_figure
+from viz.pages.lanes_view import lanes_view
+from viz.shelf import Shelf, Source
 from viz.what_if import Answer, WhatIf
 
 BUTTONS = 512
@@ -49,8 +51,9 @@ class PlansPage:
 
     title = "Plans and what-if"
 
-    def __init__(self, what_if: WhatIf, prefix: str = "plans") -> None:
+    def __init__(self, what_if: WhatIf, shelf: Shelf | None = None, prefix: str = "plans") -> None:
         self.what_if = what_if
+        self.shelf = shelf or Shelf()
         self.prefix = prefix
 
     def name(self, part: str) -> str:
@@ -211,8 +214,9 @@ class PlansPage:
         now, before = self.what_if.answer(self._workers(state["failed"])), self._before(state)
         table = LaneTable.from_timeline(now.timeline).ordered(grouping)
         old = LaneTable.from_timeline(before.timeline).ordered(grouping) if before else None
-        said = ""
+        said, everything = "", []
         if len(table) > DRAWN_WHOLE:
+            everything = [self._everything(now, grouping)]
             kept = self._worth_seeing(now, before, table)
             table, old = table._take_lanes(kept), old._take_lanes(kept) if old else None
             said = f"{len(kept)} of {self.what_if.shape.worker_count:,} workers: the failed, and who changed most."
@@ -225,7 +229,16 @@ class PlansPage:
         return [
             figure_view("", figure, self.name("graph"), spoken, hint),
             dcc.Store(id=self.name("order"), data=[str(worker) for worker in table.workers]),
+            *everything,
         ]
+
+    def _everything(self, now: Answer, grouping: Grouping) -> html.Div:
+        """All lanes on the canvas, where a press on a worker's name fails or restores it."""
+        table = LaneTable.from_timeline(now.timeline)
+        source = Source(now.timeline, limits=now.plan.limits)
+        spoken = f"{_title(now.failed)}. {parts.summary(table)}"
+        drawn = lanes_view(self.name("all"), table, self.shelf, spoken=spoken, source=source, grouping=grouping)
+        return html.Div([html.H3("All workers: press a name to fail or restore it"), drawn], className="lanes")
 
     def _worth_seeing(self, now: Answer, before: Answer | None, table: LaneTable) -> list[int]:
         """Lanes of the failed workers and of those whose starts changed most, LANES_SHOWN in all."""
@@ -326,6 +339,17 @@ class PlansPage:
             return self._told(lambda: self.toggled(state, lane)) if lane else (no_update, no_update)
 
         @app.callback(
+            Output(state_id, "data", allow_duplicate=True),
+            Output(self.name("message"), "children", allow_duplicate=True),
+            Input({"type": "lanes-choice", "name": self.name("all")}, "data"),
+            State(state_id, "data"),
+            prevent_initial_call=True,
+        )
+        def press_name(choice: Any, state: Change) -> tuple[Any, Any]:
+            worker = self.named(choice)
+            return self._told(lambda: self.toggled(state, worker)) if worker else (no_update, no_update)
+
+        @app.callback(
             Output(self.name("answer"), "children"),
             Output(self.name("workers"), "children"),
             Output(self.name("lanes"), "children"),
@@ -381,6 +405,13 @@ class PlansPage:
         if not isinstance(y, int | float) or not 0 <= round(y) < len(order):
             return None
         return Worker.parse(order[round(y)])
+
+    def named(self, choice: Any) -> Worker | None:
+        """The worker whose name was pressed beside the canvas; None where something else was chosen."""
+        if not isinstance(choice, dict) or choice.keys() - {"lane", "address"}:
+            return None
+        lane, shape = choice.get("lane"), self.what_if.shape
+        return shape.worker_at(lane) if isinstance(lane, int) and 0 <= lane < shape.worker_count else None
 
     def _told(self, make: Any) -> tuple[Any, Any]:
         """(new state, "") or (no change, what is wrong)."""

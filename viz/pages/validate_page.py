@@ -20,8 +20,9 @@ from viz.dropped import MOST_BYTES, Dropped, read_dropped
 from viz.lanes import LaneTable
 from viz.pages import linked, parts
 from viz.pages.figure_view import gutter, lanes_view
+from viz.shelf import Shelf, Source
 
-FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS, LANES_SHOWN, DRAWN_WHOLE = 200, 4, 1_000_000, 24, 20_000
+FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
 
 
 FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a Megatron table"
@@ -32,7 +33,8 @@ class ValidatePage:
 
     title = "Validate"
 
-    def __init__(self, prefix: str = "validate") -> None:
+    def __init__(self, shelf: Shelf | None = None, prefix: str = "validate") -> None:
+        self.shelf = shelf or Shelf()
         self.prefix = prefix
         self._files: OrderedDict[str, Dropped] = OrderedDict()
         self._lock = threading.Lock()
@@ -157,33 +159,23 @@ class ValidatePage:
         """What can be drawn, with the number of findings on each lane."""
         if file.lanes is None or not len(file.lanes):
             return parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")
-        table, said = self.drawn(file)
-        order = "" if file.timeline else "It cannot be timed: each program is drawn back to back, nobody waiting. "
-        counts = _per_worker(file.findings)
-        table = _badged(table, counts)
-        view = lanes_view(file.name, table, linked.graph_id(self.prefix, 0), table.span or None, gutter([table]))
-        return parts.card("Lanes", linked.linked(self.prefix, view), parts.legend(), caption=f"{order}{said}")
-
-    def drawn(self, file: Dropped) -> tuple[LaneTable, str]:
-        """The lanes to draw: all, or of a large schedule those with findings; and what to say of it."""
-        assert file.lanes is not None
-        table = file.lanes.ordered("pipeline")
-        if table.lanes <= LANES_SHOWN * 4 and len(table) <= DRAWN_WHOLE:
-            return table, ""
-        counts = _per_worker(file.findings)
-        order = sorted(range(table.lanes), key=lambda lane: (-counts.get(str(table.workers[lane]), 0), lane))
-        kept = sorted(order[:LANES_SHOWN])
-        return table._take_lanes(kept), f"{len(kept)} of {table.lanes:,} workers: those with most findings."
+        order = "" if file.timeline else "It cannot be timed: each program is drawn back to back, nobody waiting."
+        table = _badged(file.lanes, _per_worker(file.findings))
+        source = Source(file.timeline) if file.timeline else None
+        view = lanes_view(
+            file.name, table, self.prefix, 0, self.shelf, span=table.span or None, left=gutter([table]), source=source
+        )
+        return parts.card("Lanes", linked.linked(self.prefix, view), parts.legend(), caption=order)
 
     def place_of(self, file: Dropped, finding: Finding) -> dict[str, Any] | None:
         """Where a finding lies, for `linked.goto`."""
         found = file.place(finding)
         if found is None:
             return None
-        table, _ = self.drawn(file)
+        assert file.lanes is not None
         start, end, worker = found
-        lane = table.workers.index(worker) if worker in table.workers else None
-        return linked.goto(start, end, table.span or 1.0, lane)
+        lane = file.lanes.workers.index(worker)
+        return linked.goto(start, end, file.lanes.span or 1.0, lane=lane, worker=lane)
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of what a request may hold."""

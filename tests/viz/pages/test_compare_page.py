@@ -12,8 +12,8 @@ from tests.viz.components import graphs, of_type, plain, words
 from viz.analysis.differences import match
 from viz.figures import delta as delta_module
 from viz.figures.delta import delta_figure
-from viz.figures.timeline import CONFIG
-from viz.pages.compare_page import DRAWN_WHOLE, LANES_SHOWN, ComparePage
+from viz.figures.timeline import BAR_LIMIT, CONFIG
+from viz.pages.compare_page import ComparePage
 from viz.run import load_run
 from viz.sources import schedule_source
 
@@ -94,16 +94,24 @@ def test_at_most_four_are_compared(page: ComparePage) -> None:
     assert len(graphs(component)) == 7
 
 
-def test_of_large_schedules_the_workers_that_differ_most_are_drawn() -> None:
-    shape = Shape(40, 4, 50)
+def test_large_schedules_go_to_the_canvas_whole() -> None:
+    shape = Shape(16, 4, 20)
     files = [schedule_source(Path("a"), one_f_one_b(shape)), schedule_source(Path("b"), zb_h1(shape))]
-    assert len(files[0].lanes) > DRAWN_WHOLE / 2
-    component = plain(ComparePage(lambda: files).compare(["file/0", "file/1"]))
-    labels = graphs(component)[0]["figure"]["layout"]["yaxis"]["ticktext"]
-    assert len(labels) == LANES_SHOWN
-    assert any(
-        f"The {LANES_SHOWN} workers whose instructions' starts differ most, of 160." in t for t in words(component)
-    )
+    assert all(len(file.lanes) > BAR_LIMIT for file in files)
+    page = ComparePage(lambda: files)
+    component = plain(page.compare(["file/0", "file/1"]))
+    canvases = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+    assert [(view["data-name"], view["data-linked"]) for view in canvases] == [
+        ("compare-0", "compare"),
+        ("compare-1", "compare"),
+    ]
+    assert {view["data-span"] for view in canvases} == {str(max(file.lanes.span for file in files))}
+    shown = page.shelf.get(canvases[1]["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    assert shown is not None
+    assert shown.table.lanes == 64
+    place = page.place_of(["file/0", "file/1"], "stage", 0, 0)
+    worker = shape.worker_at(place["worker"])
+    assert files[0].lanes.ordered("stage").workers[place["lane"]] == worker
 
 
 def test_many_differences_are_drawn_as_the_least_and_the_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from recycle import RecycleError, Schedule, Shape, Worker
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import graphs, of_type, plain, words
-from viz.pages.explain_page import DRAWN_WHOLE, LANES_SHOWN, ExplainPage, shown_range
+from viz.pages.explain_page import ExplainPage, is_range
 from viz.run import load_run
 from viz.sources import schedule_source
 
@@ -60,18 +60,14 @@ def test_what_is_in_view_follows_the_zoom(page: ExplainPage) -> None:
     assert page.in_view(one, (5.0, 5.0)) is not None  # nothing in view
 
 
-@pytest.mark.parametrize(
-    ("relayout", "expected"),
-    [
-        ({"xaxis.range[0]": 1, "xaxis.range[1]": 2.5}, (1.0, 2.5)),
-        ({"xaxis.range": [0, 4]}, (0.0, 4.0)),
-        ({"autosize": True}, None),
-        ({"xaxis.range[0]": "2026-01-01", "xaxis.range[1]": 3}, None),
-        (None, None),
-    ],
-)
-def test_the_range_in_view_is_read(relayout: dict[str, object] | None, expected: object) -> None:
-    assert shown_range(relayout) == expected
+@pytest.mark.parametrize("shown", [[1, 2.5], [0.0, 0.0]])
+def test_two_times_are_a_range(shown: list[float]) -> None:
+    assert is_range(shown)
+
+
+@pytest.mark.parametrize("shown", [None, {}, [1], [1, "2"], [float("nan"), 1.0], "12"])
+def test_anything_else_is_none(shown: object) -> None:
+    assert not is_range(shown)
 
 
 def test_the_longest_bubbles_lead_to_their_places(page: ExplainPage) -> None:
@@ -114,12 +110,16 @@ def test_an_executed_step_is_explained_in_seconds(run_dir: Path) -> None:
     assert any(text.startswith("From 0 to 202.41 ms: ") for text in texts)
 
 
-def test_of_a_large_schedule_the_workers_with_the_longest_bubbles_are_drawn() -> None:
-    file = schedule_source(Path("large"), one_f_one_b(Shape(40, 4, 70)))
-    assert len(file.lanes) > DRAWN_WHOLE
+def test_a_large_schedule_goes_to_the_canvas_with_its_limits() -> None:
+    file = schedule_source(Path("large"), one_f_one_b(Shape(16, 4, 20)).with_metadata(limits=[4, 3, 2, 1]))
     page = ExplainPage(lambda: [file])
-    table, said = page.drawn(page.explained("file/0"), "stage")
-    assert (table.lanes, said) == (LANES_SHOWN, f"{LANES_SHOWN} of 160 workers: those with the longest bubbles.")
+    component = plain(page.lanes(page.explained("file/0"), "stage"))
+    (canvas,) = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+    assert (canvas["data-name"], canvas["data-grouping"]) == ("explain-0", "stage")
+    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    assert shown is not None
+    assert shown.source is page.explained("file/0").source
+    assert len(graphs(component)) == 2  # the canvas's axes and the memory
 
 
 def test_nothing_to_explain_is_said(broken: Schedule) -> None:

@@ -137,7 +137,19 @@ def test_of_many_workers_the_failed_and_the_most_changed_are_drawn() -> None:
     page = PlansPage(WhatIf(job, None, lambda failed: plan(job, failed, quick=True)))
     state = {"failed": ["7.5"], "history": [[]]}
     component = plain(page.lanes(state, "pipeline"))
-    (store,) = of_type(component, "Store")
+    (store,) = [store for store in of_type(component, "Store") if store["id"] == "plans-order"]
     assert "7.5" in store["data"]
     assert len(store["data"]) == 16
     assert any(text.startswith("16 of 128 workers: the failed") for text in words(component))
+    (canvas,) = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    assert shown is not None
+    assert shown.table.lanes == 128
+    assert page.named({"lane": 61, "address": canvas["data-address"]}) == Worker(7, 5)
+
+
+@pytest.mark.parametrize(
+    "choice", [None, {}, {"lane": 9}, {"lane": -1}, {"lane": "1"}, {"operation": 3}, {"lane": 1, "from": 0, "to": 1}]
+)
+def test_what_is_no_workers_name_fails_nobody(page: PlansPage, choice: object) -> None:
+    assert page.named(choice) is None

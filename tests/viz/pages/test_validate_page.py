@@ -13,7 +13,7 @@ from recycle.ir.formats import native
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app
 from viz.dropped import MOST_BYTES, Dropped, inspect
-from viz.pages.validate_page import KEPT, LANES_SHOWN, ValidatePage
+from viz.pages.validate_page import KEPT, ValidatePage
 
 
 def dropped(schedule: Schedule, name: str = "mine.json") -> Dropped:
@@ -68,18 +68,20 @@ def test_only_the_last_few_files_are_kept() -> None:
     assert page.kept("../../etc") is None
 
 
-def test_of_many_lanes_those_with_findings_are_drawn() -> None:
-    shape = Shape(60, 4, 2)
+def test_many_lanes_go_to_the_canvas_with_their_badges() -> None:
+    shape = Shape(60, 4, 5)
     text = one_f_one_b(shape).text()
     text["47.3"] = text["47.3"] + " 3B47.1"
     file = dropped(Schedule.from_text(shape, text))
     page = ValidatePage()
-    table, said = page.drawn(file)
-    assert "47.3" in {str(worker) for worker in table.workers}
-    assert (table.lanes, said) == (LANES_SHOWN, f"{LANES_SHOWN} of 240 workers: those with most findings.")
+    component = plain(page.lanes(file))
+    (canvas,) = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    assert shown is not None
+    assert shown.table.labels[47 * 4 + 3] == "47.3 ▲1"
     place = page.place_of(file, file.findings[0])
     assert place is not None
-    assert str(table.workers[place["lane"]]) == "47.3"
+    assert (place["worker"], place["lane"]) == (47 * 4 + 3, 47 * 4 + 3)
 
 
 def test_a_request_beyond_the_limit_is_refused_by_the_server() -> None:
