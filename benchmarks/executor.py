@@ -7,6 +7,9 @@ backwards, reductions, global norm, optimizer step and, on our side, the commit.
 because machines are noisy; what counts is the median over rounds of the ratios of the medians, and beside it the
 interval that holds the median of resampled rounds 95 times out of 100.
 
+Below each case stands what the simulator says of its schedules at the F, I, W and step that the ZB-H1 run showed: what
+is left between that and the ratio is the executor's.
+
 Megatron's schedule runs under the shims that let it run without a GPU at all. They sit in every torch call; the line
 "shims" says what they cost a stage's F and B, measured on the same model in the same processes.
 """
@@ -23,16 +26,18 @@ from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from recycle import Job, Schedule
+from recycle import Job, Profile, Schedule, Shape, simulate
 from recycle.exec.launch.launcher import train
 from recycle.exec.processes.processes import ForkServer
-from recycle.ir.families import one_f_one_b, zb_h1
+from recycle.exec.profile.executed import executed
+from recycle.ir.families import one_f_one_b, zb_h1, zb_h2
 from recycle.ir.lower import with_barrier
 from recycle.ir.trace import read
 from tests.exec.megatron_reference import MegatronReference
 
-WARM_UP = 5
-"""Iterations of each round that do not count: the first of a run steps with the barrier."""
+WARM_UP = 10
+"""Iterations of each round that do not count: the first of a run steps with the barrier, and the memory of a fresh
+process is not all there yet, while Megatron's processes stay."""
 RESAMPLED = 2000
 
 JOB = """
@@ -57,14 +62,16 @@ VARIANTS = {
     "1F1B, exact": (one_f_one_b, True, "exact"),
     "ZB-H1": (zb_h1, True, "fast"),
     "ZB-H1, barrier": (zb_h1, False, "fast"),
+    "ZB-H2": (zb_h2, True, "fast"),
+    "ZB-H2, barrier": (zb_h2, False, "fast"),
 }
 """Name -> (family, staggered, accumulation)."""
 CASES = {
-    "P2-m2": ((1, 2, 2), tuple(VARIANTS)),
+    "P2-m2": ((1, 2, 2), ("1F1B", "1F1B, barrier", "1F1B, exact", "ZB-H1", "ZB-H1, barrier")),
     "P2-m4": ((1, 2, 4), tuple(VARIANTS)),
-    "P2-m8": ((1, 2, 8), ("1F1B", "1F1B, barrier", "1F1B, exact")),
-    "P4-m8": ((1, 4, 8), ("1F1B", "1F1B, barrier", "1F1B, exact")),
-    "D2-P2-m4": ((2, 2, 4), ("1F1B", "1F1B, barrier", "1F1B, exact")),
+    "P2-m8": ((1, 2, 8), ("1F1B", "1F1B, exact")),
+    "P4-m8": ((1, 4, 8), ("1F1B", "1F1B, exact")),
+    "D2-P2-m4": ((2, 2, 4), ("1F1B", "1F1B, exact")),
 }
 """Name -> ((D, P, m), variants)."""
 
@@ -72,7 +79,7 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=13, help="iterations per round and variant")
+    parser.add_argument("--steps", type=int, default=25, help="iterations per round and variant")
     parser.add_argument("--only", choices=[*CASES, "exact"], help="one case alone")
     arguments = parser.parse_args()
     server = ForkServer("gpt")
@@ -91,6 +98,7 @@ def compare(
 ) -> None:
     """Print the ratios of every variant to megatron-core's 1F1B, for one shape."""
     theirs: list[float] = []
+    parts: list[Profile] = []
     ours: dict[str, list[float]] = {variant: [] for variant in variants}
     with MegatronReference(job_of(size)) as megatron:
         shims = megatron.shim_cost(20)
@@ -98,11 +106,36 @@ def compare(
             starts = [times[WARM_UP:] for times in megatron.train(arguments.steps)]
             theirs.append(statistics.median(after - before for times in starts for before, after in pairwise(times)))
             for variant in variants:
-                ours[variant].append(our_seconds(size, variant, server, arguments.steps))
+                seconds, profile = our_seconds(size, variant, server, arguments.steps)
+                ours[variant].append(seconds)
+                if variant == "ZB-H1":
+                    parts.append(profile)
     print(f"\n{name}: 4 layers, hidden 512, sequence 256, {arguments.rounds} rounds of {arguments.steps} iterations")
     print(f"  {'megatron-core 1F1B':<20} {1000 * statistics.median(theirs):8.1f} ms   shims {100 * (shims - 1):+.1f} %")
     for variant, seconds in ours.items():
         print(line(variant, seconds, theirs), flush=True)
+    if parts:
+        print_simulated(Shape(*size), variants, parts)
+
+
+def print_simulated(shape: Shape, variants: tuple[str, ...], profiles: list[Profile]) -> None:
+    """What the schedules' periods are to that of 1F1B with the barrier, at the medians of the profiles."""
+    names = ("forward", "backward_input", "backward_weight", "step")
+    middle = {name: statistics.median(_mean(profile, name, shape) for profile in profiles) for name in names}
+    profile = Profile(**middle)
+    base = simulate(with_barrier(one_f_one_b(shape)), profile).period
+    ratios = []
+    for variant in variants:
+        family, staggered, _ = VARIANTS[variant]
+        schedule = family(shape) if staggered else with_barrier(family(shape))
+        ratios.append(f"{variant} {simulate(schedule, profile).period / base:.3f}")
+    print(
+        f"  simulated at {', '.join(f'{name} {1000 * seconds:.1f}' for name, seconds in middle.items())} ms: {'; '.join(ratios)}"
+    )
+
+
+def _mean(profile: Profile, name: str, shape: Shape) -> float:
+    return statistics.mean(profile.per_stage(name, shape.stages))
 
 
 def line(name: str, seconds: list[float], others: list[float]) -> str:
@@ -122,7 +155,7 @@ def exact_cost(server: ForkServer, arguments: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {"1F1B": [], "1F1B, exact": []}
     for _ in range(arguments.rounds):
         for variant, found in seconds.items():
-            found.append(our_seconds((1, 2, 4), variant, server, arguments.steps, rows=4))
+            found.append(our_seconds((1, 2, 4), variant, server, arguments.steps, rows=4)[0])
     print("\nexact against fast: P2-m4, hidden 512, 1,024 tokens per micro-batch")
     print(line("1F1B, exact", seconds["1F1B, exact"], seconds["1F1B"]))
 
@@ -135,8 +168,10 @@ def job_of(size: tuple[int, int, int], accumulation: str = "fast", rows: int = 1
     return Job.from_toml(text)
 
 
-def our_seconds(size: tuple[int, int, int], variant: str, server: ForkServer, steps: int, rows: int = 1) -> float:
-    """Median seconds from one iteration to the next."""
+def our_seconds(
+    size: tuple[int, int, int], variant: str, server: ForkServer, steps: int, rows: int = 1
+) -> tuple[float, Profile]:
+    """Median seconds from one iteration to the next, and what each kind of instruction took."""
     family, staggered, accumulation = VARIANTS[variant]
     job = job_of(size, accumulation, rows)
     schedule: Schedule = family(job.shape)
@@ -146,12 +181,13 @@ def our_seconds(size: tuple[int, int, int], variant: str, server: ForkServer, st
             job, folder / "run", steps=steps, schedule=schedule if staggered else with_barrier(schedule), server=server
         )
         trace = read(folder / "run" / "trace.json")
+        profile = executed(folder / "run").profile
     finally:
         shutil.rmtree(folder)
     assert result.modes["staggered"] == (steps - 1 if staggered else 0), result.modes
     period = trace.period(WARM_UP, steps - 1)
     assert period is not None
-    return period
+    return period, profile
 
 
 if __name__ == "__main__":
