@@ -129,9 +129,8 @@ def print_simulated(shape: Shape, variants: tuple[str, ...], profiles: list[Prof
         family, staggered, _ = VARIANTS[variant]
         schedule = family(shape) if staggered else with_barrier(family(shape))
         ratios.append(f"{variant} {simulate(schedule, profile).period / base:.3f}")
-    print(
-        f"  simulated at {', '.join(f'{name} {1000 * seconds:.1f}' for name, seconds in middle.items())} ms: {'; '.join(ratios)}"
-    )
+    times = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in middle.items())
+    print(f"  simulated at {times} ms: {'; '.join(ratios)}", flush=True)
 
 
 def _mean(profile: Profile, name: str, shape: Shape) -> float:
