@@ -41,6 +41,7 @@ class Operand:
         executed: whether it ran.
         seconds_per_unit: of a plan's times, where the job knows it.
         limits: activations that the worker of each rank may hold, where plan or job say so.
+        in_seconds: whether its times are seconds for certain.
     """
 
     key: str
@@ -49,10 +50,17 @@ class Operand:
     executed: bool
     seconds_per_unit: float | None = None
     limits: tuple[float, ...] | None = None
+    in_seconds: bool = False
 
-    def lanes(self, unit: Literal["s", ""]) -> LaneTable:
-        """Its lanes, with times in `unit`."""
-        return replace(LaneTable.from_timeline(self.timeline), unit=unit)
+    @property
+    def unit(self) -> Literal["s", ""]:
+        """Of its times: seconds for certain, or what the profile says."""
+        return "s" if self.in_seconds else ""
+
+    @property
+    def lanes(self) -> LaneTable:
+        """Its lanes; made anew each time."""
+        return replace(LaneTable.from_timeline(self.timeline), unit=self.unit)
 
 
 class Operands:
@@ -122,7 +130,9 @@ class Operands:
         window = source.trace.window(step, step, source.trace.generations_of(step)[-1])
         job = _job(source)
         limits = _job_limits(job) if job else None
-        return Operand(key, titles[key], executed_timeline(window, source.profile), executed=True, limits=limits)
+        return Operand(
+            key, titles[key], executed_timeline(window, source.profile), executed=True, limits=limits, in_seconds=True
+        )
 
 
 def _job(run: Run) -> Job | None:
@@ -167,7 +177,7 @@ def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
             continue
         found: Alignment = align(operand.timeline, ran.timeline, operand.seconds_per_unit)
         said.append(f"{operand.title}: 1 unit = {found.scale:.4g} s; {found.method}.")
-        aligned.append(replace(operand, timeline=scaled(operand.timeline, found.scale)))
+        aligned.append(replace(operand, timeline=scaled(operand.timeline, found.scale), in_seconds=True))
     return aligned, said
 
 

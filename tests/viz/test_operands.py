@@ -41,7 +41,7 @@ def test_files_alone_keep_their_units(operands: Operands) -> None:
     both, said = on_one_axis([operands.get("file/0"), operands.get("file/1")])
     assert said == []
     assert [one.timeline.makespan for one in both] == [9.0, 11.0]
-    assert both[0].lanes("").unit == ""
+    assert both[0].lanes.unit == ""
 
 
 def test_a_plan_is_stretched_to_the_clock_of_what_ran_and_that_is_said(operands: Operands) -> None:

@@ -164,14 +164,14 @@ class ComparePage:
             against = None if t is first else "the same" if abs(more) < 5e-4 else f"{more:+.1%}"
             period = None if operand.executed else t.period
             rows.append([operand.title, t.makespan, against, period, f"{t.bubble_ratio:.1%}", len(t.schedule.live)])
-        unit = " (s)" if any(operand.executed for operand in operands) else ""
+        unit = f" ({operands[0].unit})" if operands[0].unit else ""
         head = ("", f"makespan{unit}", "against the first", f"period{unit}", "bubbles", "live workers")
         return parts.table(head, rows)
 
     def difference(self, pair: Comparison, place: int) -> html.Section:
         """Where the difference of the makespans comes from, and where the two part."""
         a, b = pair.first.timeline, pair.second.timeline
-        unit = " (s)" if pair.first.executed or pair.second.executed else ""
+        unit = f" ({pair.first.unit})" if pair.first.unit else ""
         total = b.makespan - a.makespan
         rows: list[list[parts.Cell]] = [
             [share.title, share.first, share.second, _signed(share.difference)]
@@ -247,7 +247,7 @@ class ComparePage:
 
     def tables(self, operands: Sequence[Operand]) -> list[LaneTable]:
         """The lanes of all operands, in one unit of time."""
-        return [operand.lanes("s" if any(one.executed for one in operands) else "") for operand in operands]
+        return [operand.lanes for operand in operands]
 
     def largest(self, pair: Comparison) -> html.Details:
         """The instructions whose starts differ most."""

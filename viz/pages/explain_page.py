@@ -46,7 +46,7 @@ class Explained:
 
     @cached_property
     def table(self) -> LaneTable:
-        return self.operand.lanes("s" if self.operand.executed else "")
+        return self.operand.lanes
 
     @cached_property
     def source(self) -> Source:
