@@ -71,17 +71,17 @@ def test_the_start_page_opens_the_comparison_and_its_graphs_zoom_together(browse
 
 
 def test_a_pressed_worker_fails_the_address_says_so_and_undo_takes_it_back(browser: Any, address: str) -> None:
-    browser.get(address + "/?fail=1.1")
+    browser.get(address + "/?pages=plans&fail=1.1")
     wait(browser, lambda: "Without 1.1" in text(browser))
     press(browser, ".workers button", "0.0")
     wait(browser, lambda: "Without 0.0, 1.1" in text(browser))
-    wait(browser, lambda: browser.current_url.endswith("?fail=0.0,1.1"))
+    wait(browser, lambda: browser.current_url.endswith("&fail=0.0,1.1"))
     press(browser, ".workers button", "0.1")
     wait(browser, lambda: "Without 0.0, 0.1, 1.1" in text(browser))
     press(browser, ".workers button", "2.1")
     wait(browser, lambda: "no live worker is left for stage 1" in text(browser))
     press(browser, ".row button", "Undo")
-    wait(browser, lambda: browser.current_url.endswith("?fail=0.0,1.1"))
+    wait(browser, lambda: browser.current_url.endswith("&fail=0.0,1.1"))
     assert browser.get_log("browser") == []
 
 

@@ -384,7 +384,7 @@ def test_an_address_opens_the_step_of_a_run_and_its_tab(chromium: Any, run_dir: 
     page.goto(served(run_dir, schedule_file) + "?pages=run0&run0-step=7&view=run0-planned&t0=1&t1=3")
     page.wait_for_selector("text=Executed, step 7")
     page.wait_for_function("() => Math.abs((recycle.views.get('run0-planned')?.view.t0 ?? 0) - 1) < 1e-6")
-    page.get_by_role("tab", name="broken.json").click()
+    page.locator(".tab", has_text=schedule_file.name).click()
     page.wait_for_function("() => location.search.includes('pages=schedules')")
     page.reload()
     page.wait_for_selector("text=broken.json: D=3 P=2 m=2, 1.1 failed")

@@ -205,9 +205,11 @@
       const down = this.down;
       this.down = null;
       if (!down || Math.hypot(event.clientX - down[0], event.clientY - down[1]) > CLICK || event.button) return;
-      const found = this.under(event), before = this.clicked || -Infinity;
-      this.clicked = event.timeStamp;
-      if (found.inside && event.timeStamp - before < DOUBLE) return this.fit();
+      const found = this.under(event), before = this.clicked;
+      this.clicked = event;
+      const again = before && event.timeStamp - before.timeStamp < DOUBLE
+        && Math.hypot(event.clientX - before.clientX, event.clientY - before.clientY) <= CLICK;
+      if (found.inside && again) return this.fit();
       if (found.gutter) return this._gutter(found);
       if (!found.inside) return undefined;
       if (found.operation >= 0) return this.select(found.operation);
