@@ -40,6 +40,7 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python -W ignore benchmarks/soak.py
 	$(BIN)/python benchmarks/staggered.py
 	$(BIN)/python -W ignore benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/viewer.py
 
 # The stamp is newer than what it was made from, and holds the interpreter it was made with.
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.python

@@ -41,11 +41,11 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def write_whole(path: str | Path, text: str | Iterable[str]) -> None:
+def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
     """Put `text` in `path` by way of a temporary file beside it: a reader sees the old file or the new one.
 
     Args:
-        text: the file's text, or parts of it one after another.
+        text: the file's text, or parts of it one after another; or its bytes.
 
     Raises:
         RecycleError: the file cannot be written, or is a folder, pipe or device; nothing is left behind.
@@ -58,8 +58,9 @@ def write_whole(path: str | Path, text: str | Iterable[str]) -> None:
     except OSError as error:
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.writelines([text] if isinstance(text, str) else text)
+        with os.fdopen(handle, "wb") as stream:
+            parts = [text] if isinstance(text, str | bytes) else text
+            stream.writelines(part if isinstance(part, bytes) else part.encode("utf-8") for part in parts)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException as error:

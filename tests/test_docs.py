@@ -48,6 +48,22 @@ def test_read_a_timeline_runs_from_top_to_bottom(
     assert printed[-3:] == ["0.0 1.0 INPUT 1F0.0", "1.0 1.5 TRANSFER 1F0.0", "4.5 10.5 ORDER 1B0.0"]
 
 
+def test_the_viewers_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("docs/viewer.md", "python")
+    exec(compile(code, "viewer.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["own", "work", "+0.00"]
+    assert printed[-2].startswith("Idle for ")
+    assert printed[-1] == "['2W0.0', '2W0.1', '2W0.2']"
+
+
+def test_every_field_of_the_search_is_on_the_viewers_page() -> None:
+    from viz.analysis.search import _NUMBERS, _VALUES
+
+    told = (DOCS / "viewer.md").read_text().split("all terms must hold.")[1]
+    assert {field for field in (*_VALUES, *_NUMBERS) if field not in re.findall("[a-z]+", told)} == set()
+
+
 def test_every_cause_of_a_gap_is_on_its_page() -> None:
     table = (DOCS / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
     assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}

@@ -9,38 +9,105 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from dash import Dash, dcc, html
+from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.errors import RecycleError
+from viz.pages import lanes_view
+from viz.pages.address import keep_in_address
+from viz.pages.compare_page import ComparePage
+from viz.pages.explain_page import ExplainPage
+from viz.pages.plans_page import PlansPage
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
+from viz.pages.start_page import StartPage
+from viz.pages.validate_page import ValidatePage
 from viz.run import Run
+from viz.shelf import Shelf
 from viz.sources import ScheduleFile
+from viz.what_if import WhatIf
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
+TABS = "pages"
 
 
-def build_app(sources: Sequence[Run | ScheduleFile]) -> Dash:
-    """The application that shows `sources`; more than one page are tabs."""
+class Page(Protocol):
+    """What the application needs of a page: a name, its components, and their callbacks."""
+
+    prefix: str
+
+    @property
+    def title(self) -> str: ...
+
+    def layout(self) -> html.Div: ...
+
+    def register(self, app: Dash) -> None: ...
+
+
+def build_app(
+    sources: Sequence[Run | ScheduleFile], what_if: WhatIf | None = None, *, is_example: bool = False
+) -> Dash:
+    """The application that shows `sources`, and plans for any dead workers if `what_if` can tell; pages are tabs.
+
+    Args:
+        is_example: nobody asked for these sources; a first page says so, and what can be asked for.
+    """
     runs = [source for source in sources if isinstance(source, Run)]
     files = [source for source in sources if isinstance(source, ScheduleFile)]
-    pages: list[RunPage | SchedulePage] = [RunPage(run, f"run{place}") for place, run in enumerate(runs)]
+    shelf = Shelf()
+    run_pages = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
+    pages: list[Page] = [*run_pages]
+
+    def now() -> list[Run | ScheduleFile]:
+        return [*files, *(page.run for page in run_pages)]
+
     if files:
-        pages.append(SchedulePage(files))
+        pages.append(SchedulePage(files, shelf=shelf))
+    if sources:
+        pages.append(ExplainPage(now, shelf))
+    if runs or len(files) > 1:
+        pages.append(ComparePage(now, shelf))
+    if what_if is not None:
+        pages.append(PlansPage(what_if, shelf))
+    pages.append(ValidatePage(shelf))
+    if is_example:
+        pages.insert(0, StartPage([(page.prefix, page.title) for page in pages]))
+    opened = [address for page in pages[:1] if isinstance(page, SchedulePage) for address in page.addresses()]
     app = Dash(
         "viz",
-        title=f"{pages[0].title} · recycle" if pages else "recycle",
+        index_string=_index(opened),
+        title=f"{pages[0].title} · recycle",
         update_title="",
         assets_folder=_assets(),
         suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
     )
+    # For ever: the address of an asset carries the time of its last change.
+    app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = 31_536_000
     # A callable layout: a page that is opened again shows a live run as it is then.
-    app.layout = lambda: _layout(pages)
+    title = sources[0].name if len(sources) == 1 else ""
+    app.layout = lambda: _layout(pages, title)
+    lanes_view.register(app, shelf)
+    keep_in_address(app, TABS, [page.prefix for page in pages])
+    _register_opening(app, pages)
     for page in pages:
         page.register(app)
     return app
+
+
+_EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
+"""Scripts that Dash asks for only when it meets the first graph."""
+
+
+def _index(lanes: Sequence[str]) -> str:
+    """The page's frame: what the first picture needs is on its way before anything has run."""
+    head = "".join(f'<link rel="preload" as="script" href="/{script}">' for script in _EARLY)
+    head += "".join(f'<meta name="lanes" content="{address}">' for address in lanes)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'
+        f"<title>{{%title%}}</title>{head}{{%favicon%}}{{%css%}}</head>"
+        "<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body></html>"
+    )
 
 
 def _assets() -> str:
@@ -49,21 +116,38 @@ def _assets() -> str:
     return str(files("viz") / "assets")
 
 
-def _layout(pages: Sequence[RunPage | SchedulePage]) -> html.Div:
-    content: Any
-    if not pages:
-        content = html.Div(html.P("Nothing to show. Give a run directory or a schedule file."), className="empty")
-    elif len(pages) == 1:
-        content = _fresh(pages[0])
-    else:
-        tabs = [dcc.Tab(_fresh(page), label=page.title, value=page.prefix) for page in pages]
-        content = dcc.Tabs(tabs, value=pages[0].prefix, id="pages")
-    title = pages[0].title if len(pages) == 1 else "recycle"
-    heading = [html.Span("recycle", className="mark"), html.H1(title)] if len(pages) == 1 else [html.H1("recycle")]
-    return html.Div([html.Header(heading, className="top"), html.Main(content)])
+def _layout(pages: Sequence[Page], title: str) -> html.Div:
+    """The first page whole, the others when they are opened: their callbacks would all run at once, unseen."""
+    tabs = [
+        dcc.Tab(
+            html.Div(_fresh(page) if not place else [], id={"type": "page", "page": page.prefix}),
+            label=page.title,
+            value=page.prefix,
+        )
+        for place, page in enumerate(pages)
+    ]
+    heading = [html.Span("recycle", className="mark"), html.H1(title)] if title else [html.H1("recycle")]
+    fixtures = [part for page in pages if isinstance(page, PlansPage) for part in page.fixtures()]
+    content = dcc.Tabs(tabs, value=pages[0].prefix, id=TABS)
+    opened = dcc.Store(id="opened", data=[pages[0].prefix])
+    return html.Div([html.Header(heading, className="top"), html.Main(content), opened, *fixtures])
 
 
-def _fresh(page: RunPage | SchedulePage) -> html.Div:
+def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
+    @app.callback(
+        Output({"type": "page", "page": ALL}, "children"),
+        Output("opened", "data"),
+        Input(TABS, "value"),
+        State("opened", "data"),
+        prevent_initial_call=True,
+    )
+    def open_page(chosen: str, opened: list[str]) -> tuple[list[Any], Any]:
+        is_new = chosen not in opened
+        contents = [_fresh(page) if is_new and page.prefix == chosen else no_update for page in pages]
+        return contents, [*opened, chosen] if is_new else no_update
+
+
+def _fresh(page: Page) -> html.Div:
     if isinstance(page, RunPage):
         page.refresh()
     return page.layout()
@@ -82,6 +166,8 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    for path in ("/", "/_dash-layout"):
+        app.server.test_client().get(path)  # what only the first visit works out is there before anyone visits
     listener = _listen(port)
     server = make_server(HOST, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno())
     try:

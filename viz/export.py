@@ -1,6 +1,6 @@
 """Pictures that need no server: one HTML file that holds everything it shows, or an SVG.
 
-The HTML carries plotly.js inside and refers to no address; the SVG is written without a browser or plotly.
+The HTML carries plotly.js inside and refers to no address; SVG and PNG are written without a browser or plotly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from recycle.errors import RecycleError
 from recycle.files import write_whole
 from viz.figures.palette import PAINTS
+from viz.figures.raster import Window, encode_png, raster, stacked
 from viz.figures.svg import Panel, svg
 from viz.run import Run
 from viz.sources import ScheduleFile
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 Source = Run | ScheduleFile
 SVG_LIMIT = 20_000
 """Operations beyond which an SVG is refused: viewers choke on it, and the lines would be thinner than a pixel."""
+PNG_WIDTH, PNG_LANE, PNG_HEIGHT = 1600, 24, 1200
+"""Pixels of a timeline's width and of a lane, and the height from which lanes become thinner."""
 
 
 def export(path: str | Path, sources: Sequence[Source]) -> None:
-    """Write `sources` to `path`; its suffix, `.html` or `.svg`, says how.
+    """Write `sources` to `path`; its suffix, `.html`, `.svg` or `.png`, says how.
 
     Raises:
         RecycleError: another suffix, nothing to draw, too much for an SVG, or the file cannot be written.
@@ -35,9 +38,7 @@ def export(path: str | Path, sources: Sequence[Source]) -> None:
     path = Path(path)
     write = _WRITERS.get(path.suffix.lower())
     if write is None:
-        raise RecycleError(
-            f"{path}: export knows {' and '.join(_WRITERS)}, not {path.suffix or 'a name without suffix'}"
-        )
+        raise RecycleError(f"{path}: export knows {', '.join(_WRITERS)}, not {path.suffix or 'a name without suffix'}")
     write(path, sources)
 
 
@@ -54,19 +55,41 @@ def panels(source: Source) -> list[Panel]:
     return shown
 
 
-def write_svg(path: str | Path, sources: Sequence[Source]) -> None:
-    """Write the timelines of `sources` under each other. Raises RecycleError when there is nothing, or too much."""
+def _to_draw(path: str | Path, sources: Sequence[Source]) -> list[Panel]:
+    """The timelines of `sources`. Raises RecycleError when there is none."""
     shown = [panel for source in sources for panel in panels(source)]
     if not shown:
         raise RecycleError(
             f"{path}: nothing to draw: {', '.join(source.name for source in sources)} ran no iteration yet"
         )
+    return shown
+
+
+def write_svg(path: str | Path, sources: Sequence[Source]) -> None:
+    """Write the timelines of `sources` under each other. Raises RecycleError when there is nothing, or too much."""
+    shown = _to_draw(path, sources)
     operations = sum(len(panel.table) for panel in shown)
     if operations > SVG_LIMIT:
         raise RecycleError(
-            f"{path}: {operations} operations are too many for an SVG (at most {SVG_LIMIT}); export .html"
+            f"{path}: {operations} operations are too many for an SVG (at most {SVG_LIMIT}); export .png or .html"
         )
     write_whole(path, svg(_one_axis(shown)))
+
+
+def write_png(path: str | Path, sources: Sequence[Source]) -> None:
+    """Write the timelines of `sources` under each other as pixels: any number of operations, no text.
+
+    Raises:
+        RecycleError: there is nothing to draw, or the file cannot be written.
+    """
+    shown = _one_axis(_to_draw(path, sources))
+    pictures = []
+    for panel in shown:
+        lanes = panel.table.lanes
+        window = Window(0.0, panel.span or 1.0, 0.0, lanes)
+        height = min(PNG_LANE * lanes, max(PNG_HEIGHT, lanes // 4))
+        pictures.append(raster(panel.table, PNG_WIDTH, height, window))
+    write_whole(path, encode_png(stacked(pictures)))
 
 
 def _one_axis(shown: list[Panel]) -> list[Panel]:
@@ -193,4 +216,8 @@ def _legend() -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-_WRITERS: dict[str, Callable[[Path, Sequence[Source]], None]] = {".html": write_html, ".svg": write_svg}
+_WRITERS: dict[str, Callable[[Path, Sequence[Source]], None]] = {
+    ".html": write_html,
+    ".svg": write_svg,
+    ".png": write_png,
+}

@@ -1,13 +1,12 @@
 """LaneTable: what every picture of a timeline is drawn from, planned or executed, as columns.
 
 One lane per worker, the operations of a lane sorted by start. A table holds everything that all renderers need (the
-Plotly figure, the SVG, the binary buffer for a canvas), so that they cannot disagree. Times of a planned table are
+Plotly figure, the SVG, the canvas and the PNG), so that they cannot disagree. Times of a planned table are
 those of its timeline; times of an executed one count from its first start, the origin being kept beside them.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
@@ -27,7 +26,6 @@ from recycle.shape import Shape, Worker
 
 NO_MICRO_BATCH = np.uint32(0xFFFFFFFF)
 NO_PIPELINE = np.uint16(0xFFFF)
-MAGIC = b"RLN1"
 Grouping = Literal["pipeline", "stage"]
 
 
@@ -243,45 +241,3 @@ class LaneTable:
 
 def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
     return is_kind(columns.kind, TRANSFER_KINDS)
-
-
-_HEADER = struct.Struct("<4sII4xd")
-_WIRE = {
-    "start": "<f4",
-    "end": "<f4",
-    "micro_batch": "<u4",
-    "instruction_id": "<u4",
-    "stage": "<u2",
-    "pipeline": "<u2",
-    "kind": "u1",
-    "flags": "u1",
-}
-
-
-def encode(table: LaneTable) -> bytes:
-    """The table as `lanes.bin`, little endian: magic `RLN1`, u32 lanes, u32 operations, 4 unused bytes, f64 origin;
-    u32 offsets (lanes + 1); then the columns of `_WIRE` whole, in that order, widest first so that each is aligned.
-
-    Times are float32 from the origin: with seconds since the run's start, a day would leave steps of 8 ms.
-    """
-    parts = [_HEADER.pack(MAGIC, table.lanes, len(table), table.origin), table.offsets.astype("<u4").tobytes()]
-    parts += [getattr(table, name).astype(dtype).tobytes() for name, dtype in _WIRE.items()]
-    return b"".join(parts)
-
-
-def decode(content: bytes) -> dict[str, Any]:
-    """What `encode` wrote: `origin`, `offsets` and each column. Raises ValueError when it is cut short or foreign."""
-    if len(content) < _HEADER.size or content[:4] != MAGIC:
-        raise ValueError("not a lanes.bin: it does not begin with RLN1")
-    _, lanes, operations, origin = _HEADER.unpack_from(content)
-    wire = {"offsets": "<u4", **_WIRE}
-    lengths = {name: lanes + 1 if name == "offsets" else operations for name in wire}
-    size = _HEADER.size + sum(np.dtype(dtype).itemsize * lengths[name] for name, dtype in wire.items())
-    if len(content) != size:
-        raise ValueError(f"lanes.bin holds {len(content)} bytes, its header says {size}")
-    read: dict[str, Any] = {"origin": origin}
-    place = _HEADER.size
-    for name, dtype in wire.items():
-        read[name] = np.frombuffer(content, dtype, lengths[name], place)
-        place += read[name].nbytes
-    return read

@@ -17,9 +17,12 @@ import numpy as np
 
 from recycle.errors import RecycleError
 from recycle.ir import trace as traces
+from recycle.ir.dependencies import Rows
+from recycle.ir.executed import executed_timeline
+from recycle.ir.formats.run_trace import executed_schedule
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import simulate
+from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, read_lines
 from recycle.job import Job
 from recycle.profile import Profile
@@ -85,6 +88,7 @@ class Run:
     problems: list[str]
     live: bool
     _plans: dict[str, Schedule | None] = field(default_factory=dict)
+    _timelines: dict[str, Timeline | None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -222,24 +226,48 @@ class Run:
             return None
         chosen = self._chosen(step, generation)
         event = self.generations.get(chosen, {}) if chosen is not None else {}
-        try:
-            return LaneTable.from_timeline(simulate(lower(plan), self.profile), players=_players(event))
-        except RecycleError:
+        timeline = self.planned(step, generation)
+        if timeline is None:
             return LaneTable.from_order(plan, self.profile)
+        return LaneTable.from_timeline(timeline, players=_players(event))
+
+    def planned(self, step: int, generation: int | None = None) -> Timeline | None:
+        """The timeline of the plan that `step` ran by; None without a plan, or for one that deadlocks."""
+        digest = self.plan_of(step, generation)
+        plan = self.plan(digest)
+        if digest is None or plan is None:
+            return None
+        if digest not in self._timelines:
+            try:
+                self._timelines[digest] = simulate(lower(plan), self.profile)
+            except RecycleError:
+                self._timelines[digest] = None
+        return self._timelines[digest]
 
     def executed_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
         """The lanes of what ran of `step`, in its last generation when none is given; None when nothing was traced."""
-        if self.trace is None:
+        window = self._ran(step, generation)
+        if window is None:
             return None
-        tried = self.trace.generations_of(step)
-        if not tried or (generation is not None and generation not in tried):
-            return None
-        chosen = tried[-1] if generation is None else generation
-        window = self.trace.window(step, step, chosen)
         stages = window.shape.stages
         halves = [sum(self.profile.per_stage(name, stages)) for name in ("backward_input", "backward_weight")]
         share = halves[1] / sum(halves) if sum(halves) else 0.5
-        return LaneTable.from_trace(window, failed=self.failed_in(step, chosen), weight_share=share)
+        failed = self.failed_in(step, int(window.generation[0]))
+        return LaneTable.from_trace(window, failed=failed, weight_share=share)
+
+    def executed(self, step: int, generation: int | None = None) -> tuple[Timeline, Rows] | None:
+        """(what ran of `step` as a timeline, the operation's id in `executed_lanes` of each of its rows)."""
+        window = self._ran(step, generation)
+        if window is None:
+            return None
+        return executed_timeline(window, self.profile), executed_schedule(window)[1]
+
+    def _ran(self, step: int, generation: int | None) -> Trace | None:
+        """What was traced of one attempt of `step`, the last when none is given."""
+        tried = self.trace.generations_of(step) if self.trace is not None else []
+        if self.trace is None or not tried or (generation is not None and generation not in tried):
+            return None
+        return self.trace.window(step, step, tried[-1] if generation is None else generation)
 
     def _complain(self, problem: str) -> None:
         if problem not in self.problems:

@@ -12,6 +12,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.profile import Profile
 from viz.lanes import LaneTable
+from viz.memory import give_back
 from viz.run import Run, load_run
 
 
@@ -43,15 +44,21 @@ def load_schedule(path: str | Path, profile: Profile | None = None) -> ScheduleF
     Raises:
         RecycleError: the file cannot be read or is no schedule.
     """
-    path = Path(path)
-    schedule = Schedule.load(path)
+    return schedule_source(Path(path), Schedule.load(path), profile)
+
+
+def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = None) -> ScheduleFile:
+    """A schedule as if it had been read from `path`, checked and timed as `load_schedule` does."""
     profile = profile or Profile.uniform()
     findings = tuple(check(schedule, profile=profile))
+    give_back()
     try:
         timeline = simulate(schedule, profile)
     except RecycleError as error:
         return ScheduleFile(path, schedule, None, LaneTable.from_order(schedule, profile), findings, str(error))
-    return ScheduleFile(path, schedule, timeline, LaneTable.from_timeline(timeline), findings, "")
+    lanes = LaneTable.from_timeline(timeline)
+    give_back()
+    return ScheduleFile(path, schedule, timeline, lanes, findings, "")
 
 
 def load_source(path: str | Path) -> Run | ScheduleFile:

@@ -1,15 +1,25 @@
-"""`recycle view`: the timelines of runs and schedules, in a browser or in a file."""
+"""`recycle view`: the timelines of runs, schedules and plans, in a browser or in a file."""
 
 from __future__ import annotations
 
 import importlib.util
+import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from recycle.errors import RecycleError
+
+if TYPE_CHECKING:
+    from recycle.job import Job
+    from recycle.plans import Plan, PlanLibrary
+    from recycle.shape import Worker
+    from viz.run import Run
+    from viz.sources import ScheduleFile
+    from viz.what_if import Planner, WhatIf
 
 DEFAULT_PORT = 8050
 
@@ -22,27 +32,38 @@ def register(app: typer.Typer) -> None:
 def view(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE | RUN_DIR]...", help="Schedule files and run directories.", show_default=False),
+        typer.Argument(
+            metavar="[FILE | RUN_DIR | JOB | LIBRARY]...",
+            help="Schedule files, run directories, a job file (.toml), a plan library; examples if left out.",
+            show_default=False,
+        ),
     ] = None,
     port: Annotated[int, typer.Option(help="Port on loopback; 0 takes any free one.")] = DEFAULT_PORT,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     export_to: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write a .html or .svg instead of serving.")
+        Path | None, typer.Option("--export", metavar="FILE", help="Write a .html, .svg or .png instead of serving.")
     ] = None,
 ) -> None:
-    """Show runs and schedules: planned and executed timelines, losses, failures. Serves on loopback until Ctrl-C.
+    """Show runs, schedules and plans: timelines, losses, failures, what-if. Serves on loopback until Ctrl-C.
 
     Example: recycle view runs/latest --open
 
+    Example: recycle view fault-free.json adaptive.json
+
+    Example: recycle view job.toml plans
+
     Example: recycle view plan.json --export plan.svg
     """
-    if not paths:
-        raise RecycleError("view: give a run directory or a schedule file, for example: recycle view runs/latest")
-    _require_viewer(() if export_to is not None and export_to.suffix.lower() == ".svg" else ("dash", "plotly"))
+    _require_viewer(
+        () if export_to is not None and export_to.suffix.lower() in (".svg", ".png") else ("dash", "plotly")
+    )
     from viz.sources import load_source
 
-    sources = [load_source(path) for path in paths]
+    job, library, others = _sorted(paths or [])
+    sources = [load_source(path) for path in others]
     if export_to is not None:
+        if not sources:
+            raise RecycleError("view: --export: name a schedule file or a run directory to draw")
         from viz.export import export
 
         export(export_to, sources)
@@ -50,12 +71,99 @@ def view(
         return
     from viz.app import build_app, serve
 
+    what_if = _what_if(job, library, sources)
+    if not paths:
+        sources, what_if = _examples()
+        typer.echo("No file was given: these are examples. To see your own: recycle view FILE | RUN_DIR | JOB.toml")
+
+    if what_if is not None:
+        _warm_up(what_if)
+
     def ready(address: str) -> None:
         typer.echo(f"{address}  (Ctrl-C ends it)")
         if open_browser:
             webbrowser.open(address)
 
-    serve(build_app(sources), port, ready)
+    serve(build_app(sources, what_if, is_example=not paths), port, ready)
+
+
+def _sorted(paths: list[Path]) -> tuple[Job | None, PlanLibrary | None, list[Path]]:
+    """(job, library, whatever else was named). Raises RecycleError for a second job or library."""
+    from recycle.job import Job
+    from recycle.plans import PlanLibrary
+    from recycle.plans.library import MANIFEST
+
+    jobs = [path for path in paths if path.suffix.lower() == ".toml" and not path.is_dir()]
+    libraries = [path for path in paths if (path / MANIFEST).is_file()]
+    for found, what in ((jobs, "job file"), (libraries, "plan library")):
+        if len(found) > 1:
+            raise RecycleError(f"view: {found[1]}: is a second {what}, after {found[0]}: give one")
+    job = Job.load(jobs[0]) if jobs else None
+    library = PlanLibrary(libraries[0], job) if libraries else None
+    return job, library, [path for path in paths if path not in (*jobs, *libraries)]
+
+
+def _what_if(job: Job | None, library: PlanLibrary | None, sources: list[Run | ScheduleFile]) -> WhatIf | None:
+    """What can answer for dead workers: a job, a library, or the job of the only run; None without any."""
+    from viz.run import Run
+    from viz.what_if import WhatIf
+
+    if job is None and library is None:
+        runs = [source for source in sources if isinstance(source, Run)]
+        return _what_if_of(runs[0]) if len(runs) == 1 else None
+    return WhatIf(job, library, _planner(job) if job is not None else None)
+
+
+def _what_if_of(run: Run) -> WhatIf | None:
+    """What can answer for a run; None where its job cannot be read or priced any more: the page of the run says why."""
+    from recycle.job import Job
+    from viz.what_if import WhatIf
+
+    try:
+        job = Job.load(run.path / "job.toml")
+        return WhatIf(job, None, _planner(job))
+    except RecycleError:
+        return None
+
+
+def _planner(job: Job) -> Planner:
+    """The list scheduler for `job`, which answers within a second."""
+
+    def plan_without(failed: frozenset[Worker]) -> Plan:
+        from recycle.solve.planner import plan
+
+        return plan(job, failed, quick=True)
+
+    return plan_without
+
+
+def _warm_up(what_if: WhatIf) -> None:
+    """Plan with one worker dead while nobody asks yet: what a first plan loads and compiles is then there."""
+    from recycle.shape import Worker
+
+    def ask() -> None:
+        for failed in ([], [Worker(0, 0)]):
+            with suppress(RecycleError):
+                what_if.answer(failed)
+
+    threading.Thread(target=ask, name="warm-up", daemon=True).start()
+
+
+def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:
+    """The published worked example of adaptive pipelining: fault-free 1F1B, and the plan without worker 1.2."""
+    from recycle.ir.families import one_f_one_b
+    from recycle.job import Job
+    from recycle.shape import Worker
+    from viz.sources import schedule_source
+    from viz.what_if import WhatIf
+
+    job = Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example")
+    what_if = WhatIf(job, None, _planner(job))
+    adaptive = what_if.answer([Worker(1, 2)]).plan.schedule
+    return [
+        schedule_source(Path("1F1B, all workers"), one_f_one_b(job.shape)),
+        schedule_source(Path("without worker 1.2"), adaptive),
+    ], what_if
 
 
 def _require_viewer(packages: tuple[str, ...]) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.text import parse, render, words
 from recycle.shape import MicroBatch, Shape, Worker
+
+if TYPE_CHECKING:
+    from recycle.profile import Profile
 
 Optimizer = Literal["staggered", "barrier"]
 Placement = tuple[tuple[int, ...], ...]
@@ -248,6 +252,11 @@ class Schedule:
         from recycle.ir.formats import native
 
         return native.read(path)
+
+    def show(self, profile: Profile | None = None, title: str = "") -> Any:
+        """The lanes as a picture that notebooks draw (see `viz.notebook.Picture`), timed by `profile`."""
+        # The viewer stands above the IR, which therefore names it and does not import it.
+        return import_module("viz.notebook").show(self, profile, title)
 
     def __eq__(self, other: object) -> bool:
         """Same shape, programs, placement, failed workers, optimizer and ties; metadata does not count."""

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from recycle.errors import ScheduleError
 from recycle.ir.columns import Columns
@@ -69,19 +70,39 @@ class EventGraph:
         return len(self.order) == self.dependencies.nodes
 
 
-def event_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
+def event_edges(
+    columns: Columns, graph: Dependencies, serialised: bool = False
+) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:
+    """(source, target, `Cause`) of all that a lowered schedule waits for: dependencies, program order, lane order.
+
+    Args:
+        graph: the schedule's dependencies.
+        serialised: each worker carries one transfer at a time, unbuffered, in program order (one NCCL stream).
+    """
+    ordered = compute_order(columns)
+    extra = [
+        (ordered, Cause.ORDER),
+        (lane_order(columns), Cause.LANE),
+        (_arrivals(graph, columns, *ordered), Cause.REDUCE),
+    ]
+    if serialised:
+        extra.append((serial_order(columns, graph.sends), Cause.LANE))
+    return (
+        np.concatenate([graph.source, *(edges[0] for edges, _ in extra)]),
+        np.concatenate([graph.target, *(edges[1] for edges, _ in extra)]),
+        np.concatenate([graph.cause, *(np.full(len(edges[0]), cause, np.uint8) for edges, cause in extra)]),
+    )
+
+
+def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencies | None = None) -> EventGraph:
     """The event graph of a lowered schedule.
 
     Args:
-        serialised: each worker carries one transfer at a time, unbuffered, in program order (one NCCL stream).
+        serialised: as in `event_edges`.
+        graph: the schedule's dependencies where they are known already.
     """
-    graph = dependencies(schedule)
-    columns = schedule.columns
-    extra = [compute_order(columns), lane_order(columns), _arrivals(graph, columns, *compute_order(columns))]
-    if serialised:
-        extra.append(serial_order(columns, graph.sends))
-    source = np.concatenate([graph.source, *(edge[0] for edge in extra)])
-    target = np.concatenate([graph.target, *(edge[1] for edge in extra)])
+    graph = graph or dependencies(schedule)
+    source, target, _ = event_edges(schedule.columns, graph, serialised)
     offsets, sources = group_edges(source, target, graph.nodes)
     forward_offsets, targets = group_edges(target, source, graph.nodes)
     order = topological_order(forward_offsets, targets, np.bincount(target, minlength=graph.nodes))

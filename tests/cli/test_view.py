@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,8 +51,20 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "not a run directory" in refused([str(tmp_path)], capsys)
 
 
-def test_nothing_to_view_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "give a run directory or a schedule file" in refused([], capsys)
+def test_nothing_to_draw_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "name a schedule file or a run directory to draw" in refused(["--export", "plan.svg"], capsys)
+
+
+def test_a_second_job_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one.toml", "two.toml"):
+        (tmp_path / name).write_text("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n")
+    said = refused([str(tmp_path / "one.toml"), str(tmp_path / "two.toml")], capsys)
+    assert "two.toml: is a second job file" in said
+
+
+def test_a_broken_job_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.toml").write_text("[shape]\npipelines = 'many'\n")
+    assert "job.toml" in refused([str(tmp_path / "job.toml")], capsys)
 
 
 def test_a_port_in_use_is_one_line(schedule_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,3 +134,49 @@ def test_the_viewer_loads_no_torch(schedule_file: Path, tmp_path: Path) -> None:
     )
     target = str(tmp_path / "plan.svg")
     subprocess.run([sys.executable, "-c", code, "view", str(schedule_file), "--export", target], check=True)
+
+
+def test_without_a_file_examples_are_shown_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import viz.app
+
+    served: list[object] = []
+
+    def serve(app: object, port: int, on_ready: object) -> None:
+        served.append(app)
+
+    monkeypatch.setattr(viz.app, "serve", serve)
+    with pytest.raises(SystemExit) as ended:
+        main(["view"])
+    assert not ended.value.code
+    (app,) = served
+    layout = app.server.test_client().get("/_dash-layout").get_json()  # type: ignore[attr-defined]
+    assert tab_labels(layout) == ["Start", "Schedules", "Explain", "Compare", "Plans and what-if", "Validate"]
+    assert "recycle view runs/latest" in json.dumps(layout)
+
+
+def test_a_job_and_its_library_open_the_plan_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import viz.app
+    from recycle.job import Job
+    from recycle.solve.library import plan_library
+
+    (tmp_path / "job.toml").write_text("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n[planner]\nsteps = 1\n")
+    plan_library(Job.load(tmp_path / "job.toml"), 1, tmp_path / "plans")
+    served: list[object] = []
+
+    def serve(app: object, port: int, on_ready: object) -> None:
+        served.append(app)
+
+    monkeypatch.setattr(viz.app, "serve", serve)
+    for arguments in (["job.toml", "plans"], ["plans"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["view", *(str(tmp_path / name) for name in arguments)])
+        assert not ended.value.code
+    for app in served:
+        layout = app.server.test_client().get("/_dash-layout").get_json()  # type: ignore[attr-defined]
+        assert tab_labels(layout) == ["Plans and what-if", "Validate"]
+        assert "The library holds 3 plans." in json.dumps(layout)
+
+
+def tab_labels(layout: dict[str, Any]) -> list[str]:
+    tabs = layout["props"]["children"][1]["props"]["children"]["props"]["children"]
+    return [tab["props"]["label"] for tab in tabs]

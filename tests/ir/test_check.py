@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -334,3 +336,12 @@ def test_no_program_of_nonsense_makes_the_checker_raise(rng: random.Random) -> N
     findings = check(schedule, limits=[1.0] * shape.ranks, byte_limit=2.0, about_to_run=rng.random() < 0.5)
     assert findings
     assert lower(schedule).columns is not None
+
+
+def test_nothing_of_a_checked_schedule_stays_behind() -> None:
+    schedule = lower(one_f_one_b(Shape(pipelines=2, ranks=2, micro_batches=2)))
+    assert check(schedule) == []
+    gone = weakref.ref(schedule.columns)
+    del schedule
+    gc.collect()
+    assert gone() is None

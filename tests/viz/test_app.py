@@ -10,74 +10,68 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recycle import RecycleError, Schedule, Shape
+from tests.viz.components import graphs, plain, words
 from viz.app import build_app, serve
+from viz.figures.axes import AXES_CONFIG
+from viz.figures.boxes import label
 from viz.figures.timeline import CONFIG
+from viz.lanes import Flag, LaneTable
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.run import load_run
+from viz.shelf import Shelf
 from viz.sources import load_schedule, load_source
 
 
-def plain(component: Any) -> Any:
-    """A Dash component as the JSON that the browser gets."""
-    from plotly.utils import PlotlyJSONEncoder
-
-    return json.loads(json.dumps(component, cls=PlotlyJSONEncoder))
-
-
-def words(component: Any) -> list[str]:
-    """All texts of a component, in order."""
-    if isinstance(component, str):
-        return [component]
+def views(component: Any) -> list[dict[str, Any]]:
+    """The timelines of a component."""
     if isinstance(component, list):
-        return [text for part in component for text in words(part)]
-    if isinstance(component, dict) and "props" in component:
-        return words(component["props"].get("children"))
-    return []
-
-
-def graphs(component: Any) -> list[dict[str, Any]]:
-    if isinstance(component, list):
-        return [graph for part in component for graph in graphs(part)]
+        return [view for part in component for view in views(part)]
     if not isinstance(component, dict) or "props" not in component:
         return []
-    here = [component["props"]] if component["type"] == "Graph" else []
-    return here + graphs(component["props"].get("children"))
+    here = [component["props"]] if component["props"].get("className") == "lanes-view" else []
+    return here + views(component["props"].get("children"))
+
+
+def table_of(shelf: Shelf, view: dict[str, Any]) -> LaneTable:
+    shown = shelf.get(Path(view["data-address"]).stem)
+    assert shown is not None
+    return shown.table
 
 
 def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -> None:
     page = RunPage(load_run(run_dir))
-    shown, options, attempt, hidden = page.timelines(4, None, "pipeline")
+    shown, options, attempt, hidden = page.timelines(4, None)
     component = plain(shown)
     assert [text for text in words(component) if text.startswith(("Planned", "Executed"))] == [
         "Planned, step 4: 1.1 failed, micro-batches of pipeline 1 re-routed",
         "Executed, step 4: 1.1 failed, micro-batches of pipeline 1 re-routed",
     ]
     assert (options, attempt, hidden) == ([{"label": "generation 1", "value": 1}], 1, "hidden")
-    for graph in graphs(component):
-        assert [note["text"] for note in graph["figure"]["layout"]["annotations"]] == ["failed"]
-        labels = [label for bar in graph["figure"]["data"] for label in bar["text"]]
-        assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= set(labels)
-        assert graph["config"] == CONFIG
+    for view in views(component):
+        table = table_of(page.shelf, view)
+        assert [table.labels[lane] for lane in np.flatnonzero(table.failed)] == ["1.1"]
+        assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= {label(table, i) for i in np.flatnonzero(table.has(Flag.REROUTED))}
+    assert [graph["config"] for graph in graphs(component)] == [AXES_CONFIG] * 2
+    assert [view["data-name"] for view in views(component)] == ["run-planned", "run-executed"]
 
 
 def test_a_step_tried_twice_offers_both_attempts(run_dir: Path) -> None:
     page = RunPage(load_run(run_dir))
-    _, options, attempt, hidden = page.timelines(3, None, "pipeline")
+    _, options, attempt, hidden = page.timelines(3, None)
     assert options == [{"label": "generation 0 (broken off)", "value": 0}, {"label": "generation 1", "value": 1}]
     assert (attempt, hidden) == (1, "")
-    shown, _, attempt, _ = page.timelines(3, 0, "stage")
+    shown, _, attempt, _ = page.timelines(3, 0)
     assert attempt == 0
     assert "Executed, step 3: 1.1 failed" in words(plain(shown))
-    lanes = graphs(plain(shown))[0]["figure"]["layout"]["yaxis"]["ticktext"]
-    assert lanes == ["0.0", "1.0", "2.0", "0.1", "1.1", "2.1"]
 
 
 def test_the_attempt_of_another_step_does_not_stick(run_dir: Path) -> None:
-    assert RunPage(load_run(run_dir)).timelines(7, 0, "pipeline")[2] == 2
+    assert RunPage(load_run(run_dir)).timelines(7, 0)[2] == 2
 
 
 def test_the_page_opens_during_the_failure(run_dir: Path) -> None:
@@ -115,7 +109,7 @@ def test_an_empty_run_says_what_will_appear(run_dir: Path) -> None:
     texts = words(plain(page.layout()))
     assert "No step is committed yet." in texts
     assert "No plan is in use yet." in texts
-    shown, *_ = page.timelines(0, None, "pipeline")
+    shown, *_ = page.timelines(0, None)
     assert "No iteration ran yet." in words(plain(shown))
 
 
@@ -125,7 +119,7 @@ def test_problems_stand_above_what_can_be_drawn(run_dir: Path) -> None:
     texts = words(plain(page.overview()))
     assert texts[0] == "1 problem"
     assert "bbbb1111.json" in texts[1]
-    shown, *_ = page.timelines(4, None, "pipeline")
+    shown, *_ = page.timelines(4, None)
     assert "The plan bbbb1111 of step 4 cannot be read." in words(plain(shown))
     assert len(graphs(plain(shown))) == 1
 
@@ -150,7 +144,9 @@ def test_schedules_share_one_time_axis_and_compare_figures(
 ) -> None:
     healthy.save(tmp_path / "healthy.json")
     page = SchedulePage([load_schedule(schedule_file), load_schedule(tmp_path / "healthy.json")])
-    figures = [graph["figure"] for graph in graphs(plain(page.timelines("pipeline")))]
+    component = plain(page.timelines())
+    figures = [graph["figure"] for graph in graphs(component)]
+    assert {view["data-linked"] for view in views(component)} == {"schedules"}
     assert [figure["layout"]["xaxis"]["range"][1] for figure in figures] == [pytest.approx(11 * 1.004)] * 2
     head, rows = page.figures()
     assert head == ["", "broken.json", "healthy.json"]
@@ -168,14 +164,14 @@ def test_a_schedule_that_deadlocks_is_drawn_in_program_order(tmp_path: Path) -> 
     page = SchedulePage([load_schedule(tmp_path / "stuck.json")])
     texts = words(plain(page.layout()))
     assert any("deadlocks" in text and "shown in program order" in text for text in texts)
-    assert len(graphs(plain(page.timelines("pipeline")))) == 1
+    assert len(graphs(plain(page.timelines()))) == 1
     assert {row[0]: row[1] for row in page.figures()[1]}["makespan"] is None
 
 
 def test_an_empty_schedule_says_so(tmp_path: Path) -> None:
     Schedule.build(Shape(1, 1, 1), {}, failed=["0.0"]).save(tmp_path / "empty.json")
     page = SchedulePage([load_schedule(tmp_path / "empty.json")])
-    assert "empty.json holds no instruction." in words(plain(page.timelines("pipeline")))
+    assert "empty.json holds no instruction." in words(plain(page.timelines()))
     page.layout()
 
 
@@ -188,7 +184,7 @@ def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, sc
     assert client.get("/assets/style.css").status_code == 200
     layout = client.get("/_dash-layout").get_json()
     tabs = [tab["props"]["label"] for tab in layout["props"]["children"][1]["props"]["children"]["props"]["children"]]
-    assert tabs == ["run", "broken.json"]
+    assert tabs == ["run", "broken.json", "Explain", "Compare", "Validate"]
 
 
 def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:
@@ -213,7 +209,7 @@ def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any
 
 def test_callbacks_answer_over_http(run_dir: Path) -> None:
     client = build_app([load_source(run_dir)]).server.test_client()
-    values = {"step": 7, "attempt": None, "grouping": "stage", "began": True}
+    values = {"step": 7, "attempt": None, "began": True}
     answer = post(client, "run0-timelines.children", "run0-step.value", **values)
     assert answer["run0-attempt"]["value"] == 2
     assert "Executed, step 7" in words(answer["run0-timelines"]["children"])
@@ -221,12 +217,12 @@ def test_callbacks_answer_over_http(run_dir: Path) -> None:
 
 def test_a_step_opens_at_the_attempt_that_counted(run_dir: Path) -> None:
     client = build_app([load_source(run_dir)]).server.test_client()
-    values = {"step": 3, "attempt": 0, "grouping": "pipeline", "began": True}
+    values = {"step": 3, "attempt": 0, "began": True}
     attempts = {
         changed: post(client, "run0-timelines.children", f"run0-{changed}.value", **values)["run0-attempt"]["value"]
-        for changed in ("step", "attempt", "grouping")
+        for changed in ("step", "attempt")
     }
-    assert attempts == {"step": 1, "attempt": 0, "grouping": 0}
+    assert attempts == {"step": 1, "attempt": 0}
 
 
 def test_it_listens_on_loopback_and_says_where(run_dir: Path) -> None:
@@ -245,6 +241,27 @@ def test_it_listens_on_loopback_and_says_where(run_dir: Path) -> None:
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
     connection.request("GET", "/")
     assert connection.getresponse().status == 200
+
+
+def test_only_the_first_page_is_there_before_others_are_opened(run_dir: Path, schedule_file: Path) -> None:
+    app = build_app([load_source(run_dir), load_source(schedule_file)])
+    client = app.server.test_client()
+    layout = client.get("/_dash-layout").get_json()
+    tabs = layout["props"]["children"][1]["props"]["children"]["props"]["children"]
+    contents = [tab["props"]["children"]["props"]["children"] for tab in tabs]
+    assert [bool(content) for content in contents] == [True, False, False, False, False]
+    names = [tab["props"]["value"] for tab in tabs]
+    outputs = [{"id": {"page": name, "type": "page"}, "property": "children"} for name in names]
+    request = {
+        "output": '..{"page":["ALL"],"type":"page"}.children...opened.data..',
+        "outputs": [outputs, {"id": "opened", "property": "data"}],
+        "inputs": [{"id": "pages", "property": "value", "value": "validate"}],
+        "state": [{"id": "opened", "property": "data", "value": names[:1]}],
+        "changedPropIds": ["pages.value"],
+    }
+    answer = client.post("/_dash-update-component", json=request).get_json()["response"]
+    assert answer["opened"]["data"] == [names[0], "validate"]
+    assert [json.loads(key)["page"] for key in answer if key != "opened"] == ["validate"]
 
 
 def test_a_port_in_use_is_one_clear_line(run_dir: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from recycle import RecycleError, Schedule, Shape
 from viz.export import SVG_LIMIT, export, panels
+from viz.figures import palette
 from viz.sources import load_source
 
 PLOTLY = re.compile(r"<script>/\*\*.*?</script>", re.DOTALL)
@@ -88,10 +89,26 @@ def test_what_cannot_be_exported_is_refused(schedule_file: Path, tmp_path: Path)
     from recycle.ir.families import gpipe
 
     source = load_source(schedule_file)
-    with pytest.raises(RecycleError, match=r"export knows \.html and \.svg, not \.pdf"):
+    with pytest.raises(RecycleError, match=r"export knows \.html, \.svg, \.png, not \.pdf"):
         export(tmp_path / "plan.pdf", [source])
     with pytest.raises(RecycleError, match="cannot be written"):
         export(tmp_path / "absent" / "plan.svg", [source])
     gpipe(Shape(pipelines=16, ranks=8, micro_batches=80)).save(tmp_path / "large.json")
     with pytest.raises(RecycleError, match=f"too many for an SVG .at most {SVG_LIMIT}"):
         export(tmp_path / "large.svg", [load_source(tmp_path / "large.json")])
+
+
+def test_a_png_shows_any_number_of_operations(tmp_path: Path, schedule_file: Path) -> None:
+    from recycle.ir.families import gpipe
+    from tests.viz.test_raster import colours
+
+    export(tmp_path / "plan.png", [load_source(schedule_file)])
+    small = colours((tmp_path / "plan.png").read_bytes())
+    assert small.shape == (6 * 24 + 32, 1600 + 32)
+    assert small[0, 0] == palette.PAPER
+    assert small[16 + 12, 16 + 70] == palette.FORWARD.fill
+    gpipe(Shape(pipelines=64, ranks=8, micro_batches=40)).save(tmp_path / "large.json")
+    export(tmp_path / "large.png", [load_source(tmp_path / "large.json")])
+    large = colours((tmp_path / "large.png").read_bytes())
+    assert large.shape == (1200 + 32, 1600 + 32)
+    assert {paint.fill for paint in palette.PAINTS[:3]} <= set(large.ravel())

@@ -10,7 +10,7 @@ import pytest
 from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
 from recycle.ir import trace as traces
 from recycle.ir.instruction import Kind
-from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable, decode, encode
+from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
 
 
 def texts(table: LaneTable, operations: np.ndarray) -> list[str]:
@@ -110,29 +110,3 @@ def test_a_process_in_another_role_says_so(tmp_path: Path) -> None:
     table = LaneTable.from_trace(traces.merge(tmp_path, shape))
     assert table.labels == ("0.0", "1.0 as 0.0")
     assert not table.has(Flag.REROUTED).any()
-
-
-def test_the_binary_form_keeps_every_column(broken_timeline: Timeline) -> None:
-    table = LaneTable.from_timeline(broken_timeline)
-    content = encode(table)
-    read = decode(content)
-    assert len(content) == 24 + 4 * 7 + 22 * len(table)
-    for name in LaneTable.COLUMNS:
-        assert read[name].tolist() == getattr(table, name).tolist()
-    assert read["offsets"].tolist() == table.offsets.tolist()
-    assert read["origin"] == 0.0
-
-
-def test_the_binary_form_keeps_microseconds_late_in_a_long_run(tmp_path: Path) -> None:
-    shape = Shape(pipelines=1, ranks=1, micro_batches=1)
-    rows = [("0F0.0", 864_000.0, 864_000.000_010), ("0B0.0", 864_000.000_010, 864_000.000_030)]
-    traces.append_iteration(traces.log_path(tmp_path, Worker(0, 0)), 7, 0, "0.0", rows)
-    read = decode(encode(LaneTable.from_trace(traces.merge(tmp_path, shape))))
-    assert read["origin"] == 864_000.0
-    assert read["end"] == pytest.approx([10e-6, 30e-6], abs=1e-9)
-
-
-@pytest.mark.parametrize("cut", [0, 3, 20, -1])
-def test_a_binary_form_cut_short_is_refused(broken_timeline: Timeline, cut: int) -> None:
-    with pytest.raises(ValueError, match=r"lanes\.bin"):
-        decode(encode(LaneTable.from_timeline(broken_timeline))[:cut])

@@ -40,29 +40,29 @@ class Box:
     rerouted: bool
 
 
-_Part = tuple[Paint, float, float, float, float]
+Part = tuple[Paint, float, float, float, float]
 """Paint, begin and end as shares of the operation's time, top, bottom."""
 
 
-def _whole(paint: Paint) -> Callable[[float], tuple[_Part, ...]]:
+def _whole(paint: Paint) -> Callable[[float], tuple[Part, ...]]:
     return lambda weight_share: ((paint, 0.0, 1.0, WORK_TOP, WORK_BOTTOM),)
 
 
-def _strip(weight_share: float) -> tuple[_Part, ...]:
+def _strip(weight_share: float) -> tuple[Part, ...]:
     return ((COMMUNICATION, 0.0, 1.0, STRIP_TOP, STRIP_BOTTOM),)
 
 
-def _backward(weight_share: float, top: float = WORK_TOP) -> tuple[_Part, ...]:
+def _backward(weight_share: float, top: float = WORK_TOP) -> tuple[Part, ...]:
     turn = 1.0 - weight_share
     parts = ((BACKWARD_INPUT, 0.0, turn, top, WORK_BOTTOM), (BACKWARD_WEIGHT, turn, 1.0, top, WORK_BOTTOM))
     return tuple(part for part in parts if part[2] > part[1])
 
 
-def _pair(weight_share: float) -> tuple[_Part, ...]:
+def _pair(weight_share: float) -> tuple[Part, ...]:
     return ((FORWARD, 0.0, 1.0, WORK_TOP, _MIDDLE), *_backward(weight_share, _MIDDLE))
 
 
-_PARTS: dict[Kind, Callable[[float], tuple[_Part, ...]]] = {
+PARTS: dict[Kind, Callable[[float], tuple[Part, ...]]] = {
     Kind.FORWARD: _whole(FORWARD),
     Kind.BACKWARD: _backward,
     Kind.BACKWARD_INPUT: _whole(BACKWARD_INPUT),
@@ -80,7 +80,7 @@ _PARTS: dict[Kind, Callable[[float], tuple[_Part, ...]]] = {
 def boxes(table: LaneTable) -> Iterator[Box]:
     """The boxes of all operations, lane by lane, in order of start."""
     kinds = [Kind(kind) for kind in table.kind]
-    parts = {kind: _PARTS[kind](table.weight_share) for kind in set(kinds)}
+    parts = {kind: PARTS[kind](table.weight_share) for kind in set(kinds)}
     rerouted = table.has(Flag.REROUTED).tolist()
     start, end = table.start.tolist(), table.end.tolist()
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
@@ -96,15 +96,15 @@ def boxes(table: LaneTable) -> Iterator[Box]:
 def label(table: LaneTable, operation: int) -> str:
     """Letter and micro-batch: `F4`, with its home when it is re-routed: `F1.4`. R reduces, S steps; transfers none."""
     kind = Kind(table.kind[operation])
-    if kind in _LETTERS:
-        return _LETTERS[kind]
+    if kind in LETTERS:
+        return LETTERS[kind]
     index = int(table.micro_batch[operation])
     away = bool(table.flags[operation] & Flag.REROUTED)
     mine = f"{table.pipeline[operation]}.{index}" if away else str(index)
     return f"{'F' if kind == Kind.OVERLAPPED_PAIR else KIND_CLASSES[kind].token}{mine}"
 
 
-_LETTERS = {
+LETTERS = {
     Kind.SEND_ACTIVATION: "",
     Kind.RECV_ACTIVATION: "",
     Kind.SEND_GRADIENT: "",
@@ -112,7 +112,7 @@ _LETTERS = {
     Kind.REDUCE_GRADIENTS: "R",
     Kind.OPTIMIZER_STEP: "S",
 }
-_NAMES = {
+NAMES = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward (input and weight)",
     Kind.BACKWARD_INPUT: "backward for the input",
@@ -135,7 +135,7 @@ def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
     begin, until, long = (f"{value * scale:.6g}{unit and ' ' + unit}" for value in (start, end, end - start))
     lines = [
         str(instruction),
-        _NAMES[Kind(table.kind[operation])],
+        NAMES[Kind(table.kind[operation])],
         f"worker {table.labels[lane]}, stage {table.stage[operation]}",
         f"start {begin}, end {until}, takes {long}",
     ]

@@ -16,11 +16,12 @@ PAPER = "#FFFFFF"
 BAND = "#F6F7F9"
 FAILURE = "#D55E00"
 FAILURE_BAND = "#FBE3D3"
+FAILURE_HATCH = "#F0B48F"
 RECOVERY = "#00694C"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Paint:
     """One entry of the legend.
 

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 
 from viz.figures.boxes import Box, boxes, describe, group_edges, time_unit
-from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FONT, GRID, INK, MUTED, PAINTS, PAPER, RULE
+from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, FONT, GRID, INK, MUTED, PAINTS, PAPER, RULE
 from viz.lanes import Flag, LaneTable
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT = 30, 30, 34, 14, 34, 16
@@ -49,7 +49,7 @@ def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
             f"<title>{title}</title>",
             "<defs>",
             *(_hatch(paint.key, paint.fill, paint.hatch) for paint in PAINTS),
-            _hatch("failed", FAILURE_BAND, "#F0B48F"),
+            _hatch("failed", FAILURE_BAND, FAILURE_HATCH),
             "</defs>",
             f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
             *body,

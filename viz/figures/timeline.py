@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from viz.figures.boxes import Box, boxes, describe, group_edges, time_unit
-from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FONT, GRID, INK, MUTED, PAPER, RULE, Paint
+from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, FONT, GRID, INK, MUTED, PAPER, RULE, Paint
 from viz.lanes import LaneTable
 
 TEXT_LIMIT, BAR_LIMIT, PATH_LIMIT = 1000, 2000, 100_000
@@ -110,7 +110,7 @@ def _mark_failed(figure: go.Figure, table: LaneTable, length: float) -> None:
         marker={
             "color": FAILURE_BAND,
             "line": {"color": FAILURE, "width": 1},
-            "pattern": {"shape": "x", "fgcolor": "#F0B48F", "bgcolor": FAILURE_BAND, "size": 9, "solidity": 0.12},
+            "pattern": {"shape": "x", "fgcolor": FAILURE_HATCH, "bgcolor": FAILURE_BAND, "size": 9, "solidity": 0.12},
         },
         text=[""] * len(lanes),
         textposition="none",

@@ -9,8 +9,10 @@ import plotly.graph_objects as go
 from dash import dcc, html
 
 from viz.figures.palette import PAINTS
-from viz.figures.timeline import CONFIG, note, timeline_figure
-from viz.lanes import Flag, Grouping, LaneTable
+from viz.figures.timeline import CONFIG
+from viz.lanes import Flag, LaneTable
+from viz.pages.lanes_view import lanes_view
+from viz.shelf import Shelf, Source
 
 Cell = str | float | int | None
 
@@ -68,20 +70,19 @@ def legend() -> html.Ul:
 
 
 def timeline(
-    title: str, lanes: LaneTable, identifier: Any, *, grouping: Grouping = "pipeline", span: float | None = None
+    title: str,
+    lanes: LaneTable,
+    name: str,
+    shelf: Shelf,
+    *,
+    source: Source | None = None,
+    span: float | None = None,
+    linked: str = "",
 ) -> html.Div:
-    """A timeline with its heading and what a screen reader is told of it."""
-    lanes = lanes.ordered(grouping)
-    spoken: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(lanes)}"}
-    left_out = note(lanes)
-    return html.Div(
-        [
-            html.H3(title),
-            html.Div(graph(timeline_figure(lanes, span=span), id=identifier, className="timeline"), **spoken),
-            *([html.P(left_out, className="hint")] if left_out else []),
-        ],
-        className="lanes",
-    )
+    """A timeline with its heading and what a screen reader is told of it; arguments as of `lanes_view`."""
+    spoken = f"{title}. {summary(lanes)}"
+    drawn = lanes_view(name, lanes, shelf, spoken=spoken, source=source, span=span, linked=linked)
+    return html.Div([html.H3(title), drawn], className="lanes")
 
 
 def summary(lanes: LaneTable) -> str:

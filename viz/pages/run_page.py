@@ -15,21 +15,24 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from viz.figures.curves import curves_figure, event_text
-from viz.lanes import Flag, Grouping, LaneTable
+from viz.lanes import Flag, LaneTable
 from viz.pages import parts
+from viz.pages.address import keep_in_address
+from viz.pages.lanes_view import source_of
 from viz.run import Run, load_run
+from viz.shelf import Shelf, Source
 
 REFRESH_SECONDS = 4.0
-GROUPINGS = [{"label": "by pipeline", "value": "pipeline"}, {"label": "by stage", "value": "stage"}]
 EVENTS_SHOWN = 60
 
 
 class RunPage:
     """The page of one run directory; `prefix` keeps its component names apart from other pages'."""
 
-    def __init__(self, run: Run, prefix: str = "run") -> None:
+    def __init__(self, run: Run, prefix: str = "run", shelf: Shelf | None = None) -> None:
         self.run = run
         self.prefix = prefix
+        self.shelf = shelf or Shelf()
         self._read_again_at = time.monotonic() + REFRESH_SECONDS
         self._lock = threading.Lock()
 
@@ -83,17 +86,6 @@ class RunPage:
                                     html.Div(
                                         [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)],
                                         id=self.name("attempts"),
-                                    ),
-                                    html.Div(
-                                        [
-                                            html.Span("Lanes"),
-                                            dcc.RadioItems(
-                                                id=self.name("grouping"),
-                                                options=GROUPINGS,
-                                                value="pipeline",
-                                                inline=True,
-                                            ),
-                                        ]
                                     ),
                                 ],
                                 className="choices",
@@ -187,7 +179,7 @@ class RunPage:
             )
         return rows
 
-    def timelines(self, step: int | None, attempt: int | None, grouping: Grouping) -> tuple[Any, Any, Any, str]:
+    def timelines(self, step: int | None, attempt: int | None) -> tuple[Any, Any, Any, str]:
         """The planned and the executed lanes of a step; then options, value and class of the choice of attempt."""
         run = self.run
         if not run.steps:
@@ -208,17 +200,21 @@ class RunPage:
             shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
         else:
             title = f"Planned, step {step}{_reroutes(planned)}"
-            shown.append(parts.timeline(title, planned, self.name("planned"), grouping=grouping))
+            source = source_of(run.planned(step, chosen))
+            shown.append(parts.timeline(title, planned, self.name("planned"), self.shelf, source=source))
         if executed is None:
             hint = "An iteration is traced when all of it ran." if run.live else ""
             shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
         else:
             title = f"Executed, step {step}{_reroutes(executed)}"
-            shown.append(parts.timeline(title, executed, self.name("executed"), grouping=grouping))
+            ran = run.executed(step, chosen)
+            source = Source(*ran) if ran else None
+            shown.append(parts.timeline(title, executed, self.name("executed"), self.shelf, source=source))
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks."""
+        keep_in_address(app, self.name("step"))
 
         @app.callback(
             Output(self.name("timelines"), "children"),
@@ -227,13 +223,12 @@ class RunPage:
             Output(self.name("attempts"), "className"),
             Input(self.name("step"), "value"),
             Input(self.name("attempt"), "value"),
-            Input(self.name("grouping"), "value"),
             Input(self.name("began"), "data"),
         )
-        def show_timelines(step: int | None, attempt: int | None, grouping: Grouping, _: bool) -> Any:
+        def show_timelines(step: int | None, attempt: int | None, _: bool) -> Any:
             # A step is shown first as it counted; only a reader's choice brings up an attempt that was broken off.
             chosen = None if ctx.triggered_id == self.name("step") else attempt
-            return self.timelines(step, chosen, grouping)
+            return self.timelines(step, chosen)
 
         @app.callback(
             Output(self.name("step"), "value"),

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, html
 
 from recycle.ir.simulate import Timeline
-from viz.lanes import Grouping
 from viz.pages import parts
-from viz.pages.run_page import GROUPINGS
+from viz.pages.lanes_view import lanes_address, source_of
+from viz.shelf import Shelf
 from viz.sources import ScheduleFile
 
-FINDINGS_SHOWN = 30
+FINDINGS_SHOWN, WORKERS_SHOWN = 30, 64
 FINDINGS_HEAD = ("rule", "severity", "worker", "position", "instruction", "message")
 
 
 class SchedulePage:
     """The page of schedule files; `prefix` keeps its component names apart from other pages'."""
 
-    def __init__(self, files: Sequence[ScheduleFile], prefix: str = "schedules") -> None:
+    def __init__(self, files: Sequence[ScheduleFile], prefix: str = "schedules", shelf: Shelf | None = None) -> None:
         self.files = files
         self.prefix = prefix
+        self.shelf = shelf or Shelf()
 
     @property
     def title(self) -> str:
@@ -35,21 +36,7 @@ class SchedulePage:
                 parts.problems(problems),
                 parts.card(
                     "Timelines",
-                    html.Div(
-                        html.Div(
-                            html.Div(
-                                [
-                                    html.Span("Lanes"),
-                                    dcc.RadioItems(
-                                        id=f"{self.prefix}-grouping", options=GROUPINGS, value="pipeline", inline=True
-                                    ),
-                                ]
-                            ),
-                            className="choices",
-                        ),
-                        className="controls",
-                    ),
-                    html.Div(id=f"{self.prefix}-timelines"),
+                    *self.timelines(),
                     parts.legend(),
                 ),
                 parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION),
@@ -58,7 +45,11 @@ class SchedulePage:
             ]
         )
 
-    def timelines(self, grouping: Grouping) -> list[Any]:
+    def addresses(self) -> list[str]:
+        """Where the browser finds the lanes of each file."""
+        return [lanes_address(self.shelf.put(file.lanes, source_of(file.timeline))) for file in self.files]
+
+    def timelines(self) -> list[Any]:
         """The lanes of each file, all with the time axis of the longest."""
         span = max((file.lanes.span for file in self.files), default=0.0)
         shown: list[Any] = []
@@ -68,8 +59,17 @@ class SchedulePage:
                 continue
             dead = ", ".join(map(str, sorted(file.schedule.failed)))
             title = f"{file.name}: {file.schedule.shape}" + (f", {dead} failed" if dead else "")
-            identifier = {"type": f"{self.prefix}-lanes", "file": place}
-            shown.append(parts.timeline(title, file.lanes, identifier, grouping=grouping, span=span or None))
+            name = f"{self.prefix}-{place}"
+            drawn = parts.timeline(
+                title,
+                file.lanes,
+                name,
+                self.shelf,
+                source=source_of(file.timeline),
+                span=span or None,
+                linked=self.prefix,
+            )
+            shown.append(drawn)
         return shown
 
     def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
@@ -96,7 +96,12 @@ class SchedulePage:
             [str(worker), *values] for worker, *values in zip(file.schedule.shape.workers(), *columns, strict=True)
         ]
         head = ("worker", "busy", "bubble", "inner bubble", "peak activations")
-        return html.Details([html.Summary(f"Workers of {file.name}"), parts.table(head, rows)], className="card")
+        title = f"Workers of {file.name}"
+        if len(rows) > WORKERS_SHOWN:
+            # A browser takes seconds for the components of a thousand rows.
+            rows = sorted(rows, key=lambda row: -_most([row[3] if isinstance(row[3], float) else None]))[:WORKERS_SHOWN]
+            title += f": {WORKERS_SHOWN} of {file.schedule.shape.worker_count}, largest inner bubble first"
+        return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 
     def findings(self, file: ScheduleFile) -> html.Section:
         """What the checker says of a file."""
@@ -112,11 +117,7 @@ class SchedulePage:
         return [[f.rule, f.severity, f.worker, f.position, f.instruction, f.message] for f in shown]
 
     def register(self, app: Dash) -> None:
-        """Add the page's callback."""
-
-        @app.callback(Output(f"{self.prefix}-timelines", "children"), Input(f"{self.prefix}-grouping", "value"))
-        def show_timelines(grouping: Grouping) -> Any:
-            return self.timelines(grouping)
+        """The page has no callbacks beside those of its timelines."""
 
 
 def _most(values: Sequence[float | None]) -> float:

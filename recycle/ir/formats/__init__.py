@@ -67,12 +67,24 @@ def read(path: str | Path, name: str | None = None) -> Schedule:
     path = Path(path)
     if path.is_dir():
         return _read_directory(path, name)
-    content = read_whole(path, ScheduleError)
-    name = name or _recognise(path, content)
-    loads = _named(name).loads
-    if loads is None:
+    return loads(read_whole(path, ScheduleError), str(path), name)
+
+
+def loads(content: bytes, path: str, name: str | None = None) -> Schedule:
+    """The schedule in a file's content.
+
+    Args:
+        path: the file's name, whose suffix counts and which begins every error message. Nothing is read there.
+        name: its format; found from suffix and content when None.
+
+    Raises:
+        ScheduleError: no format fits, or the content does not; names the file and the place.
+    """
+    name = name or _recognise(Path(path), content)
+    read_content = _named(name).loads
+    if read_content is None:
         raise ScheduleError(f"{path}: format {name} can be written, not read")
-    return loads(content, str(path))
+    return read_content(content, path)
 
 
 def _read_directory(path: Path, name: str | None) -> Schedule:

@@ -15,6 +15,7 @@ import numpy as np
 from recycle.errors import ScheduleError
 from recycle.ir import trace
 from recycle.ir.columns import Columns
+from recycle.ir.graph import Rows
 from recycle.ir.instruction import Kind
 from recycle.ir.schedule import Placement, Schedule, loop_placement
 from recycle.shape import Shape
@@ -39,19 +40,24 @@ def loads(content: bytes, name: str) -> Schedule:
             f"{name}: no step of it ran completely: in one, every stage forwards all"
             f" {shape.global_micro_batches} micro-batches"
         )
-    rows = np.argsort(ran.role, kind="stable")
-    counts = np.bincount(ran.role, minlength=shape.worker_count)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    columns = ran.columns.take(rows, offsets)
-    failed = frozenset(worker for worker, count in zip(shape.workers(), counts.tolist(), strict=True) if not count)
     generation = int(ran.generation[0])
     others = f" {len(executed.steps) - 1} other step(s) and" if len(executed.steps) > 1 else ""
     _log.warning(
         "%s: kept step %d of generation %d, in role names; left out%s all times and events",
         *(name, step, generation, others),
     )
-    metadata = {"executed": {"step": step, "generation": generation}}
-    return Schedule(shape, columns, _placement_of(shape, columns), failed, metadata=metadata)
+    schedule, _ = executed_schedule(ran)
+    return schedule.with_metadata(executed={"step": step, "generation": generation})
+
+
+def executed_schedule(ran: trace.Trace) -> tuple[Schedule, Rows]:
+    """(the programs that ran, in role names; the row of `ran` of each of their rows), of one generation of one step."""
+    shape = ran.shape
+    rows = np.argsort(ran.role, kind="stable")
+    counts = np.bincount(ran.role, minlength=shape.worker_count)
+    columns = ran.columns.take(rows, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    failed = frozenset(worker for worker, count in zip(shape.workers(), counts.tolist(), strict=True) if not count)
+    return Schedule(shape, columns, _placement_of(shape, columns), failed), rows
 
 
 def _is_whole(ran: trace.Trace) -> bool:

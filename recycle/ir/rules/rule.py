@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +123,11 @@ class Inspection:
     limits: Sequence[float] | None
     byte_limit: float | None
     about_to_run: bool
+
+    @cached_property
+    def shared(self) -> dict[Any, Any]:
+        """What several rules of a file go by, under the function that works it out; it ends with the inspection."""
+        return {}
 
     @cached_property
     def _lowered(self) -> tuple[Schedule, Rows]:

@@ -7,7 +7,6 @@ say) is told once, by its nearest cause, and not again by each of its ends.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -115,10 +114,12 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
         )
 
 
-@lru_cache(maxsize=1)
 def _tracked(inspection: Inspection) -> tuple[_Tracker, tuple[Trouble, ...]]:
-    tracker = _Tracker(inspection)
-    return tracker, tuple(tracker.troubles()) if inspection.has_transfers else ()
+    if _tracked not in inspection.shared:
+        tracker = _Tracker(inspection)
+        inspection.shared[_tracked] = tracker, tuple(tracker.troubles()) if inspection.has_transfers else ()
+    found: tuple[_Tracker, tuple[Trouble, ...]] = inspection.shared[_tracked]
+    return found
 
 
 class _Tracker:

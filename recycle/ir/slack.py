@@ -1,0 +1,43 @@
+"""Slack: how much later each instruction could start without the iteration taking longer.
+
+The longest chain behind an instruction is found by the walk that found the earliest starts, on the graph turned round.
+What has no slack lies on a critical path, of which there may be many; `Timeline.critical_path` is one of them.
+Limits: nothing else moves along, and the period is not looked at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.ir.dependencies import group_edges
+from recycle.ir.graph import Floats, earliest
+from recycle.ir.simulate import TOLERANCE, event_edges, event_graph
+
+if TYPE_CHECKING:
+    from recycle.ir.simulate import Timeline
+
+
+def slack(timeline: Timeline) -> Floats:
+    """Seconds that each row of `timeline.schedule` may start later; at least 0, O(n log n).
+
+    Of a simulated timeline without serialised transports: its order and dependencies decide.
+    """
+    columns, graph = timeline.schedule.columns, timeline.dependencies
+    rows, nodes = graph.rows, graph.nodes
+    if not rows:
+        return np.zeros(0)
+    order = event_graph(timeline.schedule, graph=graph).order
+    source, target, _ = event_edges(columns, graph)
+    offsets, followers = group_edges(target, source, nodes)
+    seconds = np.zeros(nodes)
+    seconds[:rows] = timeline.end - timeline.start
+    behind, _ = earliest(order[::-1].copy(), offsets, followers, seconds, np.zeros(nodes))
+    return np.maximum(float(timeline.end.max()) - timeline.end - behind[:rows], 0.0)
+
+
+def is_critical(timeline: Timeline) -> npt.NDArray[np.bool_]:
+    """Whether each row has no slack: the iteration takes longer if it starts later."""
+    return slack(timeline) <= timeline.makespan * TOLERANCE

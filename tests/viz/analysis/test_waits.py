@@ -1,0 +1,76 @@
+"""Inputs and outputs of an instruction: who makes them, what carries them, and which one decided."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle import Profile, Shape, Timeline, simulate
+from recycle.ir.dependencies import Cause
+from recycle.ir.families import one_f_one_b
+from recycle.ir.instruction import TRANSFER_KINDS
+from tests.ir.random_schedules import random_profile, random_schedule
+from viz.analysis.waits import Input, Output, Waits, name
+
+
+def row_of(timeline: Timeline, text: str) -> int:
+    return next(row for row, word in enumerate(timeline.schedule.words()) if word == text)
+
+
+def test_a_value_from_another_worker_is_told_with_its_maker_and_its_carrier() -> None:
+    timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(link=0.5))
+    waits = Waits(timeline)
+    told = waits.inputs(row_of(timeline, "0B0.0"))
+    assert told.total == 3
+    need, *others = told.shown
+    assert isinstance(need, Input)
+    assert name(timeline, need.row) == "1B0.0 on 0.1"
+    assert (need.made, need.arrived, need.slack) == (4.5, 5.0, 0.0)
+    assert str(timeline.schedule.instruction(need.carrier)) == "1SEND_B0.0@0.0"
+    assert [(name(timeline, other.row), other.cause) for other in others if isinstance(other, Input)] == [
+        ("0F0.1 on 0.0", Cause.ORDER),
+        ("0F0.0 on 0.0", Cause.DATA),
+    ]
+    assert waits.tell(row_of(timeline, "0B0.0"))[0] == ("Waited for 1B0.0 on 0.1 (its value), ended 4.5, arrived 5")
+    assert waits.tell(0) == ["It needs nothing: it starts when the iteration does."]
+
+
+def test_a_reduce_waits_for_the_last_of_all_hosts() -> None:
+    timeline = simulate(one_f_one_b(Shape(3, 2, 2)), Profile.uniform(step=0.5))
+    reduce = row_of(timeline, "0REDUCE_GRAD")
+    told = Waits(timeline).inputs(reduce, most=2)
+    assert len(told.shown) == 2
+    assert told.total > 6
+    assert all(isinstance(need, Input) and need.cause in (Cause.REDUCE, Cause.ORDER) for need in told.shown)
+
+
+def test_outputs_are_found_through_transfers() -> None:
+    timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(link=0.5))
+    told = Waits(timeline).outputs(row_of(timeline, "0F0.0"))
+    assert [(name(timeline, use.row), use.slack) for use in told.shown] == [
+        ("1F0.0 on 0.1", 0.0),
+        ("0B0.0 on 0.0", 4.0),
+    ]
+
+
+@settings(derandomize=True, max_examples=30, deadline=None, database=None)
+@given(st.integers(0, 10**6))
+def test_inputs_and_outputs_are_each_others_reverse_and_the_decisive_input_has_no_slack(seed: int) -> None:
+    rng = random.Random(seed)
+    schedule = random_schedule(rng)
+    timeline = simulate(schedule, random_profile(rng, schedule))
+    waits, kind = Waits(timeline), timeline.schedule.columns.kind
+    for row in rng.sample(range(len(kind)), min(6, len(kind))):
+        if int(kind[row]) in TRANSFER_KINDS:
+            continue
+        uses = waits.outputs(row, 10**6)
+        for use in uses.shown:
+            assert isinstance(use, Output)
+            needs = waits.inputs(use.row, 10**6).shown
+            assert row in {need.row for need in needs}
+        decided = waits.waited_for(row)
+        if timeline.start[row] > 0:
+            assert decided is not None
+            assert decided.slack <= timeline.makespan * 1e-9

@@ -1,0 +1,128 @@
+"""The explain page: critical path, bubbles, memory, what is in view and the search, each against the timeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recycle import RecycleError, Schedule, Shape, Worker
+from recycle.ir.families import one_f_one_b
+from tests.viz.components import graphs, of_type, plain, words
+from viz.pages.explain_page import ExplainPage, is_range
+from viz.run import load_run
+from viz.sources import schedule_source
+
+SHAPE = Shape(1, 4, 8)
+
+
+@pytest.fixture
+def page() -> ExplainPage:
+    limited = one_f_one_b(SHAPE).with_metadata(limits=[4, 3, 2, 1])
+    return ExplainPage(lambda: [schedule_source(Path("1f1b"), limited)])
+
+
+def test_the_critical_path_adds_up_to_the_makespan(page: ExplainPage) -> None:
+    texts = words(plain(page.path(page.explained("file/0"))))
+    assert "1f1b: makespan 33" in texts
+    at = texts.index("share")
+    rows = [texts[at + 1 + 4 * i : at + 5 + 4 * i] for i in range(2)]
+    assert [(row[0], float(row[2])) for row in rows] == [("B", 22.0), ("F", 11.0)]
+    assert sum(float(row[3].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.1)
+
+
+def test_lanes_and_memory_lie_on_one_axis_and_the_peak_is_named(page: ExplainPage) -> None:
+    lanes, memory = graphs(plain(page.lanes(page.explained("file/0"), "pipeline")))
+    assert lanes["figure"]["layout"]["xaxis"]["range"] == memory["figure"]["layout"]["xaxis"]["range"]
+    assert lanes["figure"]["layout"]["margin"]["l"] == memory["figure"]["layout"]["margin"]["l"]
+    assert memory["id"] == {"type": "explain-graph", "place": 1}
+    (note,) = [note for note in memory["figure"]["layout"]["annotations"] if note["name"] == "limit"]
+    assert note["text"] == "limit 4"
+    assert "Worker 0.0 holds at most 4 activations, from 0F0.3 on; its limit is 4." in words(
+        plain(page.lanes(page.explained("file/0"), "pipeline"))
+    )
+
+
+def test_another_workers_memory_is_drawn_when_chosen(page: ExplainPage) -> None:
+    (graph,) = graphs(plain(page.memory(page.explained("file/0"), Worker(0, 2), 60)))
+    assert [note["text"] for note in graph["figure"]["layout"]["annotations"]] == ["limit 2"]
+    assert graph["figure"]["data"][1]["text"] == ["peak 2: 2F0.1"]
+
+
+def test_what_is_in_view_follows_the_zoom(page: ExplainPage) -> None:
+    one = page.explained("file/0")
+    whole, warm_up = (words(plain(page.in_view(one, shown))) for shown in (None, (0.0, 2.0)))
+    assert whole[0] == "From 0 to 33: 64 instructions on 4 live workers."
+    assert warm_up[0] == "From 0 to 2: 3 instructions on 4 live workers."
+    at = warm_up.index("F")
+    assert warm_up[at : at + 3] == ["F", "3", "37.5%"]
+    assert "idle: waits for a value" in warm_up
+    assert page.in_view(one, (5.0, 5.0)) is not None  # nothing in view
+
+
+@pytest.mark.parametrize("shown", [[1, 2.5], [0.0, 0.0]])
+def test_two_times_are_a_range(shown: list[float]) -> None:
+    assert is_range(shown)
+
+
+@pytest.mark.parametrize("shown", [None, {}, [1], [1, "2"], [float("nan"), 1.0], "12"])
+def test_anything_else_is_none(shown: object) -> None:
+    assert not is_range(shown)
+
+
+def test_the_longest_bubbles_lead_to_their_places(page: ExplainPage) -> None:
+    one = page.explained("file/0")
+    texts = words(plain(page.longest(one)))
+    assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in texts
+    gap = one.bubbles.longest(1)[0]
+    place = page.place_of("file/0", "pipeline", "bubble", 0, "")
+    assert place is not None
+    assert (place["from"], place["to"]) == (gap.start, gap.end)
+    assert place["lane"] == gap.worker.rank
+
+
+def test_a_search_tells_why_each_hit_starts_when_it_does(page: ExplainPage) -> None:
+    component = plain(page.hits("file/0", "kind:F stage:3 mb:0..1"))
+    texts = words(component)
+    assert "3F0.0 on 0.3" in texts
+    assert "Waited for 2F0.0 on 0.2 (its value), ended 3, arrived 3" in texts
+    assert "2 found." in texts
+    assert len(of_type(component, "Button")) == 2
+    place = page.place_of("file/0", "pipeline", "hit", 1, "kind:F stage:3 mb:0..1")
+    assert place is not None
+    assert (place["from"], place["lane"]) == (6.0, 3)
+
+
+def test_a_search_that_finds_nothing_or_is_wrong_says_so(page: ExplainPage) -> None:
+    assert any("Nothing matches" in text for text in words(plain(page.hits("file/0", "stage:9"))))
+    assert any("knd is no field" in text for text in words(plain(page.hits("file/0", "knd:F"))))
+    assert page.hits("file/0", "  ") == []
+
+
+def test_an_executed_step_is_explained_in_seconds(run_dir: Path) -> None:
+    page = ExplainPage(lambda: [load_run(run_dir)])
+    key = page.operands.first_choice()[-1]
+    component = plain(page.answer(key))
+    texts = words(component)
+    assert any(text.startswith("run: executed step 4: makespan 0.2024") for text in texts)
+    assert not any("have no slack" in text for text in texts)
+    assert graphs(component)[0]["figure"]["layout"]["xaxis"]["title"]["text"] == "time (ms)"
+    assert any(text.startswith("From 0 to 202.41 ms: ") for text in texts)
+
+
+def test_a_large_schedule_goes_to_the_canvas_with_its_limits() -> None:
+    file = schedule_source(Path("large"), one_f_one_b(Shape(16, 4, 20)).with_metadata(limits=[4, 3, 2, 1]))
+    page = ExplainPage(lambda: [file])
+    component = plain(page.lanes(page.explained("file/0"), "stage"))
+    (canvas,) = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+    assert (canvas["data-name"], canvas["data-grouping"]) == ("explain-0", "stage")
+    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    assert shown is not None
+    assert shown.source is page.explained("file/0").source
+    assert len(graphs(component)) == 2  # the canvas's axes and the memory
+
+
+def test_nothing_to_explain_is_said(broken: Schedule) -> None:
+    assert "There is nothing to explain yet." in words(plain(ExplainPage(lambda: []).layout()))
+    with pytest.raises(RecycleError, match="is not there to be compared"):
+        ExplainPage(lambda: []).answer("file/0")

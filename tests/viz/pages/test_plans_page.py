@@ -1,0 +1,155 @@
+"""The plan browser: workers are failed and restored, undone, linked to and saved; the old plan stays as a ghost."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recycle import Schedule, Worker, check, lower
+from recycle.errors import PlanError
+from recycle.job import Job
+from recycle.plans import PlanLibrary
+from recycle.solve.library import plan_library
+from recycle.solve.planner import plan
+from tests.viz.components import graphs, of_type, plain, words
+from viz.pages.plans_page import BUTTONS, PlansPage
+from viz.what_if import WhatIf
+
+JOB = Job.from_toml("[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n")
+EMPTY: dict[str, Any] = {"failed": [], "history": []}
+
+
+@pytest.fixture(scope="module")
+def page() -> PlansPage:
+    return PlansPage(WhatIf(JOB, None, lambda failed: plan(JOB, failed, quick=True)))
+
+
+def test_a_press_fails_a_worker_another_restores_it_and_undo_goes_back(page: PlansPage) -> None:
+    one = page.toggled(EMPTY, Worker(1, 1))
+    assert one == {"failed": ["1.1"], "history": [[]]}
+    two = page.toggled(one, Worker(0, 0))
+    assert two["failed"] == ["0.0", "1.1"]
+    back = page.toggled(two, Worker(1, 1))
+    assert back["failed"] == ["0.0"]
+    assert page.undone(back) == two
+    assert page.undone(page.undone(page.undone(back))) == EMPTY
+    assert page.undone(EMPTY) == EMPTY
+
+
+def test_what_has_no_plan_changes_nothing(page: PlansPage) -> None:
+    state = {"failed": ["0.1", "1.1"], "history": []}
+    with pytest.raises(PlanError, match="no live worker is left for stage 1"):
+        page.toggled(state, Worker(2, 1))
+    assert page.changed(state, frozenset({Worker(0, 1), Worker(1, 1)})) is state
+
+
+def test_the_answer_stands_beside_the_one_before_and_the_fault_free_one(page: PlansPage) -> None:
+    state = {"failed": ["0.0", "1.1"], "history": [[], ["1.1"]]}
+    texts = words(plain(page.answer(state)))
+    assert {"without 0.0, 1.1", "before: without 1.1", "all workers"} <= set(texts)
+    row = texts.index("period")
+    whole, before, now = (page.what_if.answer(page.what_if.parse(names)) for names in ("", "1.1", "0.0,1.1"))
+    expected = [f"{answer.plan.period:.5g}" for answer in (now, before, whole)]
+    assert texts[row + 1 : row + 4] == expected
+    assert any(text.startswith("The plan is planned now, in ") for text in texts)
+
+
+def test_the_old_plan_is_outlined_over_the_new_ones_lanes(page: PlansPage) -> None:
+    state = {"failed": ["1.1"], "history": [[]]}
+    (graph,) = graphs(plain(page.lanes(state, "pipeline")))
+    (ghost,) = [trace for trace in graph["figure"]["data"] if trace.get("name") == "before"]
+    whole = page.what_if.answer([])
+    outlines = np.frombuffer(base64.b64decode(ghost["x"]["bdata"])).reshape(-1, 6)
+    drawn = whole.timeline.end > whole.timeline.start
+    assert sorted(outlines[:, 0]) == sorted(whole.timeline.start[drawn])
+    assert np.isnan(outlines[:, 5]).all()
+    assert [note["text"] for note in graph["figure"]["layout"]["annotations"]] == ["failed"]
+    (first,) = graphs(plain(page.lanes(EMPTY, "pipeline")))
+    assert "before" not in {trace.get("name") for trace in first["figure"]["data"]}
+
+
+def test_a_pressed_lane_is_its_worker_in_either_grouping(page: PlansPage) -> None:
+    def order(grouping: Any) -> list[str]:
+        (store,) = of_type(plain(page.lanes(EMPTY, grouping)), "Store")
+        return list(store["data"])
+
+    click = {"points": [{"y": 0.97, "x": 3}]}
+    assert page.lane_of(click, order("pipeline")) == Worker(0, 1)
+    assert page.lane_of(click, order("stage")) == Worker(1, 0)
+    for nothing in (None, {}, {"points": []}, {"points": [{"y": 77}]}, {"points": [{"y": "0"}]}):
+        assert page.lane_of(nothing, order("stage")) is None
+
+
+def test_the_address_restores_the_failures(page: PlansPage) -> None:
+    assert page.from_address("?fail=1.1,0.0") == {Worker(1, 1), Worker(0, 0)}
+    assert page.from_address("?plan=x") is None
+    assert page.from_address(None) is None
+    with pytest.raises(PlanError):
+        page.from_address("?fail=<script>")
+
+
+def test_what_is_saved_is_a_plan_that_checks(page: PlansPage, tmp_path: Path) -> None:
+    saved = page.saved({"failed": ["1.1"], "history": []})
+    assert saved["filename"] == "plan-without-1.1.json"
+    (tmp_path / "plan.json").write_text(saved["content"])
+    schedule = Schedule.load(tmp_path / "plan.json")
+    assert {str(worker) for worker in schedule.failed} == {"1.1"}
+    assert check(lower(schedule)) == []
+    assert json.loads(saved["content"])["metadata"]["vector"] == [0, 1]
+
+
+def test_every_worker_has_a_button_that_says_whether_it_is_pressed(page: PlansPage) -> None:
+    buttons = of_type(plain(page.workers([Worker(1, 1)])), "Button")
+    assert [button["id"]["worker"] for button in buttons] == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
+    assert [button["aria-pressed"] for button in buttons] == ["false"] * 3 + ["true"] + ["false"] * 2
+    assert buttons[3]["children"] == "✕ 1.1"
+
+
+def test_too_many_workers_are_named_instead() -> None:
+    job = Job.from_toml("[shape]\npipelines = 65\nranks = 8\nmicro_batches = 1\n")
+    assert job.shape.worker_count > BUTTONS
+    texts = words(plain(PlansPage(WhatIf(job, None, None)).workers(())))
+    assert texts == ["520 workers: type names, or press a lane below."]
+
+
+def test_the_library_is_listed_by_failures_with_its_figures(tmp_path: Path) -> None:
+    from msgspec.structs import replace
+
+    plan_library(replace(JOB, planner=replace(JOB.planner, steps=0)), 1, tmp_path)
+    page = PlansPage(WhatIf(JOB, PlanLibrary(tmp_path, JOB), None))
+    component = plain(page.library())
+    assert [button["id"]["vector"] for button in of_type(component, "Button")] == ["0,0", "0,1", "1,0"]
+    texts = words(component)
+    assert "100.0%" in texts
+    assert {"none", "1 on rank 0", "1 on rank 1"} <= set(texts)
+    dead = page.what_if.dead_of([0, 1])
+    assert page.what_if.answer(dead).source == "library"
+    assert "No library of plans was given." in words(plain(PlansPage(WhatIf(JOB, None, None)).library()))
+
+
+def test_of_many_workers_the_failed_and_the_most_changed_are_drawn() -> None:
+    job = Job.from_toml("[shape]\npipelines = 16\nranks = 8\nmicro_batches = 16\n[memory]\nlimit = 8\n")
+    page = PlansPage(WhatIf(job, None, lambda failed: plan(job, failed, quick=True)))
+    state = {"failed": ["7.5"], "history": [[]]}
+    component = plain(page.lanes(state, "pipeline"))
+    (store,) = [store for store in of_type(component, "Store") if store["id"] == "plans-order"]
+    assert "7.5" in store["data"]
+    assert len(store["data"]) == 16
+    assert any(text.startswith("16 of 128 workers: the failed") for text in words(component))
+    (canvas,) = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    assert shown is not None
+    assert shown.table.lanes == 128
+    assert page.named({"lane": 61, "address": canvas["data-address"]}) == Worker(7, 5)
+
+
+@pytest.mark.parametrize(
+    "choice", [None, {}, {"lane": 9}, {"lane": -1}, {"lane": "1"}, {"operation": 3}, {"lane": 1, "from": 0, "to": 1}]
+)
+def test_what_is_no_workers_name_fails_nobody(page: PlansPage, choice: object) -> None:
+    assert page.named(choice) is None

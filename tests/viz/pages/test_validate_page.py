@@ -1,0 +1,91 @@
+"""The validate page: a verdict, findings with their rule and place, lanes with badges; harm is shown as text."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from recycle import Schedule, Shape
+from recycle.ir.families import one_f_one_b
+from recycle.ir.formats import native
+from tests.viz.components import graphs, of_type, plain, words
+from viz.app import build_app
+from viz.dropped import MOST_BYTES, Dropped, inspect
+from viz.pages.validate_page import KEPT, ValidatePage
+
+
+def dropped(schedule: Schedule, name: str = "mine.json") -> Dropped:
+    return inspect(native.dumps(schedule).encode(), name)
+
+
+@pytest.fixture
+def wrong(broken: Schedule) -> Dropped:
+    return dropped(Schedule.from_text(broken.shape, {**broken.text(), "0.0": "0F0.0 0F0.1 0F0.1 0B0.0 0B0.1"},
+                                      failed=["1.1"]))  # fmt: skip
+
+
+def test_a_valid_file_is_called_valid_and_drawn(broken: Schedule) -> None:
+    component = plain(ValidatePage().answer(dropped(broken)))
+    assert "mine.json: Valid" in words(component)
+    assert "makespan 11" in words(component)
+    assert len(graphs(component)) == 1
+    assert of_type(component, "Button") == []
+
+
+def test_findings_carry_rule_place_message_and_hint(wrong: Dropped) -> None:
+    component = plain(ValidatePage().answer(wrong))
+    texts = words(component)
+    assert "mine.json: Not valid (1 error, 0 warnings)" in texts
+    assert {"duplicate", "0.0 #2", "0F0.1"} <= set(texts)
+    (abbreviation,) = of_type(component, "Abbr")
+    assert abbreviation["title"].startswith("Each micro-batch is used exactly once")  # the rule's own documentation
+    assert [button["id"] for button in of_type(component, "Button")] == [{"type": "validate-finding", "place": 0}]
+    assert "0.0 ▲1" in graphs(component)[0]["figure"]["layout"]["yaxis"]["ticktext"]
+
+
+def test_a_press_goes_to_the_place(wrong: Dropped) -> None:
+    place = ValidatePage().place_of(wrong, wrong.findings[0])
+    assert place is not None
+    assert (place["from"], place["to"], place["lane"]) == (2.0, 3.0, 0)
+
+
+def test_what_cannot_be_read_says_why_and_draws_nothing() -> None:
+    page = ValidatePage()
+    key, file = page.take("data:;base64," + base64.b64encode(b"0F0,<script>alert(1)</script>\n").decode(), "a.csv")
+    component = plain(page.answer(file))
+    assert any("'<script>alert(1)</script>' is not an action" in text for text in words(component))
+    assert graphs(component) == []
+    assert page.kept(key) is file
+
+
+def test_only_the_last_few_files_are_kept() -> None:
+    page = ValidatePage()
+    keys = [page.take(f"data:;base64,{'QUJD' * place}", "a.json")[0] for place in range(KEPT + 1)]
+    assert page.kept(keys[0]) is None
+    assert page.kept(keys[-1]) is not None
+    assert page.kept("../../etc") is None
+
+
+def test_many_lanes_go_to_the_canvas_with_their_badges() -> None:
+    shape = Shape(60, 4, 5)
+    text = one_f_one_b(shape).text()
+    text["47.3"] = text["47.3"] + " 3B47.1"
+    file = dropped(Schedule.from_text(shape, text))
+    page = ValidatePage()
+    component = plain(page.lanes(file))
+    (canvas,) = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    assert shown is not None
+    assert shown.table.labels[47 * 4 + 3] == "47.3 ▲1"
+    place = page.place_of(file, file.findings[0])
+    assert place is not None
+    assert (place["worker"], place["lane"]) == (47 * 4 + 3, 47 * 4 + 3)
+
+
+def test_a_request_beyond_the_limit_is_refused_by_the_server() -> None:
+    client = build_app([]).server.test_client()
+    answer: Any = client.post("/_dash-update-component", data=b"x" * (MOST_BYTES * 4 // 3 + 2**20 + 1),
+                              content_type="application/json")  # fmt: skip
+    assert answer.status_code == 413

@@ -1,0 +1,391 @@
+"""The canvas in a real browser: its pixels are the model's, and looking around asks the server for nothing.
+
+Needs Debian's `chromium` and Playwright for Python; skipped where one of them is not installed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recycle import Schedule, Shape, Timeline, simulate
+from recycle.ir.families import one_f_one_b
+from tests.viz.serving import served
+from viz.figures import palette
+from viz.figures.boxes import boxes
+from viz.figures.raster import BUSY, Window, utilisation
+from viz.lanes import LaneTable
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed"),
+    pytest.mark.xdist_group("chromium"),
+]
+NAME = "schedules-0"
+VIEW = f"recycle.views.get('{NAME}')"
+PIXEL = """([x, y]) => {
+  const {left, top} = VIEW.place, ratio = devicePixelRatio;
+  const at = VIEW.context.getImageData(Math.floor((left + x) * ratio), Math.floor((top + y) * ratio), 1, 1).data;
+  return '#' + [...at.slice(0, 3)].map(c => c.toString(16).padStart(2, '0')).join('').toUpperCase();
+}""".replace("VIEW", VIEW)
+COLUMN = """x => {
+  const {left, top, height} = VIEW.place;
+  const data = VIEW.context.getImageData(Math.round(left) + x, Math.round(top), 1, Math.round(height)).data;
+  return Array.from({length: data.length / 4}, (_, i) =>
+    '#' + [...data.slice(4 * i, 4 * i + 3)].map(c => c.toString(16).padStart(2, '0')).join('').toUpperCase());
+}""".replace("VIEW", VIEW)
+SHOW = """window_ => { VIEW.show(window_); return new Promise(done => {
+  const look = () => VIEW.wanted || VIEW.asked ? requestAnimationFrame(look) : done(VIEW.level);
+  requestAnimationFrame(() => requestAnimationFrame(look));
+}); }""".replace("VIEW", VIEW)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+class Page:
+    """A page with one timeline, what it asked the server for, and what it complained of."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page, self.address = page, address
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", self._asked)
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.open("")
+
+    def open(self, query: str) -> None:
+        self.page.goto(self.address + query)
+        self.page.wait_for_selector(".lanes-view[data-drawn]")
+        self.page.wait_for_load_state("networkidle")
+        self.requests.clear()
+
+    def _asked(self, request: Any) -> None:
+        if "_favicon" not in request.url:  # chromium looks at it again whenever the address changes
+            self.requests.append(request.url)
+
+    def __call__(self, script: str, argument: Any = None) -> Any:
+        return self.page.evaluate(script, argument)
+
+    def show(self, **window: float) -> int:
+        """Show a window; returns the level of detail that it is drawn at."""
+        level: int = self(SHOW, window)
+        return level
+
+    def at(self, t: float, y: float) -> tuple[float, float]:
+        """Place within the axes, in pixels, of a time and a row."""
+        x, down = self(
+            f"([t, y]) => {{ const v = {VIEW}.view, p = {VIEW}.place;"
+            " return [(t - v.t0) / (v.t1 - v.t0) * p.width, (y - v.y0) / (v.y1 - v.y0) * p.height]; }",
+            [t, y],
+        )
+        return x, down
+
+    def colour(self, t: float, y: float) -> str:
+        found: str = self(PIXEL, list(self.at(t, y)))
+        return found
+
+    def point(self, t: float, y: float) -> tuple[float, float]:
+        """The same on the page, for the mouse."""
+        self(f"() => {VIEW}.root.scrollIntoView()")
+        left, top = self(
+            f"() => {{ const box = {VIEW}.plot.getBoundingClientRect(), {{left, top}} = {VIEW}.place;"
+            " return [box.left + left, box.top + top]; }"
+        )
+        x, down = self.at(t, y)
+        return left + x, top + down
+
+    def status(self) -> str:
+        return str(self(f"() => {VIEW}.status.textContent"))
+
+
+@pytest.fixture
+def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Page]]:
+    contexts = []
+
+    def open_(schedule: Schedule, **options: Any) -> Page:
+        schedule.save(tmp_path / "plan.json")
+        context = chromium.new_context(viewport={"width": 1280, "height": 900}, **options)
+        contexts.append(context)
+        return Page(context.new_page(), served(tmp_path / "plan.json"))
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def shared(chromium: Any, broken: Schedule, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    path = tmp_path_factory.mktemp("shared") / "plan.json"
+    broken.save(path)
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    yield Page(context.new_page(), served(path))
+    context.close()
+
+
+@pytest.fixture
+def page(shared: Page) -> Page:
+    """The page of the schedule `broken`, just opened."""
+    shared.open("")
+    shared.complaints.clear()
+    return shared
+
+
+def test_every_box_has_its_colour_and_idle_time_has_none(page: Page, broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    for box in (box for box in boxes(table) if box.end > box.start):
+        # near the upper left corner: no text there, and of stripes either colour may be
+        t, y = box.start + 0.12 * (box.end - box.start), box.lane + 0.5 + box.top + 0.16 * (box.bottom - box.top)
+        allowed = {box.paint.fill, box.paint.hatch} if box.rerouted else {box.paint.fill}
+        assert page.colour(t, y) in allowed, (box, page.colour(t, y))
+    assert page.colour(4.5, 0.5) == palette.BAND
+    assert page.complaints == []
+
+
+def test_a_failed_lane_is_striped_and_rerouted_work_is_striped_and_bordered(page: Page) -> None:
+    along = {page.colour(1.0 + step / 40, 3.5) for step in range(40)}
+    assert along == {palette.FAILURE_BAND, palette.FAILURE_HATCH}
+    rerouted = {page.colour(2.1 + step / 60, 1.2) for step in range(40)}
+    assert rerouted == {palette.FORWARD.fill, palette.FORWARD.hatch}
+    x, y = page.at(2.5, 1 + 0.5 - 0.4)
+    assert page(PIXEL, [x, y + 0.6]) == palette.INK
+
+
+def test_bands_hold_the_exact_shares_of_time(opened: Callable[..., Page]) -> None:
+    schedule = one_f_one_b(Shape(pipelines=64, ranks=8, micro_batches=64))
+    table = LaneTable.from_timeline(simulate(schedule))
+    page = opened(schedule)
+    assert page.show(t0=0.0, t1=table.span, y0=0, y1=table.lanes) == 0
+    width = page(f"() => Math.round({VIEW}.place.width)")
+    view = page(f"() => {VIEW}.view")
+    shares = utilisation(table, Window(view["t0"], view["t1"], 0, table.lanes), width, table.lanes)[0]
+    for x in (width // 50, width // 7, width // 2, width - width // 50):
+        column = rgb(page(COLUMN, x))
+        edge = 64 / len(column)  # a pixel of ground above the band of each pipeline
+        work = sum(
+            share * rgb([palette.PAINTS[paint].fill])[0] for paint, share in zip(BUSY, shares[:, x], strict=True)
+        )
+        ground = rgb([palette.BAND])[0]
+        expected = edge * ground + (1 - edge) * (work + (1 - shares[:, x].sum()) * ground)
+        assert column.mean(axis=0) == pytest.approx(expected, abs=1.0)
+    assert page.complaints == []
+
+
+def rgb(colours: list[str]) -> Any:
+    return np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in colours], dtype=float)
+
+
+def test_levels_of_detail_follow_the_zoom(opened: Callable[..., Page]) -> None:
+    schedule = one_f_one_b(Shape(pipelines=64, ranks=8, micro_batches=64))
+    page = opened(schedule)
+    assert [
+        page.show(t0=0, t1=300, y0=0, y1=512),
+        page.show(t0=0, t1=60, y0=0, y1=100),
+        page.show(t0=20, t1=50, y0=0, y1=16),
+    ] == [0, 1, 2]
+
+
+def test_zoom_pan_hover_and_grouping_ask_the_server_for_nothing(page: Page) -> None:
+    page.page.mouse.move(*page.point(1.5, 0.5))
+    for key in "wwdasgghh0pr":
+        page.page.keyboard.press(key)
+        page.page.wait_for_timeout(40)
+    page.page.keyboard.down("Control")
+    page.page.mouse.wheel(0, -200)
+    page.page.keyboard.up("Control")
+    x, y = page.point(3.0, 1.0)
+    page.page.mouse.move(x, y)
+    page.page.mouse.down()
+    page.page.mouse.move(x + 150, y + 60, steps=4)
+    page.page.mouse.up()
+    page.page.wait_for_timeout(700)
+    assert page.requests == []
+    assert page.complaints == []
+
+
+def test_hover_names_the_operation_under_the_pointer(page: Page) -> None:
+    page.page.mouse.move(*page.point(2.5, 1.5))
+    tip = page.page.inner_text(".lanes-tip").splitlines()
+    assert tip[:5] == [
+        "1F1.0", "forward", "worker 0.1, stage 1", "start 2, end 3, takes 1", "home pipeline 1, re-routed to this peer"
+    ]  # fmt: skip
+    page.page.mouse.move(*page.point(4.0, 0.5))
+    assert page.page.inner_text(".lanes-tip").splitlines() == ["worker 0.0: idle", "from 2 to 5, 3"]
+    page.page.mouse.move(*page.point(4.0, 3.5))
+    assert page.page.inner_text(".lanes-tip").splitlines() == ["worker 1.1: has failed"]
+
+
+def test_a_click_tells_what_was_needed_and_a_gap_why(page: Page, broken: Schedule) -> None:
+    page.page.mouse.click(*page.point(2.5, 1.5))
+    page.page.wait_for_selector(".selection")
+    assert page.page.inner_text(".selection h4") == "1F1.0"
+    rows = [row.split("\t") for row in page.page.inner_text(".selection tbody").splitlines()]
+    assert [row[:2] + row[3:] for row in rows] == [
+        ["1F0.0", "0.1", "2", "none: waited for this"],
+        ["0F1.0", "1.0", "1", "1"],
+    ]
+    page.page.wait_for_function(f"() => {VIEW}.links")
+    table = LaneTable.from_timeline(simulate(broken))
+    linked = page(f"() => {VIEW}.links")
+    assert linked["memory"]["worker"] == "0.1"
+    names = {key: [str(table.instruction(i)) for i in linked[key]] for key in ("inputs", "outputs")}
+    assert names == {"inputs": ["0F1.0"], "outputs": ["1I1.0"]}
+    page.page.mouse.click(*page.point(4.0, 0.5))
+    page.page.wait_for_function("() => document.querySelector('.selection h4').textContent.includes('idle')")
+    assert "0B0.0 waits for 1B0.0 on 0.1, which ends at 5." in page.page.inner_text(".selection")
+
+
+def test_keys_walk_along_lanes_bubbles_and_dependencies(page: Page) -> None:
+
+    def press(*keys: str) -> str:
+        for key in keys:
+            page.page.keyboard.press(key)
+        return page.status().split(";")[0]
+
+    assert press(".") == "0F0.0"
+    assert press(".", ".") == "0B0.0"
+    assert press(",") == "0F0.1"
+    assert press("ArrowDown") == "1F0.0"
+    page.page.wait_for_function(f"() => {VIEW}.links && {VIEW}.links.inputs.length")
+    assert press("[") == "0F0.0"
+    assert press("b") == "worker 0.0 idle from 2 to 5"
+    assert press("Escape") == ""
+    page.page.keyboard.press("/")
+    page.page.keyboard.type("kind:w mb:1.1 rerouted")
+    page.page.keyboard.press("Enter")
+    assert page.status().startswith("1 of 1: 1W1.1")
+    page.page.keyboard.type("w")
+    assert page.page.input_value(".lanes-search").endswith("w")
+    page.page.fill(".lanes-search", "nonsense:1")
+    page.page.keyboard.press("Enter")
+    assert page.status().startswith("nonsense:1: not one of kind:")
+    page.page.keyboard.press("Escape")
+    assert press("Escape", "r").startswith("0 to 11, 6 rows: busy 54.5 %, bubble 45.5 %")
+    assert page.complaints == []
+
+
+def test_lanes_by_stage_and_folded_groups(page: Page) -> None:
+    page.page.keyboard.press("g")
+    page.page.wait_for_function(f"() => {VIEW}.rows.grouping === 'stage' && !{VIEW}.wanted && !{VIEW}.asked")
+    assert page(f"() => Array.from({VIEW}.rows.order, lane => {VIEW}.table.labels[lane])") == [
+        "0.0", "1.0", "2.0", "0.1", "1.1", "2.1"
+    ]  # fmt: skip
+    assert page.colour(1.5, 4.5) in (palette.FAILURE_BAND, palette.FAILURE_HATCH)
+    page.page.keyboard.press("h")
+    page.page.wait_for_function(f"() => {VIEW}.rows.count === 2 && !{VIEW}.wanted && !{VIEW}.asked")
+    # at 5.5 two of the three workers of stage 0 run the input half of a backward
+    x, _ = page.at(5.5, 0)
+    column = page(COLUMN, int(x))
+    upper = column[: len(column) // 2]
+    assert sum(colour == palette.BACKWARD_INPUT.fill for colour in upper) / len(upper) == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_an_address_restores_the_view(page: Page) -> None:
+    page.page.keyboard.press(".")
+    page.page.keyboard.press("f")
+    page.page.keyboard.press("g")
+    page.page.wait_for_function("() => location.search.includes('sel=') && location.search.includes('group=stage')")
+    before, query = page(f"() => {VIEW}.view"), page("() => location.search")
+    assert re.search(r"t0=.*t1=.*lanes=.*sel=0", query)
+    page.open(query)
+    page.page.wait_for_function(f"() => {VIEW}.selected === 0 && !{VIEW}.wanted && !{VIEW}.asked")
+    after = page(f"() => {VIEW}.view")
+    assert [after[key] for key in ("t0", "t1", "y0", "y1")] == pytest.approx(
+        [before[key] for key in ("t0", "t1", "y0", "y1")], rel=1e-6
+    )
+    assert page(f"() => {VIEW}.rows.grouping") == "stage"
+
+
+@pytest.mark.parametrize("query", ["?view=schedules-0&t0=x&t1=1e999&lanes=9-3&sel=1e9&fold=a.b", "?view=%3Cscript%3E"])
+def test_an_address_that_says_nonsense_shows_everything(page: Page, query: str) -> None:
+    page.open(query)
+    view = page(f"() => {VIEW}.view")
+    assert (view["y0"], view["y1"]) == (0, 6)
+    assert view["t1"] == pytest.approx(11 * 1.004, rel=1e-3)
+    assert page.complaints == []
+
+
+def test_dark_pages_keep_the_colours_of_work_and_change_the_ground(
+    opened: Callable[..., Page], broken: Schedule
+) -> None:
+    page = opened(broken, color_scheme="dark")
+    assert page.colour(0.12, 0.25) == palette.FORWARD.fill
+    assert rgb([page.colour(4.5, 0.5)]).mean() < 80
+
+
+def test_without_a_canvas_the_server_draws(opened: Callable[..., Page], broken: Schedule) -> None:
+    page = opened(broken)
+    page.page.add_init_script("HTMLCanvasElement.prototype.getContext = () => null")
+    page.page.goto(page.address)
+    page.page.wait_for_function("() => document.querySelector('img.lanes-picture')?.naturalWidth > 400")
+    assert page.page.locator(".lanes-view").get_attribute("data-drawn") == "picture"
+    source = page.page.get_attribute("img.lanes-picture", "src")
+    assert re.match(r"lanes/[0-9a-f]{32}\.png\?t0=", source)
+    assert page.complaints == []
+
+
+def test_the_timeline_says_what_it_shows_to_a_screen_reader(page: Page) -> None:
+    canvas = page.page.locator(".lanes-view canvas")
+    assert canvas.get_attribute("role") == "img"
+    assert "failed: 1.1; 6 operations re-routed" in canvas.get_attribute("aria-label")
+    assert page.page.locator(".lanes-status").get_attribute("aria-live") == "polite"
+    page.page.keyboard.press("?")
+    assert page.page.locator("dialog.lanes-help").is_visible()
+    page.page.keyboard.press("Escape")
+    assert not page.page.locator("dialog.lanes-help").is_visible()
+
+
+def test_nothing_comes_from_elsewhere_and_no_graph_offers_to_upload(page: Page) -> None:
+    foreign = page(
+        "own => performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith(own))", page.address
+    )
+    assert foreign == []
+    titles = page("() => [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+    assert "Zoom" in titles
+    assert not any(re.search("share|cloud|studio|edit", title, re.IGNORECASE) for title in titles)
+
+
+def test_the_memory_strip_follows_the_selection_on_the_same_axis(page: Page) -> None:
+    assert not page.page.locator(".lanes-memory").is_visible()
+    page.page.keyboard.press(".")
+    page.page.keyboard.press("m")
+    page.page.wait_for_function(f"() => {VIEW}.memory && document.querySelector('.lanes-memory canvas')")
+    page.page.wait_for_function(f"() => !{VIEW}.asked")
+    label = page.page.get_attribute(".lanes-memory canvas", "aria-label")
+    assert label == "Activations held by 0.0: most 2 at 1"
+    # of the peak's height (2 of 2.16): half until 1, all until 7, half until 11
+    filled = """([t, share]) => {
+      const strip = document.querySelector('.lanes-memory canvas'), v = VIEW.view, p = VIEW.place;
+      const high = strip.height - 24;
+      const x = p.left + (t - v.t0) / (v.t1 - v.t0) * p.width, y = 18 + high * (1 - share * 2 / 2.16);
+      const ground = strip.getContext('2d').getImageData(p.left + p.width - 3, 20, 1, 1).data.slice(0, 3).join();
+      return strip.getContext('2d').getImageData(Math.round(x), Math.round(y), 1, 1).data.slice(0, 3).join() !== ground;
+    }""".replace("VIEW", VIEW)
+    seen = [[page(filled, [t, share]) for share in (0.25, 0.75)] for t in (0.5, 4.0, 9.0, 11.02)]
+    assert seen == [[True, False], [True, True], [True, False], [False, False]]
+
+
+def test_an_address_opens_the_step_of_a_run_and_its_tab(chromium: Any, run_dir: Path, schedule_file: Path) -> None:
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(served(run_dir, schedule_file) + "?pages=run0&run0-step=7&view=run0-planned&t0=1&t1=3")
+    page.wait_for_selector("text=Executed, step 7")
+    page.wait_for_function("() => Math.abs((recycle.views.get('run0-planned')?.view.t0 ?? 0) - 1) < 1e-6")
+    page.locator(".tab", has_text=schedule_file.name).click()
+    page.wait_for_function("() => location.search.includes('pages=schedules')")
+    page.reload()
+    page.wait_for_selector("text=broken.json: D=3 P=2 m=2, 1.1 failed")
+    page.close()

@@ -1,0 +1,138 @@
+"""A dropped file is read as far as it can be, and refused in one line when it is none, too large or lies."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle import Schedule, Shape
+from recycle.ir.families import one_f_one_b
+from recycle.ir.formats import native
+from tests.hostile import any_bytes, mutated
+from viz.dropped import MOST_BYTES, inspect, read_dropped
+from viz.lanes import Flag
+
+
+def contents(content: bytes) -> str:
+    return "data:application/json;base64," + base64.b64encode(content).decode()
+
+
+def test_a_native_file_is_read_checked_and_timed(broken: Schedule) -> None:
+    found = read_dropped(contents(native.dumps(broken).encode()), "plan.json")
+    assert (found.name, found.problem, found.findings) == ("plan.json", "", ())
+    assert found.schedule == broken
+    assert found.timeline is not None
+    assert found.timeline.makespan == 11.0
+
+
+def test_a_torch_csv_is_read() -> None:
+    found = read_dropped(contents(b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"), "plan.csv")
+    assert found.schedule is not None
+    assert found.schedule.shape == Shape(1, 2, 2)
+    assert found.findings == ()
+
+
+def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None:
+    text = broken.text()
+    text["0.0"] = "0F0.0 0F0.1 0B0.1 0B0.0 0B0.0"
+    wrong = Schedule.from_text(broken.shape, text, failed=["1.1"])
+    found = inspect(native.dumps(wrong).encode(), "wrong.json")
+    assert found.lanes is not None
+    assert found.timeline is not None
+    (duplicate,) = [finding for finding in found.findings if finding.rule == "duplicate"]
+    place = found.place(duplicate)
+    assert place is not None
+    start, end, worker = place
+    assert str(worker) == "0.0"
+    marked = [
+        (float(found.lanes.start[i]), float(found.lanes.end[i]))
+        for i in range(len(found.lanes))
+        if found.lanes.flags[i] & Flag.VIOLATION
+    ]
+    assert (start, end) in marked
+
+
+def test_what_deadlocks_is_drawn_in_program_order() -> None:
+    wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
+    found = inspect(native.dumps(wrong).encode(), "wrong.json")
+    assert found.timeline is None
+    assert found.problem.startswith("the schedule deadlocks")
+    assert found.lanes is not None
+    assert len(found.lanes) == 4
+    assert all(found.place(finding) is not None for finding in found.findings if finding.position is not None)
+
+
+@pytest.mark.parametrize(
+    ("given_contents", "message"),
+    [
+        (contents(b'{"format": "recycle-sch'), "not valid JSON, perhaps truncated"),
+        (contents(b"\x00\x01\x02"), "plan.json"),
+        ("data:text/plain;base64,@@@", "handed over no whole file"),
+        ("javascript:alert(1)", "the browser handed over no file"),
+        ("data:text/plain;base64," + "A" * (MOST_BYTES * 4 // 3 + 8), "too large for the page"),
+    ],
+)
+def test_what_is_no_schedule_is_refused_in_a_line(given_contents: str, message: str) -> None:
+    found = read_dropped(given_contents, "plan.json")
+    assert found.schedule is None
+    assert message in found.problem
+    assert "\n" not in found.problem
+
+
+def test_a_billion_lanes_are_refused() -> None:
+    head = {"format": "recycle-schedule", "version": 1, "programs": {}}
+    for shape, message in (
+        ({"pipelines": 10**9, "ranks": 1, "micro_batches": 1}, "too large"),
+        ({"pipelines": 2**20, "ranks": 1, "micro_batches": 16}, "is too large for the page"),
+        ({"pipelines": 1, "ranks": 1, "micro_batches": 2**24}, "is too large for the page"),
+    ):
+        tracemalloc.start()
+        found = read_dropped(contents(json.dumps({**head, "shape": shape}).encode()), "plan.json")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.schedule is None
+        assert message in found.problem
+        assert peak < 2e6, peak
+
+
+def test_a_file_of_separators_is_refused_before_it_is_read() -> None:
+    found = read_dropped(contents(b"," * (MOST_BYTES - 10)), "plan.csv")
+    assert "more cells or words" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("C:\\plans\\mine.json", "mine.json"),
+        ("<script>alert(1)<%2fscript>.json", "<script>alert(1)<%2fscript>.json"),
+        ("a\nb\x1b[2J.json", "a b\\x1b[2J.json"),
+        ("", "file"),
+    ],
+)
+def test_a_name_is_a_line_of_text(name: str, shown: str) -> None:
+    assert read_dropped("x", name).name == shown
+
+
+def test_a_long_name_is_cut_in_the_middle() -> None:
+    name = read_dropped("x", "a" * 5000 + ".json").name
+    assert len(name) <= 120
+    assert name.endswith("…aaaaaa.json")
+
+
+SEEDS = [native.dumps(one_f_one_b(Shape(1, 2, 2))).encode(), b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"]
+
+
+@settings(derandomize=True, max_examples=120, deadline=None, database=None)
+@given(st.one_of(mutated(SEEDS), any_bytes()), st.sampled_from(["a.json", "a.csv", "a", "a.trace.json"]))
+def test_whatever_is_dropped_gives_an_answer(content: bytes, name: str) -> None:
+    found = read_dropped(contents(content), name)
+    assert found.schedule is not None or found.problem
+    for finding in found.findings:
+        place = found.place(finding)
+        assert place is None or place[0] <= place[1]

@@ -1,0 +1,98 @@
+"""The routes of a timeline: one immutable answer per content, a picture of any window, details that explain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import Timeline
+from tests.viz.components import plain, words
+from viz.app import build_app
+from viz.figures.axes import AXES_CONFIG, axes_figure
+from viz.lanes import LaneTable
+from viz.pages.lanes_view import answer
+from viz.shelf import Shelf, Source
+from viz.sources import load_source
+from viz.wire import decode, encode
+
+
+@pytest.fixture
+def client(schedule_file: Path) -> Any:
+    return build_app([load_source(schedule_file)]).server.test_client()
+
+
+@pytest.fixture
+def address(client: Any) -> str:
+    """Of the lanes that the page opens with."""
+    page = client.get("/").get_data(as_text=True)
+    return "/" + page.split('<meta name="lanes" content="')[1].split('"')[0]
+
+
+def test_the_lanes_are_one_answer_for_ever(client: Any, address: str, broken_timeline: Timeline) -> None:
+    first = client.get(address)
+    assert first.data == encode(LaneTable.from_timeline(broken_timeline))
+    assert decode(first.data)["description"]["labels"][3] == "1.1"
+    assert "immutable" in first.headers["Cache-Control"]
+    assert "max-age=31536000" in first.headers["Cache-Control"]
+    again = client.get(address, headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.data) == (304, b"")
+    assert client.get(address, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_the_address_is_the_same_for_the_same_content(client: Any, address: str, schedule_file: Path) -> None:
+    other = build_app([load_source(schedule_file)]).server.test_client()
+    assert other.get(address).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/lanes/0.bin", "/lanes/../../etc/passwd.bin", "/lanes/0.png", "/lanes/%00.bin"])
+def test_other_addresses_hold_nothing(client: Any, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404 or answer.mimetype == "text/html"
+    assert b"root:" not in answer.data
+
+
+def test_a_window_comes_as_a_picture(client: Any, address: str) -> None:
+    picture = address.replace(".bin", ".png")
+    content = client.get(f"{picture}?t0=2&t1=5&y0=0&y1=2&width=300&height=80&grouping=stage")
+    assert content.mimetype == "image/png"
+    assert content.data[16:24] == (300).to_bytes(4, "big") + (80).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["width=999999&height=999999", "t0=5&t1=5", "t0=x", "t1=nan", "t0=-inf", "width=-3", "y0=4&y1=2", "width=1e3"],
+)
+def test_a_picture_that_cannot_be_is_refused_in_a_line(client: Any, address: str, query: str) -> None:
+    refused = client.get(f"{address.replace('.bin', '.png')}?{query}")
+    assert refused.status_code == 400
+    assert refused.data.count(b"\n") == 1
+
+
+def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) -> None:
+    shelf = Shelf()
+    digest = shelf.put(LaneTable.from_timeline(broken_timeline), Source(broken_timeline))
+    told, links = answer(shelf, {"address": f"lanes/{digest}.bin", "operation": 2})
+    texts = words(plain(told))
+    assert texts[0] == "0B0.0"
+    assert "none: waited for this" in texts
+    assert links["operation"] == 2
+    assert links["waited"] in links["inputs"]
+    assert links["memory"]["peak"] == 2.0
+
+
+@pytest.mark.parametrize("choice", [None, [], "x", {"address": 3}, {"address": "lanes/x.bin", "operation": 1}])
+def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> None:
+    told, links = answer(Shelf(), choice)
+    assert links is None
+    assert words(plain(told)) in ([], ["These lanes are no longer kept. Load the page again."])
+
+
+def test_the_axes_draw_nothing_and_offer_no_upload(broken_timeline: Timeline) -> None:
+    figure = axes_figure(LaneTable.from_timeline(broken_timeline), span=20.0)
+    assert list(figure.layout.yaxis.range) == [6, 0]
+    assert figure.layout.xaxis.range[1] == pytest.approx(20 * 1.004)
+    assert [list(trace.x) for trace in figure.data] == [[None]]
+    assert AXES_CONFIG["showSendToCloud"] is False
+    assert AXES_CONFIG["displaylogo"] is False

@@ -1,0 +1,48 @@
+"""`schedule.show()` draws in a notebook, says what it is elsewhere, and needs neither dash nor plotly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from recycle import Profile, Schedule, Shape
+from recycle.ir.families import one_f_one_b
+
+
+def test_a_schedule_shows_its_lanes(broken: Schedule, tmp_path: Path) -> None:
+    picture = broken.show(title="without 1.1")
+    drawn = picture._repr_svg_()
+    assert drawn.startswith("<svg")
+    assert "without 1.1" in drawn
+    assert "F1.0" in drawn
+    picture.save(tmp_path / "plan.svg")
+    assert (tmp_path / "plan.svg").read_text() == drawn
+    assert repr(picture).startswith("<Picture of <Schedule D=3 P=2 m=2")
+    assert len(picture.figure().data) > 2
+
+
+def test_times_are_those_of_the_profile() -> None:
+    picture = one_f_one_b(Shape(1, 2, 2)).show(Profile.uniform(forward=2.0))
+    assert picture.source.lanes.span == 12.0
+
+
+def test_what_is_wrong_is_said() -> None:
+    wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
+    assert "the schedule deadlocks" in repr(wrong.show())
+
+
+def test_too_many_operations_are_no_picture() -> None:
+    picture = one_f_one_b(Shape(30, 4, 90)).show()
+    assert picture._repr_svg_() is None
+    assert "use recycle view" in repr(picture)
+
+
+def test_showing_loads_neither_dash_nor_plotly() -> None:
+    code = (
+        "import sys; from recycle import Shape; from recycle.ir.families import gpipe;"
+        "assert gpipe(Shape(1, 2, 2)).show().svg;"
+        "print([m for m in ('dash', 'plotly', 'torch', 'mip') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,114 @@
+"""The PNG is drawn from the same table: rectangles where there is room, exact shares of time where there is none."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from recycle import Schedule, Shape, Timeline, simulate
+from recycle.ir.families import one_f_one_b
+from viz.figures import palette
+from viz.figures.boxes import boxes
+from viz.figures.raster import BUSY, Window, encode_png, png, raster, utilisation
+from viz.lanes import LaneTable
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def colours(content: bytes) -> np.ndarray:
+    """A PNG of ours as hexadecimal colours, read back by the chunks of its standard."""
+    assert content.startswith(SIGNATURE)
+    chunks, place = {}, len(SIGNATURE)
+    while place < len(content):
+        size, name = struct.unpack_from(">I4s", content, place)
+        data = content[place + 8 : place + 8 + size]
+        assert zlib.crc32(name + data) == struct.unpack_from(">I", content, place + 8 + size)[0]
+        chunks[name] = data
+        place += size + 12
+    width, height, depth, kind = struct.unpack_from(">IIBB", chunks[b"IHDR"])
+    assert (depth, kind) == (8, 3)
+    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, width + 1)
+    assert (lines[:, 0] == 0).all()
+    entries = np.frombuffer(chunks[b"PLTE"], np.uint8).reshape(-1, 3)
+    names = np.array([f"#{r:02X}{g:02X}{b:02X}" for r, g, b in entries])
+    return names[lines[:, 1:]]
+
+
+def test_every_box_has_its_colour(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    seen = colours(png(table, 1100, 240))
+    for box in (box for box in boxes(table) if box.end > box.start):
+        x, y = int((box.start + box.end) / 2 * 100), int((box.lane + 0.5 + (box.top + box.bottom) / 2) * 40)
+        assert seen[y, x] in ((box.paint.fill, box.paint.hatch) if box.rerouted else (box.paint.fill,))
+    assert seen[20, 450] == palette.BAND
+    assert set(seen[141:159].ravel()) == {palette.FAILURE_BAND, palette.FAILURE_HATCH}
+    assert set(seen[120]) == {palette.FAILURE}
+    assert seen[44, 250] == palette.INK  # the border of re-routed 1F1.0
+
+
+def test_a_window_shows_its_part(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    whole, part = colours(png(table, 1100, 240)), colours(png(table, 400, 80, Window(6.3, 10.3, 0.0, 2.0)))
+    # stripes stand where they stand in the picture: 630 is a multiple of their distances
+    assert (part[:, 10:-10] == whole[:80, 640:1020]).all()
+
+
+def test_busy_time_is_conserved_exactly() -> None:
+    table = LaneTable.from_timeline(simulate(one_f_one_b(Shape(pipelines=6, ranks=8, micro_batches=13))))
+    for columns, per_band in ((7, 5), (100, 8), (1000, 48)):
+        shares = utilisation(table, Window(0.0, table.span, 0, table.lanes), columns, per_band)
+        lanes = np.minimum(per_band, table.lanes - per_band * np.arange(len(shares)))
+        seconds = (shares.sum(axis=2) * lanes[:, None]).sum(axis=0) * table.span / columns
+        assert seconds == pytest.approx([6 * 8 * 13.0, 6 * 8 * 13.0, 6 * 8 * 13.0, 0.0])
+        assert shares.min() >= -1e-12
+        assert shares.sum(axis=1).max() <= 1 + 1e-12
+
+
+def test_shares_are_those_of_the_single_operations(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    shares = utilisation(table, Window(2.0, 8.0, 0, 6), 4, 2)
+    expected = np.zeros_like(shares)
+    for box in boxes(table):
+        paint = BUSY.index(palette.PAINTS.index(box.paint))
+        for column in range(4):
+            low, high = 2.0 + 1.5 * column, 3.5 + 1.5 * column
+            expected[box.lane // 2, paint, column] += max(0.0, min(box.end, high) - max(box.start, low)) / 1.5 / 2
+    assert shares == pytest.approx(expected)
+
+
+def test_many_lanes_are_bands_of_utilisation() -> None:
+    table = LaneTable.from_timeline(simulate(one_f_one_b(Shape(pipelines=64, ranks=8, micro_batches=32))))
+    seen = colours(png(table, 300, 240))
+    shares = utilisation(table, Window.whole(table), 300, table.lanes)[0]
+    for paint, share in zip(BUSY, shares, strict=True):
+        fraction = (seen == palette.PAINTS[paint].fill).mean(axis=0)
+        assert fraction == pytest.approx(share, abs=0.06)
+
+
+def test_a_folded_or_empty_table_is_drawn(healthy: Schedule) -> None:
+    empty = LaneTable.from_timeline(simulate(Schedule.build(healthy.shape, {})))
+    assert set(colours(png(empty, 50, 30)).ravel()) == {palette.BAND}
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "window"),
+    [
+        (0, 10, Window(0, 1, 0, 1)),
+        (100_000, 100_000, Window(0, 1, 0, 1)),
+        (10, 10, Window(1, 1, 0, 1)),
+        (10, 10, Window(0, float("inf"), 0, 1)),
+        (10, 10, Window(0, 1, 3, 2)),
+    ],
+)
+def test_impossible_pictures_are_refused(broken_timeline: Timeline, width: int, height: int, window: Window) -> None:
+    with pytest.raises(ValueError, match=r"pixels|t0|y0"):
+        raster(LaneTable.from_timeline(broken_timeline), width, height, window)
+
+
+def test_the_same_picture_is_the_same_bytes(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    assert png(table, 300, 100) == png(table, 300, 100)
+    assert colours(encode_png(np.zeros((2, 3), dtype=np.uint8))).tolist() == [[palette.BAND] * 3] * 2

@@ -1,0 +1,121 @@
+"""What-if answers: from the library at once, else from the planner, in the names that were asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from recycle import RecycleError, Worker, check, lower
+from recycle.errors import PlanError
+from recycle.job import Job
+from recycle.plans import Plan, PlanLibrary
+from recycle.solve.library import plan_library
+from recycle.solve.planner import plan
+from viz import what_if as what_if_module
+from viz.what_if import KEPT, WhatIf
+
+JOB = Job.from_toml("[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[memory]\nlimit = 3\n")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("library")
+    plan_library(replace(JOB, planner=replace(JOB.planner, steps=0)), 1, directory)
+    return directory
+
+
+class Recorder:
+    """A planner that keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[frozenset[Worker]] = []
+
+    def __call__(self, failed: frozenset[Worker]) -> Plan:
+        self.asked.append(failed)
+        return plan(JOB, failed, quick=True)
+
+
+def test_the_library_answers_for_any_set_with_its_vector(library: Path) -> None:
+    recorder = Recorder()
+    what_if = WhatIf(JOB, PlanLibrary(library, JOB), recorder)
+    for name in ("0.1", "1.1", "2.1"):
+        answer = what_if.answer([Worker.parse(name)])
+        assert answer.source == "library"
+        assert {str(worker) for worker in answer.plan.schedule.failed} == {name}
+        assert check(lower(answer.plan.schedule)) == []
+        assert answer.timeline.period == pytest.approx(answer.plan.period)
+    assert recorder.asked == []
+
+
+def test_what_the_library_lacks_is_planned_once_and_then_kept(library: Path) -> None:
+    recorder = Recorder()
+    what_if = WhatIf(JOB, PlanLibrary(library, JOB), recorder)
+    failed = [Worker(0, 0), Worker(2, 1)]
+    answer = what_if.answer(failed)
+    assert (answer.source, answer.failed) == ("planned", frozenset(failed))
+    assert answer.plan.schedule.failed == frozenset(failed)
+    assert what_if.answer(failed) is answer
+    assert len(recorder.asked) == 1
+    assert answer.peak <= 3
+
+
+def test_without_a_planner_the_nearest_plan_serves_and_the_idle_are_named(library: Path) -> None:
+    kept = PlanLibrary(library, JOB)
+    for vector in list(kept.vectors()):
+        if sum(vector) == 1 and vector[0]:
+            what_if = WhatIf(JOB, kept, None)
+            assert what_if.answer([Worker(0, 0)]).idle == []
+    with pytest.raises(PlanError, match="no plan for failure vector"):
+        WhatIf(JOB, kept, None).answer([Worker(0, 0), Worker(1, 0), Worker(0, 1)])
+
+
+def test_a_library_tells_its_own_shape(library: Path, tmp_path: Path) -> None:
+    assert WhatIf(None, PlanLibrary(library), None).shape == JOB.shape
+    with pytest.raises(RecycleError, match="no plan can be read in it, and no job file was given"):
+        WhatIf(None, PlanLibrary(tmp_path), None)
+
+
+def test_a_stage_without_workers_has_no_plan() -> None:
+    with pytest.raises(PlanError, match="no live worker is left for stage 1"):
+        WhatIf(JOB, None, Recorder()).answer([Worker(k, 1) for k in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1.1, 0.0", {"0.0", "1.1"}), ("", set()), ("1.1 1.1", {"1.1"}), (" ,0.1,", {"0.1"})]
+)
+def test_failed_workers_are_read(text: str, expected: set[str]) -> None:
+    assert {str(worker) for worker in WhatIf(JOB, None, None).parse(text)} == expected
+
+
+@pytest.mark.parametrize("text", ["7.7", "x", "1", "1.1;0.0", "9" * 5000, "0.0 " * 3000])
+def test_names_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(PlanError):
+        WhatIf(JOB, None, None).parse(text)
+
+
+def test_a_bounded_number_of_answers_is_kept() -> None:
+    recorder = Recorder()
+    what_if = WhatIf(JOB, None, recorder)
+    sets = [[Worker(a, 0), Worker(b, 1)] for a in range(3) for b in range(3)]
+    sets += [[Worker(a, r)] for a in range(3) for r in range(2)] + [[], [Worker(0, 0), Worker(1, 0)]]
+    for failed in sets:
+        what_if.answer(failed)
+    assert len(sets) > KEPT
+    assert len(what_if._answers) == KEPT
+
+
+def test_large_answers_are_forgotten_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(what_if_module, "KEPT_ROWS", 150)
+    what_if = WhatIf(JOB, None, Recorder())
+    for worker in JOB.shape.workers():
+        what_if.answer([worker])
+    assert [sorted(map(str, failed)) for failed in what_if._answers] == [["2.0"], ["2.1"]]
+
+
+def test_peaks_of_a_librarys_plans_keep_to_the_limit(library: Path) -> None:
+    what_if = WhatIf(JOB, PlanLibrary(library, JOB), None)
+    entries = what_if.entries()
+    assert [entry.failures for entry in entries] == [0, 1, 1]
+    assert all(peak is not None and 0 < peak <= 3 for peak in what_if.peaks(entries))

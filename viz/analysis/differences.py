@@ -1,0 +1,289 @@
+"""What differs between two iterations, planned or executed: instruction by instruction, and where the time goes.
+
+Instructions are matched by what they do: forward, input gradient or weight gradient of a stage and micro-batch, whoever
+runs it; reduces and steps by stage and worker. A whole backward counts as the input gradient, a pair as both its
+halves. What one of the two does not have stays unmatched.
+
+The makespan splits exactly: every live worker is at each moment at work or in a gap that has a cause
+(`recycle.ir.gaps`), so the mean over the live workers of work and of each cause adds up to the makespan, and the
+differences of the parts add up to the difference of the makespans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.errors import RecycleError
+from recycle.ir.dependencies import Rows, work
+from recycle.ir.executed import first_impossible, transfer_leads
+from recycle.ir.gaps import GapCause
+from recycle.ir.graph import Floats
+from recycle.ir.instruction import TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import TOLERANCE, Timeline
+from recycle.ir.trace import away_from
+from recycle.shape import Shape, Worker
+from viz.analysis.waits import name
+
+_ROLE = np.full(256, -1, dtype=np.int64)
+_ROLE[[Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT]] = 0, 1, 1
+_ROLE[[Kind.BACKWARD_WEIGHT, Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP]] = 2, 3, 4
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """The instructions that two schedules share.
+
+    Attributes:
+        first, second: rows of either schedule, pairwise.
+        delta: start in the second minus start in the first, seconds; by the start in the first.
+        moved: whether another worker runs it.
+        only_first, only_second: rows without a partner.
+    """
+
+    first: Rows
+    second: Rows
+    delta: Floats
+    moved: npt.NDArray[np.bool_]
+    only_first: Rows
+    only_second: Rows
+
+
+def match(first: Timeline, second: Timeline) -> Matches:
+    """Match the instructions of two timelines, whatever their shapes; O(n log n)."""
+    shapes = first.schedule.shape, second.schedule.shape
+    a_keys, a_rows, a_workers = _keys(first.schedule, shapes)
+    b_keys, b_rows, b_workers = _keys(second.schedule, shapes)
+    _, a, b = np.intersect1d(a_keys, b_keys, assume_unique=True, return_indices=True)
+    delta = second.start[b_rows[b]] - first.start[a_rows[a]]
+    order = np.lexsort((a_rows[a], first.start[a_rows[a]]))
+    a, b = a[order], b[order]
+    return Matches(
+        a_rows[a],
+        b_rows[b],
+        delta[order],
+        a_workers[a] != b_workers[b],
+        np.unique(np.delete(a_rows, a)),
+        np.unique(np.delete(b_rows, b)),
+    )
+
+
+def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows]:
+    """(what it does as a number that means the same in all `shapes`, row, worker as a number likewise)."""
+    pieces, m = work(schedule), schedule.shape.micro_batches
+    stages, most = max(s.stages for s in shapes), max(s.micro_batches for s in shapes)
+    ranks = max(s.ranks for s in shapes)
+    role = _ROLE[pieces.kind]
+    kept = np.flatnonzero((role >= 0) & pieces.valid)
+    worker = pieces.worker[kept]
+    worker = worker // schedule.shape.ranks * ranks + worker % schedule.shape.ranks
+    home, index = np.divmod(pieces.micro_batch[kept], m)
+    unit = np.where(pieces.micro_batch[kept] < 0, worker, home * most + index)
+    size = max(max(s.pipelines for s in shapes) * most, max(s.pipelines for s in shapes) * ranks)
+    key = (role[kept] * stages + pieces.stage[kept]) * size + unit
+    # A schedule that runs something twice is invalid, and still compared: by the first time.
+    key, place = np.unique(key, return_index=True)
+    return key, pieces.row[kept][place], worker[place]
+
+
+Part = GapCause | Literal["own work", "re-routed work"]
+
+
+def split(
+    timeline: Timeline, limits: Sequence[float] | None = None, byte_limit: float | None = None
+) -> dict[Part, float]:
+    """Seconds of each part of the makespan, mean over the live workers; they add up to the makespan."""
+    schedule, c = timeline.schedule, timeline.schedule.columns
+    gaps = timeline.gaps(limits, byte_limit)
+    live = max(1, len(schedule.live))
+    rows = np.flatnonzero(~is_kind(c.kind, TRANSFER_KINDS))
+    away = away_from(c, c.worker // schedule.shape.ranks)[rows]
+    seconds = timeline.end[rows] - timeline.start[rows]
+    parts: dict[Part, float] = {
+        "own work": float(seconds[~away].sum()) / live,
+        "re-routed work": float(seconds[away].sum()) / live,
+    }
+    lost = gaps.seconds.sum(axis=0) / live
+    return parts | {cause: float(lost[cause]) for cause in GapCause}
+
+
+class Share(NamedTuple):
+    """One part of the difference between two makespans, seconds per live worker."""
+
+    title: str
+    first: float
+    second: float
+
+    @property
+    def difference(self) -> float:
+        return self.second - self.first
+
+
+GROUPS: dict[str, tuple[Part, ...]] = {
+    "own work": ("own work",),
+    "extra work (re-routed)": ("re-routed work",),
+    "dependency wait": (GapCause.INPUT, GapCause.ORDER),
+    "memory wait": (GapCause.MEMORY,),
+    "communication": (GapCause.TRANSFER,),
+    "reduce and step": (GapCause.REDUCE,),
+    "no work left": (GapCause.NOTHING_LEFT,),
+}
+"""Parts as they are told; waiting for the program's order is waiting for what that order depends on."""
+
+
+def shares(first: dict[Part, float], second: dict[Part, float], scale: float = 1.0) -> list[Share]:
+    """Where the difference comes from: `second` against `first` times `scale`; the differences add up to it."""
+    return [
+        Share(title, scale * sum(first[part] for part in parts), sum(second[part] for part in parts))
+        for title, parts in GROUPS.items()
+    ]
+
+
+class Divergence(NamedTuple):
+    """Where two iterations part.
+
+    Attributes:
+        time: in the first one.
+        text: what happens there, a sentence.
+        first, second: the rows, -1 where one has nothing there.
+    """
+
+    time: float
+    text: str
+    first: int
+    second: int
+
+
+def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | None:
+    """The earliest point, by the first one's clock, from which on some worker runs something else; None if none does.
+
+    Workers are compared by name; whole backwards and their input halves count as alike.
+    """
+    shapes = first.schedule.shape, second.schedule.shape
+    a, b = _programs(first, shapes), _programs(second, shapes)
+    found: list[Divergence] = []
+    for worker in sorted(a.keys() | b.keys()):
+        (mine, my_rows), (theirs, their_rows) = a.get(worker, _NOTHING), b.get(worker, _NOTHING)
+        same = min(len(mine), len(theirs))
+        differ = np.flatnonzero(mine[:same] != theirs[:same])
+        if not len(differ) and len(mine) == len(theirs):
+            continue
+        at = int(differ[0]) if len(differ) else same
+        row, other = (int(rows[at]) if at < len(rows) else -1 for rows in (my_rows, their_rows))
+        time = float(first.start[row]) if row >= 0 else float(second.start[other])
+        found.append(Divergence(time, _parting(first, row, second, other), row, other))
+    return min(found, default=None, key=lambda one: one.time)
+
+
+_NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, tuple[Rows, Rows]]:
+    """Worker -> (keys, rows) of what it runs, in order."""
+    keys, rows, _ = _keys(timeline.schedule, shapes)
+    order = np.argsort(rows, kind="stable")
+    keys, rows = keys[order], rows[order]
+    worker = timeline.schedule.columns.worker[rows]
+    begins = np.searchsorted(worker, np.arange(timeline.schedule.shape.worker_count + 1))
+    return {
+        timeline.schedule.shape.worker_at(w): (keys[low:high], rows[low:high])
+        for w, (low, high) in enumerate(zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True))
+        if low < high
+    }
+
+
+def _parting(first: Timeline, row: int, second: Timeline, other: int) -> str:
+    if other < 0 and first.schedule.position(row)[0] in second.schedule.failed:
+        return f"{name(first, row)} in the first; this worker has failed in the second"
+    if row < 0 and second.schedule.position(other)[0] in first.schedule.failed:
+        return f"{name(second, other)} in the second; this worker has failed in the first"
+    if row < 0:
+        return f"{name(second, other)} follows in the second where the first has ended"
+    if other < 0:
+        return f"{name(first, row)} follows in the first where the second has ended"
+    return f"{name(first, row)} in the first, {second.schedule.instruction(other)} in the second"
+
+
+def first_late(first: Timeline, second: Timeline, matches: Matches, tolerance: float) -> Divergence | None:
+    """The earliest matched instruction that starts more than `tolerance` seconds away from the first one's start."""
+    late = np.flatnonzero(np.abs(matches.delta) > tolerance)
+    if not len(late):
+        return None
+    place = int(late[0])
+    row, other, delta = int(matches.first[place]), int(matches.second[place]), float(matches.delta[place])
+    text = f"{name(first, row)} starts {abs(delta):.6g} {'later' if delta > 0 else 'earlier'} in the second"
+    if matches.moved[place]:
+        text += f", on {second.schedule.position(other)[0]}"
+    return Divergence(float(first.start[row]), text, row, other)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How an executed iteration and its plan are put on one axis: both begin at their first start.
+
+    Attributes:
+        scale: executed seconds that one unit of the plan's time stands for.
+        method: how that was found, in words.
+        checked: transfers that were looked at for effects before their causes.
+        uncertainty: seconds by which the clocks of two workers may still disagree unseen.
+    """
+
+    scale: float
+    method: str
+    checked: int
+    uncertainty: float
+
+
+def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) -> Alignment:
+    """Align a plan with what ran of it (`executed_timeline`).
+
+    Args:
+        seconds_per_unit: of the plan's times, where known; else the ratio of the work of matched instructions.
+
+    Raises:
+        RecycleError: the executed times contradict cause and effect, so the clocks of its workers were not aligned; or
+            nothing of the plan ran.
+    """
+    checked, uncertainty = require_one_clock(ran)
+    begin = "both from their first start"
+    if seconds_per_unit is not None:
+        return Alignment(seconds_per_unit, f"{begin}; the profile says seconds", checked, uncertainty)
+    matches = match(plan, ran)
+    kinds = plan.schedule.columns.kind[matches.first] == ran.schedule.columns.kind[matches.second]
+    planned, executed = (
+        float((t.end - t.start)[rows[kinds]].sum()) for t, rows in ((plan, matches.first), (ran, matches.second))
+    )
+    if not planned or not executed:
+        raise RecycleError("plan and trace share no instruction that takes time: the trace is of another plan")
+    method = f"{begin}; one unit of the plan is as long as it took on average"
+    return Alignment(executed / planned, method, checked, uncertainty)
+
+
+def require_one_clock(ran: Timeline) -> tuple[int, float]:
+    """(transfers checked, seconds by which clocks may disagree unseen) of an executed timeline.
+
+    Activations go one way between two workers and gradients the other, so a shift of one clock makes one of the two
+    arrive before it was sent, unless it is smaller than the shortest time from send to use.
+
+    Raises:
+        RecycleError: something was used before it was sent.
+    """
+    wrong = first_impossible(ran)
+    slack = ran.makespan * TOLERANCE
+    if wrong is not None and wrong.seconds > slack:
+        raise RecycleError(
+            f"the clocks of this trace's workers are not aligned: {name(ran, wrong.consumer)} began"
+            f" {wrong.seconds:.6g} s before {name(ran, wrong.producer)}; record it with one clock, or align the clocks"
+        )
+    leads = transfer_leads(ran)
+    return len(leads), float(max(0.0, leads.min())) if len(leads) else 0.0
+
+
+def scaled(timeline: Timeline, scale: float) -> Timeline:
+    """The same timeline with all times multiplied."""
+    return replace(timeline, start=timeline.start * scale, end=timeline.end * scale, period=timeline.period * scale)

@@ -1,0 +1,167 @@
+"""Inputs and outputs of an instruction with their slack, and which input it waited for.
+
+A value from another worker is told as what makes it and what carries it: the receive between them has no time of its
+own. What a reduce or step needs of all workers is told one by one, the latest first.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.ir.columns import Ints
+from recycle.ir.dependencies import Cause, Rows
+from recycle.ir.simulate import TOLERANCE, Timeline, event_edges
+
+MOST = 12
+"""Inputs or outputs that are told one by one."""
+
+
+class Input(NamedTuple):
+    """One thing that an instruction needs.
+
+    Attributes:
+        row: the instruction that makes it; for ORDER and LANE the one before in the worker's program or on the lane.
+        cause: why it is needed.
+        made: when that ended.
+        carrier: the send that brought it from another worker, else -1.
+        arrived: when it was here.
+        slack: seconds between its arrival and the start of whoever needs it.
+    """
+
+    row: int
+    cause: Cause
+    made: float
+    carrier: int
+    arrived: float
+    slack: float
+
+
+class Output(NamedTuple):
+    """One instruction that uses what another made: `slack` seconds later than it could."""
+
+    row: int
+    cause: Cause
+    start: float
+    slack: float
+
+
+class Told(NamedTuple):
+    """The latest inputs, or the first outputs, and how many there are in all."""
+
+    shown: list[Input] | list[Output]
+    total: int
+
+
+class Waits:
+    """Answers for one timeline; the graph's edges are listed with the first question."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+
+    @cached_property
+    def _edges(self) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
+        """(source, target, cause) of each edge, narrow: they are searched whole for every answer, a few milliseconds
+        for a million instructions, which then need no second copy in another order."""
+        source, target, cause = event_edges(self.timeline.schedule.columns, self.timeline.dependencies)
+        return source.astype(np.int32), target.astype(np.int32), cause.astype(np.uint8)
+
+    def _receive_of(self, row: int) -> int:
+        """The receive of a send, -1 for other rows."""
+        receives = np.flatnonzero(self.timeline.dependencies.sends == row)
+        return int(receives[0]) if len(receives) else -1
+
+    def inputs(self, row: int, most: int = MOST) -> Told:
+        """What `row` needs, the last to arrive first."""
+        timeline, rows = self.timeline, self.timeline.dependencies.rows
+        sources, causes = self._neighbours(row, 0)
+        through = sources >= rows
+        for join in sources[through].tolist():
+            more, _ = self._neighbours(join, 0)
+            sources, causes = np.append(sources, more), np.append(causes, np.full(len(more), Cause.REDUCE))
+        kept = sources < rows
+        sources, causes = sources[kept], causes[kept]
+        alone = (causes != Cause.ORDER) | ~np.isin(sources, sources[causes != Cause.ORDER])  # its value says more
+        sources, causes = sources[alone], causes[alone]
+        latest = np.argsort(-timeline.end[sources], kind="stable")[:most]
+        shown = [self._input(row, int(sources[i]), Cause(int(causes[i]))) for i in latest.tolist()]
+        return Told(shown, len(sources))
+
+    def _input(self, row: int, source: int, cause: Cause) -> Input:
+        timeline, send = self.timeline, int(self.timeline.dependencies.sends[source])
+        arrived = float(timeline.end[source])
+        slack = max(0.0, float(timeline.start[row]) - arrived)
+        if send < 0:
+            return Input(source, cause, arrived, -1, arrived, slack)
+        makers, causes = self._neighbours(send, 0)
+        made_by = next((int(m) for m, why in zip(makers, causes, strict=True) if why == Cause.DATA), send)
+        return Input(made_by, cause, float(timeline.end[made_by]), send, arrived, slack)
+
+    def outputs(self, row: int, most: int = MOST) -> Told:
+        """Who uses what `row` makes, on this worker and, through transfers, on others; the first to start first."""
+        timeline, rows = self.timeline, self.timeline.dependencies.rows
+        found: list[Output] = []
+        queue = [(row, float(timeline.end[row]))]
+        while queue:
+            node, arrived = queue.pop()
+            for target, why in zip(*self._neighbours(node, 1), strict=True):
+                receive = self._receive_of(target) if target < rows else -1
+                if why in (Cause.ORDER, Cause.LANE) or target >= rows or target == receive:
+                    continue
+                if receive >= 0:
+                    queue.append((receive, float(timeline.end[receive])))
+                elif timeline.dependencies.sends[target] < 0:
+                    slack = max(0.0, float(timeline.start[target]) - arrived)
+                    found.append(Output(int(target), Cause(int(why)), float(timeline.start[target]), slack))
+        found.sort(key=lambda output: (output.start, output.row))
+        return Told(found[:most], len(found))
+
+    def waited_for(self, row: int) -> Input | None:
+        """The input that decided when `row` starts: the last one to arrive; None when it started on its own."""
+        inputs = self.inputs(row, 1)
+        return inputs.shown[0] if inputs.shown and isinstance(inputs.shown[0], Input) else None
+
+    def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
+        """(nodes, causes) at the other ends of the edges of `node`; `end` is 0 for their sources, 1 for targets."""
+        mine = np.flatnonzero(self._edges[1 - end] == node)
+        return self._edges[end][mine].astype(np.int64), self._edges[2][mine].astype(np.int64)
+
+    def tell(self, row: int) -> list[str]:
+        """Why `row` starts when it does, a line per input, the decisive one first."""
+        timeline = self.timeline
+        told = self.inputs(row)
+        if not told.shown:
+            return ["It needs nothing: it starts when the iteration does."]
+        lines = []
+        for place, need in enumerate(told.shown):
+            assert isinstance(need, Input)
+            decided = place == 0 and need.slack <= timeline.makespan * TOLERANCE
+            lines.append(("Waited for " if decided else "Needs ") + _tell_input(timeline, need))
+        if told.total > len(told.shown):
+            lines.append(f"and {told.total - len(told.shown)} more, which were there earlier")
+        return lines
+
+
+def name(timeline: Timeline, row: int) -> str:
+    """The instruction of a row and its worker: `2F1.5 on 1.2`."""
+    return f"{timeline.schedule.instruction(row)} on {timeline.schedule.position(row)[0]}"
+
+
+WHY = {
+    Cause.DATA: "its value",
+    Cause.TRANSFER: "its transfer",
+    Cause.REDUCE: "gradients or arrival of all hosts",
+    Cause.STEP: "the reduce",
+    Cause.ORDER: "before it in the program",
+    Cause.LANE: "before it on the link",
+}
+
+
+def _tell_input(timeline: Timeline, need: Input) -> str:
+    text = f"{name(timeline, need.row)} ({WHY[need.cause]}), ended {need.made:.6g}"
+    if need.carrier >= 0:
+        text += f", arrived {need.arrived:.6g}"
+    return text + (f", slack {need.slack:.6g}" if need.slack > timeline.makespan * TOLERANCE else "")

@@ -1,0 +1,183 @@
+/* Keys of the timeline in use (the one last clicked or focused), its buttons, and the page that explains them. */
+(function (recycle) {
+  "use strict";
+  const fast = (event) => (event.shiftKey ? 3 : 1);
+  const isWork = (view) => (i) => view.table.isWork[view.table.kind[i]];
+
+  function firstShown(view) {
+    const { t0, y0 } = view.view, { table, rows } = view;
+    for (let row = Math.max(0, Math.floor(y0)); row < rows.count; row++) {
+      const lane = rows.lane(row);
+      if (lane < 0) continue;
+      const i = table.firstAfter(lane, t0);
+      if (i < table.offsets[lane + 1]) return i;
+    }
+    return -1;
+  }
+
+  function step(view, dir) {
+    const to = view.selected < 0 ? firstShown(view) : view.table.next(view.selected, dir, isWork(view));
+    if (to >= 0) view.select(to);
+  }
+
+  /* The operation at about the same time in the next lane that has any. */
+  function lane(view, dir) {
+    if (view.selected < 0) return step(view, 1);
+    const { table, rows } = view, t = table.start[view.selected];
+    for (let row = rows.rowOf[table.laneOf(view.selected)] + dir; row >= 0 && row < rows.count; row += dir) {
+      const other = rows.lane(row);
+      if (other < 0 || table.offsets[other] === table.offsets[other + 1]) continue;
+      let i = Math.min(table.firstAfter(other, t), table.offsets[other + 1] - 1);
+      while (i + 1 < table.offsets[other + 1] && !table.isWork[table.kind[i]]) i++;
+      return view.select(i);
+    }
+    return undefined;
+  }
+
+  /* Along the chain of dependencies: back to what it waited for, forward to what needs it. */
+  function chain(view, dir) {
+    const { links, table } = view;
+    if (!links) return;
+    const inputs = links.waited >= 0 ? [links.waited, ...links.inputs] : links.inputs;
+    const to = dir < 0 ? inputs[0] : [...links.outputs].sort((a, b) => table.start[a] - table.start[b])[0];
+    if (to !== undefined) view.select(to);
+  }
+
+  function bubble(view, dir) {
+    const { table } = view, least = view.span * 1e-6, at = view.gap;
+    const lane_ = at ? at.lane : view.selected >= 0 ? table.laneOf(view.selected) : Math.max(0, view.rows.lane(Math.max(0, Math.floor(view.view.y0))));
+    let t = at ? (dir > 0 ? at.to : at.from) : view.selected >= 0 ? table.start[view.selected] : dir > 0 ? -1 : Infinity;
+    const gaps = [];
+    let idle = 0;
+    for (let i = table.offsets[lane_]; i < table.offsets[lane_ + 1]; i++) {
+      if (!table.isWork[table.kind[i]]) continue;
+      if (table.start[i] > idle + least) gaps.push([idle, table.start[i]]);
+      idle = Math.max(idle, table.end[i]);
+    }
+    if (table.span > idle + least) gaps.push([idle, table.span]);
+    const next = dir > 0 ? gaps.find(([from]) => from >= t - least) : gaps.reverse().find(([, to]) => to <= t + least);
+    if (next) view.selectGap(lane_, ...next); else view.say(`no ${dir > 0 ? "later" : "earlier"} gap on worker ${table.labels[lane_]}`);
+  }
+
+  function violation(view) {
+    const { table } = view;
+    for (let n = 1; n <= table.length; n++) {
+      const i = (Math.max(view.selected, -1) + n + table.length) % table.length;
+      if (table.has(i, "VIOLATION")) return view.select(i);
+    }
+    return view.say("no operation breaks a rule");
+  }
+
+  /* How the lanes shown spend the time shown. */
+  function range(view) {
+    const { table, rows } = view, { t0, t1, y0, y1 } = view.view, from = Math.max(0, t0), to = Math.min(view.span, t1);
+    const shares = new recycle.Shares(table, 1).of(rows, Math.max(0, Math.floor(y0)), Math.min(rows.count, Math.ceil(y1)), from, 1 / (to - from));
+    const spent = table.busy.map((paint, place) => [table.paints[paint].name, shares[place * 3]]).filter(([, share]) => share > 0);
+    const busy = spent.reduce((sum, [, share]) => sum + share, 0), percent = (share) => `${(100 * share).toFixed(1)} %`;
+    const lanes = Math.ceil(Math.min(rows.count, y1)) - Math.max(0, Math.floor(y0));
+    view.say([
+      `${table.time(from)} to ${table.time(to)}, ${lanes} rows: busy ${percent(busy)}, bubble ${percent(1 - busy)}`,
+      ...spent.map(([name, share]) => `${name.toLowerCase()} ${percent(share)}`),
+    ].join("; "));
+  }
+
+  const KEYS = [
+    ["w / s", "zoom in and out in time (Shift: three times)", { w: (v, e) => v.zoom(0.7 ** fast(e), v.pointer && v.pointer.t), s: (v, e) => v.zoom(0.7 ** -fast(e), v.pointer && v.pointer.t) }],
+    ["a / d", "move to earlier and later", { a: (v, e) => v.pan(-0.15 * fast(e)), d: (v, e) => v.pan(0.15 * fast(e)) }],
+    ["+ / -", "fewer and more lanes", { "+": (v) => v.zoomRows(0.7), "=": (v) => v.zoomRows(0.7), "-": (v) => v.zoomRows(1 / 0.7) }],
+    [". / ,", "next and previous operation of the lane", { ".": (v) => step(v, 1), ",": (v) => step(v, -1) }],
+    ["↑ / ↓", "the lane above and below", { ArrowUp: (v) => lane(v, -1), ArrowDown: (v) => lane(v, 1) }],
+    ["[ / ]", "what the selection waited for, and what needs it", { "[": (v) => chain(v, -1), "]": (v) => chain(v, 1) }],
+    ["b / B", "next and previous bubble of the lane", { b: (v, e) => bubble(v, e.shiftKey ? -1 : 1) }],
+    ["f", "zoom to the selection, then out again", { f: (v) => v.focus() }],
+    ["0", "everything", { 0: (v) => v.fit() }],
+    ["g", "lanes by pipeline or by stage", { g: (v) => v.group() }],
+    ["h", "fold or unfold all groups", { h: (v) => v.foldAll() }],
+    ["p", "critical path", { p: (v) => { v.path = !v.path; v.redraw(); } }],
+    ["m", "memory of the selected worker", { m: (v) => { v.showsMemory = !v.showsMemory; v.redraw(); } }],
+    ["r", "how the lanes and time shown are spent", { r: range }],
+    ["e", "next operation that breaks a rule", { e: violation }],
+    ["/", "search: kind:W mb:1.3 stage:2 dur>1.2", { "/": (v) => v.root.querySelector(".lanes-search").focus() }],
+    ["Esc", "nothing selected", { Escape: (v) => v.clear() }],
+    ["?", "this list", { "?": () => help() }],
+  ];
+  const ACTIONS = Object.assign({}, ...KEYS.map(([, , actions]) => actions));
+  const MOUSE = [
+    ["drag", "zoom into the box"], ["click", "select an operation or a gap"], ["double click", "everything"],
+    ["Ctrl + wheel", "zoom in time"], ["Alt + wheel", "fewer and more lanes"], ["wheel", "scroll the lanes"], ["Shift + wheel", "move in time"],
+    ["click on a group's name", "fold or unfold it"],
+  ];
+
+  function help() {
+    let dialog = document.querySelector("dialog.lanes-help");
+    if (!dialog) {
+      dialog = document.createElement("dialog");
+      dialog.className = "lanes-help";
+      const title = document.createElement("h2"), list = document.createElement("dl"), close = document.createElement("button");
+      title.textContent = "Keys and mouse";
+      for (const [keys, text] of [...KEYS, ...MOUSE]) {
+        list.append(Object.assign(document.createElement("dt"), { textContent: keys }), Object.assign(document.createElement("dd"), { textContent: text }));
+      }
+      close.textContent = "Close";
+      close.addEventListener("click", () => dialog.close());
+      dialog.append(title, list, close);
+      document.body.append(dialog);
+    }
+    dialog.showModal();
+  }
+
+  document.addEventListener("keydown", (event) => {
+    const view = recycle.active, typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog, [role=slider]");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey || !view || !view.root.isConnected) return;
+    const action = ACTIONS[event.key] || ACTIONS[event.key.toLowerCase()];
+    if (!action) return;
+    event.preventDefault();
+    view.used = true;
+    action(view, event);
+  });
+
+  const BUTTONS = [
+    ["group", "By stage", "g", (v) => v.group()], ["fold", "Fold groups", "h", (v) => v.foldAll()], ["path", "Critical path", "p", ACTIONS.p],
+    ["memory", "Memory", "m", ACTIONS.m],
+    ["fit", "Fit", "0", (v) => v.fit()], ["help", "Keys", "?", () => help()],
+  ];
+
+  /* The row of buttons and the search above a timeline. */
+  recycle.toolbar = function (view) {
+    const tools = view.root.querySelector(".lanes-tools"), search = document.createElement("input");
+    tools.replaceChildren(...BUTTONS.map(([name, text, key, action]) => {
+      const button = document.createElement("button");
+      Object.assign(button, { type: "button", textContent: text, title: `key ${key}` });
+      button.dataset.action = name;
+      button.addEventListener("click", (event) => { recycle.active = view; action(view, event); });
+      return button;
+    }));
+    view.onRows = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
+    const grouped = view.rows.hasGroups || new recycle.Rows(view.table, "stage", new Set()).hasGroups;
+    for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;
+    tools.querySelector("[data-action=path]").hidden = !view.table.flags.some((flags) => flags & view.table.bits.CRITICAL);
+    Object.assign(search, { type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false });
+    search.setAttribute("aria-label", "Search operations");
+    search.addEventListener("keydown", (event) => {
+      event.stopPropagation();
+      if (event.key === "Escape") { search.value = ""; find(view, ""); search.blur(); }
+      if (event.key === "Enter") find(view, search.value, event.shiftKey ? -1 : 1);
+    });
+    search.addEventListener("search", () => { if (!search.value) find(view, ""); });
+    tools.append(search);
+  };
+
+  /* Selects the next operation that the query finds, and outlines the first thousand. */
+  function find(view, query, dir = 1) {
+    let found;
+    try { found = recycle.search(view.table, query); } catch (error) { return view.say(error.message); }
+    view.matches = found && found.slice(0, 1000);
+    view.redraw();
+    if (!found) return view.say("");
+    if (!found.length) return view.say(`nothing is ${query}`);
+    const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
+    const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;
+    view.select(found[chosen]);
+    return view.say(`${chosen + 1} of ${found.length}: ${view.status.textContent}`);
+  }
+})(window.recycle = window.recycle || {});

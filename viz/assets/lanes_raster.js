@@ -1,0 +1,101 @@
+/* A pixel buffer: rectangles, stripes and stacked shares written straight into memory. A hundred thousand rectangles
+   cost what their area costs, and every pixel is known. */
+(function (recycle) {
+  "use strict";
+  const little = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
+
+  /* "#RRGGBB" as the word that an ImageData holds. */
+  function word(colour) {
+    const rgb = parseInt(colour.slice(1), 16), [r, g, b] = [rgb >> 16, (rgb >> 8) & 255, rgb & 255];
+    return (little ? (255 << 24) | (b << 16) | (g << 8) | r : (r << 24) | (g << 16) | (b << 8) | 255) >>> 0;
+  }
+
+  /* Mean of two colour words, `share` of the second. */
+  function mix(one, other, share) {
+    let mean = 0;
+    for (let shift = 0; shift < 32; shift += 8) {
+      const a = (one >>> shift) & 255, b = (other >>> shift) & 255;
+      mean |= Math.round(a + (b - a) * share) << shift;
+    }
+    return mean >>> 0;
+  }
+
+  class Raster {
+    constructor(width, height) {
+      this.image = new ImageData(Math.max(1, width), Math.max(1, height));
+      this.width = this.image.width;
+      this.height = this.image.height;
+      this.words = new Uint32Array(this.image.data.buffer);
+    }
+
+    /* Cuts a rectangle to the buffer; null when nothing is left. */
+    _cut(x0, y0, x1, y1) {
+      x0 = Math.max(0, x0); y0 = Math.max(0, y0); x1 = Math.min(this.width, x1); y1 = Math.min(this.height, y1);
+      return x0 < x1 && y0 < y1 ? [x0, y0, x1, y1] : null;
+    }
+
+    fill(x0, y0, x1, y1, colour) {
+      x0 = x0 < 0 ? 0 : x0; x1 = x1 > this.width ? this.width : x1;
+      y0 = y0 < 0 ? 0 : y0; y1 = y1 > this.height ? this.height : y1;
+      const { words, width } = this, long = x1 - x0;
+      if (long <= 0) return;
+      for (let y = y0, at = y0 * width + x0; y < y1; y++, at += width) {
+        if (long > 12) words.fill(colour, at, at + long);
+        else for (let i = at; i < at + long; i++) words[i] = colour;
+      }
+    }
+
+    /* Diagonal stripes of `wide` in every `period` pixels; they stay where they are on the page, not in the box. */
+    stripe(x0, y0, x1, y1, colour, period, wide) {
+      const cut = this._cut(x0, y0, x1, y1);
+      if (!cut) return;
+      for (let y = cut[1]; y < cut[3]; y++) {
+        for (let x = cut[0], at = y * this.width + x; x < cut[2]; x++, at++) {
+          if ((x + y) % period < wide) this.words[at] = colour;
+        }
+      }
+    }
+
+    frame(x0, y0, x1, y1, colour, wide) {
+      this.fill(x0, y0, x1, y0 + wide, colour);
+      this.fill(x0, y1 - wide, x1, y1, colour);
+      this.fill(x0, y0, x0 + wide, y1, colour);
+      this.fill(x1 - wide, y0, x1, y1, colour);
+    }
+
+    /* One column of a stack from y1 upwards: shares of its height in their colours; what is left keeps its colour.
+       A pixel that two shares meet in takes the mean of both, so that the area of each colour is exact. */
+    stack(x, y0, y1, shares, colours, stride, at) {
+      const tall = y1 - y0;
+      let full = 0, carried = 0, blend = 0;
+      let y = y1 - 1;
+      for (let part = 0; part < colours.length; part++, at += stride) {
+        let left = shares[at] * tall;
+        if (left <= 0) continue;
+        if (carried > 0) {
+          const room = Math.min(1 - carried, left), place = y * this.width + x;
+          blend = mix(blend, colours[part], room / (carried + room));
+          carried += room;
+          left -= room;
+          if (carried < 1 - 1e-6) continue;
+          if (y >= 0 && y < this.height) this.words[place] = blend;
+          carried = 0;
+          y--;
+        }
+        for (full = Math.floor(left + 1e-6); full > 0 && y >= y0; full--, y--) {
+          if (y >= 0 && y < this.height) this.words[y * this.width + x] = colours[part];
+        }
+        carried = left - Math.floor(left + 1e-6);
+        if (carried < 1e-6) carried = 0;
+        blend = colours[part];
+      }
+      if (carried > 0 && y >= y0 && y >= 0 && y < this.height) {
+        const place = y * this.width + x;
+        this.words[place] = mix(this.words[place], blend, carried);
+      }
+    }
+  }
+
+  recycle.Raster = Raster;
+  recycle.word = word;
+})(window.recycle = window.recycle || {});

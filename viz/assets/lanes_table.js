@@ -1,0 +1,154 @@
+/* lanes.bin as typed arrays (layout: viz/wire.py), and the searches in it. Operations of a lane are sorted by start;
+   `reach` is the latest end so far in the lane, so both ends of a time window are found by binary search even where
+   transfers overlap what comes after them. */
+window.recycle = window.recycle || {};
+(function (recycle) {
+  "use strict";
+  const HEADER = 24, TYPES = { f4: Float32Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
+
+  class Table {
+    constructor(buffer) {
+      const head = new DataView(buffer);
+      const magic = String.fromCharCode(...new Uint8Array(buffer, 0, 4));
+      if (magic !== "RLN2") throw new Error("not a lanes.bin");
+      this.lanes = head.getUint32(4, true);
+      this.length = head.getUint32(8, true);
+      this.origin = head.getFloat64(16, true);
+      this.offsets = new Uint32Array(buffer, HEADER, this.lanes + 1);
+      const described = new Uint8Array(buffer, buffer.byteLength - head.getUint32(12, true));
+      Object.assign(this, JSON.parse(new TextDecoder().decode(described)));
+      let place = HEADER + this.offsets.byteLength;
+      for (const [name, type] of Object.entries(this.columns)) {
+        this[name] = new TYPES[type](buffer, place, this.length);
+        place += Math.ceil(this[name].byteLength / 4) * 4;
+      }
+      this.isFailed = new Uint8Array(this.lanes);
+      for (const lane of this.failed) this.isFailed[lane] = 1;
+      // A strip below the lane's work (a transfer) does not keep the worker busy.
+      this.isWork = this.kinds.map((kind) => kind.parts.some((part) => this.busy.includes(part[0])));
+      this.reach = this._reach();
+    }
+
+    _reach() {
+      const { offsets, end } = this, reach = new Float32Array(this.length);
+      for (let lane = 0; lane < this.lanes; lane++) {
+        let latest = -Infinity;
+        for (let i = offsets[lane]; i < offsets[lane + 1]; i++) reach[i] = latest = end[i] > latest ? end[i] : latest;
+      }
+      return reach;
+    }
+
+    /* First operation of the lane of which anything can lie after t. */
+    firstAfter(lane, t) {
+      return partition(this.reach, this.offsets[lane], this.offsets[lane + 1], (value) => value <= t);
+    }
+
+    /* End of the operations of the lane that begin before t. */
+    beganBefore(lane, t) {
+      return partition(this.start, this.offsets[lane], this.offsets[lane + 1], (value) => value < t);
+    }
+
+    laneOf(operation) {
+      return partition(this.offsets, 1, this.lanes + 1, (value) => value <= operation) - 1;
+    }
+
+    /* The operation drawn at time t and height y in its lane (0 is the middle, -0.5 the top), -1 where there is none. */
+    at(lane, t, y) {
+      for (let i = partition(this.start, this.offsets[lane], this.offsets[lane + 1], (value) => value <= t) - 1;
+        i >= this.offsets[lane] && this.reach[i] > t; i--) {
+        if (this.end[i] <= t) continue;
+        const share = (t - this.start[i]) / (this.end[i] - this.start[i]);
+        for (const [, first, last, top, bottom] of this.kinds[this.kind[i]].parts) {
+          if (share >= first && share < last && y >= top && y < bottom) return i;
+        }
+      }
+      return -1;
+    }
+
+    /* The gap [from, to) of the lane's work around t, null inside work or outside the timeline. */
+    gapAt(lane, t) {
+      let from = 0, to = this.span;
+      for (let i = this.beganBefore(lane, t) - 1; i >= this.offsets[lane] && this.reach[i] > from; i--) {
+        if (this.isWork[this.kind[i]]) from = Math.max(from, this.end[i]);
+      }
+      for (let i = this.beganBefore(lane, t); i < this.offsets[lane + 1]; i++) {
+        if (this.isWork[this.kind[i]]) { to = this.start[i]; break; }
+      }
+      return t >= from && t < to && to > from ? [from, to] : null;
+    }
+
+    /* The next operation from `operation` in its lane, dir 1 or -1, of which `accept` is true; -1 when there is none. */
+    next(operation, dir, accept = () => true) {
+      const lane = this.laneOf(operation);
+      for (let i = operation + dir; i >= this.offsets[lane] && i < this.offsets[lane + 1]; i += dir) {
+        if (accept(i)) return i;
+      }
+      return -1;
+    }
+
+    has(operation, flag) { return (this.flags[operation] & this.bits[flag]) !== 0; }
+
+    home(operation) {
+      return this.kinds[this.kind[operation]].homed ? `${this.pipeline[operation]}.${this.micro_batch[operation]}` : "";
+    }
+
+    instruction(operation) {
+      return `${this.stage[operation]}${this.kinds[this.kind[operation]].token}${this.home(operation)}`;
+    }
+
+    /* Text inside the box: letter and micro-batch, with its home when it is re-routed. */
+    label(operation) {
+      const kind = this.kinds[this.kind[operation]];
+      if (!kind.numbered) return kind.letter;
+      return kind.letter + (this.has(operation, "REROUTED") ? this.home(operation) : this.micro_batch[operation]);
+    }
+
+    /* Times as people read them: seconds or milliseconds of a run, plain numbers of a plan. */
+    time(value) {
+      if (this.unit !== "s") return String(+value.toPrecision(6));
+      return this.span >= 2 ? `${+value.toPrecision(6)} s` : `${+(value * 1000).toPrecision(6)} ms`;
+    }
+
+    describe(operation, lane) {
+      const [start, end] = [this.start[operation], this.end[operation]];
+      const kind = this.kinds[this.kind[operation]], home = this.home(operation);
+      const lines = [
+        this.instruction(operation), kind.name, `worker ${this.labels[lane]}, stage ${this.stage[operation]}`,
+        `start ${this.time(start)}, end ${this.time(end)}, takes ${this.time(end - start)}`,
+      ];
+      if (home) lines.push(`home pipeline ${this.pipeline[operation]}${this.has(operation, "REROUTED") ? ", re-routed to this peer" : ""}`);
+      if (this.has(operation, "CRITICAL")) lines.push("on the critical path");
+      if (this.has(operation, "VIOLATION")) lines.push("breaks a rule");
+      return lines;
+    }
+  }
+
+  /* First place in [low, high) of which `before` is false; `before` must hold for a leading part only. */
+  function partition(values, low, high, before) {
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (before(values[middle])) low = middle + 1; else high = middle;
+    }
+    return low;
+  }
+
+  const kept = new Map(), MOST_KEPT = 8;
+
+  /* The table behind an address, fetched and decoded once; the most recent ones stay. */
+  recycle.table = function (address) {
+    const known = kept.get(address);
+    kept.delete(address);
+    const table = known || fetch(address).then((answer) => {
+      if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
+      return answer.arrayBuffer();
+    }).then((buffer) => new Table(buffer));
+    table.catch(() => kept.delete(address));
+    kept.set(address, table);
+    if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);
+    return table;
+  };
+  recycle.Table = Table;
+
+  // The page names the tables that it opens with, so that they come while the page is still being built.
+  for (const named of document.querySelectorAll("meta[name=lanes]")) recycle.table(named.content);
+})(window.recycle);

@@ -1,0 +1,383 @@
+/* One timeline on the page: canvas below, Plotly's transparent axes above it. Plotly owns the ranges (zoom box, pan, mode
+   bar); whatever moves them asks for one redraw in the next frame. Nothing here asks the server but for the table, once;
+   the selection is written to a dcc.Store, from which the server makes the details. */
+(function (recycle) {
+  "use strict";
+  const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, TELL = 60;
+  recycle.views = new Map();
+
+  class View {
+    constructor(root, table, plot) {
+      Object.assign(this, { root, table, plot });
+      this.name = root.dataset.name;
+      this.linked = root.dataset.linked;
+      this.scale = Number(root.dataset.scale);
+      this.span = Number(root.dataset.span) || table.span || 1;
+      this.canvas = root.querySelector("canvas");
+      this.context = this.canvas.getContext && this.canvas.getContext("2d", { willReadFrequently: true });
+      this.tip = root.querySelector(".lanes-tip");
+      this.status = root.querySelector(".lanes-status");
+      this.selected = -1;
+      this.gap = this.links = this.matches = this.memory = null;
+      this.path = this.showsMemory = false;
+      this.drawn = 0;
+      this.level = -1;
+      this.rows = new recycle.Rows(table, root.dataset.grouping, new Set());
+      this.ended = new AbortController();
+      this._theme();
+      this._listen();
+      recycle.toolbar(this);
+      if (recycle.views.has(this.name)) recycle.views.get(this.name).ended.abort();
+      recycle.views.set(this.name, this);
+      recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
+      recycle.restore(this);
+      this.redraw();
+    }
+
+    /* Time and rows that the axes show now. */
+    get view() {
+      const { xaxis, yaxis } = this.plot._fullLayout;
+      const [t0, t1] = xaxis.range.map((value) => value / this.scale), [y1, y0] = yaxis.range;
+      return { t0, t1, y0, y1 };
+    }
+
+    get place() {
+      const { xaxis, yaxis } = this.plot._fullLayout;
+      return { left: xaxis._offset, top: yaxis._offset, width: xaxis._length, height: yaxis._length };
+    }
+
+    get margin() { return 0.004 * this.span; }
+
+    /* Show a window, cut to what there is; one relayout per frame however often it is asked. */
+    show(window_) {
+      const now = this.wanted || this.view, want = { ...now, ...window_ };
+      [want.t0, want.t1] = within(want.t0, want.t1, -this.margin, this.span + this.margin, this.span * 1e-6);
+      [want.y0, want.y1] = within(want.y0, want.y1, 0, this.rows.count, 1);
+      const waiting = this.wanted;
+      this.wanted = want;
+      if (waiting) return;
+      requestAnimationFrame(() => {
+        const { t0, t1, y0, y1 } = this.wanted;
+        this.wanted = null;
+        if (!this.root.isConnected) return;
+        window.Plotly.relayout(this.plot, { "xaxis.range": [t0 * this.scale, t1 * this.scale], "yaxis.range": [y1, y0] });
+      });
+    }
+
+    fit() { this.show({ t0: -Infinity, t1: Infinity, y0: -Infinity, y1: Infinity }); }
+
+    /* Zoom around a time (the middle when left out); around a row for the lanes. */
+    zoom(factor, t = null) {
+      const { t0, t1 } = this.wanted || this.view, at = t === null ? (t0 + t1) / 2 : t;
+      this.show({ t0: at - (at - t0) * factor, t1: at + (t1 - at) * factor });
+    }
+
+    zoomRows(factor, row = null) {
+      const { y0, y1 } = this.wanted || this.view, at = row === null ? (y0 + y1) / 2 : row;
+      this.show({ y0: at - (at - y0) * factor, y1: at + (y1 - at) * factor });
+    }
+
+    pan(share) {
+      const { t0, t1 } = this.wanted || this.view;
+      this.show({ t0: t0 + share * (t1 - t0), t1: t1 + share * (t1 - t0) });
+    }
+
+    panRows(rows) {
+      const { y0, y1 } = this.wanted || this.view;
+      this.show({ y0: y0 + rows, y1: y1 + rows });
+    }
+
+    redraw() {
+      if (this.asked) return;
+      this.asked = true;
+      requestAnimationFrame(() => {
+        this.asked = false;
+        if (this.root.isConnected && this.plot._fullLayout) this._draw();
+      });
+    }
+
+    _draw() {
+      const began = performance.now(), { width, height } = this.plot._fullLayout, plot = this.place;
+      if (!this.context) { this.root.dataset.drawn = "picture"; return recycle.picture(this, plot); }
+      const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
+      const wide = Math.round(width * ratio), high = Math.round(height * ratio);
+      if (canvas.width !== wide || canvas.height !== high) {
+        canvas.width = wide;
+        canvas.height = high;
+        canvas.style.width = `${width}px`;
+        canvas.style.height = `${height}px`;
+      }
+      this.theme.ticks = (this.plot._fullLayout.xaxis._vals || []).map((tick) => tick.x / this.scale);
+      const picture = new recycle.Picture(this.table, this.rows, this.view, plot, ratio, this.theme);
+      if (!this.raster || this.raster.width !== picture.width || this.raster.height !== picture.height) {
+        this.raster = new recycle.Raster(picture.width, picture.height);
+      }
+      this.level = picture.draw(this.context, this.raster, this);
+      recycle.memoryStrip(this, picture);
+      this.seconds = (performance.now() - began) / 1000;
+      this.drawn++;
+      this.first = this.first || performance.now();
+      this.root.dataset.drawn = this.drawn;
+      this.root.dataset.level = this.level;
+    }
+
+    _theme() {
+      const style = getComputedStyle(this.root), colour = (name) => style.getPropertyValue(name).trim(), { word } = recycle;
+      const failure = this.table.failure;
+      this.theme = {
+        ink: colour("--ink"), paper: colour("--card"), lane: colour("--lane"), memory: colour("--memory"), font: style.fontFamily,
+        words: {
+          lane: word(colour("--lane")), grid: word(colour("--grid")), rule: word(colour("--rule-strong")), border: word("#111111"),
+        },
+        paints: this.table.paints.map((paint) => ({ fill: word(paint.fill), hatch: word(paint.hatch), ink: paint.ink })),
+        failure: {
+          fill: word(failure.fill), hatch: word(failure.hatch), line: word(failure.line), mark: failure.line, ink: failure.ink,
+        },
+      };
+    }
+
+    _listen() {
+      const { signal } = this.ended, moved = () => { this.redraw(); this._follow(); recycle.remember(this); };
+      for (const event of ["plotly_relayouting", "plotly_relayout"]) this.plot.on(event, moved);
+      this.plot.on("plotly_afterplot", () => this.redraw());
+      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
+      const stage = this.root.querySelector(".lanes-stage");
+      const used = () => { recycle.active = this; this.used = true; };
+      for (const event of ["pointerdown", "wheel", "focusin"]) this.root.addEventListener(event, used, { capture: true, passive: true });
+      stage.addEventListener("pointermove", (event) => this._hover(event), true);
+      stage.addEventListener("pointerleave", () => this._hide());
+      stage.addEventListener("wheel", (event) => this._wheel(event), { capture: true, passive: false });
+      stage.addEventListener("pointerdown", (event) => { this.down = [event.clientX, event.clientY]; }, true);
+      window.addEventListener("pointerup", (event) => this._up(event), { capture: true, signal });
+    }
+
+    /* What lies under the pointer: {t, row, lane, operation, inside}. */
+    under(event) {
+      const box = this.plot.getBoundingClientRect(), { left, top, width, height } = this.place, { t0, t1, y0, y1 } = this.view;
+      const px = event.clientX - box.left - left, py = event.clientY - box.top - top;
+      const t = t0 + (px / width) * (t1 - t0), y = y0 + (py / height) * (y1 - y0), row = Math.floor(y);
+      const inside = px >= 0 && px < width && py >= 0 && py < height, lane = this.rows.lane(row);
+      const gutter = px < 0 && py >= 0 && py < height;
+      const operation = inside && lane >= 0 ? this.table.at(lane, t, y - row - 0.5) : -1;
+      return { t, row, lane, operation, inside, gutter };
+    }
+
+    _hover(event) {
+      const began = performance.now();
+      const found = this.under(event);
+      this.pointer = found.inside ? found : null;
+      if (event.buttons || !found.inside || found.row >= this.rows.count) this._hide();
+      else this._tip(event, this.words(found));
+      this.hovered = found.operation;
+      this.hoverSeconds = (performance.now() - began) / 1000;
+    }
+
+    /* Lines that tell what is there: an operation, a gap, or a folded group. */
+    words({ t, row, lane, operation }) {
+      if (operation >= 0) return this.table.describe(operation, lane);
+      if (lane < 0) {
+        const group = this.rows.groupAt(row);
+        return group ? [`${this.rows.title} ${group.key}`, `${group.size} workers, folded`] : [];
+      }
+      const { table } = this, gap = table.gapAt(lane, t), failed = table.isFailed[lane] ? "has failed" : "idle";
+      const lines = [`worker ${table.labels[lane]}: ${failed}`];
+      if (gap && !table.isFailed[lane]) lines.push(`from ${table.time(gap[0])} to ${table.time(gap[1])}, ${table.time(gap[1] - gap[0])}`);
+      return lines;
+    }
+
+    _tip(event, lines) {
+      const box = this.tip.parentElement.getBoundingClientRect();
+      this.tip.replaceChildren(...lines.map((line, place) => {
+        const element = document.createElement(place ? "div" : "b");
+        element.textContent = line;
+        return element;
+      }));
+      this.tip.hidden = !lines.length;
+      const left = event.clientX - box.left, right = left > box.width / 2;
+      this.tip.style.left = right ? "" : `${left + 14}px`;
+      this.tip.style.right = right ? `${box.width - left + 14}px` : "";
+      this.tip.style.top = `${Math.max(0, event.clientY - box.top + 12)}px`;
+    }
+
+    _hide() { this.tip.hidden = true; this.pointer = null; }
+
+    _up(event) {
+      const down = this.down;
+      this.down = null;
+      if (!down || Math.hypot(event.clientX - down[0], event.clientY - down[1]) > CLICK || event.button) return;
+      const found = this.under(event), before = this.clicked;
+      this.clicked = event;
+      const again = before && event.timeStamp - before.timeStamp < DOUBLE
+        && Math.hypot(event.clientX - before.clientX, event.clientY - before.clientY) <= CLICK;
+      if (found.inside && again) return this.fit();
+      if (found.gutter) return this._gutter(found);
+      if (!found.inside) return undefined;
+      if (found.operation >= 0) return this.select(found.operation);
+      const gap = found.lane >= 0 && !this.table.isFailed[found.lane] && this.table.gapAt(found.lane, found.t);
+      return gap ? this.selectGap(found.lane, ...gap) : this.clear();
+    }
+
+    /* A click beside the axes folds a group; on a lane's own name it is told to the server. */
+    _gutter({ row, lane }) {
+      const group = this.rows.groupAt(row);
+      if (group && this.rows.hasGroups && (row === group.top || lane < 0 || this.level === 0)) return this.fold(group.key);
+      if (lane >= 0) { this.say(`worker ${this.table.labels[lane]}`); this._tell({ lane }); }
+      return undefined;
+    }
+
+    /* Ctrl: zoom time; Alt: zoom lanes; Shift: pan; alone: scroll the lanes, and at their end the page. */
+    _wheel(event) {
+      const { t, row } = this.under(event), delta = event.deltaY || event.deltaX, { y0, y1 } = this.wanted || this.view;
+      const stop = () => { event.preventDefault(); event.stopPropagation(); };
+      if (event.ctrlKey || event.metaKey) { stop(); return this.zoom(Math.exp(delta * WHEEL * 2), t); }
+      if (event.altKey) { stop(); return this.zoomRows(Math.exp(delta * WHEEL * 2), row); }
+      if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) { stop(); return this.pan(delta * WHEEL); }
+      event.stopPropagation();
+      if (delta < 0 ? y0 <= 0 : y1 >= this.rows.count) return undefined;
+      stop();
+      return this.panRows(((y1 - y0) * delta) / this.place.height);
+    }
+
+    select(operation) {
+      this.selected = operation;
+      this.gap = this.links = null;
+      this._reveal(operation);
+      this.say(this.table.describe(operation, this.table.laneOf(operation)).join("; "), true);
+      this._tell({ operation });
+      this.redraw();
+    }
+
+    selectGap(lane, from, to) {
+      this.selected = -1;
+      this.links = null;
+      this.gap = { lane, from, to };
+      this.say(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`, true);
+      this._tell({ lane, from, to });
+      this.redraw();
+    }
+
+    clear() {
+      this.selected = -1;
+      this.gap = this.links = null;
+      this.say("");
+      this._tell(null);
+      this.redraw();
+    }
+
+    /* Scroll to an operation that is outside of what is shown; unfold its group. */
+    _reveal(operation) {
+      const { table } = this, lane = table.laneOf(operation), start = table.start[operation], end = table.end[operation];
+      const group = this.rows.groupAt(this.rows.rowOf[lane]);
+      if (group && group.shut) this.fold(group.key);
+      const row = this.rows.rowOf[lane], { t0, t1, y0, y1 } = this.wanted || this.view, half = (t1 - t0) / 2, tall = y1 - y0;
+      const want = {};
+      if (end < t0 || start > t1) Object.assign(want, { t0: (start + end) / 2 - half, t1: (start + end) / 2 + half });
+      if (row < y0 || row + 1 > y1) Object.assign(want, { y0: row + 0.5 - tall / 2, y1: row + 0.5 + tall / 2 });
+      if (Object.keys(want).length) this.show(want);
+    }
+
+    /* Zoom to the selection; where that is shown already, or nothing is selected, to everything. */
+    focus() {
+      const { table } = this, gap = this.gap;
+      if (this.selected < 0 && !gap) return this.fit();
+      const lane = gap ? gap.lane : table.laneOf(this.selected);
+      const [from, to] = gap ? [gap.from, gap.to] : [table.start[this.selected], table.end[this.selected]];
+      const row = this.rows.rowOf[lane], long = Math.max(to - from, this.span * 1e-5), { t0, t1 } = this.view;
+      if (t1 - t0 <= long * 13) return this.fit();
+      return this.show({ t0: from - 6 * long, t1: to + 6 * long, y0: row - 6, y1: row + 7 });
+    }
+
+    group() { this._rows(this.rows.grouping === "stage" ? "pipeline" : "stage", new Set()); }
+
+    fold(key) {
+      const folded = new Set(this.rows.folded);
+      if (!folded.delete(key)) folded.add(key);
+      this._rows(this.rows.grouping, folded);
+    }
+
+    foldAll() {
+      const keys = this.rows.groups.map((group) => group.key);
+      this._rows(this.rows.grouping, new Set(this.rows.folded.size ? [] : keys));
+    }
+
+    /* Other rows: all of them are shown when all were; else the row at the top stays. */
+    _rows(grouping, folded) {
+      const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
+      this.rows = new recycle.Rows(this.table, grouping, folded);
+      this.onRows();
+      this.show(all ? { y0: 0, y1: this.rows.count } : { y0: this.rows.rowOf[top], y1: this.rows.rowOf[top] + (y1 - y0) });
+      this.say(`${this.rows.count} rows, by ${this.rows.title}`);
+      recycle.remember(this);
+      this.redraw();
+    }
+
+    /* A line below the lanes, read out; `told` when the details will say the same in full. */
+    say(text, told = false) {
+      this.status.textContent = text;
+      this.status.classList.toggle("told", told);
+      recycle.remember(this);
+    }
+
+    _tell(choice) {
+      const data = choice && { ...choice, address: this.root.dataset.address };
+      clearTimeout(this.telling);
+      this.telling = setTimeout(() => {
+        if (this.root.isConnected) window.dash_clientside.set_props({ type: "lanes-choice", name: this.name }, { data });
+      }, TELL);
+    }
+
+    /* Timelines that share a time axis move together. */
+    _follow() {
+      if (!this.linked) return;
+      const { t0, t1 } = this.view;
+      for (const other of recycle.views.values()) {
+        if (other === this || other.linked !== this.linked || other.wanted || !other.root.isConnected) continue;
+        const theirs = other.view, slack = (t1 - t0) * 1e-6;
+        if (Math.abs(theirs.t0 - t0) > slack || Math.abs(theirs.t1 - t1) > slack) other.show({ t0, t1 });
+      }
+    }
+  }
+
+  /* [low, high] moved and cut into [least, most], at least `short` long. */
+  function within(low, high, least, most, short) {
+    const long = Math.min(Math.max(high - low || short, short), most - least);
+    const begin = Math.min(Math.max(Number.isFinite(low) ? low : least, least), most - long);
+    return [begin, begin + long];
+  }
+
+  function attach(root) {
+    root.dataset.attached = "yes";
+    const failed = (error) => {
+      root.dataset.failed = "yes";
+      root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Load the page again.`;
+    };
+    const ready = new Promise((done) => {
+      const look = () => {
+        const plot = root.querySelector(".js-plotly-plot"), layout = plot && plot._fullLayout;
+        if (plot && plot.on && layout && layout.xaxis && layout.xaxis._length > 0) done(plot);
+        else if (root.isConnected) requestAnimationFrame(look);
+      };
+      look();
+    });
+    Promise.all([recycle.table(root.dataset.address), ready]).then(([table, plot]) => new View(root, table, plot)).catch(failed);
+  }
+
+  /* Dash puts timelines on the page at any time, and takes them away again. */
+  let looking = false;
+  new MutationObserver(() => {
+    if (looking) return;
+    looking = true;
+    requestAnimationFrame(() => {
+      looking = false;
+      document.querySelectorAll(".lanes-view:not([data-attached])").forEach(attach);
+      for (const [name, view] of recycle.views) {
+        if (view.root.isConnected) continue;
+        view.ended.abort();
+        recycle.views.delete(name);
+      }
+      if (recycle.active && !recycle.active.root.isConnected) recycle.active = recycle.views.values().next().value;
+    });
+  }).observe(document.documentElement, { childList: true, subtree: true });
+
+  recycle.View = View;
+})(window.recycle = window.recycle || {});

@@ -1,0 +1,178 @@
+"""What is told of a selection: an operation with its inputs and what it waited for, a gap with its cause, a worker.
+
+Slack, causes and memory come from `viz.analysis`; here they meet the operations of a table, which the canvas draws
+arrows between. Of a table without a timeline only the operation itself is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from recycle.ir.dependencies import Cause
+from recycle.ir.instruction import TRANSFER_KINDS, is_kind
+from recycle.ir.simulate import TOLERANCE
+from viz.analysis.memory import memory_curve, sampled
+from viz.analysis.waits import WHY, Input, Output
+from viz.figures.boxes import describe, time_unit
+from viz.lanes import Flag
+from viz.shelf import Shown
+
+MEMORY_PIXELS = 4000
+"""Pixels that a memory curve is sampled for; it is drawn in one piece however far the reader zooms in."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Operations that the selection needed (`waited` decided its start, -1 when none did), and that need it."""
+
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    waited: int = -1
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that an instruction needed: its text, its worker, why, when it was there, how long it lay unused."""
+
+    instruction: str
+    worker: str
+    why: str
+    arrived: float
+    slack: float
+    decided: bool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a worker holds over time, in activations (chunks): steps of `held` from each `time` on."""
+
+    worker: str
+    time: list[float]
+    held: list[float]
+    limit: float | None
+    peak: float
+    peak_time: float
+
+
+@dataclass(frozen=True)
+class Details:
+    """A heading, lines of text, what was needed, and the memory of the worker that it is about."""
+
+    title: str
+    lines: list[str]
+    needs: list[Need] = field(default_factory=list)
+    links: Links = field(default_factory=Links)
+    memory: Memory | None = None
+
+
+def details(shown: Shown, choice: dict[str, Any]) -> Details | None:
+    """The details of what the browser says was chosen; None when that is not in the table."""
+    table = shown.table
+    operation, lane = choice.get("operation"), choice.get("lane")
+    if isinstance(operation, int) and 0 <= operation < len(table):
+        return of_operation(shown, operation)
+    if isinstance(lane, int) and 0 <= lane < table.lanes:
+        start, end = choice.get("from"), choice.get("to")
+        if isinstance(start, int | float) and isinstance(end, int | float):
+            return of_gap(shown, lane, float(start), float(end))
+        return of_worker(shown, lane)
+    return None
+
+
+def of_operation(shown: Shown, operation: int) -> Details:
+    """An operation: what it is, what it needed with slack, and what needs it."""
+    lane = int(np.searchsorted(shown.table.offsets, operation, side="right")) - 1
+    title, *lines = describe(shown.table, operation, lane)
+    source = shown.source
+    if source is None:
+        return Details(title, lines)
+    row, schedule = source.row(shown.table, operation), source.timeline.schedule
+    told = source.waits.inputs(row)
+    inputs = [need for need in told.shown if isinstance(need, Input)]
+    decided = bool(inputs) and inputs[0].slack <= source.timeline.makespan * TOLERANCE
+    needs = [
+        Need(
+            str(schedule.instruction(need.row)),
+            str(schedule.position(need.row)[0]),
+            WHY[need.cause],
+            need.arrived,
+            need.slack,
+            decided and place == 0,
+        )
+        for place, need in enumerate(inputs)
+    ]
+    if told.total > len(inputs):
+        lines.append(f"needs {told.total - len(inputs)} more, which were there earlier")
+    place_of = partial(source.operation, shown.table)
+    values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
+    users = [place_of(user.row) for user in source.waits.outputs(row).shown if isinstance(user, Output)]
+    waited = place_of(inputs[0].row) if decided else -1
+    links = Links([i for i in values if i >= 0], [i for i in users if i >= 0], waited)
+    return Details(title, lines, needs, links, _memory(shown, lane))
+
+
+def of_gap(shown: Shown, lane: int, start: float, end: float) -> Details:
+    """A gap of a worker: why it is idle, a line for each part that has one cause."""
+    table = shown.table
+    scale, unit = time_unit(table, table.span)
+
+    def time(value: float) -> str:
+        return f"{value * scale:.6g}{unit and ' ' + unit}"
+
+    title = f"Worker {table.labels[lane]} is idle"
+    lines = [f"from {time(start)} to {time(end)}, {time(end - start)}"]
+    worker = _worker(shown, lane)
+    if worker is not None and shown.source is not None:
+        bubbles = shown.source.bubbles
+        slack = 1e-5 * table.span  # the browser's times are rounded to 24 bits
+        gap = bubbles.at(worker, start + slack) if end - start > 2 * slack else None
+        while gap is not None and gap.start < end - slack:
+            lines.append(bubbles.tell(gap))
+            gap = bubbles.next(worker, gap.start)
+    return Details(title, lines, memory=_memory(shown, lane))
+
+
+def of_worker(shown: Shown, lane: int) -> Details:
+    """A worker: what it does in all."""
+    table = shown.table
+    mine = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
+    work = ~is_kind(table.kind[mine], TRANSFER_KINDS)
+    busy = float((table.end[mine] - table.start[mine])[work].sum())
+    lines = [f"{int(work.sum())} instructions, busy {busy / table.span:.1%} of the time" if table.span else "idle"]
+    away = int(((table.flags[mine] & Flag.REROUTED) != 0)[work].sum())
+    if away:
+        lines.append(f"{away} of them re-routed to it")
+    if table.failed[lane]:
+        lines.append("has failed")
+    memory = _memory(shown, lane)
+    if memory is not None:
+        limit = f" of {memory.limit:g}" if memory.limit is not None else ""
+        lines.append(f"holds at most {memory.peak:g}{limit} activations")
+    return Details(f"Worker {table.labels[lane]}", lines, memory=memory)
+
+
+def _worker(shown: Shown, lane: int) -> int | None:
+    """Index of the lane's worker in the timeline: itself in a plan, the role that it played in what ran."""
+    if shown.source is None:
+        return None
+    if shown.source.ids is None:
+        return lane
+    first = int(shown.table.offsets[lane])
+    if first == shown.table.offsets[lane + 1]:
+        return None
+    return int(shown.source.timeline.schedule.columns.worker[shown.source.row(shown.table, first)])
+
+
+def _memory(shown: Shown, lane: int) -> Memory | None:
+    worker, source = _worker(shown, lane), shown.source
+    if worker is None or source is None or shown.table.failed[lane]:
+        return None
+    limit = source.limits[worker % source.timeline.schedule.shape.ranks] if source.limits else None
+    curve = memory_curve(source.timeline, worker, limit)
+    time, held = sampled(curve, 0.0, source.timeline.makespan, MEMORY_PIXELS)
+    label = shown.table.labels[lane]
+    return Memory(label, time.tolist(), held.tolist(), curve.limit, curve.peak, curve.peak_time)

@@ -1,0 +1,158 @@
+"""A schedule file that somebody dropped on the page: read from its bytes, checked and drawn as far as it can be.
+
+Nothing of it is trusted: it is not run, not written anywhere, shown as text only, and refused before it is read when
+it is larger than any schedule that the page could show, or says that it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from recycle.errors import RecycleError, ScheduleError
+from recycle.ir import formats
+from recycle.ir.check import Finding, check
+from recycle.ir.lower import lower_with_origin
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import Timeline, simulate
+from recycle.json_objects import entries
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+from viz.lanes import LaneTable
+
+MOST_BYTES = 2**25
+MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
+"""What is checked at once for a page; `recycle check` takes more."""
+_MOST_SEPARATORS = 2 * MOST_INSTRUCTIONS
+"""Commas and blanks; what lies between them becomes objects while a file is read."""
+_LONGEST_NAME = 120
+
+
+@dataclass(frozen=True, eq=False)
+class Dropped:
+    """A dropped file as far as it could be read.
+
+    Attributes:
+        name: as a line of printable text.
+        schedule: None when it could not be read; `problem` then says why.
+        findings: what the checker says.
+        timeline: None when the order cannot finish; `lanes` then shows each program back to back.
+        lanes: what can be drawn, None when there is no schedule.
+        problem: what could not be done, "" when all could.
+        origin: row of `lanes` instructions -> row of the schedule as dropped, -1 for what lowering added.
+    """
+
+    name: str
+    schedule: Schedule | None
+    findings: tuple[Finding, ...]
+    timeline: Timeline | None
+    lanes: LaneTable | None
+    problem: str
+    origin: np.ndarray | None = None
+
+    def place(self, finding: Finding) -> tuple[float, float, Worker] | None:
+        """(start, end, worker) of the instruction that a finding points at; None when it points at none drawn."""
+        if self.schedule is None or self.lanes is None or finding.worker is None:
+            return None
+        worker = Worker.parse(finding.worker)
+        w = self.schedule.shape.worker_index(worker)
+        if finding.position is None:
+            return 0.0, self.lanes.span, worker
+        row = int(self.schedule.columns.offsets[w]) + finding.position
+        drawn = np.flatnonzero(self._rows() == row)
+        if len(drawn):
+            return float(self.lanes.start[drawn[0]]), float(self.lanes.end[drawn[0]]), worker
+        # A transfer takes no time: the first instruction after it that is drawn on this worker.
+        mine = np.arange(self.lanes.offsets[w], self.lanes.offsets[w + 1])
+        if not len(mine):
+            return 0.0, self.lanes.span, worker
+        rows = self._rows()[mine]
+        after = mine[rows > row]
+        at = int(after[rows[rows > row].argmin()]) if len(after) else int(mine[-1])
+        return float(self.lanes.start[at]), float(self.lanes.end[at]), worker
+
+    def _rows(self) -> np.ndarray:
+        assert self.lanes is not None
+        ids = self.lanes.instruction_id.astype(np.int64)
+        return ids if self.origin is None else self.origin[ids]
+
+
+def read_dropped(contents: str, name: str) -> Dropped:
+    """What the browser hands over of a dropped file.
+
+    Args:
+        contents: `data:…;base64,…` as `dcc.Upload` gives it.
+        name: of the file, which may be anything.
+    """
+    name = _printable(name)
+    try:
+        return inspect(_content(contents, name), name)
+    except RecycleError as error:
+        return Dropped(name, None, (), None, None, str(error))
+
+
+def inspect(content: bytes, name: str) -> Dropped:
+    """Read, check and time a file's content. Raises RecycleError when it is no schedule, or is too large."""
+    if content.count(b",") + content.count(b" ") > _MOST_SEPARATORS:
+        raise ScheduleError(f"{name}: has more cells or words than a schedule that the page shows: use recycle check")
+    stated = _stated_shape(content)
+    if stated is not None:
+        _refuse_large(stated, 0, name)
+    schedule = formats.loads(content, name)
+    _refuse_large(schedule.shape, len(schedule.columns), name)
+    profile = Profile.uniform()
+    findings = tuple(check(schedule, profile=profile))
+    violations = [
+        int(schedule.columns.offsets[schedule.shape.worker_index(Worker.parse(f.worker))]) + f.position
+        for f in findings
+        if f.worker is not None and f.position is not None
+    ]
+    try:
+        timeline = simulate(schedule, profile)
+    except RecycleError as error:
+        lanes = LaneTable.from_order(schedule, profile, violations)
+        return Dropped(name, schedule, findings, None, lanes, str(error))
+    _, origin = lower_with_origin(schedule)
+    lowered = np.flatnonzero(np.isin(origin, violations))
+    lanes = LaneTable.from_timeline(timeline, violations=lowered.tolist())
+    return Dropped(name, schedule, findings, timeline, lanes, "", origin)
+
+
+def _content(contents: str, name: str) -> bytes:
+    head, _, encoded = contents.partition(",")
+    if not head.startswith("data:") or "base64" not in head:
+        raise ScheduleError(f"{name}: the browser handed over no file")
+    if len(encoded) > MOST_BYTES * 4 // 3 + 4:
+        raise ScheduleError(
+            f"{name}: too large for the page (at most {MOST_BYTES // 2**20} MB): use recycle check {name}"
+        )
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except binascii.Error:
+        raise ScheduleError(f"{name}: the browser handed over no whole file") from None
+
+
+def _stated_shape(content: bytes) -> Shape | None:
+    """The shape that a native file says it has; None where it does not say, or wrongly: reading it then tells."""
+    try:
+        return Shape(**msgspec.json.decode(entries(content, ScheduleError)["shape"], type=dict[str, int]))
+    except (RecycleError, KeyError, TypeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _refuse_large(shape: Shape, instructions: int, name: str) -> None:
+    cells = shape.stages * max(shape.global_micro_batches, shape.worker_count)
+    if instructions > MOST_INSTRUCTIONS or shape.worker_count > MOST_WORKERS or cells > MOST_CELLS:
+        raise ScheduleError(
+            f"{name}: {shape} with {instructions:,} instructions is too large for the page (at most"
+            f" {MOST_INSTRUCTIONS:,} instructions, {MOST_WORKERS:,} workers): use recycle check"
+        )
+
+
+def _printable(name: str) -> str:
+    line = str(RecycleError(name.replace("\\", "/").rsplit("/", 1)[-1])) or "file"
+    return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 12]}…{line[-11:]}"

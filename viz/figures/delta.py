@@ -1,0 +1,110 @@
+"""The delta lane: how much later each instruction starts in the second of two iterations, over the first one's time.
+
+Up to `POINTS` instructions are points, told apart by shape as well as by colour; of more, the least and the most of
+each of `BINS` stretches of time are drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from recycle.ir.instruction import Kind
+from recycle.ir.simulate import TOLERANCE, Timeline
+from viz.analysis.differences import Matches
+from viz.figures.palette import BACKWARD_INPUT, BACKWARD_WEIGHT, BAND, FONT, FORWARD, GRID, INK, OPTIMIZER, PAPER, RULE
+
+POINTS, BINS = 2000, 800
+HEIGHT = 170
+_GROUPS = (
+    ("Forward", (Kind.FORWARD, Kind.OVERLAPPED_PAIR), FORWARD, "circle"),
+    ("Backward", (Kind.BACKWARD, Kind.BACKWARD_INPUT), BACKWARD_INPUT, "square"),
+    ("Backward, weight", (Kind.BACKWARD_WEIGHT,), BACKWARD_WEIGHT, "diamond"),
+    ("Reduce and step", (Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP), OPTIMIZER, "x"),
+)
+
+
+def delta_figure(
+    first: Timeline, second: Timeline, matches: Matches, span: float, scale: float, unit: str
+) -> go.Figure:
+    """The figure; `span` is the length of the time axis, `scale` and `unit` those of the timelines beside it."""
+    figure = go.Figure()
+    time, delta = first.start[matches.first] * scale, matches.delta * scale
+    delta = np.where(np.abs(delta) <= span * scale * TOLERANCE, 0.0, delta)
+    if len(time) <= POINTS:
+        _add_points(figure, first, second, matches, time, delta)
+    elif len(time):
+        _add_envelope(figure, time, delta, span * scale)
+    figure.update_layout(_layout(span * scale, unit, float(np.abs(delta).max(initial=0.0))))
+    return figure
+
+
+def _add_points(figure: go.Figure, first: Timeline, second: Timeline, matches: Matches, time: Any, delta: Any) -> None:
+    kind = first.schedule.columns.kind[matches.first]
+    for title, kinds, paint, symbol in _GROUPS:
+        chosen = np.flatnonzero(np.isin(kind, [int(k) for k in kinds]))
+        if not len(chosen):
+            continue
+        figure.add_scatter(
+            x=time[chosen],
+            y=delta[chosen],
+            mode="markers",
+            name=title,
+            marker={"color": paint.fill, "symbol": symbol, "size": 7, "line": {"color": INK, "width": 0.5}},
+            hoverinfo="text",
+            hovertext=[_hover(first, second, matches, place, float(delta[place])) for place in chosen.tolist()],
+        )
+
+
+def _hover(first: Timeline, second: Timeline, matches: Matches, place: int, delta: float) -> str:
+    row, other = int(matches.first[place]), int(matches.second[place])
+    worker = first.schedule.position(row)[0]
+    where = f"{worker}" if not matches.moved[place] else f"{worker}, then on {second.schedule.position(other)[0]}"
+    return f"<b>{first.schedule.instruction(row)}</b><br>on {where}<br>starts {delta:+.6g}"
+
+
+def _add_envelope(figure: go.Figure, time: Any, delta: Any, span: float) -> None:
+    place = np.minimum((time / (span or 1.0) * BINS).astype(np.int64), BINS - 1)
+    most, least = np.full(BINS, -np.inf), np.full(BINS, np.inf)
+    np.maximum.at(most, place, delta)
+    np.minimum.at(least, place, delta)
+    used = np.flatnonzero(np.isfinite(most))
+    centre = (used + 0.5) / BINS * span
+    for name, values, fill in (("least", least, None), ("most", most, "tonexty")):
+        figure.add_scatter(
+            x=centre,
+            y=values[used],
+            mode="lines",
+            name=name,
+            line={"color": FORWARD.fill, "width": 1, "shape": "hvh"},
+            fill=fill,
+            fillcolor="rgba(0, 114, 178, 0.25)",
+            hovertemplate=f"{name} %{{y:.6g}} at %{{x:.6g}}<extra></extra>",
+        )
+
+
+def _layout(length: float, unit: str, most: float) -> dict[str, Any]:
+    return {
+        "height": HEIGHT,
+        "margin": {"l": 8, "r": 16, "t": 14, "b": 40},
+        "showlegend": False,
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": BAND,
+        "font": {"family": FONT, "size": 12, "color": INK},
+        "xaxis": {
+            "title": {"text": f"time in the first ({unit})" if unit else "time in the first", "standoff": 6},
+            "range": [-0.004 * length, 1.004 * length],
+            "gridcolor": GRID,
+            "zeroline": False,
+        },
+        "yaxis": {
+            "gridcolor": GRID,
+            "zerolinecolor": RULE,
+            "zerolinewidth": 2,
+            "zeroline": True,
+            "automargin": True,
+            "range": [-1, 1] if not most else None,
+        },
+    }

@@ -1,0 +1,63 @@
+"""The memory strip: what a worker holds over time as steps, its limit as a line, its peak with its instruction."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from viz.analysis.memory import MemoryCurve, sampled
+from viz.figures.palette import FAILURE, FONT, FORWARD, GRID, INK
+
+PIXELS, HEIGHT = 2000, 150
+
+
+def memory_figure(curve: MemoryCurve, instruction: str, span: float, scale: float, unit: str) -> go.Figure:
+    """The figure.
+
+    Args:
+        instruction: the one that sets the peak.
+        span: length of the time axis; `scale` and `unit` are those of the timelines beside it.
+    """
+    time, held = sampled(curve, 0.0, span, PIXELS)
+    figure = go.Figure()
+    figure.add_scatter(
+        x=time * scale,
+        y=held,
+        mode="lines",
+        line={"color": FORWARD.fill, "width": 1.6, "shape": "hv"},
+        fill="tozeroy",
+        fillcolor="rgba(0, 114, 178, 0.22)",
+        name="held",
+        hovertemplate="%{y:.6g} held from %{x:.6g}<extra></extra>",
+    )
+    figure.add_scatter(
+        x=[curve.peak_time * scale],
+        y=[curve.peak],
+        mode="markers+text",
+        marker={"symbol": "triangle-down", "size": 10, "color": FAILURE if curve.is_exceeded else INK},
+        text=[f"peak {curve.peak:.4g}: {instruction}"],
+        textposition="top right" if curve.peak_time < 0.8 * span else "top left",
+        name="peak",
+        hoverinfo="skip",
+    )
+    top = max(curve.peak, curve.limit or 0.0) or 1.0
+    if curve.limit is not None:
+        line = {"color": FAILURE, "width": 1.6, "dash": "dash"}
+        figure.add_hline(y=curve.limit, line=line)
+        figure.add_annotation(
+            x=1, xref="paper", xanchor="right", y=curve.limit, yanchor="bottom", showarrow=False,
+            text=f"limit {curve.limit:g}", name="limit",
+        )  # fmt: skip
+    figure.update_layout(
+        height=HEIGHT,
+        margin={"l": 8, "r": 16, "t": 10, "b": 36},
+        showlegend=False,
+        font={"family": FONT, "size": 12, "color": INK},
+        xaxis={
+            "title": {"text": f"time ({unit})" if unit else "time (units of the profile)", "standoff": 6},
+            "range": [-0.004 * span * scale, 1.004 * span * scale],
+            "gridcolor": GRID,
+            "zeroline": False,
+        },
+        yaxis={"gridcolor": GRID, "zeroline": False, "range": [0, 1.35 * top], "nticks": 5, "fixedrange": True},
+    )
+    return figure

@@ -1,0 +1,55 @@
+"""A schedule in a notebook: `schedule.show()` draws its lanes as SVG, which needs neither dash nor plotly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recycle.files import write_whole
+from recycle.ir.schedule import Schedule
+from recycle.profile import Profile
+from viz.export import SVG_LIMIT
+from viz.figures.svg import Panel, svg
+from viz.sources import ScheduleFile, schedule_source
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+class Picture:
+    """The lanes of a schedule. Notebooks draw it; elsewhere it prints what it shows and where to see more."""
+
+    def __init__(self, schedule: Schedule, profile: Profile | None = None, title: str = "") -> None:
+        self.source: ScheduleFile = schedule_source(Path(title or "schedule"), schedule, profile)
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG, "" when there are too many operations for one."""
+        lanes = self.source.lanes
+        return svg([Panel(self.source.name, lanes)]) if len(lanes) <= SVG_LIMIT else ""
+
+    def figure(self) -> go.Figure:
+        """The same as a Plotly figure, to zoom and hover. Needs plotly."""
+        from viz.figures.timeline import timeline_figure
+
+        return timeline_figure(self.source.lanes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the SVG to `path`, whole or not at all."""
+        write_whole(path, self.svg)
+
+    def _repr_svg_(self) -> str | None:
+        return self.svg or None
+
+    def __repr__(self) -> str:
+        source = self.source
+        said = f", {source.problem}" if source.problem else ""
+        errors = sum(finding.severity == "error" for finding in source.findings)
+        wrong = f", {errors} error(s) found by check" if errors else ""
+        large = "" if len(source.lanes) <= SVG_LIMIT else "; too many operations for a picture, use recycle view"
+        return f"<Picture of {source.schedule!r}: {len(source.lanes)} operations{said}{wrong}{large}>"
+
+
+def show(schedule: Schedule, profile: Profile | None = None, title: str = "") -> Picture:
+    """The lanes of a schedule, timed by `profile` (1 for each of F, I and W when left out)."""
+    return Picture(schedule, profile, title)

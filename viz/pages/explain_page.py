@@ -1,0 +1,398 @@
+"""Why an iteration takes as long as it does: its critical path, its bubbles by cause, the memory of a worker, a search.
+
+One schedule or executed step at a time. What stands in the table of what is in view follows the zoom; each bubble and
+each hit of the search leads to its place. The answers are methods, so that tests need no browser.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from recycle.errors import RecycleError
+from recycle.ir.gaps import Gap, GapCause
+from recycle.ir.instruction import KIND_CLASSES, Kind
+from recycle.ir.simulate import TOLERANCE
+from recycle.ir.slack import slack
+from recycle.shape import Worker
+from viz.analysis.bubbles import TITLES, Bubbles
+from viz.analysis.memory import memory_curve
+from viz.analysis.ranges import range_statistics
+from viz.analysis.search import SearchError, search
+from viz.analysis.waits import Waits, name
+from viz.figures.boxes import time_unit
+from viz.figures.memory_strip import memory_figure
+from viz.lanes import Flag, Grouping, LaneTable
+from viz.operands import Operand, Operands
+from viz.pages import linked, parts
+from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_view, on_the_page
+from viz.run import Run
+from viz.shelf import Shelf, Source
+from viz.sources import ScheduleFile
+
+BUBBLES_SHOWN, HITS_SHOWN, WORKERS_OFFERED = 12, 40, 2000
+
+
+class Explained:
+    """One operand with what the page asks of it, each worked out once."""
+
+    def __init__(self, operand: Operand) -> None:
+        self.operand, self.timeline = operand, operand.timeline
+
+    @cached_property
+    def table(self) -> LaneTable:
+        return self.operand.lanes
+
+    @cached_property
+    def source(self) -> Source:
+        """What the canvas asks of it."""
+        return Source(self.timeline, limits=self.operand.limits)
+
+    @property
+    def waits(self) -> Waits:
+        return self.source.waits
+
+    @property
+    def bubbles(self) -> Bubbles:
+        return self.source.bubbles
+
+    @cached_property
+    def slack(self) -> Any:
+        """Of a plan; of what ran nothing is known that says what could have been later."""
+        return None if self.operand.executed else slack(self.timeline)
+
+    @cached_property
+    def highest(self) -> Worker:
+        """The live worker that holds the most activations, by its share of the limit where there is one."""
+        peaks = self.timeline.peak_activations
+        limits = self.operand.limits or [1.0] * self.timeline.schedule.shape.ranks
+        shares = [-1.0 if peak is None else peak / (limits[w % len(limits)] or 1.0) for w, peak in enumerate(peaks)]
+        return self.timeline.schedule.shape.worker_at(int(np.argmax(shares)))
+
+
+class ExplainPage:
+    """The page that explains one of what `now` gives; `prefix` keeps its component names apart from other pages'."""
+
+    title = "Explain"
+
+    def __init__(
+        self,
+        now: Callable[[], Sequence[Run | ScheduleFile]],
+        shelf: Shelf | None = None,
+        prefix: str = "explain",
+    ) -> None:
+        self.operands = Operands(now)
+        self.shelf = shelf or Shelf()
+        self.prefix = prefix
+        self._last: tuple[Any, Explained] | None = None
+        self._lock = threading.Lock()
+
+    def name(self, part: str) -> str:
+        return f"{self.prefix}-{part}"
+
+    def layout(self) -> html.Div:
+        choices = self.operands.choices()
+        if not choices:
+            return html.Div(
+                parts.empty(
+                    "There is nothing to explain yet.", "It takes a schedule that finishes, or an executed step."
+                )
+            )
+        options: Any = [{"label": choice.title, "value": choice.key} for choice in choices]
+        return html.Div(
+            [
+                parts.card(
+                    "What to explain",
+                    html.Div(
+                        [
+                            dcc.Dropdown(
+                                id=self.name("chosen"),
+                                options=options,
+                                value=self.operands.first_choice()[-1],
+                                clearable=False,
+                            ),
+                            grouping_choice(self.name("grouping")),
+                            html.Div(
+                                [
+                                    html.Label("Search", htmlFor=self.name("query")),
+                                    dcc.Input(
+                                        id=self.name("query"),
+                                        placeholder="kind:W mb:1.3 stage:2 dur>1.2",
+                                        debounce=True,
+                                        size="44",
+                                    ),
+                                ],
+                                className="row wide",
+                            ),
+                        ],
+                        className="controls",
+                    ),
+                ),
+                *linked.stores(self.prefix),
+                html.Div(id=self.name("hits")),
+                dcc.Loading(html.Div(id=self.name("answer")), delay_show=300),
+            ]
+        )
+
+    def explained(self, key: str) -> Explained:
+        """What there is to say of an operand; the last one is kept. Raises RecycleError as `Operands.get`."""
+        with self._lock:
+            asked = (key, self.operands.sources)
+            if self._last is None or self._last[0] != asked:
+                self._last = asked, Explained(self.operands.get(key))
+            return self._last[1]
+
+    def answer(self, key: str, grouping: Grouping = "pipeline") -> list[Any]:
+        """Everything below the choice. Raises RecycleError as `Operands.get`."""
+        one = self.explained(key)
+        return [self.path(one), self.lanes(one, grouping), self.longest(one)]
+
+    def path(self, one: Explained) -> html.Section:
+        """What the critical path is made of."""
+        timeline, unit = one.timeline, one.table.unit
+        rows = np.array(timeline.critical_path, dtype=np.int64)
+        kinds = timeline.schedule.columns.kind[rows]
+        seconds = np.bincount(kinds, weights=(timeline.end - timeline.start)[rows], minlength=len(Kind))
+        order = np.argsort(-seconds, kind="stable")
+        waited = timeline.makespan - float(seconds.sum())
+        cells: list[list[parts.Cell]] = [
+            [_kind(Kind(int(kind))), int((kinds == kind).sum()), float(seconds[kind]), _share(seconds[kind], timeline)]
+            for kind in order.tolist()
+            if seconds[kind] > 0
+        ]
+        if waited > timeline.makespan * TOLERANCE:
+            cells.append(["between them", None, waited, _share(waited, timeline)])
+        free = ""
+        if one.slack is not None:
+            critical = int((one.slack <= timeline.makespan * TOLERANCE).sum())
+            free = f" {critical:,} of {len(one.slack):,} instructions have no slack: any of them later, and all is."
+        return parts.card(
+            f"{one.operand.title}: makespan {timeline.makespan:.6g}{unit and ' ' + unit}",
+            parts.table(("on the critical path", "instructions", f"time{unit and f' ({unit})'}", "share"), cells),
+            caption=f"One chain of waits from the first start to the last end.{free}",
+        )
+
+    def lanes(self, one: Explained, grouping: Grouping) -> html.Section:
+        """Lanes, the memory of a worker below them, and what is in view."""
+        table, left = one.table, gutter([one.table])
+        live = [str(worker) for worker in one.timeline.schedule.live[:WORKERS_OFFERED]]
+        return parts.card(
+            "Lanes and memory",
+            linked.linked(
+                self.prefix,
+                lanes_view(
+                    one.operand.title, table, self.prefix, 0, self.shelf, span=table.span or None, left=left,
+                    source=one.source, grouping=grouping,
+                ),
+                html.Div(
+                    [
+                        html.Label("Memory of worker", htmlFor=self.name("worker")),
+                        dcc.Dropdown(
+                            id=self.name("worker"), options=live, value=str(one.highest), clearable=False,
+                            style={"width": "140px"},
+                        ),
+                    ],
+                    className="row",
+                ),
+                html.Div(self.memory(one, one.highest, left), id=self.name("memory")),
+            ),
+            parts.legend(),
+            html.H3("In view"),
+            html.Div(self.in_view(one, None), id=self.name("view")),
+            dcc.Store(id=self.name("left"), data=left),
+        )  # fmt: skip
+
+    def memory(self, one: Explained, worker: Worker, left: int) -> html.Div:
+        """The memory strip of a worker."""
+        timeline, table = one.timeline, one.table
+        limits = one.operand.limits
+        limit = limits[worker.rank] if limits else None
+        curve = memory_curve(timeline, timeline.schedule.shape.worker_index(worker), limit)
+        setter = str(timeline.schedule.instruction(curve.peak_row)) if curve.peak_row >= 0 else "nothing"
+        scale, unit = time_unit(table, table.span)
+        figure = on_the_page(memory_figure(curve, setter, table.span or 1.0, scale, unit), left)
+        spoken = f"Worker {worker} holds at most {curve.peak:.4g} activations, from {setter} on"
+        spoken += f"; its limit is {limit:g}." if limit is not None else "; no limit is known."
+        return figure_view("", figure, linked.graph_id(self.prefix, 1), spoken, spoken)
+
+    def in_view(self, one: Explained, shown: Sequence[float] | None) -> html.Div:
+        """Work by kind and bubbles by cause between two times of the axis; of all when `shown` is None."""
+        table = one.table
+        scale, unit = time_unit(table, table.span)
+        begin, end = (value / scale for value in shown) if shown else (0.0, one.timeline.makespan)
+        found = range_statistics(one.timeline, one.bubbles.gaps, begin, end)
+        rows: list[list[parts.Cell]] = []
+        for kind, seconds in sorted(found.work.items(), key=lambda item: -item[1]):
+            rows.append([_kind(kind), seconds * scale, f"{found.share(seconds):.1%}"])
+        if found.rerouted:
+            rows.append(["of that re-routed", found.rerouted * scale, f"{found.share(found.rerouted):.1%}"])
+        for cause, seconds in sorted(found.bubbles.items(), key=lambda item: -item[1]):
+            rows.append([f"idle: {TITLES[cause]}", seconds * scale, f"{found.share(seconds):.1%}"])
+        where = f"{found.begin * scale:.5g} to {found.end * scale:.5g}{unit and ' ' + unit}"
+        words = f"From {where}: {found.operations:,} instructions on {found.workers:,} live workers."
+        head = ("", f"worker time{unit and f' ({unit})'}", "share")
+        return html.Div([html.P(words, className="hint"), parts.table(head, rows)])
+
+    def longest(self, one: Explained) -> html.Section:
+        """The longest bubbles, each with its cause and a way to its place."""
+        gaps = one.bubbles.longest(BUBBLES_SHOWN)
+        if not gaps:
+            return parts.card("Bubbles", html.P("No worker waits for anything before its program ends."))
+        totals = one.bubbles.gaps.seconds.sum(axis=0)
+        order = [GapCause(int(cause)) for cause in np.argsort(-totals, kind="stable") if totals[cause] > 0]
+        spent = "; ".join(f"{TITLES[cause]} {totals[cause]:.4g}" for cause in order)
+        unit = " Times in seconds." if one.table.unit == "s" else ""
+        rows = [
+            [
+                html.Td(str(gap.worker)),
+                html.Td(TITLES[gap.cause]),
+                html.Td(one.bubbles.tell(gap)),
+                self._button("bubble", i),
+            ]
+            for i, gap in enumerate(gaps)
+        ]
+        return parts.card(
+            "Longest bubbles",
+            _rows(("worker", "cause", "", ""), rows),
+            caption=f"In all, over all workers: {spent}.{unit}",
+        )
+
+    def hits(self, key: str, query: str) -> Any:
+        """What a search finds, by time, with why each starts when it does; or what is wrong with the query."""
+        if not query.strip():
+            return []
+        try:
+            one = self.explained(key)
+            found = search(one.table, query)
+        except SearchError as error:
+            return parts.problems([str(error)])
+        if not len(found):
+            return parts.empty(f"Nothing matches {query}.", "docs/viewer.md lists the fields.")
+        rows = []
+        for place, operation in enumerate(found[:HITS_SHOWN].tolist()):
+            row = int(one.table.instruction_id[operation])
+            free = "" if one.slack is None else f"{one.slack[row]:.5g}"
+            flags = one.table.flags[operation]
+            marks = ", ".join(word for flag, word in _MARKS.items() if flags & flag)
+            rows.append(
+                [
+                    html.Td(name(one.timeline, row)),
+                    html.Td(f"{one.timeline.start[row]:.6g}"),
+                    html.Td(f"{one.timeline.end[row] - one.timeline.start[row]:.6g}"),
+                    html.Td(free or "–"),
+                    html.Td(one.waits.tell(row)[0]),
+                    html.Td(marks),
+                    self._button("hit", place),
+                ]
+            )
+        more = f"{len(found):,} found" + (f", the first {HITS_SHOWN} by time" if len(found) > HITS_SHOWN else "")
+        unit = " (s)" if one.table.unit == "s" else ""
+        head = ("instruction", f"starts{unit}", f"takes{unit}", f"slack{unit}", "why then", "", "")
+        return parts.card("Found", _rows(head, rows), caption=f"{more}.")
+
+    def _button(self, what: str, place: int) -> html.Td:
+        identifier = {"type": self.name("show"), "what": what, "place": place}
+        return html.Td(html.Button("Show it", id=identifier, n_clicks=0, className="quiet"))
+
+    def place_of(self, key: str, grouping: Grouping, what: str, place: int, query: str) -> dict[str, Any] | None:
+        """Where a bubble or a hit lies, for `linked.goto`. Raises RecycleError as `Operands.get` and `search`."""
+        one = self.explained(key)
+        if what == "bubble":
+            gap: Gap = one.bubbles.longest(BUBBLES_SHOWN)[place]
+            worker, start, end = gap.worker, gap.start, gap.end
+        else:
+            operation = int(search(one.table, query)[place])
+            row = int(one.table.instruction_id[operation])
+            worker = one.timeline.schedule.position(row)[0]
+            start, end = float(one.timeline.start[row]), float(one.timeline.end[row])
+        table = one.table.ordered(grouping)
+        scale, _ = time_unit(table, table.span)
+        index = one.timeline.schedule.shape.worker_index(worker)
+        lane = table.workers.index(worker)
+        return linked.goto(start, end, table.span or 1.0, lane=lane, worker=index, scale=scale)
+
+    def register(self, app: Dash) -> None:
+        """Add the page's callbacks."""
+        linked.register(app, self.prefix)
+        chosen, grouping = self.name("chosen"), self.name("grouping")
+
+        @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"), Input(grouping, "value"))
+        def show(key: str, order: Grouping) -> Any:
+            return _or_problem(lambda: self.answer(key, order))
+
+        @app.callback(Output(self.name("hits"), "children"), Input(self.name("query"), "value"), Input(chosen, "value"))
+        def find(query: str | None, key: str) -> Any:
+            return _or_problem(lambda: self.hits(key, query or ""))
+
+        @app.callback(
+            Output(self.name("memory"), "children"),
+            Input(self.name("worker"), "value"),
+            State(chosen, "value"),
+            State(self.name("left"), "data"),
+            prevent_initial_call=True,
+        )
+        def strip(worker: str, key: str, left: int) -> Any:
+            return _or_problem(lambda: self.memory(self.explained(key), Worker.parse(worker), left))
+
+        @app.callback(
+            Output(self.name("view"), "children"),
+            Input(self.name("range"), "data"),
+            State(chosen, "value"),
+            prevent_initial_call=True,
+        )
+        def zoomed(shown: Any, key: str) -> Any:
+            return _or_problem(lambda: self.in_view(self.explained(key), shown)) if is_range(shown) else no_update
+
+        @app.callback(
+            Output(self.name("goto"), "data"),
+            Input({"type": self.name("show"), "what": ALL, "place": ALL}, "n_clicks"),
+            State(chosen, "value"),
+            State(grouping, "value"),
+            State(self.name("query"), "value"),
+            prevent_initial_call=True,
+        )
+        def go(clicks: list[int], key: str, order: Grouping, query: str | None) -> Any:
+            pressed = ctx.triggered_id
+            if pressed is None or not any(clicks):
+                return no_update
+            try:
+                return self.place_of(key, order, pressed["what"], pressed["place"], query or "")
+            except (RecycleError, IndexError):
+                return no_update
+
+
+def is_range(shown: Any) -> bool:
+    """Whether the browser handed over two times."""
+    return (
+        isinstance(shown, list)
+        and len(shown) == 2
+        and all(isinstance(time, int | float) and np.isfinite(time) for time in shown)
+    )
+
+
+_MARKS = {Flag.REROUTED: "re-routed", Flag.CRITICAL: "critical path", Flag.VIOLATION: "breaks a rule"}
+
+
+def _kind(kind: Kind) -> str:
+    return KIND_CLASSES[kind].token if kind != Kind.OVERLAPPED_PAIR else "F;B"
+
+
+def _share(seconds: Any, timeline: Any) -> str:
+    return f"{float(seconds) / timeline.makespan:.1%}" if timeline.makespan else "–"
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> html.Div:
+    top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
+    return html.Div(html.Table([top, html.Tbody([html.Tr(row) for row in rows])]), className="facts findings")
+
+
+def _or_problem(answer: Callable[[], Any]) -> Any:
+    try:
+        return answer()
+    except RecycleError as error:
+        return parts.problems([str(error)])

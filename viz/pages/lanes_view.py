@@ -1,0 +1,185 @@
+"""A timeline on a page: the canvas under its axes, the routes that feed it, and the details of what is selected.
+
+The browser fetches `lanes/<hash>.bin` once and draws, zooms, hovers and selects by itself (see `assets/lanes_*.js`).
+A selection lands in the store `lanes-choice`; the server answers with text, and with the operations to draw arrows to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from dash import MATCH, ClientsideFunction, Dash, Input, Output, dcc, html
+from flask import Response, abort, request
+
+from recycle.ir.simulate import Timeline
+from viz.details import Details, details
+from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure
+from viz.figures.boxes import time_unit
+from viz.figures.raster import Window, png
+from viz.lanes import Grouping, LaneTable
+from viz.operands import stated_limits
+from viz.shelf import Shelf, Source
+
+LANE_PIXELS, LEAST_PIXELS, SCREEN = 32, 110, "76vh"
+FOREVER = "public, max-age=31536000, immutable"
+
+
+def lanes_view(
+    name: str,
+    table: LaneTable,
+    shelf: Shelf,
+    *,
+    spoken: str,
+    source: Source | None = None,
+    grouping: Grouping = "pipeline",
+    span: float | None = None,
+    linked: str = "",
+) -> html.Div:
+    """A timeline.
+
+    Args:
+        name: tells it from others of the application; it stands in links to the page.
+        spoken: what a screen reader is told that it shows.
+        source: what knows why the operations of `table` lie where they lie.
+        span: length of the time axis when it is to be longer than the table's own.
+        linked: timelines with the same word here, not empty, keep one time axis.
+    """
+    address = lanes_address(shelf.put(table, source))
+    height = max(LEAST_PIXELS, LANE_PIXELS * table.lanes) + TOP + BOTTOM
+    scale, _ = time_unit(table, span or table.span)
+    image: dict[str, Any] = {"role": "img", "aria-label": spoken}
+    live: dict[str, Any] = {"aria-live": "polite"}
+    attributes: dict[str, Any] = {
+        "data-name": name,
+        "data-address": address,
+        "data-grouping": grouping,
+        "data-scale": str(scale),
+        "data-span": str(span or table.span),
+        "data-linked": linked,
+    }
+    config: Any = AXES_CONFIG
+    return html.Div(
+        [
+            html.Div(className="lanes-tools"),
+            html.Div(
+                [
+                    html.Canvas(**image),
+                    dcc.Graph(
+                        id={"type": "lanes-axes", "name": name},
+                        figure=axes_figure(table, span=span),
+                        config=config,
+                        responsive=True,
+                        className="lanes-axes",
+                    ),
+                    html.Div(className="lanes-tip", hidden=True),
+                ],
+                className="lanes-stage",
+                style={"height": f"min({height}px, {SCREEN})"},
+            ),
+            html.Div(className="lanes-memory", hidden=True),
+            html.P(className="lanes-status", **live),
+            html.Div(id={"type": "lanes-details", "name": name}, className="lanes-details"),
+            dcc.Store(id={"type": "lanes-choice", "name": name}),
+            dcc.Store(id={"type": "lanes-links", "name": name}),
+            dcc.Store(id={"type": "lanes-linked", "name": name}),
+        ],
+        className="lanes-view",
+        tabIndex=0,
+        **attributes,
+    )
+
+
+def source_of(timeline: Timeline | None) -> Source | None:
+    """The source of lanes that are those of a planned timeline; None where there is none."""
+    return Source(timeline, limits=stated_limits(timeline.schedule)) if timeline is not None else None
+
+
+def lanes_address(digest: str) -> str:
+    """Where the browser finds the lanes with that hash."""
+    return f"lanes/{digest}.bin"
+
+
+def register(app: Dash, shelf: Shelf) -> None:
+    """Add the routes and the callbacks of all timelines."""
+
+    def lanes(digest: str) -> Response:
+        shown = shelf.get(digest) or abort(404)
+        if digest in request.if_none_match:
+            return Response(status=304, headers={"ETag": f'"{digest}"', "Cache-Control": FOREVER})
+        answer = Response(shown.content, mimetype="application/octet-stream")
+        answer.set_etag(digest)
+        answer.headers["Cache-Control"] = FOREVER
+        return answer
+
+    def picture(digest: str) -> Response:
+        shown = shelf.get(digest) or abort(404)
+        table = shown.table.ordered("stage") if request.args.get("grouping") == "stage" else shown.table
+        whole = Window.whole(table)
+        try:
+            window = Window(*(float(request.args.get(k, getattr(whole, k))) for k in ("t0", "t1", "y0", "y1")))
+            width, height = (int(request.args.get(key, size)) for key, size in (("width", 1200), ("height", 600)))
+            content = png(table, width, height, window)
+        except ValueError as error:
+            return Response(f"{error}\n", status=400, mimetype="text/plain")
+        return Response(content, mimetype="image/png", headers={"Cache-Control": FOREVER})
+
+    for suffix, route in ((".bin", lanes), (".png", picture)):
+        app.server.add_url_rule(f"/lanes/<digest>{suffix}", f"lanes{suffix[1:]}", route)
+
+    @app.callback(
+        Output({"type": "lanes-details", "name": MATCH}, "children"),
+        Output({"type": "lanes-links", "name": MATCH}, "data"),
+        Input({"type": "lanes-choice", "name": MATCH}, "data"),
+        prevent_initial_call=True,
+    )
+    def tell(choice: Any) -> Any:
+        return answer(shelf, choice)
+
+    in_browser: Any = app.clientside_callback
+    in_browser(
+        ClientsideFunction("recycle", "arrows"),
+        Output({"type": "lanes-linked", "name": MATCH}, "data"),
+        Input({"type": "lanes-links", "name": MATCH}, "data"),
+        prevent_initial_call=True,
+    )
+
+
+def answer(shelf: Shelf, choice: Any) -> tuple[Any, Any]:
+    """The details of a choice as they stand on the page, and its links for the canvas."""
+    if not isinstance(choice, dict):
+        return [], None
+    shown = shelf.get(str(choice.get("address")).removeprefix("lanes/").removesuffix(".bin"))
+    if shown is None:
+        return html.P("These lanes are no longer kept. Load the page again.", className="hint"), None
+    told = details(shown, choice)
+    if told is None:
+        return [], None
+    return _card(told, *time_unit(shown.table, shown.table.span)), {
+        **asdict(told.links),
+        "memory": asdict(told.memory) if told.memory else None,
+        "operation": choice.get("operation"),
+        "address": choice.get("address"),
+    }
+
+
+def _card(told: Details, scale: float, unit: str) -> html.Div:
+    body: list[Any] = [html.H4(told.title), html.Ul([html.Li(line) for line in told.lines])]
+    if told.needs:
+        head = html.Tr([html.Th(text, scope="col") for text in ("needed", "of worker", "why", "there at", "slack")])
+        rows = [
+            html.Tr(
+                [
+                    html.Th(need.instruction, scope="row"),
+                    html.Td(need.worker),
+                    html.Td(need.why),
+                    html.Td(f"{need.arrived * scale:.6g}{unit and ' ' + unit}"),
+                    html.Td(
+                        "none: waited for this" if need.decided else f"{need.slack * scale:.6g}{unit and ' ' + unit}"
+                    ),
+                ]
+            )
+            for need in told.needs
+        ]
+        body.append(html.Div(html.Table([html.Thead(head), html.Tbody(rows)]), className="facts"))
+    return html.Div(body, className="selection")

@@ -1,0 +1,456 @@
+"""The plan browser and what-if: press a worker to fail or restore it, and see the plan that takes over.
+
+The state is a list of failed workers and those before it, kept by the browser: `undo` goes back, and the address bar
+says `?fail=1.2,0.3`, which restores it. The answers are methods, so that tests need no browser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import parse_qs
+
+import numpy as np
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from recycle.errors import RecycleError
+from recycle.shape import Worker
+from viz.analysis.differences import match
+from viz.figures.ghost import add_ghost
+from viz.figures.timeline import note
+from viz.lanes import Grouping, LaneTable
+from viz.pages import parts
+from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_figure
+from viz.pages.lanes_view import lanes_view
+from viz.shelf import Shelf, Source
+from viz.what_if import Answer, WhatIf
+
+BUTTONS = 512
+"""Workers up to which each has a button; of more, lanes are pressed or names typed."""
+ENTRIES_SHOWN = 100
+HISTORY = 50
+DRAWN_WHOLE, LANES_SHOWN = 4000, 16
+CHANGE_SHOWN = "Outlined: where the plan before had it."
+
+_ADDRESS = """
+function (state) {
+  const query = new URLSearchParams(window.location.search);
+  if (state && state.failed.length) { query.set('fail', state.failed.join(',')); } else { query.delete('fail'); }
+  const text = query.toString().replaceAll('%2C', ',');
+  window.history.replaceState(null, '', window.location.pathname + (text ? '?' + text : ''));
+  return window.dash_clientside.no_update;
+}
+"""
+
+Change = dict[str, Any]
+"""The state: `failed`, names of workers, and `history`, the lists before it, oldest first."""
+
+
+class PlansPage:
+    """The page of a job's plans; `prefix` keeps its component names apart from other pages'."""
+
+    title = "Plans and what-if"
+
+    def __init__(self, what_if: WhatIf, shelf: Shelf | None = None, prefix: str = "plans") -> None:
+        self.what_if = what_if
+        self.shelf = shelf or Shelf()
+        self.prefix = prefix
+
+    def name(self, part: str) -> str:
+        return f"{self.prefix}-{part}"
+
+    def fixtures(self) -> list[Any]:
+        """What the application keeps while other pages are open."""
+        return [
+            dcc.Location(id=self.name("address"), refresh=False),
+            dcc.Store(id=self.name("state"), data={"failed": [], "history": []}),
+            dcc.Store(id=self.name("addressed")),
+        ]
+
+    def layout(self) -> html.Div:
+        return html.Div(
+            [
+                parts.card(
+                    "What if",
+                    html.Div(
+                        [
+                            html.Label("Failed workers", htmlFor=self.name("typed")),
+                            dcc.Input(
+                                id=self.name("typed"), placeholder="1.2, 0.3", debounce=True, n_submit=0, size="36"
+                            ),
+                            html.Button("Undo", id=self.name("undo"), n_clicks=0),
+                            html.Button("Restore all", id=self.name("restore"), n_clicks=0),
+                            html.Button("Save the plan", id=self.name("save"), n_clicks=0),
+                            dcc.Download(id=self.name("saved")),
+                        ],
+                        className="row",
+                    ),
+                    html.Div(id=self.name("workers")),
+                    html.Div(id=self.name("message"), role="status", className="status"),
+                    caption=self.says(),
+                ),
+                dcc.Loading(html.Div(id=self.name("answer")), delay_show=300),
+                parts.card(
+                    "Lanes",
+                    html.Div(
+                        grouping_choice(self.name("grouping")),
+                        className="controls",
+                    ),
+                    html.Div(id=self.name("lanes")),
+                    parts.legend(),
+                    caption=f"Press a lane to fail its worker, or to restore it. {CHANGE_SHOWN}",
+                ),
+                dcc.Loading(html.Div(id=self.name("library")), delay_show=300),
+            ]
+        )
+
+    def says(self) -> str:
+        """Where plans come from."""
+        what_if = self.what_if
+        count = len(what_if.entries())
+        words = [f"{what_if.shape}."]
+        words.append(f"The library holds {count:,} plans." if count else "There is no library of plans.")
+        if what_if.planner is not None:
+            words.append("What it lacks is planned on the spot by the list scheduler.")
+        if what_if.job is None:
+            words.append("Without the job file lanes are drawn with every instruction taking 1.")
+        return " ".join(words)
+
+    def workers(self, failed: Iterable[Worker]) -> Any:
+        """A button per worker, by pipeline; or how to name one where there are too many."""
+        shape, dead = self.what_if.shape, frozenset(failed)
+        if shape.worker_count > BUTTONS:
+            return html.P(f"{shape.worker_count:,} workers: type names, or press a lane below.", className="hint")
+        rows = []
+        for k in range(shape.pipelines):
+            buttons: list[Any] = [html.Span(f"pipeline {k}", className="name")]
+            for r in range(shape.ranks):
+                worker = Worker(k, r)
+                pressed = worker in dead
+                mark = f"✕ {worker}" if pressed else str(worker)
+                spoken: dict[str, Any] = {"aria-pressed": str(pressed).lower()}
+                buttons.append(
+                    html.Button(
+                        mark,
+                        id={"type": self.name("worker"), "worker": str(worker)},
+                        n_clicks=0,
+                        className="worker failed" if pressed else "worker",
+                        title=f"Restore {worker}" if pressed else f"Fail {worker}",
+                        **spoken,
+                    )
+                )
+            rows.append(html.Div(buttons, className="pipeline"))
+        return html.Div(rows, className="workers")
+
+    def library(self) -> Any:
+        """The library by failures; a button shows each plan."""
+        entries = self.what_if.entries()
+        if not entries:
+            return parts.card(
+                "Library",
+                parts.empty(
+                    "No library of plans was given.",
+                    "Make one with: recycle plan job.toml --failures 2 --library plans,"
+                    " then: recycle view job.toml plans",
+                ),
+            )
+        shown = entries[:ENTRIES_SHOWN]
+        whole = next((entry.period for entry in entries if not entry.failures), None)
+        head = ("failures", "dead per rank", "period", "bound", "gap", "throughput", "peak activations", "")
+        rows = []
+        for entry, peak in zip(shown, self.what_if.peaks(shown), strict=True):
+            cells: list[Any] = [
+                entry.failures,
+                _vector(entry.vector),
+                entry.period,
+                entry.lower_bound,
+                f"{entry.gap:.1%}" if entry.gap > 1e-9 else "optimal",
+                f"{whole / entry.period:.1%}" if whole and entry.period else None,
+                peak,
+            ]
+            button = html.Button(
+                "Show",
+                id={"type": self.name("entry"), "vector": ",".join(map(str, entry.vector))},
+                n_clicks=0,
+                className="quiet",
+                title=f"Show the plan for {_vector(entry.vector)} dead",
+            )
+            rows.append(html.Tr([*(html.Td(parts.show(cell)) for cell in cells), html.Td(button)]))
+        more = len(entries) - len(shown)
+        limits = self.what_if.limits
+        caption = "Throughput: of the fault-free plan." + (f" {more:,} more are not listed." if more else "")
+        if limits is not None:
+            caption += f" Limit: {', '.join(f'{limit:g}' for limit in dict.fromkeys(limits))} activations."
+        top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
+        return parts.card("Library", html.Div(html.Table([top, html.Tbody(rows)]), className="facts"), caption=caption)
+
+    def answer(self, state: Change) -> list[Any]:
+        """What the plan costs, beside the one before and the fault-free one."""
+        failed = self._workers(state["failed"])
+        now = self.what_if.answer(failed)
+        before = self._before(state)
+        columns: list[tuple[str, Answer]] = [(_title(failed), now)]
+        if before is not None:
+            columns.append((f"before: {_title(before.failed)}", before))
+        if failed and (before is None or before.failed):
+            whole = self._try(frozenset())
+            columns += [("all workers", whole)] if whole else []
+        rows = [[title, *(measure(one) for _, one in columns)] for title, measure in _MEASURES]
+        trail = [_title(self._workers(names)) for names in state["history"][-5:]]
+        crumbs = [*(html.Span(step) for step in trail), html.Span(_title(failed), className="now")]
+        came = "from the library" if now.source == "library" else "planned now"
+        idle = f" Idle: {', '.join(map(str, now.idle[:12]))}." if now.idle else ""
+        return [
+            html.Nav(crumbs, className="crumbs", **_spoken("Failed workers, step by step")),
+            parts.card(
+                _title(failed).capitalize(),
+                parts.table(("", *(title for title, _ in columns)), rows),
+                caption=f"The plan is {came}, in {now.seconds:.2f} s.{idle}",
+            ),
+        ]
+
+    def lanes(self, state: Change, grouping: Grouping) -> Any:
+        """The lanes of the plan, the plan before as outlines."""
+        now, before = self.what_if.answer(self._workers(state["failed"])), self._before(state)
+        table = LaneTable.from_timeline(now.timeline).ordered(grouping)
+        old = LaneTable.from_timeline(before.timeline).ordered(grouping) if before else None
+        said, everything = "", []
+        if len(table) > DRAWN_WHOLE:
+            everything = [self._everything(now, grouping)]
+            kept = self._worth_seeing(now, before, table)
+            table, old = table._take_lanes(kept), old._take_lanes(kept) if old else None
+            said = f"{len(kept)} of {self.what_if.shape.worker_count:,} workers: the failed, and who changed most."
+        span = max(table.span, old.span if old else 0.0)
+        figure = lanes_figure(table, span, gutter([table]))
+        if old is not None and not add_ghost(figure, old):
+            said += " Too many operations to outline the plan before."
+        spoken = f"{_title(now.failed)}. {parts.summary(table)}"
+        hint = " ".join(filter(None, [said, note(table)]))
+        return [
+            figure_view("", figure, self.name("graph"), spoken, hint),
+            dcc.Store(id=self.name("order"), data=[str(worker) for worker in table.workers]),
+            *everything,
+        ]
+
+    def _everything(self, now: Answer, grouping: Grouping) -> html.Div:
+        """All lanes on the canvas, where a press on a worker's name fails or restores it."""
+        table = LaneTable.from_timeline(now.timeline)
+        source = Source(now.timeline, limits=now.plan.limits)
+        spoken = f"{_title(now.failed)}. {parts.summary(table)}"
+        drawn = lanes_view(self.name("all"), table, self.shelf, spoken=spoken, source=source, grouping=grouping)
+        return html.Div([html.H3("All workers: press a name to fail or restore it"), drawn], className="lanes")
+
+    def _worth_seeing(self, now: Answer, before: Answer | None, table: LaneTable) -> list[int]:
+        """Lanes of the failed workers and of those whose starts changed most, LANES_SHOWN in all."""
+        shape = self.what_if.shape
+        changed = np.zeros(shape.worker_count)
+        if before is not None:
+            matches = match(before.timeline, now.timeline)
+            worker = now.timeline.schedule.columns.worker[matches.second]
+            np.maximum.at(changed, worker, np.abs(matches.delta) + matches.moved)
+        changed[[shape.worker_index(worker) for worker in now.failed]] = np.inf
+        chosen = set(np.argsort(-changed, kind="stable")[:LANES_SHOWN].tolist())
+        return [lane for lane, worker in enumerate(table.workers) if shape.worker_index(worker) in chosen]
+
+    def toggled(self, state: Change, worker: Worker) -> Change:
+        """The state with one more or one less failed worker."""
+        failed = self._workers(state["failed"])
+        return self.changed(state, failed ^ {worker})
+
+    def changed(self, state: Change, failed: frozenset[Worker]) -> Change:
+        """The state with other failed workers. Raises PlanError when no plan is for them."""
+        self.what_if.answer(failed)
+        names = [str(worker) for worker in sorted(failed)]
+        if names == state["failed"]:
+            return state
+        return {"failed": names, "history": [*state["history"], state["failed"]][-HISTORY:]}
+
+    def undone(self, state: Change) -> Change:
+        """The state before the last change."""
+        *history, last = state["history"] or [state["failed"]]
+        return {"failed": last, "history": history}
+
+    def from_address(self, search: str | None) -> frozenset[Worker] | None:
+        """The failed workers in `?fail=1.2,0.3`; None when it does not say. Raises PlanError."""
+        stated = parse_qs((search or "").lstrip("?")).get("fail")
+        return self.what_if.parse(stated[0]) if stated else None
+
+    def saved(self, state: Change) -> dict[str, Any]:
+        """File name and text of the plan, for a download; `recycle check` and `recycle view` read it."""
+        failed = self._workers(state["failed"])
+        names = "-".join(map(str, sorted(failed)[:8])) + (f"-and-{len(failed) - 8}-more" if len(failed) > 8 else "")
+        text = self.what_if.answer(failed).plan.text()
+        return {"content": text, "filename": f"plan-without-{names}.json" if failed else "plan.json"}
+
+    def _before(self, state: Change) -> Answer | None:
+        return self._try(self._workers(state["history"][-1])) if state["history"] else None
+
+    def _try(self, failed: frozenset[Worker]) -> Answer | None:
+        try:
+            return self.what_if.answer(failed)
+        except RecycleError:
+            return None
+
+    def _workers(self, names: Sequence[str]) -> frozenset[Worker]:
+        return self.what_if.parse(",".join(map(str, names)))
+
+    def register(self, app: Dash) -> None:
+        """Add the page's callbacks."""
+        state_id = self.name("state")
+
+        @app.callback(
+            Output(state_id, "data"),
+            Output(self.name("message"), "children"),
+            Input({"type": self.name("worker"), "worker": ALL}, "n_clicks"),
+            Input({"type": self.name("entry"), "vector": ALL}, "n_clicks"),
+            Input(self.name("typed"), "value"),
+            Input(self.name("undo"), "n_clicks"),
+            Input(self.name("restore"), "n_clicks"),
+            State(state_id, "data"),
+            prevent_initial_call=True,
+        )
+        def change(
+            _: list[int], __: list[int], typed: str | None, ___: int, ____: int, state: Change
+        ) -> tuple[Any, Any]:
+            pressed, value = ctx.triggered_id, ctx.triggered[0]["value"]
+            if pressed is None or value is None or (not value and pressed != self.name("typed")):
+                return no_update, no_update  # buttons that were just drawn
+            if pressed == self.name("undo"):
+                return self._told(lambda: self.undone(state))
+            if pressed == self.name("restore"):
+                return self._told(lambda: self.changed(state, frozenset()))
+            if pressed == self.name("typed"):
+                return self._told(lambda: self.changed(state, self.what_if.parse(typed or "")))
+            if "worker" in pressed:
+                return self._told(lambda: self.toggled(state, Worker.parse(pressed["worker"])))
+            vector = [int(dead) for dead in pressed["vector"].split(",")]
+            return self._told(lambda: self.changed(state, self.what_if.dead_of(vector)))
+
+        @app.callback(
+            Output(state_id, "data", allow_duplicate=True),
+            Output(self.name("message"), "children", allow_duplicate=True),
+            Input(self.name("graph"), "clickData"),
+            State(self.name("order"), "data"),
+            State(state_id, "data"),
+            prevent_initial_call=True,
+        )
+        def press_lane(click: dict[str, Any] | None, order: list[str], state: Change) -> tuple[Any, Any]:
+            lane = self.lane_of(click, order)
+            return self._told(lambda: self.toggled(state, lane)) if lane else (no_update, no_update)
+
+        @app.callback(
+            Output(state_id, "data", allow_duplicate=True),
+            Output(self.name("message"), "children", allow_duplicate=True),
+            Input({"type": "lanes-choice", "name": self.name("all")}, "data"),
+            State(state_id, "data"),
+            prevent_initial_call=True,
+        )
+        def press_name(choice: Any, state: Change) -> tuple[Any, Any]:
+            worker = self.named(choice)
+            return self._told(lambda: self.toggled(state, worker)) if worker else (no_update, no_update)
+
+        @app.callback(
+            Output(self.name("answer"), "children"),
+            Output(self.name("workers"), "children"),
+            Output(self.name("lanes"), "children"),
+            Input(state_id, "data"),
+            Input(self.name("grouping"), "value"),
+        )
+        def show(state: Change, grouping: Grouping) -> tuple[Any, Any, Any]:
+            try:
+                answer, lanes = self.answer(state), self.lanes(state, grouping)
+            except RecycleError as error:
+                return parts.problems([str(error)]), self.workers(()), parts.empty("There is no plan to draw.")
+            return answer, self.workers(self._workers(state["failed"])), lanes
+
+        # Peaks are read from the plans themselves, so that a large library takes a moment: not while others wait.
+        @app.callback(Output(self.name("library"), "children"), Input(self.name("library"), "id"))
+        def list_library(_: str) -> Any:
+            return self.library()
+
+        @app.callback(
+            Output(self.name("saved"), "data"),
+            Input(self.name("save"), "n_clicks"),
+            State(state_id, "data"),
+            prevent_initial_call=True,
+        )
+        def save(clicks: int, state: Change) -> Any:
+            return self.saved(state) if clicks else no_update
+
+        @app.callback(
+            Output(state_id, "data", allow_duplicate=True),
+            Output("pages", "value", allow_duplicate=True),
+            Input(self.name("address"), "search"),
+            State(state_id, "data"),
+            prevent_initial_call="initial_duplicate",
+        )
+        def open_address(search: str | None, state: Change) -> tuple[Any, Any]:
+            try:
+                failed = self.from_address(search)
+                return (no_update, no_update) if failed is None else (self.changed(state, failed), self.prefix)
+            except RecycleError:
+                return no_update, self.prefix
+
+        app.clientside_callback(  # type: ignore[no-untyped-call]
+            _ADDRESS,
+            Output(self.name("addressed"), "data"),
+            Input(state_id, "data"),
+            prevent_initial_call=True,
+        )
+
+    def lane_of(self, click: dict[str, Any] | None, order: Sequence[str]) -> Worker | None:
+        """The worker whose lane was pressed."""
+        points = (click or {}).get("points") or []
+        y = points[0].get("y") if points else None
+        if not isinstance(y, int | float) or not 0 <= round(y) < len(order):
+            return None
+        return Worker.parse(order[round(y)])
+
+    def named(self, choice: Any) -> Worker | None:
+        """The worker whose name was pressed beside the canvas; None where something else was chosen."""
+        if not isinstance(choice, dict) or choice.keys() - {"lane", "address"}:
+            return None
+        lane, shape = choice.get("lane"), self.what_if.shape
+        return shape.worker_at(lane) if isinstance(lane, int) and 0 <= lane < shape.worker_count else None
+
+    def _told(self, make: Any) -> tuple[Any, Any]:
+        """(new state, "") or (no change, what is wrong)."""
+        try:
+            return make(), ""
+        except RecycleError as error:
+            return no_update, str(error)
+
+
+def _title(failed: Iterable[Worker]) -> str:
+    names = [str(worker) for worker in sorted(failed)]
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return f"without {', '.join(names[:6])}{more}" if names else "all workers"
+
+
+def _vector(vector: Sequence[int]) -> str:
+    hit = [f"{dead} on rank {rank}" for rank, dead in enumerate(vector) if dead]
+    return ", ".join(hit[:6]) + (" …" if len(hit) > 6 else "") if hit else "none"
+
+
+def _gap(answer: Answer) -> str:
+    return f"{answer.plan.gap:.1%}" if answer.plan.gap > 1e-9 else "optimal"
+
+
+def _memory(answer: Answer) -> str:
+    limits = answer.plan.limits
+    return f"{answer.peak:g}" + (f" of {max(limits):g}" if limits else "")
+
+
+def _spoken(text: str) -> dict[str, Any]:
+    return {"role": "group", "aria-label": text}
+
+
+_MEASURES: tuple[tuple[str, Any], ...] = (
+    ("period", lambda answer: answer.plan.period),
+    ("lower bound", lambda answer: answer.plan.lower_bound),
+    ("gap", _gap),
+    ("makespan", lambda answer: answer.plan.makespan),
+    ("bubbles", lambda answer: f"{answer.timeline.bubble_ratio:.1%}"),
+    ("peak activations", _memory),
+    ("answered in", lambda answer: f"{answer.seconds:.2f} s"),
+)

@@ -1,0 +1,227 @@
+"""Drop a schedule file: what is wrong with it, where, and as much of it as can be drawn.
+
+A press on a finding zooms to its place and frames it. Each browser's file is its own: it stays in that page, on the
+server only the last few are kept, by content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from recycle.ir.check import Finding, explain
+from viz.dropped import MOST_BYTES, Dropped, read_dropped
+from viz.lanes import LaneTable
+from viz.pages import linked, parts
+from viz.pages.figure_view import gutter, lanes_view
+from viz.shelf import Shelf, Source
+
+FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
+
+
+FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a Megatron table"
+
+
+class ValidatePage:
+    """The page that takes files; `prefix` keeps its component names apart from other pages'."""
+
+    title = "Validate"
+
+    def __init__(self, shelf: Shelf | None = None, prefix: str = "validate") -> None:
+        self.shelf = shelf or Shelf()
+        self.prefix = prefix
+        self._files: OrderedDict[str, Dropped] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def name(self, part: str) -> str:
+        return f"{self.prefix}-{part}"
+
+    def layout(self) -> html.Div:
+        return html.Div(
+            [
+                parts.card(
+                    "Check a schedule",
+                    dcc.Upload(
+                        html.Div(
+                            [
+                                html.Strong("Drop a schedule file here"),
+                                html.Span(" or press to choose one."),
+                                html.P(f"{FORMATS}; up to {MOST_BYTES // 2**20} MB"),
+                            ]
+                        ),
+                        id=self.name("upload"),
+                        className="drop",
+                        max_size=MOST_BYTES,
+                    ),
+                    html.Div(id=self.name("message"), role="status", className="status calm"),
+                    caption="The file is read here, on this machine, and kept nowhere.",
+                ),
+                *linked.stores(self.prefix),
+                dcc.Store(id=self.name("file")),
+                dcc.Loading(html.Div(id=self.name("answer")), delay_show=300),
+            ]
+        )
+
+    def take(self, contents: str, name: str) -> tuple[str, Dropped]:
+        """Read a dropped file and keep it for a while; its key and what came of it."""
+        key = hashlib.sha256(f"{name}\n{contents}".encode("utf-8", "replace")).hexdigest()[:32]
+        with self._lock:
+            if key not in self._files:
+                self._files[key] = read_dropped(contents, name)
+                sizes = [len(file.schedule.columns) if file.schedule else 0 for file in self._files.values()]
+                while len(sizes) > 1 and (len(sizes) > KEPT or sum(sizes) > KEPT_INSTRUCTIONS):
+                    self._files.popitem(last=False)
+                    del sizes[0]
+            self._files.move_to_end(key)
+            return key, self._files[key]
+
+    def kept(self, key: str | None) -> Dropped | None:
+        """A file that was taken, unless newer ones have taken its place."""
+        with self._lock:
+            return self._files.get(key or "")
+
+    def answer(self, file: Dropped) -> list[Any]:
+        """What there is to say of a file: a verdict, findings, lanes."""
+        if file.schedule is None:
+            return [
+                parts.problems([file.problem]),
+                parts.empty(
+                    f"{file.name} could not be read as a schedule.", "docs/file-format.md describes the files."
+                ),
+            ]
+        errors = sum(finding.severity == "error" for finding in file.findings)
+        warnings = len(file.findings) - errors
+        return [parts.problems([file.problem] if file.problem else []), self.verdict(file, errors, warnings),
+                self.findings(file), self.lanes(file)]  # fmt: skip
+
+    def verdict(self, file: Dropped, errors: int, warnings: int) -> html.Section:
+        """In a line: valid or not, and what it is."""
+        assert file.schedule is not None
+        schedule = file.schedule
+        count = [f"{errors:,} error{'s' * (errors != 1)}", f"{warnings:,} warning{'s' * (warnings != 1)}"]
+        dead = ", ".join(map(str, sorted(schedule.failed)[:12]))
+        words = [f"{schedule.shape}", f"{len(schedule.columns):,} instructions", f"optimizer {schedule.optimizer}"]
+        words += [f"failed: {dead}"] if dead else []
+        if file.timeline is not None:
+            words += [f"makespan {file.timeline.makespan:.6g}", f"period {file.timeline.period:.6g}"]
+        said = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
+        return parts.card(
+            f"{file.name}: {said}" + ("" if said == "Valid" else f" ({', '.join(count)})"),
+            html.P([html.Span(word) for word in words], className="chips"),
+        )
+
+    def findings(self, file: Dropped) -> Any:
+        """A row per finding, with a button that zooms to it."""
+        if not file.findings:
+            return []
+        rows = []
+        for place, finding in enumerate(file.findings[:FINDINGS_SHOWN]):
+            rule = explain(finding.rule)
+            where = " ".join(
+                filter(None, [finding.worker, f"#{finding.position}" if finding.position is not None else ""])
+            )
+            button: Any = ""
+            if file.place(finding) is not None:
+                button = html.Button(
+                    "Show it",
+                    id={"type": self.name("finding"), "place": place},
+                    n_clicks=0,
+                    className="quiet",
+                    title=f"Show where {finding.rule} was found",
+                )
+            rows.append(
+                html.Tr(
+                    [
+                        html.Td(html.Span(finding.severity, className=f"severity {finding.severity}")),
+                        html.Td(html.Abbr(finding.rule, title=rule.documentation if rule else "")),
+                        html.Td(where or "–"),
+                        html.Td(html.Code(finding.instruction) if finding.instruction else "–"),
+                        html.Td([finding.message, html.Div(finding.hint, className="hint")]),
+                        html.Td(button),
+                    ]
+                )
+            )
+        head = ("", "rule", "worker, position", "instruction", "what is wrong, and what to do", "")
+        more = len(file.findings) - FINDINGS_SHOWN
+        caption = f"The first {FINDINGS_SHOWN}; {more:,} more from `recycle check`." if more > 0 else ""
+        top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
+        return parts.card(
+            "Findings", html.Div(html.Table([top, html.Tbody(rows)]), className="facts findings"), caption=caption
+        )
+
+    def lanes(self, file: Dropped) -> Any:
+        """What can be drawn, with the number of findings on each lane."""
+        if file.lanes is None or not len(file.lanes):
+            return parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")
+        order = "" if file.timeline else "It cannot be timed: each program is drawn back to back, nobody waiting."
+        table = _badged(file.lanes, _per_worker(file.findings))
+        source = Source(file.timeline) if file.timeline else None
+        view = lanes_view(
+            file.name, table, self.prefix, 0, self.shelf, span=table.span or None, left=gutter([table]), source=source
+        )
+        return parts.card("Lanes", linked.linked(self.prefix, view), parts.legend(), caption=order)
+
+    def place_of(self, file: Dropped, finding: Finding) -> dict[str, Any] | None:
+        """Where a finding lies, for `linked.goto`."""
+        found = file.place(finding)
+        if found is None:
+            return None
+        assert file.lanes is not None
+        start, end, worker = found
+        lane = file.lanes.workers.index(worker)
+        return linked.goto(start, end, file.lanes.span or 1.0, lane=lane, worker=lane)
+
+    def register(self, app: Dash) -> None:
+        """Add the page's callbacks, and the server's limit of what a request may hold."""
+        # A dropped file comes as base64 inside JSON; whatever is larger is refused before it is read.
+        app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
+        linked.register(app, self.prefix)
+
+        @app.callback(
+            Output(self.name("answer"), "children"),
+            Output(self.name("file"), "data"),
+            Output(self.name("message"), "children"),
+            Input(self.name("upload"), "contents"),
+            State(self.name("upload"), "filename"),
+            prevent_initial_call=True,
+        )
+        def check_it(contents: str | None, name: str | None) -> Any:
+            if not contents:
+                return no_update, no_update, no_update
+            key, file = self.take(contents, name or "file")
+            return self.answer(file), key, f"{file.name}: read" if file.schedule else f"{file.name}: refused"
+
+        @app.callback(
+            Output(self.name("goto"), "data"),
+            Input({"type": self.name("finding"), "place": ALL}, "n_clicks"),
+            State(self.name("file"), "data"),
+            prevent_initial_call=True,
+        )
+        def go(clicks: list[int], key: str | None) -> Any:
+            pressed, file = ctx.triggered_id, self.kept(key)
+            if pressed is None or not any(clicks) or file is None or pressed["place"] >= len(file.findings):
+                return no_update
+            return self.place_of(file, file.findings[pressed["place"]]) or no_update
+
+
+def _per_worker(findings: Sequence[Finding]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for finding in findings:
+        if finding.worker is not None:
+            counts[finding.worker] = counts.get(finding.worker, 0) + 1
+    return counts
+
+
+def _badged(table: LaneTable, counts: dict[str, int]) -> LaneTable:
+    """The lanes with the number of findings beside their names."""
+    labels = [
+        f"{label} ▲{counts[str(worker)]}" if str(worker) in counts else label
+        for label, worker in zip(table.labels, table.workers, strict=True)
+    ]
+    return replace(table, labels=tuple(labels))

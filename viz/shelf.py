@@ -1,0 +1,97 @@
+"""The lanes that pages show, by content: what `lanes/<hash>.bin`, its PNG and the details are made from."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from recycle.ir.dependencies import Rows
+from recycle.ir.simulate import Timeline
+from viz.analysis.bubbles import Bubbles
+from viz.analysis.waits import Waits
+from viz.lanes import LaneTable
+from viz.wire import encode
+
+MOST_BYTES = 400_000_000
+"""What the shelf may hold; the tables used last stay, and at least one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What knows why the operations of a table lie where they lie.
+
+    Attributes:
+        timeline: planned, or executed.
+        ids: the instruction id in the table of each row of `timeline`; None where that is the row.
+        limits: activations (in chunks) that the worker of each rank may hold.
+    """
+
+    timeline: Timeline
+    ids: Rows | None = None
+    limits: tuple[float, ...] | None = None
+
+    @cached_property
+    def waits(self) -> Waits:
+        return Waits(self.timeline)
+
+    @cached_property
+    def bubbles(self) -> Bubbles:
+        return Bubbles(self.timeline, self.limits)
+
+    def row(self, table: LaneTable, operation: int) -> int:
+        """The row of the timeline of an operation."""
+        instruction = int(table.instruction_id[operation])
+        return instruction if self.ids is None else int(np.flatnonzero(self.ids == instruction)[0])
+
+    def operation(self, table: LaneTable, row: int) -> int:
+        """The operation of a row of the timeline, -1 where none is drawn of it."""
+        instruction = row if self.ids is None else int(self.ids[row])
+        found = np.flatnonzero(table.instruction_id == instruction)
+        return int(found[0]) if len(found) else -1
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A table on the shelf, its `lanes.bin`, and where it comes from if that is known."""
+
+    table: LaneTable
+    content: bytes
+    source: Source | None
+
+
+class Shelf:
+    """Tables by the hash of their `lanes.bin`. Safe to use from several threads."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self._shown: OrderedDict[str, Shown] = OrderedDict()
+        self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def put(self, table: LaneTable, source: Source | None = None) -> str:
+        """Keep a table (lanes by pipeline, then rank) and return its hash."""
+        known = self._digests.get(table)
+        if known is not None and self.get(known) is not None:
+            return known
+        content = encode(table)
+        digest = hashlib.sha256(content).hexdigest()[:32]
+        with self._lock:
+            self._digests[table] = digest
+            self._shown[digest] = Shown(table, content, source)
+            self._shown.move_to_end(digest)
+            while len(self._shown) > 1 and sum(len(shown.content) for shown in self._shown.values()) > self.most_bytes:
+                self._shown.popitem(last=False)
+        return digest
+
+    def get(self, digest: str) -> Shown | None:
+        """The table of that hash; None when it was never there, or others took its place."""
+        with self._lock:
+            if digest in self._shown:
+                self._shown.move_to_end(digest)
+            return self._shown.get(digest)

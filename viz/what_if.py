@@ -1,0 +1,154 @@
+"""What if these workers were dead: their plan, from the library at once or by a planner that is handed in.
+
+The viewer knows no solver; `recycle view` hands in a callable. Answers are kept, so that undo and deep links cost
+nothing. Names are those of processes: the failed workers of an answer's schedule are the ones that were asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from recycle.errors import JobError, PlanError, RecycleError
+from recycle.ir.simulate import Timeline, held_activations, simulate
+from recycle.job import Job
+from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+
+Planner = Callable[[frozenset[Worker]], Plan]
+"""Dead workers -> their plan, in the names of the processes. Raises PlanError where there is none."""
+KEPT, KEPT_ROWS = 16, 4_000_000
+"""Answers that are kept, and rows of their timelines together; the last two always."""
+MOST_COUNTED = 2_000_000
+"""Instructions of all plans of a library together up to which their peaks are counted for the table."""
+MOST_FAILED = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The plan for a set of dead workers.
+
+    Attributes:
+        failed: the set.
+        plan: in the names of the processes; live workers that it leaves idle are among its failed ones.
+        timeline: of the plan.
+        source: "library", or "planned" for one that was made now.
+        seconds: that the answer took.
+    """
+
+    failed: frozenset[Worker]
+    plan: Plan
+    timeline: Timeline
+    source: Literal["library", "planned"]
+    seconds: float
+
+    @property
+    def idle(self) -> list[Worker]:
+        """Live workers that the plan has no use for."""
+        return sorted(self.plan.schedule.failed - self.failed)
+
+    @property
+    def peak(self) -> float:
+        """Most activations that any worker holds, in chunks."""
+        return max((peak for peak in self.timeline.peak_activations if peak is not None), default=0.0)
+
+
+class WhatIf:
+    """Plans of one job.
+
+    Args:
+        job: prices and limits; None where only a library is known, whose plans are then timed in slots of 1.
+        library: asked first.
+        planner: asked where the library has no plan for the very failure vector.
+
+    Raises:
+        RecycleError: there is neither a job nor a plan to tell the shape.
+    """
+
+    def __init__(self, job: Job | None, library: PlanLibrary | None, planner: Planner | None) -> None:
+        self.job, self.library, self.planner = job, library, planner
+        self.profile = job.profile() if job else Profile.uniform()
+        self.limits = job.activation_limits() if job else None
+        self.shape = job.shape if job else self._shape_of_library()
+        self._answers: OrderedDict[frozenset[Worker], Answer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _shape_of_library(self) -> Shape:
+        first = next(iter(self.library.plans()), None) if self.library else None
+        if first is None:
+            where = f"{self.library.directory}: " if self.library else ""
+            raise RecycleError(f"{where}no plan can be read in it, and no job file was given")
+        return first.shape
+
+    def entries(self) -> list[Entry]:
+        """What the library holds for this job, fewest failures first."""
+        return self.library.usable() if self.library else []
+
+    def peaks(self, entries: Sequence[Entry]) -> list[float | None]:
+        """Most activations that any worker holds under each plan; None for those beyond MOST_COUNTED."""
+        each = 3 * self.shape.stages * self.shape.global_micro_batches
+        found: list[float | None] = []
+        for place, entry in enumerate(entries):
+            plan = self.library.read(entry) if self.library and (place + 1) * each <= MOST_COUNTED else None
+            held = held_activations(plan.schedule, self.profile.weight_stash, None)[0] if plan else None
+            found.append(max(held, default=0.0) if held is not None else None)
+        return found
+
+    def dead_of(self, vector: Sequence[int]) -> frozenset[Worker]:
+        """A set of dead workers with that vector."""
+        return dead_roles(self.shape, vector)
+
+    def parse(self, text: str) -> frozenset[Worker]:
+        """The workers that `1.2,0.3` names. Raises PlanError that says what is wrong with it."""
+        names = [name for name in text.replace(",", " ").split() if name]
+        if len(names) > MOST_FAILED:
+            raise PlanError(f"failed workers: {len(names)} are named; at most {MOST_FAILED}")
+        try:
+            return frozenset(self.shape.require(Worker.parse(name), "failed workers") for name in names)
+        except JobError as error:
+            raise PlanError(str(error)) from None
+
+    def answer(self, failed: Iterable[Worker]) -> Answer:
+        """The plan without `failed`. One question is answered at a time.
+
+        Raises:
+            PlanError: there is none: a stage is left without a worker, a memory limit is too small, or the library has
+                no plan and there is no planner.
+        """
+        failed = frozenset(failed)
+        require_hosts(self.shape, failure_vector(self.shape, failed))
+        with self._lock:
+            if failed not in self._answers:
+                begun = time.perf_counter()
+                plan, source = self._plan(failed)
+                timeline = simulate(plan.schedule, self.profile)
+                self._answers[failed] = Answer(failed, plan, timeline, source, time.perf_counter() - begun)
+                self._forget()
+            self._answers.move_to_end(failed)
+            return self._answers[failed]
+
+    def _forget(self) -> None:
+        """Drop the answers that were not asked for longest, as far as KEPT and KEPT_ROWS say."""
+        rows = [len(answer.timeline.start) for answer in self._answers.values()]
+        while len(rows) > 2 and (len(rows) > KEPT or sum(rows) > KEPT_ROWS):
+            self._answers.popitem(last=False)
+            del rows[0]
+
+    def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Literal["library", "planned"]]:
+        vector = failure_vector(self.shape, failed)
+        kept = self.library.get(vector) if self.library and self.profile.are_peers_alike else None
+        if kept is not None and kept.shape == self.shape:
+            return kept.for_processes(failed), "library"
+        if self.planner is not None:
+            return self.planner(failed), "planned"
+        if self.library is None:
+            raise PlanError("there is no library of plans and no planner: give a job file, recycle view job.toml")
+        plan, roles, moves = self.library.lookup(failed, self.shape)
+        if moves:
+            raise PlanError(f"the library has a plan for vector {vector} only if workers change stage")
+        return replace(plan, schedule=rename(plan.schedule, roles)), "library"

@@ -1,0 +1,112 @@
+"""`lanes.bin`: a LaneTable as the browser gets it, once per content.
+
+Little endian: magic `RLN2`, u32 lanes, u32 operations, u32 bytes of the description, f64 origin; u32 offsets
+(lanes + 1); the columns that the description lists, each in the narrowest type that holds it and beginning at a
+multiple of 4 bytes; then the description, JSON in UTF-8. That says also how every kind is drawn (from `figures.boxes`
+and `figures.palette`), so that the canvas has no table of kinds or colours of its own.
+
+Times are float32 from the origin: with seconds since the run's start, a day would leave steps of 8 ms. An instruction's
+own id stays here: the browser names an operation by its place.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.ir.instruction import KIND_CLASSES, Kind, StageWide
+from viz.figures.boxes import LETTERS, NAMES, PARTS
+from viz.figures.palette import COMMUNICATION, FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAINTS
+from viz.lanes import Flag, LaneTable
+
+MAGIC = b"RLN2"
+COLUMNS = ("start", "end", "micro_batch", "stage", "pipeline", "kind", "flags")
+_HEADER = struct.Struct("<4sIIId")
+_UNSIGNED = ("u1", "<u2", "<u4")
+
+
+def encode(table: LaneTable) -> bytes:
+    """The table as `lanes.bin`."""
+    columns = {name: _narrow(getattr(table, name)) for name in COLUMNS}
+    types = {name: column.dtype.kind + str(column.itemsize) for name, column in columns.items()}
+    described = json.dumps({"columns": types, **describe_table(table)}, separators=(",", ":")).encode()
+    parts = [_HEADER.pack(MAGIC, table.lanes, len(table), len(described), table.origin)]
+    parts.append(table.offsets.astype("<u4").tobytes())
+    for column in columns.values():
+        parts += [column.tobytes(), bytes(_padding(column.nbytes))]
+    return b"".join([*parts, described])
+
+
+def _narrow(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Times as float32; whole numbers unsigned, as narrow as they fit, "none" (all ones) staying all ones."""
+    if column.dtype.kind == "f":
+        return column.astype("<f4")
+    none = np.iinfo(column.dtype).max
+    known = column[column != none]
+    most = int(known.max(initial=0))
+    narrow = next(kind for kind in _UNSIGNED if most < np.iinfo(kind).max)
+    return np.where(column == none, np.iinfo(narrow).max, column).astype(narrow)
+
+
+def _padding(size: int) -> int:
+    return -size % 4
+
+
+def decode(content: bytes) -> dict[str, Any]:
+    """What `encode` wrote: `origin`, `offsets`, each column and the `description`.
+
+    Raises:
+        ValueError: the content is cut short or foreign.
+    """
+    if len(content) < _HEADER.size or content[:4] != MAGIC:
+        raise ValueError(f"not a lanes.bin: it does not begin with {MAGIC.decode()}")
+    _, lanes, operations, described, origin = _HEADER.unpack_from(content)
+    try:
+        description = json.loads(content[len(content) - described :])
+        wire = {"offsets": (np.dtype("<u4"), lanes + 1)}
+        wire |= {name: (np.dtype(f"<{kind}"), operations) for name, kind in description["columns"].items()}
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("lanes.bin does not end with its description") from None
+    size = _HEADER.size + described
+    size += sum(length * kind.itemsize + _padding(length * kind.itemsize) for kind, length in wire.values())
+    if len(content) != size:
+        raise ValueError(f"lanes.bin holds {len(content)} bytes, its header says {size}")
+    read: dict[str, Any] = {"origin": origin, "description": description}
+    place = _HEADER.size
+    for name, (kind, length) in wire.items():
+        read[name] = np.frombuffer(content, kind, length, place)
+        place += read[name].nbytes + _padding(read[name].nbytes)
+    return read
+
+
+def describe_table(table: LaneTable) -> dict[str, Any]:
+    """What the canvas needs beside the columns: names of lanes, and how each kind and mark is drawn."""
+    places = {paint.key: place for place, paint in enumerate(PAINTS)}
+    return {
+        "labels": table.labels,
+        "pipelines": [worker.pipeline for worker in table.workers],
+        "ranks": [worker.rank for worker in table.workers],
+        "failed": np.flatnonzero(table.failed).tolist(),
+        "span": table.span,
+        "unit": table.unit,
+        "by_rank": "stage" if table.shape.chunks == 1 else "rank",
+        "bits": {flag.name: int(flag) for flag in Flag},
+        "kinds": [
+            {
+                "token": cls.token,
+                "name": NAMES[Kind(kind)],
+                "letter": LETTERS.get(Kind(kind), "F" if kind == Kind.OVERLAPPED_PAIR else cls.token),
+                "numbered": kind not in LETTERS,
+                "homed": not issubclass(cls, StageWide),
+                "parts": [[places[part[0].key], *part[1:]] for part in PARTS[Kind(kind)](table.weight_share)],
+            }
+            for kind, cls in enumerate(KIND_CLASSES)
+        ],
+        "paints": [{name: getattr(paint, name) for name in paint.__slots__} for paint in PAINTS],
+        "busy": [places[paint.key] for paint in PAINTS if paint is not COMMUNICATION],
+        "failure": {"fill": FAILURE_BAND, "hatch": FAILURE_HATCH, "line": FAILURE, "ink": INK},
+    }
