@@ -104,3 +104,17 @@ def test_a_file_that_means_harm_is_shown_as_text(browser: Any, address: str, tmp
     assert "harmed" not in browser.title
     assert browser.find_elements("css selector", "img") == []
     assert browser.get_log("browser") == []
+
+
+def test_tabs_are_reached_and_opened_by_keyboard(browser: Any, address: str) -> None:
+    browser.get(address)
+    first = wait(browser, lambda: browser.find_elements("css selector", "[role=tab]"))[0]
+    browser.execute_script("arguments[0].focus()", first)
+    names = [tab.text for tab in browser.find_elements("css selector", "[role=tab]")]
+    for _ in range(len(names) - 1):
+        browser.switch_to.active_element.send_keys("\ue014")
+    browser.switch_to.active_element.send_keys("\ue007")
+    wait(browser, lambda: "Drop a schedule file here" in text(browser))
+    selected = browser.find_elements("css selector", "[role=tab][aria-selected=true]")
+    assert [tab.text for tab in selected] == [names[-1]]
+    assert browser.get_log("browser") == []
