@@ -163,7 +163,7 @@
       if (event.key === "Escape") { search.value = ""; find(view, ""); search.blur(); }
       if (event.key === "Enter") find(view, search.value, event.shiftKey ? -1 : 1);
     });
-    search.addEventListener("search", () => { if (!search.value) find(view, ""); });
+    search.addEventListener("search", () => { if (!search.value && view.matches) find(view, ""); }); // its cross; late
     tools.append(search);
   };
 

@@ -35,6 +35,7 @@ class ForkServer:
         self.kind, self.threads, self._log = kind, threads, log
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
+        self._requests_of: dict[int, int] = {}
         self._asked = 0
         self._pending = b""
         from recycle.exec.transport.nccl import ENVIRONMENT
@@ -80,14 +81,15 @@ class ForkServer:
         return self._asked
 
     def hear(self) -> None:
-        """Take what the server says: `pids` of requests, exit `statuses` of pids. Raises RunError when it has ended."""
+        """Take what the server says: `pids` and exit `statuses` of requests. Raises RunError when it has ended."""
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
         for line in lines:
             said = msgspec.json.decode(line)
             if "id" in said:
                 self.pids[said["id"]] = said["pid"]
+                self._requests_of[said["pid"]] = said["id"]  # a process id comes again
             else:
-                self.statuses[said["pid"]] = said["status"]
+                self.statuses[self._requests_of.pop(said["pid"])] = said["status"]
         if self._server.poll() is not None:
             tail = _tail(self._log) if self._log is not None else ""
             raise RunError(f"the fork server {_how(self._server.returncode)}; its last lines: {tail}")
@@ -164,8 +166,7 @@ class LocalProcesses:
                     self._descriptors[member] = os.pidfd_open(self._server.pids[request])
 
     def _status(self, member: _Member) -> int | None:
-        pid = self._server.pids.get(self._requests[member])
-        return None if pid is None else self._server.statuses.get(pid)
+        return self._server.statuses.get(self._requests[member])
 
     def gone(self) -> dict[Worker, str]:
         """Workers of which a process ended since the last call, with how; one that ends well does so with its last.

@@ -217,12 +217,12 @@ EMULATED = {"shape": {"tensor_parallel": 3}}
 
 
 def test_a_worker_of_which_one_process_hangs_is_found(launch: Run) -> None:
-    of = job(2, 2, 2, membership={"dead_after": 1.0}, **EMULATED)
+    of = job(2, 2, 2, membership={"dead_after": 3.0}, **EMULATED)
     reference = launch(job(2, 2, 2), STEPS)
     result = launch(of, STEPS, "hang:0.1t2@1", "rejoin:0.1@3")
     assert result.losses == reference.losses
     (found,) = [event for event in result.events if event["kind"] == "detected"]
-    assert (found["worker"], found["cause"]) == ("0.1", "tensor rank 2: no heartbeat for 1 s")
+    assert (found["worker"], found["cause"]) == ("0.1", "tensor rank 2: no heartbeat for 3 s")
     assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
     assert set(result.digests) == {"0.0", "0.1", "1.0", "1.1"}
     assert result.digests["0.1"] == result.digests["1.1"]
