@@ -72,9 +72,11 @@ def browser() -> Iterator[Any]:
 
 
 def wait(browser: Any, condition: Any) -> Any:
+    from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return WebDriverWait(browser, SECONDS).until(lambda _: condition())
+    replaced = [StaleElementReferenceException]  # while it was looked at
+    return WebDriverWait(browser, SECONDS, ignored_exceptions=replaced).until(lambda _: condition())
 
 
 def lanes(browser: Any, identifier: str) -> list[dict[str, Any]]:

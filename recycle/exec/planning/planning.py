@@ -310,7 +310,10 @@ def _serve(name: str, parent: str) -> None:
     os.dup2(2, 1)
     module, _, function = name.partition(":")
     planner = getattr(importlib.import_module(module), function)
-    told = json.loads(sys.stdin.readline())
+    first = sys.stdin.readline()
+    if not first.endswith("\n"):
+        return  # the launcher has ended
+    told = json.loads(first)
     job = Job.from_toml(told["job"])
     like = {"like": native.loads(told["like"])} if told["like"] else {}
     for line in sys.stdin:
