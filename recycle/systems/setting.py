@@ -1,0 +1,292 @@
+"""Setting: what every system gets alike, so that only the systems differ.
+
+Nodes and workers, the costs of each layer in seconds and bytes, links, memory, the batch, and one model of pauses. It
+comes from a job. A job of `[shape]`, `[times]` and `[memory]` alone gives a setting in which a stage is one layer, a
+sample a micro-batch, and memory counts activations: a layer's activation weighs 1 byte. Pipelines are cut between
+layers (`balanced`) and priced by `profile`, one `Profile` per cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from recycle.errors import JobError
+from recycle.job import Job, ModelSection, parse_bytes
+from recycle.nodes import place_workers
+from recycle.profile import Profile
+from recycle.shape import Shape
+from recycle.systems.pauses import PauseModel
+from recycle.systems.system import Nodes, Pause
+
+_PRICES = ("forward", "backward_input", "backward_weight", "reduce", "step", "static", "activation", "message")
+Split = tuple[int, ...]
+"""Layers of each stage, first to last."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer costs on one worker; the embedding is part of the first, the head of the last.
+
+    Attributes:
+        forward, backward_input, backward_weight: seconds of one micro-batch.
+        step: seconds of the optimizer.
+        static: bytes held whatever the schedule: parameters, gradients, optimizer state.
+        state: bytes of these that a new host has to copy: parameters and optimizer state.
+        gradients: bytes that are reduced over the hosts of the layer.
+        activation: bytes held per micro-batch from the start of F to the end of W.
+        message: bytes that it hands to the next layer, and that come back as a gradient.
+    """
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    step: float = 0.0
+    static: float = 0.0
+    state: float = 0.0
+    gradients: float = 0.0
+    activation: float = 1.0
+    message: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """F + I + W of one micro-batch."""
+        return self.forward + self.backward_input + self.backward_weight
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all systems get alike.
+
+    Attributes:
+        job: that it is made of; its shape is the preferred one.
+        layers: first to last.
+        node_of: the node of each seat; a seat is a place for one worker, and seat i is worker i of the job's shape.
+        micro_batch: samples of one micro-batch.
+        latency: seconds per transfer between two workers.
+        bandwidth: bytes per second of a directed pair of workers, and of a ring through all hosts of a layer; None
+            means that only latency counts.
+        weight_stash: share of an activation that is still held between I and W.
+        memory: bytes that the worker of each of the job's ranks may hold; None without a limit.
+        pauses: the common model.
+        failure_rate: failures per second of one node, as far as systems may know it (checkpoint intervals).
+    """
+
+    job: Job
+    layers: tuple[Layer, ...]
+    node_of: tuple[int, ...]
+    micro_batch: float = 1.0
+    latency: float = 0.0
+    bandwidth: float | None = None
+    weight_stash: float = 1.0
+    memory: tuple[float, ...] | None = None
+    pauses: PauseModel = field(default_factory=PauseModel)
+    failure_rate: float = 0.0
+
+    @property
+    def shape(self) -> Shape:
+        return self.job.shape
+
+    @property
+    def micro_batches(self) -> int:
+        """D * m of the job: micro-batches of one iteration, of `micro_batch` samples each, whatever a system runs."""
+        return self.shape.global_micro_batches
+
+    @property
+    def samples(self) -> float:
+        """The global batch."""
+        return self.micro_batches * self.micro_batch
+
+    @property
+    def nodes(self) -> int:
+        return self.node_of[-1] + 1
+
+    @property
+    def all_nodes(self) -> Nodes:
+        return frozenset(range(self.nodes))
+
+    @property
+    def gpus(self) -> int:
+        return len(self.node_of) * self.job.grid.tensor_parallel
+
+    def seats(self, live: Iterable[int]) -> list[int]:
+        """The seats of these nodes, ascending."""
+        live = frozenset(live)
+        return [seat for seat, node in enumerate(self.node_of) if node in live]
+
+    # ---- cutting the model
+
+    @cached_property
+    def split(self) -> Split:
+        """Layers per stage that the job states, for its own number of ranks; else `balanced`."""
+        stages = self.shape.stages
+        if self.shape.chunks == 1 and self.job.model != ModelSection() and len(self.layers) == self.job.model.layers:
+            return tuple(self.job.layers_per_stage())
+        return (
+            tuple([1] * stages) if len(self.layers) == stages == self.shape.ranks else self.balanced(self.shape.ranks)
+        )
+
+    def balanced(self, stages: int, first: int = 0, last: int | None = None) -> Split:
+        """Layers `first` up to `last` cut into stages of at least one layer, so that the slowest is as fast as can be.
+
+        Raises:
+            JobError: there are fewer layers than stages.
+        """
+        seconds = [layer.seconds for layer in self.layers[first:last]]
+        count = len(seconds)
+        if not 1 <= stages <= count:
+            raise JobError(f"{count} layer(s) cannot be cut into {stages} stages")
+        ends = [0.0, *accumulate(seconds)]
+        # slowest[n] of the first n layers in k stages; the cut before it
+        slowest = list(ends)
+        cuts: list[list[int]] = []
+        for k in range(2, stages + 1):
+            cut, least = [0] * (count + 1), [float("inf")] * (count + 1)
+            for n in range(k, count + 1):
+                best = min(range(k - 1, n), key=lambda at: (max(slowest[at], ends[n] - ends[at]), -at))
+                cut[n], least[n] = best, max(slowest[best], ends[n] - ends[best])
+            cuts.append(cut)
+            slowest = least
+        bounds = [count]
+        for cut in reversed(cuts):
+            bounds.append(cut[bounds[-1]])
+        return tuple(b - a for a, b in pairwise([0, *reversed(bounds)]))
+
+    def stages(self, split: Split) -> list[tuple[Layer, ...]]:
+        """The layers of each stage."""
+        if sum(split) != len(self.layers):
+            raise JobError(f"split {split} has {sum(split)} layers, the model {len(self.layers)}")
+        return [self.layers[a:b] for a, b in pairwise([0, *accumulate(split)])]
+
+    # ---- prices
+
+    def profile(self, split: Split, hosts: int | Sequence[int]) -> Profile:
+        """Seconds and bytes of each stage of `split`.
+
+        Args:
+            hosts: workers that a stage's gradients are reduced over; one number, or one per stage.
+        """
+        stages = self.stages(split)
+        over = [hosts] * len(stages) if isinstance(hosts, int) else list(hosts)
+
+        def total(name: str) -> list[float]:
+            return [sum(getattr(layer, name) for layer in stage) for stage in stages]
+
+        return Profile(
+            forward=total("forward"),
+            backward_input=total("backward_input"),
+            backward_weight=total("backward_weight"),
+            reduce=[self.reduce_seconds(g, n) for g, n in zip(total("gradients"), over, strict=True)],
+            step=total("step"),
+            latency=self.latency,
+            bandwidth=self.bandwidth,
+            message=[stage[-1].message for stage in stages],
+            activation=total("activation"),
+            weight_stash=self.weight_stash,
+            static=total("static"),
+        )
+
+    def reduce_seconds(self, gradients: float, hosts: int) -> float:
+        """All-reduce of so many bytes by a ring: 2 (n - 1) / n of them leave each of the n hosts."""
+        return 0.0 if self.bandwidth is None else 2 * (hosts - 1) / hosts * gradients / self.bandwidth
+
+    def copy_seconds(self, amount: float) -> float:
+        """Seconds to copy `amount` bytes from one worker to another. Copies of disjoint pairs run side by side, so
+        give the bytes of the busiest worker."""
+        return 0.0 if not amount else self.latency + (0.0 if self.bandwidth is None else amount / self.bandwidth)
+
+    def cap(self, rank: int, ranks: int) -> float:
+        """Bytes that the worker of a rank of a pipeline of `ranks` may hold."""
+        return float("inf") if self.memory is None else self.memory[rank * len(self.memory) // ranks]
+
+    # ---- pauses
+
+    def pause(self, copied: float = 0.0, *, detected: bool = True, plan: float | None = None) -> Pause:
+        """The pause of a change that restarts no process: t_detect + t_plan + t_comm_rebuild + bytes / bandwidth.
+
+        Args:
+            copied: bytes that the busiest worker sends or receives.
+            detected: a failure had to be noticed first; a join is announced.
+            plan: seconds of planning, where the system knows its own.
+        """
+        model = self.pauses
+        return Pause(
+            detect=model.detect if detected else 0.0,
+            plan=model.plan if plan is None else plan,
+            rebuild=model.rebuild,
+            copy=self.copy_seconds(copied),
+        )
+
+    def restart(self, *, detected: bool = True) -> Pause:
+        """The pause of a restart from a checkpoint: processes start, groups form, every worker reads its state."""
+        model = self.pauses
+        read = self.state_per_worker / model.storage_bandwidth
+        return Pause(detect=model.detect if detected else 0.0, rebuild=model.rebuild, restart=model.restart + read)
+
+    @property
+    def state(self) -> float:
+        """Bytes of the model's parameters and optimizer state: a checkpoint."""
+        return sum(layer.state for layer in self.layers)
+
+    @property
+    def state_per_worker(self) -> float:
+        """Bytes of a checkpoint that a worker of the preferred shape writes and reads."""
+        return self.state / self.shape.ranks
+
+    @classmethod
+    def of(cls, job: Job) -> Setting:
+        """The setting of a job: its profile's stages, spread over their layers where the job has a `[model]`.
+
+        Raises:
+            JobError: the profile does not fit the shape, or layers do not divide over the stages.
+        """
+        shape, profile = job.shape, job.profile()
+        profile.require(shape)
+        counts = [1] * shape.stages if job.model == ModelSection() else job.layers_per_stage()
+        columns = {name: profile.per_stage(name, shape.stages) for name in _PRICES}
+        layers = []
+        for stage, count in enumerate(counts):
+            price = {name: column[stage] for name, column in columns.items()}
+            layers += [
+                Layer(
+                    forward=price["forward"] / count,
+                    backward_input=price["backward_input"] / count,
+                    backward_weight=price["backward_weight"] / count,
+                    step=(price["reduce"] + price["step"]) / count,
+                    static=price["static"] / count,
+                    state=price["static"] / count,
+                    activation=price["activation"] / count,
+                    message=price["message"],
+                )
+            ] * count
+        return cls(
+            job,
+            tuple(layers),
+            seat_nodes(shape, job.cluster.workers_per_node),
+            micro_batch=1.0 if job.model == ModelSection() else float(job.data.micro_batch_size),
+            latency=profile.latency,
+            bandwidth=profile.bandwidth,
+            weight_stash=profile.weight_stash,
+            memory=_memory(job, columns["activation"], columns["static"]),
+        )
+
+
+def seat_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
+    """The node of each worker, by index: as `place_workers` lays them, in even blocks where there is one pipeline."""
+    if shape.pipelines > 1:
+        nodes = place_workers(shape, workers_per_node)
+        return tuple(node for node, workers in enumerate(nodes) for _ in workers)
+    count = -(-shape.ranks // workers_per_node)
+    return tuple(rank * count // shape.ranks for rank in range(shape.ranks))
+
+
+def _memory(job: Job, activation: list[float], static: list[float]) -> tuple[float, ...] | None:
+    """Bytes that the worker of each rank may hold: as stated, or so many activations of its heaviest stage."""
+    limits, ranks = job.activation_limits(), job.shape.ranks
+    if isinstance(job.memory.limit, str):
+        return (parse_bytes(job.memory.limit),) * ranks
+    if limits is None:
+        return None
+    return tuple(sum(static[r::ranks]) + limit * max(activation[r::ranks]) for r, limit in enumerate(limits))
