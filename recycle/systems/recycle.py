@@ -277,9 +277,9 @@ class ReCycle:
 
     @cached_property
     def _copying(self) -> Profile:
-        """The profile with what moves, in place of all static bytes."""
-        stages = self.setting.job_stages
-        return replace(self.profile, static=[sum(layer.state for layer in stage) for stage in stages])
+        """The setting's links, and what moves in place of all static bytes."""
+        state = [sum(layer.state for layer in stage) for stage in self.setting.job_stages]
+        return Profile(latency=self.setting.latency, bandwidth=self.setting.bandwidth, static=state)
 
     @cached_property
     def _bounds(self) -> StageBounds:
