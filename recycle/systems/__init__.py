@@ -7,10 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recycle.systems.checkpoint_restart import CheckpointRestart
+from recycle.systems.hot_spare import HotSpare
+from recycle.systems.live_migration import LiveMigration
+from recycle.systems.recycle import ReCycle
+from recycle.systems.sample_dropping import SampleDropping
 from recycle.systems.setting import Layer, Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Pause, Running, Stopped, System, Timed
 
-SYSTEMS: dict[str, Callable[[Setting], System]] = {}
+SYSTEMS: dict[str, Callable[[Setting], System]] = {
+    "recycle": ReCycle,
+    "hot_spare": HotSpare,
+    "checkpoint_restart": CheckpointRestart,
+    "sample_dropping": SampleDropping,
+    "live_migration": LiveMigration,
+}
 
 __all__ = [
     "SYSTEMS",
