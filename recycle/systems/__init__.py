@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recycle.systems.bamboo import Bamboo
 from recycle.systems.setting import Layer, Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Pause, Running, Stopped, System, Timed
 
-SYSTEMS: dict[str, Callable[[Setting], System]] = {}
+SYSTEMS: dict[str, Callable[[Setting], System]] = {
+    "bamboo": Bamboo,
+}
 
 __all__ = [
     "SYSTEMS",
