@@ -31,6 +31,6 @@ def checkpoints(setting: Setting, rate: float) -> Checkpoints | None:
     """
     if not rate:
         return None
-    stall = setting.state_per_worker / setting.pauses.snapshot_bandwidth
-    lag = setting.state_per_worker / setting.pauses.storage_bandwidth
+    stall = setting.pauses.snapshot + setting.state_per_worker / setting.pauses.snapshot_bandwidth
+    lag = setting.storage_seconds
     return Checkpoints(max(young(stall, rate), lag), stall, lag)

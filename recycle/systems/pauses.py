@@ -16,6 +16,7 @@ class PauseModel:
         start: until a node that came (back) can be used; training goes on without it.
         restart: until all processes have started again, before they read a checkpoint.
         storage_bandwidth: bytes per second at which one worker writes or reads its part of a checkpoint.
+        snapshot: until all workers agree to take a checkpoint and go on after it; training waits.
         snapshot_bandwidth: bytes per second at which one worker copies its state to host memory while training waits;
             the writing behind it does not stop training.
     """
@@ -26,4 +27,5 @@ class PauseModel:
     start: float = 45.0
     restart: float = 60.0
     storage_bandwidth: float = 1e9
+    snapshot: float = 1.0
     snapshot_bandwidth: float = 10e9

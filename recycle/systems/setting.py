@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import inf
 
 from recycle.errors import JobError
 from recycle.job import Job, ModelSection, parse_bytes
@@ -118,47 +119,77 @@ class Setting:
 
     # ---- cutting the model
 
-    @cached_property
+    @property
     def split(self) -> Split:
         """Layers per stage that the job states, for its own number of ranks; else `balanced`."""
-        stages = self.shape.stages
-        if self.shape.chunks == 1 and self.job.model != ModelSection() and len(self.layers) == self.job.model.layers:
-            return tuple(self.job.layers_per_stage())
-        return (
-            tuple([1] * stages) if len(self.layers) == stages == self.shape.ranks else self.balanced(self.shape.ranks)
-        )
+        return _layers_per_stage(self.job) if self.shape.chunks == 1 else self.balanced(self.shape.ranks)
 
-    def balanced(self, stages: int, first: int = 0, last: int | None = None) -> Split:
-        """Layers `first` up to `last` cut into stages of at least one layer, so that the slowest is as fast as can be.
+    def balanced(self, stages: int) -> Split:
+        """The layers cut into stages of at least one, so that the slowest stage is as fast as can be.
 
         Raises:
             JobError: there are fewer layers than stages.
         """
-        seconds = [layer.seconds for layer in self.layers[first:last]]
-        count = len(seconds)
-        if not 1 <= stages <= count:
-            raise JobError(f"{count} layer(s) cannot be cut into {stages} stages")
-        ends = [0.0, *accumulate(seconds)]
-        # slowest[n] of the first n layers in k stages; the cut before it
-        slowest = list(ends)
-        cuts: list[list[int]] = []
-        for k in range(2, stages + 1):
-            cut, least = [0] * (count + 1), [float("inf")] * (count + 1)
+        if not 1 <= stages <= len(self.layers):
+            raise JobError(f"{len(self.layers)} layer(s) cannot be cut into {stages} stages")
+        bounds = [len(self.layers)]
+        for k in range(stages, 1, -1):
+            bounds.append(self._cuts[k][bounds[-1]])
+        return tuple(b - a for a, b in pairwise([0, *reversed(bounds)]))
+
+    @cached_property
+    def _cuts(self) -> list[list[int]]:
+        """By stages k and layers n: where the last of k stages begins in the best cut of the first n layers."""
+        count = len(self.layers)
+        ends = [0.0, *accumulate(layer.seconds for layer in self.layers)]
+        slowest, cuts = ends, [[], [0] * (count + 1)]
+        for k in range(2, count + 1):
+            cut, least = [0] * (count + 1), [inf] * (count + 1)
+            at = k - 1
             for n in range(k, count + 1):
-                best = min(range(k - 1, n), key=lambda at: (max(slowest[at], ends[n] - ends[at]), -at))
-                cut[n], least[n] = best, max(slowest[best], ends[n] - ends[best])
+                # the best cut moves forward with n
+                while at + 1 < n and max(slowest[at + 1], ends[n] - ends[at + 1]) <= max(
+                    slowest[at], ends[n] - ends[at]
+                ):
+                    at += 1
+                cut[n], least[n] = at, max(slowest[at], ends[n] - ends[at])
             cuts.append(cut)
             slowest = least
-        bounds = [count]
-        for cut in reversed(cuts):
-            bounds.append(cut[bounds[-1]])
-        return tuple(b - a for a, b in pairwise([0, *reversed(bounds)]))
+        return cuts
+
+    def cut(self, stages: int) -> Split:
+        """The job's own split where it has so many stages, else the balanced one."""
+        return self.split if stages == len(self.split) else self.balanced(stages)
+
+    def seconds_per_stage(self, stages: int) -> list[float]:
+        """F + I + W of each stage of `cut`."""
+        return [sum(layer.seconds for layer in stage) for stage in self.stages(self.cut(stages))]
 
     def stages(self, split: Split) -> list[tuple[Layer, ...]]:
         """The layers of each stage."""
         if sum(split) != len(self.layers):
             raise JobError(f"split {split} has {sum(split)} layers, the model {len(self.layers)}")
         return [self.layers[a:b] for a, b in pairwise([0, *accumulate(split)])]
+
+    @property
+    def job_stages(self) -> list[tuple[Layer, ...]]:
+        """The layers of each of the job's P * V stages."""
+        return self.stages(_layers_per_stage(self.job))
+
+    @cached_property
+    def least_ranks(self) -> int:
+        """Ranks below which no pipeline fits into memory with one micro-batch on each worker; the job's own number
+        where nothing is known of static bytes, as then nothing says that two stages fit on one worker.
+
+        More than there are layers if not even one layer fits.
+        """
+        if not any(layer.static for layer in self.layers):
+            return self.shape.ranks
+        for ranks in range(1, len(self.layers) + 1):
+            stages = enumerate(self.stages(self.cut(ranks)))
+            if all(sum(x.static + x.activation for x in stage) <= self.cap(r, ranks) for r, stage in stages):
+                return ranks
+        return len(self.layers) + 1
 
     # ---- prices
 
@@ -199,7 +230,7 @@ class Setting:
 
     def cap(self, rank: int, ranks: int) -> float:
         """Bytes that the worker of a rank of a pipeline of `ranks` may hold."""
-        return float("inf") if self.memory is None else self.memory[rank * len(self.memory) // ranks]
+        return inf if self.memory is None else self.memory[rank * len(self.memory) // ranks]
 
     # ---- pauses
 
@@ -222,8 +253,13 @@ class Setting:
     def restart(self, *, detected: bool = True) -> Pause:
         """The pause of a restart from a checkpoint: processes start, groups form, every worker reads its state."""
         model = self.pauses
-        read = self.state_per_worker / model.storage_bandwidth
-        return Pause(detect=model.detect if detected else 0.0, rebuild=model.rebuild, restart=model.restart + read)
+        restart = model.restart + self.storage_seconds
+        return Pause(detect=model.detect if detected else 0.0, rebuild=model.rebuild, restart=restart)
+
+    @property
+    def storage_seconds(self) -> float:
+        """Seconds in which all workers write a checkpoint, or read one."""
+        return self.state_per_worker / self.pauses.storage_bandwidth
 
     @property
     def state(self) -> float:
@@ -244,7 +280,7 @@ class Setting:
         """
         shape, profile = job.shape, job.profile()
         profile.require(shape)
-        counts = [1] * shape.stages if job.model == ModelSection() else job.layers_per_stage()
+        counts = _layers_per_stage(job)
         columns = {name: profile.per_stage(name, shape.stages) for name in _PRICES}
         layers = []
         for stage, count in enumerate(counts):
@@ -271,6 +307,10 @@ class Setting:
             weight_stash=profile.weight_stash,
             memory=_memory(job, columns["activation"], columns["static"]),
         )
+
+
+def _layers_per_stage(job: Job) -> Split:
+    return (1,) * job.shape.stages if job.model == ModelSection() else tuple(job.layers_per_stage())
 
 
 def seat_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:

@@ -1,0 +1,278 @@
+"""ReCycle: a dead worker's micro-batches go to live peers of its stage (SOSP '24, arXiv 2405.14009).
+
+The period of each failure vector is that of the planner's list scheduler, the one that recycle answers with at once; a
+search would make it a few per cent shorter. Nothing is copied at a failure unless the dead lie unevenly: then live
+workers change stage, as few as reach the best bound that so many dead allow, if that pays before the next failure is
+due. A node that joins takes over the position that helps most and copies its stage from a peer. Only a stage of which
+no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import msgspec
+
+from recycle.job import Job
+from recycle.plans import Vector, arrange, dead_roles, failure_vector
+from recycle.profile import Profile
+from recycle.shape import Worker
+from recycle.solve.bounds import closed_form
+from recycle.solve.deadline import Deadline
+from recycle.solve.normalize import StageBounds, cheapest
+from recycle.solve.planner import plan_vector
+from recycle.solve.problem import Problem
+from recycle.solve.starts import starts
+from recycle.solve.template import one_pipeline
+from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.setting import Setting
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+
+POLICIES = 4
+"""Of the list scheduler, tried for each vector, as `recycle plan --quick` does."""
+FATAL_SHARE = 0.01
+"""Of failures, thought to take the last host of a stage: it sets how often a checkpoint is written, nothing else."""
+_FIRST = float(1 << 20)
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecycleRunning(Running):
+    """A plan at work.
+
+    Attributes:
+        seats: who sits at each position, by worker index; absent where nobody does.
+        spare: live seats without a position.
+    """
+
+    system: ReCycle = field(repr=False, compare=False)
+    seats: dict[Worker, int]
+    spare: tuple[int, ...]
+
+    @property
+    def vacant(self) -> frozenset[Worker]:
+        """Positions that nobody plays."""
+        return frozenset(set(self.system.setting.shape.workers()) - self.seats.keys())
+
+    @property
+    def vector(self) -> Vector:
+        return failure_vector(self.system.setting.shape, self.vacant)
+
+    def schedules(self) -> list[Timed]:
+        return self.system.schedules(self.vector)
+
+
+class ReCycle:
+    """ReCycle on a setting, in the job's shape. Adaptive Pipelining is what it is; the other two can be left out.
+
+    Args:
+        decoupled: Decoupled BackProp; else the backward pass is one operation.
+        staggered: Staggered Optimizer; else all stages step together.
+        move: live workers may change stage.
+    """
+
+    source = "Gandhi et al., SOSP '24, arXiv 2405.14009; planned by recycle.solve"
+    assumptions = (
+        "plans are there when a failure strikes: t_plan is that of the common pause model",
+        "the iteration in progress is repeated",
+        f"{FATAL_SHARE:.0%} of failures are thought to need a checkpoint, which sets the interval of writing them",
+    )
+    limits = (
+        "a stage that loses all its workers sends everybody back to a checkpoint",
+        "needs bubbles: where micro-batches are many and pipelines few, a dead worker costs its share",
+        "weight gradients that wait keep activations alive",
+        "no sharded optimizer state",
+    )
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        decoupled: bool = True,
+        staggered: bool = True,
+        move: bool = True,
+        name: str = "recycle",
+    ) -> None:
+        self.name = name
+        self.setting = setting
+        self.move = move
+        section = msgspec.structs.replace(
+            setting.job.planner, decoupled=decoupled, staggered=staggered, reroute=True, move=move
+        )
+        self.job: Job = msgspec.structs.replace(setting.job, planner=section)
+        self.profile = self.job.profile()
+        self._periods: dict[Vector, float] = {}
+        self._rooms: dict[int, tuple[float, list[int]] | None] = {}
+
+    # ---- the protocol
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        return self._misfit() or self._placed(live)
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        setting = self.setting
+        live = state.live - failed | joined
+        if isinstance(state, RecycleRunning):
+            gone = frozenset(setting.seats(failed))
+            seats = {position: seat for position, seat in state.seats.items() if seat not in gone}
+            if len({position.rank for position in seats}) == setting.shape.ranks:
+                free = [seat for seat in state.spare if seat not in gone] + setting.seats(joined)
+                return self._adapted(live, state, seats, free, failed)
+        after = self._placed(live)
+        return Change(
+            state=after,
+            pause=setting.restart(detected=bool(failed)),
+            loss=Loss.CHECKPOINT,
+            bytes=setting.state if isinstance(after, Running) else 0.0,
+            event="restart" if isinstance(after, Running) else "stop",
+        )
+
+    def _adapted(
+        self, live: Nodes, before: RecycleRunning, seats: dict[Worker, int], free: list[int], failed: Nodes
+    ) -> Change:
+        """Every stage has a host: nobody goes back."""
+        touched = len(seats) < len(before.seats)
+        seats, received = self._filled(seats, free)
+        seats, moved, seconds = self._normalized(seats)
+        after = self._running(live, seats)
+        if after.seats == before.seats:
+            return Change(state=after, event="spare")
+        return Change(
+            state=after,
+            pause=replace(
+                self.setting.pause(detected=touched),
+                copy=seconds + self.setting.copy_seconds(max(received, default=0.0)),
+            ),
+            loss=Loss.ITERATION if touched else Loss.NOTHING,
+            bytes=moved + sum(received),
+            event="re-route" if touched else "join",
+        )
+
+    def schedules(self, vector: Vector) -> list[Timed]:
+        """The plan of a vector, in role names."""
+        return [Timed(plan_vector(self.job, vector, True).schedule, self.profile)]
+
+    def period(self, vector: Vector) -> float:
+        """Of the list scheduler's plan, in the job's unit of time."""
+        if vector not in self._periods:
+            problem = Problem.of(self.job, dead_roles(self.job.shape, vector), self.profile)
+            if not problem.dead and problem.peers_are_alike:
+                problem = one_pipeline(problem, self.job.shape.micro_batches)
+            found, _ = starts(problem, closed_form(problem), Deadline(None), POLICIES)
+            self._periods[vector] = found[0].period
+        return self._periods[vector]
+
+    # ---- where workers sit
+
+    def _running(self, live: Nodes, seats: dict[Worker, int]) -> RecycleRunning:
+        setting = self.setting
+        spare = tuple(sorted(set(setting.seats(live)) - set(seats.values())))
+        rate = setting.failure_rate * len(live) * (FATAL_SHARE if setting.shape.pipelines > 1 else 1.0)
+        return RecycleRunning(
+            live=live,
+            period=self.period(failure_vector(setting.shape, set(setting.shape.workers()) - seats.keys())),
+            samples=setting.samples,
+            idle=len(spare),
+            checkpoints=checkpoints(setting, rate),
+            system=self,
+            seats=seats,
+            spare=spare,
+        )
+
+    def _placed(self, live: Nodes) -> State:
+        """All live workers on positions, when everybody reads a checkpoint anyway."""
+        shape = self.setting.shape
+        seats = {shape.worker_at(seat): seat for seat in self.setting.seats(live)}
+        if len(seats) < shape.ranks:
+            return Stopped(live=live, reason=f"{len(seats)} live worker(s) cannot host {shape.ranks} stages")
+        for rank in sorted(set(range(shape.ranks)) - {position.rank for position in seats}):
+            hosts = Counter(position.rank for position in seats)
+            giver = max(seats, key=lambda position: (hosts[position.rank], position))
+            seats[Worker(giver.pipeline, rank)] = seats.pop(giver)
+        return self._running(live, self._normalized(seats, copied=False)[0])
+
+    def _filled(self, seats: dict[Worker, int], free: list[int]) -> tuple[dict[Worker, int], list[float]]:
+        """Free workers take vacant positions, of the most-hit stage first; and the bytes that each receives."""
+        shape, seats, received = self.setting.shape, dict(seats), []
+        for seat in free:
+            dead = Counter(position.rank for position in shape.workers() if position not in seats)
+            if not dead:
+                break
+            home = shape.worker_at(seat)
+            rank = max(dead, key=lambda rank: (dead[rank], rank == home.rank, -rank))
+            vacant = [Worker(k, rank) for k in range(shape.pipelines) if Worker(k, rank) not in seats]
+            seats[home if home in vacant else vacant[0]] = seat
+            received.append(self._state[rank])
+        return seats, received
+
+    def _normalized(self, seats: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
+        """Workers change stage where that pays: (who sits where, bytes copied, seconds that takes)."""
+        shape = self.setting.shape
+        vacant = frozenset(set(shape.workers()) - seats.keys())
+        here = failure_vector(shape, vacant)
+        best = self._room(sum(here)) if self.move and vacant else None
+        if best is None:
+            return seats, 0.0, 0.0
+        bound, room = best
+        gain = self._bounds.of(here) - bound
+        vector = cheapest(room, sum(here), lambda rank, dead: _FIRST * max(0, here[rank] - dead) + (dead > 0))
+        if gain <= _SLACK * bound or vector is None:
+            return seats, 0.0, 0.0
+        arranged = arrange(shape, vacant, vector, self._copying)
+        if copied and gain * self._iterations_until_change() <= arranged.seconds:
+            return seats, 0.0, 0.0
+        seats = dict(seats)
+        for move in arranged.moves:
+            seats[Worker.parse(move.role)] = seats.pop(Worker.parse(move.worker))
+        seats = {position: seat for position, seat in seats.items() if position not in arranged.vacant}
+        return seats, sum(move.bytes for move in arranged.moves), arranged.seconds
+
+    def _iterations_until_change(self) -> float:
+        setting = self.setting
+        if not setting.failure_rate:
+            return self.job.planner.iterations_between_changes
+        return 1 / (setting.failure_rate * setting.nodes * self.period((0,) * setting.shape.ranks))
+
+    @cached_property
+    def _state(self) -> list[float]:
+        """Bytes that a new host of each rank copies."""
+        shape = self.setting.shape
+        per_stage = [sum(layer.state for layer in stage) for stage in self.setting.job_stages]
+        return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
+
+    @cached_property
+    def _copying(self) -> Profile:
+        """The profile with what moves, in place of all static bytes."""
+        stages = self.setting.job_stages
+        return replace(self.profile, static=[sum(layer.state for layer in stage) for stage in stages])
+
+    @cached_property
+    def _bounds(self) -> StageBounds:
+        return StageBounds(self.job, self.job.shape.pipelines - 1)
+
+    def _room(self, failures: int) -> tuple[float, list[int]] | None:
+        """The least bound that so many dead allow, and how many dead each rank may have below it."""
+        if failures not in self._rooms:
+            values = sorted({bound for row in self._bounds.rows for bound in row})
+            rooms = ((value, self._bounds.room(value)) for value in values)
+            self._rooms[failures] = next(((value, room) for value, room in rooms if sum(room) >= failures), None)
+        return self._rooms[failures]
+
+    def _misfit(self) -> DoesNotFit | None:
+        """One micro-batch on each rank is the least that has to fit."""
+        shape, profile = self.job.shape, self.profile
+        static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
+        over = []
+        for rank in range(shape.ranks):
+            needed = sum(static[rank :: shape.ranks]) + shape.chunks * max(activation[rank :: shape.ranks])
+            over.append((needed - self.setting.cap(rank, shape.ranks), needed, rank))
+        excess, needed, rank = max(over)
+        if excess <= _SLACK * needed:
+            return None
+        return DoesNotFit(
+            needed=needed,
+            cap=needed - excess,
+            reason=f"rank {rank} needs {needed:.6g} bytes for one micro-batch and may hold {needed - excess:.6g}",
+        )
