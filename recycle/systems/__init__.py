@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recycle.systems.bamboo import Bamboo
+from recycle.systems.oobleck import Oobleck
 from recycle.systems.setting import Layer, Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Pause, Running, Stopped, System, Timed
 
 SYSTEMS: dict[str, Callable[[Setting], System]] = {
     "bamboo": Bamboo,
+    "oobleck": Oobleck,
 }
 
 __all__ = [

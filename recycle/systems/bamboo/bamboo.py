@@ -30,7 +30,7 @@ from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
 from recycle.systems.bamboo.memory import needed
 from recycle.systems.bamboo.seating import Pipeline, arrange
 from recycle.systems.checkpoint_interval import checkpoints
-from recycle.systems.setting import Setting, Split
+from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 from recycle.systems.unequal import even
 
@@ -105,7 +105,6 @@ class Bamboo:
         self.buffer_per_micro_batch, self.rendezvous, self.pcie = buffer_per_micro_batch, rendezvous, pcie
         self._seconds = lru_cache(maxsize=None)(self._simulated)
         self._profile = lru_cache(maxsize=None)(self._priced)
-        self._split = lru_cache(maxsize=None)(self._cut)
         doubled = "in every iteration, each before the own backward" if eager else "never"
         stash = "parked on the host" if offload else "kept on the device"
         buffers = "M activation buffers" if buffer_per_micro_batch else "the activations of 1F1B"
@@ -181,13 +180,9 @@ class Bamboo:
         assert leanest is not None
         return leanest
 
-    def _cut(self, depth: int) -> Split:
-        setting = self.setting
-        return setting.split if (depth, 1) == (setting.shape.ranks, setting.shape.chunks) else setting.balanced(depth)
-
     def _priced(self, depth: int, pipelines: int) -> Profile:
         """Prices of the stages: every stage is reduced over its workers and their copies."""
-        profile = self.setting.profile(self._split(depth), 2 * pipelines if depth > 1 else pipelines)
+        profile = self.setting.profile(self.setting.cut(depth), 2 * pipelines if depth > 1 else pipelines)
         if not (self.eager and self.offload):
             return profile
         forward, activation, weight, inputs = (
@@ -279,7 +274,7 @@ class Bamboo:
         held: dict[int, set[int]] = {}
         for pipeline in state.pipelines:
             held |= pipeline.holds()
-        layers = self.setting.stages(self._split(self.depth))
+        layers = self.setting.stages(self.setting.cut(self.depth))
         size = [sum(layer.state for layer in stage) for stage in layers]
         missing = [
             sum(size[stage] for stage in stages - held.get(seat, set()))
