@@ -51,14 +51,14 @@ def synchronised(workers: Iterable[Computed], reduce: Sequence[float], step: Seq
         reduce, step: seconds of each stage.
     """
     ends, hosts = [], [list[int]() for _ in reduce]
-    last_step = 0.0
+    steps = 0.0
     for worker, (end, stages) in enumerate(workers):
         ends.append(end)
-        last_step = max(last_step, sum(step[stage] for stage in stages))
+        steps = max(steps, sum(step[stage] for stage in stages))
         for stage in stages:
             hosts[stage].append(worker)
     for stage in reversed(range(len(reduce))):
         done = max(ends[worker] for worker in hosts[stage]) + reduce[stage]
         for worker in hosts[stage]:
             ends[worker] = done
-    return max(ends) + last_step
+    return max(ends) + steps

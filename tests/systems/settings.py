@@ -12,6 +12,9 @@ def setting(pipelines: int, ranks: int, micro_batches: int, layers: int | None =
     """A setting of equal layers, one per rank unless said, F = I = W = 1; `other` are attributes of Setting, and
     `layer` those of its layers."""
     text = f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
+    if layers is not None:
+        split = [layers // ranks + (rank < layers % ranks) for rank in range(ranks)]
+        text += f"[model]\nlayers = {layers}\nsplit = {split}\n"
     layer = Layer(**{"forward": 1.0, "backward_input": 1.0, "backward_weight": 1.0, **other.pop("layer", {})})
     other.setdefault("node_of", tuple(range(pipelines * ranks)))
     return Setting(Job.from_toml(text), (layer,) * (ranks if layers is None else layers), **other)

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import ceil
 
-from recycle.ir.lower import lower
-from recycle.ir.simulate import simulate
 from recycle.profile import Profile
 from recycle.systems.bamboo.closed_form import FLAT_SLOWDOWN
 from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
@@ -31,6 +29,7 @@ from recycle.systems.bamboo.memory import needed
 from recycle.systems.bamboo.seating import Pipeline, arrange
 from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.setting import Setting
+from recycle.systems.sync import Computed, computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 from recycle.systems.unequal import even
 
@@ -40,8 +39,9 @@ RENDEZVOUS = 20.0
 """Seconds of a local rendezvous, 5 to 20 in Bamboo's simulator; Oobleck's evaluation took 76 to 450."""
 PCIE = 25e9
 """Bytes per second between device and host."""
-BURST = 0.05
-"""Share of failures that take several nodes at once; any of those may be fatal."""
+BURST, BURST_PAIRS = 0.05, 6
+"""Share of failures that take several nodes at once, and the pairs among them (of four). Each pair may be neighbours:
+with how often neighbours die one after the other, this sets how often a checkpoint is written, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,8 @@ class Bamboo:
     ) -> None:
         self.setting, self.over, self.eager, self.offload = setting, over, eager, offload
         self.buffer_per_micro_batch, self.rendezvous, self.pcie = buffer_per_micro_batch, rendezvous, pcie
-        self._seconds = lru_cache(maxsize=None)(self._simulated)
+        self._computed = lru_cache(maxsize=None)(self._simulated)
+        self._period = lru_cache(maxsize=None)(self._synchronised)
         self._profile = lru_cache(maxsize=None)(self._priced)
         doubled = "in every iteration, each before the own backward" if eager else "never"
         stash = "parked on the host" if offload else "kept on the device"
@@ -156,7 +157,7 @@ class Bamboo:
     def healthy_period(self, pipelines: int) -> float:
         """Seconds per iteration of so many pipelines without an overloaded worker."""
         shares = even(self.setting.micro_batches, pipelines)
-        return max(self._seconds(healthy(self.depth), share, pipelines) for share in set(shares))
+        return self._period(tuple((healthy(self.depth), share) for share in shares))
 
     @property
     def depth(self) -> int:
@@ -213,16 +214,21 @@ class Bamboo:
             f" over, holds two stages' state and {held} micro-batches of both",
         )
 
-    def _simulated(self, hosts: Hosts, micro_batches: int, pipelines: int) -> float:
-        profile = self._profile(len(hosts), pipelines)
-        return simulate(lower(iteration([hosts], [micro_batches], self.eager)), profile).period
+    def _simulated(self, hosts: Hosts, micro_batches: int) -> list[Computed]:
+        return computed(iteration([hosts], [micro_batches], self.eager), self._profile(len(hosts), 1))
+
+    def _synchronised(self, pipelines: tuple[tuple[Hosts, int], ...]) -> float:
+        """Seconds per iteration of pipelines of (hosts, micro-batches)."""
+        depth = len(pipelines[0][0])
+        profile = self._profile(depth, len(pipelines))
+        workers = [worker for hosts, share in pipelines for worker in self._computed(hosts, share)]
+        return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth))
 
     def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...], waiting: frozenset[int]) -> BambooRunning:
         shares = even(self.setting.micro_batches, len(pipelines))
-        count = len(pipelines)
-        period = max(self._seconds(p.hosts, share, count) for p, share in zip(pipelines, shares, strict=True))
+        period = self._period(tuple(sorted((p.hosts, share) for p, share in zip(pipelines, shares, strict=True))))
         overloaded = sum(pipeline.overloaded for pipeline in pipelines)
-        healthy_period = self.healthy_period(count)
+        healthy_period = self.healthy_period(len(pipelines))
         return BambooRunning(
             live=live,
             period=period,
@@ -237,10 +243,11 @@ class Bamboo:
         )
 
     def _fatal_rate(self, period: float) -> float:
-        """Fatal failures per second: bursts, and neighbours that die before the pipelines are arranged anew."""
+        """Fatal failures per second: bursts with neighbours, and neighbours that die before all is arranged anew."""
         setting = self.setting
         exposed = period + setting.pause().seconds + self.rendezvous
-        return setting.failure_rate * setting.nodes * (BURST + 3 * setting.failure_rate * exposed)
+        burst = BURST * min(1.0, BURST_PAIRS * 2 / setting.nodes)
+        return setting.failure_rate * setting.nodes * (burst + 3 * setting.failure_rate * exposed)
 
     # ---- changes
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
+
 from recycle.systems.oobleck.batch import Rule, distribute
 
 ENUMERATED = 5_000
@@ -68,23 +70,24 @@ def _multisets(sizes: list[int], nodes: int) -> Iterator[list[int]]:
 
 def _most_per_second(weights: Mapping[int, float], nodes: int, least: int, most: int) -> list[int] | None:
     """The multiset with the largest sum of 1 / w_i, of at least `least` and at most `most` pipelines."""
-    most = min(most, nodes // min(weights))
-    found: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
-    best: tuple[float, int] | None = None
-    for count in range(1, most + 1):
-        row: dict[int, tuple[float, int]] = {}
-        for total, (rate, _) in found[-1].items():
-            for size, weight in weights.items():
-                made = (rate + 1 / weight, size)
-                if total + size <= nodes and made > row.get(total + size, (0.0, 0)):
-                    row[total + size] = made
-        found.append(row)
-        if count >= least and nodes in row and (best is None or row[nodes][0] > best[0]):
-            best = row[nodes][0], count
-    if best is None:
+    sizes = sorted(weights)
+    rates = [np.full(nodes + 1, -np.inf)]
+    rates[0][0] = 0.0
+    chosen = [np.zeros(nodes + 1, dtype=np.int64)]
+    for _ in range(min(most, nodes // sizes[0])):
+        rate, last = np.full(nodes + 1, -np.inf), np.zeros(nodes + 1, dtype=np.int64)
+        for size in sizes:
+            made = rates[-1][: max(0, nodes + 1 - size)] + 1 / weights[size]
+            better = made > rate[size:]
+            rate[size:][better] = made[better]
+            last[size:][better] = size
+        rates.append(rate)
+        chosen.append(last)
+    count = max(range(least, len(rates)), key=lambda count: float(rates[count][nodes]), default=0)
+    if not count or rates[count][nodes] == -np.inf:
         return None
-    chosen, total = [], nodes
-    for row in reversed(found[1 : best[1] + 1]):
-        chosen.append(row[total][1])
-        total -= chosen[-1]
-    return sorted(chosen, reverse=True)
+    found, total = [], nodes
+    for last in reversed(chosen[1 : count + 1]):
+        found.append(int(last[total]))
+        total -= found[-1]
+    return sorted(found, reverse=True)

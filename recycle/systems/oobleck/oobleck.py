@@ -108,7 +108,7 @@ class Oobleck:
         if len(held) == sum(map(len, state.pipelines)):
             if not joined:
                 return Change(state=replace(state, live=live, idle=self._idle(live, state.pipelines)))
-            return self._changed(state, live, self._dealt(live, held), held, Loss.NOTHING, "join")
+            return self._changed(state, live, self._dealt(live, held, state.pipelines), held, Loss.NOTHING, "join")
         kept = {layer for first, last in held.values() for layer in range(first, last)}
         if self._too_few(live) or len(kept) < len(self.setting.layers):
             new = self._instantiated(live)
@@ -116,8 +116,14 @@ class Oobleck:
             return Change(state=new, pause=self.setting.restart(), loss=Loss.CHECKPOINT, event=event)
         found = reconfigure(state.pipelines, failed, self.templates)
         if found is None:
-            return self._changed(state, live, self._dealt(live, held), held, Loss.ITERATION, "re-instantiate")
-        pipelines = [tuple(self._seated(len(members), members, held)) for members in found.pipelines]
+            intact = [members for members in state.pipelines if not failed.intersection(members)]
+            dealt = self._dealt(live, held, intact)
+            return self._changed(state, live, dealt, held, Loss.ITERATION, "re-instantiate")
+        before = set(state.pipelines)
+        pipelines = [
+            members if members in before else tuple(seated(self._places(len(members)), members, held, self._weights))
+            for members in found.pipelines
+        ]
         return self._changed(state, live, pipelines, held, Loss.ITERATION, found.event)
 
     # ---- what runs
@@ -234,7 +240,7 @@ class Oobleck:
         reason = self._too_few(live)
         if reason is not None:
             return Stopped(live=live, reason=reason)
-        return self._running(live, self._dealt(live, {}))
+        return self._running(live, self._dealt(live, {}, []))
 
     def _sizes_of(self, nodes: int) -> tuple[int, ...]:
         """Nodes of each pipeline, of as many of `nodes` as templates add up to."""
@@ -264,22 +270,29 @@ class Oobleck:
             for node, layers in zip(members, self._places(len(members)), strict=True)
         }
 
-    def _seated(self, size: int, nodes: Sequence[int], held: Mapping[int, Range]) -> list[int]:
-        return seated(self._places(size), nodes, held, self._weights)
-
     @cached_property
     def _weights(self) -> list[float]:
         """Bytes of each layer's state; all alike where nothing is known."""
         state = [layer.state for layer in self.setting.layers]
         return state if any(state) else [1.0] * len(state)
 
-    def _dealt(self, live: Nodes, held: Mapping[int, Range]) -> list[Members]:
-        """All live nodes in pipelines anew, each where most of what it holds is wanted."""
+    def _dealt(self, live: Nodes, held: Mapping[int, Range], intact: Sequence[Members]) -> list[Members]:
+        """All live nodes in pipelines anew. Those of `intact` whose size is wanted stay; the other nodes sit where
+        most of what they hold is wanted."""
         usable = self._usable(live)
-        sizes = self._sizes(len(usable))
-        wanted = [place for size in sizes for place in self._places(size)]
-        found = iter(seated(wanted, usable, held, self._weights))
-        return [tuple(next(found) for _ in range(size)) for size in sizes]
+        sizes = Counter(self._sizes(len(usable)))
+        kept = []
+        for members in intact:
+            if sizes[len(members)]:
+                sizes[len(members)] -= 1
+                kept.append(members)
+        wanted = list(sizes.elements())
+        if not wanted:
+            return kept
+        free = sorted(set(usable).difference(*kept))
+        ranges = [place for size in wanted for place in self._places(size)]
+        found = iter(seated(ranges, free, held, self._weights))
+        return kept + [tuple(next(found) for _ in range(size)) for size in wanted]
 
     def _changed(
         self,

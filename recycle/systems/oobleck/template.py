@@ -9,8 +9,9 @@ range of layers in one stage takes c, 2 c and c. A range in several is divided i
 stages, the best of each being looked up: Oobleck keeps the least T of every (stages, range), which need not be a part
 of the least T of the whole. Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck @ 7966556.
 
-T is what 1F1B takes where the stages behind k* are slow enough for it to wait at both ends: `exact_from` says when.
-With light stages behind it T is less than N_b c_k*, which nothing can be. So what runs is always simulated.
+T is what 1F1B takes on equal stages, and less than it takes on others: it counts the work of k* and the ways to it
+and back, but not that other stages also wait, and with light stages behind k* it is less than N_b c_k*, which nothing
+can be. So what runs is always simulated.
 
 Limits: a stage is on one worker (one GPU, or one tensor-parallel group), so a template of n workers has n stages.
 """
@@ -63,15 +64,6 @@ def template_seconds(stage_seconds: Sequence[float], micro_batches: int | None =
     count = 4 * stages if micro_batches is None else micro_batches
     between = 2 * stages + slowest + 1 if sosp else count - stages + slowest - 1
     return sum(stage_seconds) + between * stage_seconds[slowest] + sum(stage_seconds[slowest:])
-
-
-def exact_from(forward: Sequence[float], backward: Sequence[float]) -> bool:
-    """Whether T is what 1F1B takes for S micro-batches or more: the slowest stage k* has at either end to wait for the
-    stages behind it, sum of c_i over i > k* is at least (S - 1 - k*) max(F_k*, B_k*)."""
-    seconds = [f + b for f, b in zip(forward, backward, strict=True)]
-    slowest = max(range(len(seconds)), key=seconds.__getitem__)
-    behind = len(seconds) - 1 - slowest
-    return sum(seconds[slowest + 1 :]) >= behind * max(forward[slowest], backward[slowest])
 
 
 def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> list[Template]:
