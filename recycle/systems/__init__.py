@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recycle.systems.bamboo import Bamboo
 from recycle.systems.checkpoint_restart import CheckpointRestart
 from recycle.systems.hot_spare import HotSpare
 from recycle.systems.live_migration import LiveMigration
+from recycle.systems.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping
 from recycle.systems.setting import Layer, Setting
@@ -17,10 +19,12 @@ from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Pause,
 
 SYSTEMS: dict[str, Callable[[Setting], System]] = {
     "recycle": ReCycle,
+    "oobleck": Oobleck,
+    "bamboo": Bamboo,
     "hot_spare": HotSpare,
-    "checkpoint_restart": CheckpointRestart,
-    "sample_dropping": SampleDropping,
     "live_migration": LiveMigration,
+    "sample_dropping": SampleDropping,
+    "checkpoint_restart": CheckpointRestart,
 }
 
 __all__ = [

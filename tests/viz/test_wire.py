@@ -64,7 +64,13 @@ def test_the_description_draws_the_same_boxes_as_the_other_renderers(broken_time
             drawn.append((description["paints"][paint]["fill"], begin + first * long, begin + last * long, top, bottom))
     assert drawn == [(box.paint.fill, box.start, box.end, box.top, box.bottom) for box in boxes(table)]
     assert description["failed"] == [3]
-    assert [PAINTS[paint].key for paint in description["busy"]] == ["forward", "input", "weight", "optimizer"]
+    assert [PAINTS[paint].key for paint in description["busy"]] == [
+        "forward",
+        "input",
+        "weight",
+        "optimizer",
+        "redundant",
+    ]
     assert [kind["homed"] for kind in description["kinds"]] == [k < Kind.REDUCE_GRADIENTS for k in Kind]
 
 
