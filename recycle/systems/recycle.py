@@ -18,7 +18,7 @@ from functools import cached_property
 import msgspec
 
 from recycle.job import Job
-from recycle.plans import Vector, arrange, dead_roles, failure_vector
+from recycle.plans import Vector, arrange, dead_roles
 from recycle.profile import Profile
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
@@ -32,8 +32,9 @@ from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
-POLICIES = 4
-"""Of the list scheduler, tried for each vector, as `recycle plan --quick` does."""
+POLICIES, OPERATIONS = 4, 20_000
+"""Of the list scheduler, tried for each vector, as `recycle plan --quick` does; fewer beyond so many operations in all,
+one at least."""
 FATAL_SHARE = 0.01
 """Of failures, thought to take the last host of a stage: it sets how often a checkpoint is written, nothing else."""
 NEAR = 1.05
@@ -159,7 +160,8 @@ class ReCycle:
             problem = Problem.of(self.job, dead_roles(self.job.shape, vector), self.profile)
             if not problem.dead and problem.peers_are_alike:
                 problem = one_pipeline(problem, self.job.shape.micro_batches)
-            found, _ = starts(problem, closed_form(problem), Deadline(None), POLICIES)
+            policies = max(1, min(POLICIES, OPERATIONS // problem.size))
+            found, _ = starts(problem, closed_form(problem), Deadline(None), policies)
             self._periods[vector] = found[0].period
         return self._periods[vector]
 
@@ -211,7 +213,8 @@ class ReCycle:
 
     def _vector(self, seats: dict[Worker, int]) -> Vector:
         shape = self.setting.shape
-        return failure_vector(shape, set(shape.workers()) - seats.keys())
+        hosts = Counter(position.rank for position in seats)
+        return tuple(shape.pipelines - hosts[rank] for rank in range(shape.ranks))
 
     def _placed(self, live: Nodes) -> State:
         """All live workers on positions, when everybody reads a checkpoint anyway."""
@@ -229,11 +232,11 @@ class ReCycle:
         """Free workers take vacant positions, of the most-hit stage first; and the bytes that each receives."""
         shape, seats, received = self.setting.shape, dict(seats), []
         for seat in free:
-            dead = Counter(position.rank for position in shape.workers() if position not in seats)
-            if not dead:
+            dead = self._vector(seats)
+            if not any(dead):
                 break
             home = shape.worker_at(seat)
-            rank = max(dead, key=lambda rank: (dead[rank], rank == home.rank, -rank))
+            rank = max(range(shape.ranks), key=lambda rank: (dead[rank], rank == home.rank, -rank))
             vacant = [Worker(k, rank) for k in range(shape.pipelines) if Worker(k, rank) not in seats]
             seats[home if home in vacant else vacant[0]] = seat
             received.append(self._state[rank])
@@ -242,8 +245,8 @@ class ReCycle:
     def _normalized(self, seats: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
         """Workers change stage where that pays: (who sits where, bytes copied, seconds that takes)."""
         shape = self.setting.shape
-        vacant, here = frozenset(set(shape.workers()) - seats.keys()), self._vector(seats)
-        target = self.normal(sum(here)) if self.move and vacant else None
+        here = self._vector(seats)
+        target = self.normal(sum(here)) if self.move else None
         if target is None or target == here:
             return seats, 0.0, 0.0
         # towards the normal vector or any that its period serves, with as few moves as there are
@@ -251,6 +254,7 @@ class ReCycle:
         served = self.serving(here)
         if served is not None and self.period(served) <= best * (1 + _SLACK):
             return seats, 0.0, 0.0
+        vacant = frozenset(shape.workers()) - seats.keys()
         arranged = arrange(shape, vacant, target, self._copying)
         if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
             gain = max(self._bounds.of(here) - best, 0.0) or self.period(here) - best
