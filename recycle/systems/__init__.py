@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recycle.layers import Layer
 from recycle.systems.bamboo import Bamboo
 from recycle.systems.checkpoint_restart import CheckpointRestart
 from recycle.systems.hot_spare import HotSpare
@@ -14,7 +15,7 @@ from recycle.systems.live_migration import LiveMigration
 from recycle.systems.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping
-from recycle.systems.setting import Layer, Setting
+from recycle.systems.setting import Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Pause, Running, Stopped, System, Timed
 
 SYSTEMS: dict[str, Callable[[Setting], System]] = {

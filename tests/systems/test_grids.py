@@ -11,7 +11,8 @@ from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.systems.grids import Grids
-from recycle.systems.setting import Layer, Setting
+from recycle.layers import Layer
+from recycle.systems.setting import Setting
 
 
 def setting(layers: int = 8, memory: float = 1e9) -> Setting:
