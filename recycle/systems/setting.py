@@ -8,11 +8,14 @@ layers (`balanced`) and priced by `profile`, one `Profile` per cut.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf
+
+from msgspec.structs import replace
 
 from recycle import analytic
 from recycle.errors import JobError
@@ -87,6 +90,20 @@ class Setting:
         """The seats of these nodes, ascending."""
         live = frozenset(live)
         return [seat for seat, node in enumerate(self.node_of) if node in live]
+
+    def reshaped(self, pipelines: int, ranks: int) -> Setting:
+        """The same workers, batch and layers in another shape. Only a job of the analytic model can be cut anew.
+
+        Raises:
+            JobError: the profile is not analytic, the workers do not divide so, or the micro-batches do not.
+        """
+        micro_batches, left = divmod(self.micro_batches, pipelines)
+        if self.job.times.profile != ANALYTIC or left or pipelines * ranks != len(self.node_of):
+            raise JobError(f"{self.shape} cannot be run as {pipelines} pipelines of {ranks} ranks")
+        grid = replace(self.job.grid, pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, chunks=1)
+        model = replace(self.job.model, split=list(self.cut(ranks)))
+        memory = None if self.memory is None else (min(self.memory),) * ranks
+        return dataclasses.replace(self, job=replace(self.job, grid=grid, model=model), memory=memory)
 
     # ---- cutting the model
 
