@@ -8,6 +8,7 @@ loss: as soon as what they add until the next failure is due is more than the pa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from recycle.systems.checkpoint_interval import checkpoints
@@ -18,11 +19,15 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, Sta
 
 @dataclass(frozen=True, kw_only=True)
 class GridRunning(Running):
-    """A fault-free grid on the first `used` seats; the others are idle."""
+    """A fault-free grid; `used` has the seat of each position, pipeline by pipeline. The other seats are idle."""
 
     grids: Grids = field(repr=False, compare=False)
     grid: Grid
-    used: frozenset[int]
+    used: tuple[int, ...]
+
+    def lost(self, seats: Iterable[int]) -> set[int]:
+        """Those of `seats` that play a position."""
+        return set(seats).intersection(self.used)
 
     def schedules(self) -> list[Timed]:
         return self.grids.schedules(self.grid)
@@ -46,6 +51,9 @@ class CheckpointRestart:
         "depths at which layers do not divide leave the slowest stage in charge",
     )
 
+    fatal_share = 1.0
+    """Of failures that need a checkpoint."""
+
     def __init__(self, setting: Setting, *, morph: bool = True, name: str = "checkpoint_restart") -> None:
         self.name = name
         self.setting = setting
@@ -53,25 +61,28 @@ class CheckpointRestart:
         self.morph = morph
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        seats = len(self.setting.seats(live))
+        return self._begun(live, len(self.setting.seats(live)))
+
+    def _begun(self, live: Nodes, seats: int) -> State | DoesNotFit:
+        """The best grid on so many of the live seats."""
         if self.morph:
             grid = self.grids.best(seats)
-            if grid is None and seats:
+            if grid is None and seats >= self.setting.least_ranks:
                 return self.grids.leanest(seats).misfit()
         else:
-            pipelines = seats // self.setting.shape.ranks
-            grid = self.grids.grid(pipelines, self.setting.shape.ranks) if pipelines else None
+            ranks = self.setting.shape.ranks
+            grid = self.grids.grid(seats // ranks, ranks) if seats >= ranks else None
             if grid is not None and not grid.fits:
                 return grid.misfit()
         if grid is None:
             return Stopped(live=live, reason=f"{seats} live worker(s) cannot hold the model")
-        return self._running(live, grid, frozenset(self.setting.seats(live)[: grid.seats]))
+        return self._running(live, grid, tuple(self.setting.seats(live)[: grid.seats]))
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         setting = self.setting
         live = state.live - failed | joined
         running = state if isinstance(state, GridRunning) else None
-        lost = running is not None and not running.used.isdisjoint(setting.seats(failed))
+        lost = running is not None and bool(running.lost(setting.seats(failed)))
         after = self.begin(live)
         pause = setting.restart(detected=lost)
         if running is not None and not lost:
@@ -92,14 +103,14 @@ class CheckpointRestart:
         failures = self.setting.failure_rate * len(after.live)
         return after.period * (1 + pause * failures) < before.period
 
-    def _running(self, live: Nodes, grid: Grid, used: frozenset[int]) -> GridRunning:
+    def _running(self, live: Nodes, grid: Grid, used: tuple[int, ...]) -> GridRunning:
         setting = self.setting
         return GridRunning(
             live=live,
             period=grid.period,
             samples=setting.samples,
             idle=len(setting.seats(live)) - grid.seats,
-            checkpoints=checkpoints(setting, setting.failure_rate * len(live)),
+            checkpoints=checkpoints(setting, setting.failure_rate * len(live) * self.fatal_share),
             grids=self.grids,
             grid=grid,
             used=used,

@@ -181,7 +181,7 @@ def _placed(stamps: list[_Stamp], from_start: bool, keep_place: bool, name: str,
     """Names become places: for good, or until they go."""
     firsts: dict[str, bool] = {}
     for stamp in stamps:
-        firsts = stamp.was_up | firsts
+        firsts |= {node: was_up for node, was_up in stamp.was_up.items() if node not in firsts}
     place = {node: at for at, node in enumerate(node for node, was_up in firsts.items() if was_up)}
     up, most = frozenset(place.values()), len(place)
     free: list[int] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from math import ceil
 
 from recycle.ir.families import FAMILIES
@@ -99,9 +100,10 @@ class Grids:
         return best
 
     def _estimate(self, seats: int, ranks: int) -> float:
-        """A lower bound of a grid's period: one micro-batch through all stages, the others through the slowest."""
+        """A lower bound of a grid's period: all work of a stage, and one micro-batch through the stages before it."""
         stages = self.setting.seconds_per_stage(ranks)
-        return sum(stages) + (ceil(self.setting.micro_batches / (seats // ranks)) - 1) * max(stages)
+        most = ceil(self.setting.micro_batches / (seats // ranks))
+        return max(before + most * own for before, own in zip(accumulate(stages, initial=0.0), stages, strict=False))
 
     def leanest(self, seats: int) -> Grid:
         """The grid that needs least memory beyond what there is; for the words of a misfit. `seats` hold one."""

@@ -1,15 +1,17 @@
 """ReCycle: a dead worker's micro-batches go to live peers of its stage (SOSP '24, arXiv 2405.14009).
 
 The period of each failure vector is that of the planner's list scheduler, the one that recycle answers with at once; a
-search would make it a few per cent shorter. Nothing is copied at a failure unless the dead lie unevenly: then live
-workers change stage, as few as reach the best bound that so many dead allow, if that pays before the next failure is
-due. A node that joins takes over the position that helps most and copies its stage from a peer. Only a stage of which
-no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill.
+search would make it a few per cent shorter. A plan for more dead workers serves as well, those beyond its dead standing
+idle. For each number of dead one vector is normal: the best of those with the least bound. Live workers change stage
+to come to it, as few as that takes, if it pays before the next failure is due; only then is anything copied. A node
+that joins takes over a position of the stage with most dead and copies from a peer. Only a stage of which no worker is
+left sends everybody back to a checkpoint, on whatever positions the live workers can fill.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -34,7 +36,11 @@ POLICIES = 4
 """Of the list scheduler, tried for each vector, as `recycle plan --quick` does."""
 FATAL_SHARE = 0.01
 """Of failures, thought to take the last host of a stage: it sets how often a checkpoint is written, nothing else."""
-_FIRST = float(1 << 20)
+NEAR = 1.05
+"""How far above what is aimed at a plan for more dead workers may be before one for the very vector is made."""
+CHEAP = 0.002
+"""Share of the time until the next failure that copying may take without asking what staying would cost."""
+_FIRST, _LEAN = float(1 << 20), 1e-6
 _SLACK = 1e-9
 
 
@@ -43,22 +49,15 @@ class RecycleRunning(Running):
     """A plan at work.
 
     Attributes:
-        seats: who sits at each position, by worker index; absent where nobody does.
+        seats: who sits at each position; positions that nobody plays are left out.
         spare: live seats without a position.
+        vector: of the plan; at least as many dead at each rank as there are.
     """
 
     system: ReCycle = field(repr=False, compare=False)
     seats: dict[Worker, int]
     spare: tuple[int, ...]
-
-    @property
-    def vacant(self) -> frozenset[Worker]:
-        """Positions that nobody plays."""
-        return frozenset(set(self.system.setting.shape.workers()) - self.seats.keys())
-
-    @property
-    def vector(self) -> Vector:
-        return failure_vector(self.system.setting.shape, self.vacant)
+    vector: Vector
 
     def schedules(self) -> list[Timed]:
         return self.system.schedules(self.vector)
@@ -104,7 +103,7 @@ class ReCycle:
         self.job: Job = msgspec.structs.replace(setting.job, planner=section)
         self.profile = self.job.profile()
         self._periods: dict[Vector, float] = {}
-        self._rooms: dict[int, tuple[float, list[int]] | None] = {}
+        self._normal: dict[int, Vector | None] = {}
 
     # ---- the protocol
 
@@ -164,22 +163,55 @@ class ReCycle:
             self._periods[vector] = found[0].period
         return self._periods[vector]
 
+    def serving(self, vector: Vector) -> Vector | None:
+        """The best plan made so far that serves a vector; None where there is none."""
+        fitting = [v for v in self._periods if all(a >= b for a, b in zip(v, vector, strict=True))]
+        return min(fitting, key=lambda v: (self._periods[v], v), default=None)
+
+    def normal(self, dead: int) -> Vector | None:
+        """The vector to come to with so many dead; None where they are too many for any."""
+        if dead not in self._normal:
+            bounds = self._bounds
+            values = sorted({bound for row in bounds.rows for bound in row})
+            room = next((room for room in map(bounds.room, values) if sum(room) >= dead), None)
+            costs: list[Callable[[int, int], float]] = [
+                lambda rank, k: k * k + _LEAN * rank * k,
+                lambda rank, k: k * k - _LEAN * rank * k,
+                lambda rank, k: _FIRST * (k > 0) + k * k,
+            ]
+            found = dict.fromkeys(cheapest(room, dead, cost) for cost in costs) if room is not None else {}
+            self._normal[dead] = min((v for v in found if v is not None), key=self.period, default=None)
+        return self._normal[dead]
+
     # ---- where workers sit
 
     def _running(self, live: Nodes, seats: dict[Worker, int]) -> RecycleRunning:
         setting = self.setting
         spare = tuple(sorted(set(setting.seats(live)) - set(seats.values())))
+        here = self._vector(seats)
+        vector = self.serving(here)
+        normal = self.normal(sum(here)) if self.move else None
+        aim = self._bounds.of(here) if normal is None else self.period(normal)
+        if vector is None or self.period(vector) > NEAR * aim:
+            self.period(here)
+            vector = self.serving(here)
+        assert vector is not None
         rate = setting.failure_rate * len(live) * (FATAL_SHARE if setting.shape.pipelines > 1 else 1.0)
         return RecycleRunning(
             live=live,
-            period=self.period(failure_vector(setting.shape, set(setting.shape.workers()) - seats.keys())),
+            period=self.period(vector),
             samples=setting.samples,
-            idle=len(spare),
+            idle=len(spare) + sum(vector) - sum(here),
             checkpoints=checkpoints(setting, rate),
             system=self,
             seats=seats,
             spare=spare,
+            vector=vector,
         )
+
+    def _vector(self, seats: dict[Worker, int]) -> Vector:
+        shape = self.setting.shape
+        return failure_vector(shape, set(shape.workers()) - seats.keys())
 
     def _placed(self, live: Nodes) -> State:
         """All live workers on positions, when everybody reads a checkpoint anyway."""
@@ -210,19 +242,20 @@ class ReCycle:
     def _normalized(self, seats: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
         """Workers change stage where that pays: (who sits where, bytes copied, seconds that takes)."""
         shape = self.setting.shape
-        vacant = frozenset(set(shape.workers()) - seats.keys())
-        here = failure_vector(shape, vacant)
-        best = self._room(sum(here)) if self.move and vacant else None
-        if best is None:
+        vacant, here = frozenset(set(shape.workers()) - seats.keys()), self._vector(seats)
+        target = self.normal(sum(here)) if self.move and vacant else None
+        if target is None or target == here:
             return seats, 0.0, 0.0
-        bound, room = best
-        gain = self._bounds.of(here) - bound
-        vector = cheapest(room, sum(here), lambda rank, dead: _FIRST * max(0, here[rank] - dead) + (dead > 0))
-        if gain <= _SLACK * bound or vector is None:
+        # towards the normal vector or any that its period serves, with as few moves as there are
+        best = self.period(target)
+        served = self.serving(here)
+        if served is not None and self.period(served) <= best * (1 + _SLACK):
             return seats, 0.0, 0.0
-        arranged = arrange(shape, vacant, vector, self._copying)
-        if copied and gain * self._iterations_until_change() <= arranged.seconds:
-            return seats, 0.0, 0.0
+        arranged = arrange(shape, vacant, target, self._copying)
+        if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
+            gain = max(self._bounds.of(here) - best, 0.0) or self.period(here) - best
+            if gain * iterations <= arranged.seconds:
+                return seats, 0.0, 0.0
         seats = dict(seats)
         for move in arranged.moves:
             seats[Worker.parse(move.role)] = seats.pop(Worker.parse(move.worker))
@@ -244,21 +277,13 @@ class ReCycle:
 
     @cached_property
     def _copying(self) -> Profile:
-        """The profile with what moves, in place of all static bytes."""
-        stages = self.setting.job_stages
-        return replace(self.profile, static=[sum(layer.state for layer in stage) for stage in stages])
+        """The setting's links, and what moves in place of all static bytes."""
+        state = [sum(layer.state for layer in stage) for stage in self.setting.job_stages]
+        return Profile(latency=self.setting.latency, bandwidth=self.setting.bandwidth, static=state)
 
     @cached_property
     def _bounds(self) -> StageBounds:
         return StageBounds(self.job, self.job.shape.pipelines - 1)
-
-    def _room(self, failures: int) -> tuple[float, list[int]] | None:
-        """The least bound that so many dead allow, and how many dead each rank may have below it."""
-        if failures not in self._rooms:
-            values = sorted({bound for row in self._bounds.rows for bound in row})
-            rooms = ((value, self._bounds.room(value)) for value in values)
-            self._rooms[failures] = next(((value, room) for value, room in rooms if sum(room) >= failures), None)
-        return self._rooms[failures]
 
     def _misfit(self) -> DoesNotFit | None:
         """One micro-batch on each rank is the least that has to fit."""

@@ -121,8 +121,10 @@ class Setting:
 
     @property
     def split(self) -> Split:
-        """Layers per stage that the job states, for its own number of ranks; else `balanced`."""
-        return _layers_per_stage(self.job) if self.shape.chunks == 1 else self.balanced(self.shape.ranks)
+        """Layers per stage for the job's number of ranks: as it states them, else balanced."""
+        stated = _layers_per_stage(self.job)
+        fits = self.shape.chunks == 1 and sum(stated) == len(self.layers)
+        return stated if fits else self.balanced(self.shape.ranks)
 
     def balanced(self, stages: int) -> Split:
         """The layers cut into stages of at least one, so that the slowest stage is as fast as can be.

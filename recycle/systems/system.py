@@ -162,10 +162,17 @@ class System(Protocol):
         limits: weak points of the mechanism, one line each.
     """
 
-    name: str
-    source: str
-    assumptions: tuple[str, ...]
-    limits: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def assumptions(self) -> tuple[str, ...]: ...
+
+    @property
+    def limits(self) -> tuple[str, ...]: ...
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         """What it runs on these nodes from the first iteration on. `Stopped` where they are too few."""
