@@ -169,7 +169,7 @@ class EmulatedStage:
     def _hold(self, kind: str, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
         if micro_batch in self._held or micro_batch in self._waiting:
             raise self._misuse(kind, micro_batch, "its activations are already held")
-        self._check(kind, micro_batch, activation, self._is_first, self.index - 1)
+        self._check("F", micro_batch, activation, self._is_first, self.index - 1)
         self._held.add(micro_batch)
 
     def _turn(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
