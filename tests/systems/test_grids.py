@@ -10,8 +10,8 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job
-from recycle.systems.grids import Grids
 from recycle.layers import Layer
+from recycle.systems.grids import Grids
 from recycle.systems.setting import Setting
 
 
