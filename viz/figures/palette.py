@@ -40,8 +40,9 @@ class Paint:
 
 
 FORWARD = Paint("forward", "Forward", "#0072B2", "#FFFFFF", "#00568A")
+REDUNDANT = Paint("redundant", "Redundant forward", "#CC79A7", INK, "#E3B5CF")
 BACKWARD_INPUT = Paint("input", "Backward, input", "#009E73", INK, "#5CC7A8")
 BACKWARD_WEIGHT = Paint("weight", "Backward, weight", "#E69F00", INK, "#F6CE7A")
 OPTIMIZER = Paint("optimizer", "Reduce and step", "#8C8C8C", INK, "#BFBFBF")
 COMMUNICATION = Paint("communication", "Transfer", "#56B4E9", INK, "#A5D8F5")
-PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, COMMUNICATION)
+PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUNICATION)
