@@ -127,7 +127,10 @@ def test_workers_of_broken_groups_form_a_new_one() -> None:
 def test_the_dropping_ratio_holds_in_the_event_simulation() -> None:
     """Throughput is that of the healthy groups over all groups."""
     shared = setting()
-    moments = (Moment(27.0 * 400, frozenset({0}), frozenset()), Moment(27.0 * 1200, frozenset({1, 2, 5, 6}), frozenset()))
+    moments = (
+        Moment(27.0 * 400, frozenset({0}), frozenset()),
+        Moment(27.0 * 1200, frozenset({1, 2, 5, 6}), frozenset()),
+    )
     trace = Trace("test", 16, shared.all_nodes, moments, 27.0 * 2000)
     outcome = run(SampleDropping(shared), shared, trace)
     expected = (400 * 1 + 800 * 3 / 4 + 800 * 2 / 4) / 2000
