@@ -76,7 +76,7 @@ def build_app(
     opened = [address for page in pages[:1] if isinstance(page, SchedulePage) for address in page.addresses()]
     app = Dash(
         "viz",
-        index_string=_index(opened),
+        index_string=_index(opened, has_graphs=isinstance(pages[0], SchedulePage | RunPage)),
         title=f"{pages[0].title} · recycle",
         update_title="",
         assets_folder=_assets(),
@@ -99,9 +99,14 @@ _EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-comp
 """Scripts that Dash asks for only when it meets the first graph."""
 
 
-def _index(lanes: Sequence[str]) -> str:
-    """The page's frame: what the first picture needs is on its way before anything has run."""
-    head = "".join(f'<link rel="preload" as="script" href="/{script}">' for script in _EARLY)
+def _index(lanes: Sequence[str], has_graphs: bool) -> str:
+    """The page's frame: what the first picture needs is on its way before anything has run.
+
+    Args:
+        lanes: addresses of the timelines of the page that comes first.
+        has_graphs: whether that page has any; what is on its way for nothing the browser complains of.
+    """
+    head = "".join(f'<link rel="preload" as="script" href="/{script}">' for script in _EARLY if has_graphs)
     head += "".join(f'<meta name="lanes" content="{address}">' for address in lanes)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'

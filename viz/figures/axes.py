@@ -22,11 +22,15 @@ AXES_CONFIG: dict[str, Any] = {
 }
 
 
-def axes_figure(table: LaneTable, *, span: float | None = None) -> go.Figure:
+def axes_figure(
+    table: LaneTable, *, span: float | None = None, left: int | None = None, rows: int | None = None
+) -> go.Figure:
     """Axes for `table`: time along, in the unit of `time_unit`; rows down, row i from y = i to i + 1.
 
     Args:
         span: length of the time axis when it is to be longer than the table's own.
+        left: pixels of the lanes' names when other timelines on the page have longer ones.
+        rows: when it is not one per lane.
     """
     length = span or table.span or 1.0
     scale, unit = time_unit(table, length)
@@ -35,7 +39,7 @@ def axes_figure(table: LaneTable, *, span: float | None = None) -> go.Figure:
     figure.add_scatter(x=[None], y=[None], hoverinfo="skip", showlegend=False)  # axes are drawn only for a trace
     figure.update_layout(
         autosize=True,
-        margin={"l": gutter(table), "r": RIGHT, "t": TOP, "b": BOTTOM, "pad": 0, "autoexpand": False},
+        margin={"l": left or gutter(table), "r": RIGHT, "t": TOP, "b": BOTTOM, "pad": 0, "autoexpand": False},
         showlegend=False,
         hovermode=False,
         dragmode="zoom",
@@ -52,7 +56,7 @@ def axes_figure(table: LaneTable, *, span: float | None = None) -> go.Figure:
             "automargin": False,
         },
         yaxis={
-            "range": [table.lanes, 0],
+            "range": [rows or table.lanes, 0],
             "showgrid": False,
             "zeroline": False,
             "showticklabels": False,

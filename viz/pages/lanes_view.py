@@ -6,6 +6,7 @@ A selection lands in the store `lanes-choice`; the server answers with text, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -35,6 +36,9 @@ def lanes_view(
     grouping: Grouping = "pipeline",
     span: float | None = None,
     linked: str = "",
+    left: int | None = None,
+    rows: int | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> html.Div:
     """A timeline.
 
@@ -44,9 +48,11 @@ def lanes_view(
         source: what knows why the operations of `table` lie where they lie.
         span: length of the time axis when it is to be longer than the table's own.
         linked: timelines with the same word here, not empty, keep one time axis.
+        left, rows: as of `axes_figure`.
+        more: attributes for the canvas, see `assets/lanes_derived.js` and `lanes_layers.js`.
     """
     address = lanes_address(shelf.put(table, source))
-    height = max(LEAST_PIXELS, LANE_PIXELS * table.lanes) + TOP + BOTTOM
+    height = max(LEAST_PIXELS, LANE_PIXELS * (rows or table.lanes)) + TOP + BOTTOM
     scale, _ = time_unit(table, span or table.span)
     image: dict[str, Any] = {"role": "img", "aria-label": spoken}
     live: dict[str, Any] = {"aria-live": "polite"}
@@ -57,6 +63,7 @@ def lanes_view(
         "data-scale": str(scale),
         "data-span": str(span or table.span),
         "data-linked": linked,
+        **(more or {}),
     }
     config: Any = AXES_CONFIG
     return html.Div(
@@ -67,7 +74,7 @@ def lanes_view(
                     html.Canvas(**image),
                     dcc.Graph(
                         id={"type": "lanes-axes", "name": name},
-                        figure=axes_figure(table, span=span),
+                        figure=axes_figure(table, span=span, left=left, rows=rows),
                         config=config,
                         responsive=True,
                         className="lanes-axes",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from recycle.job import Job
 from recycle.plans import PlanLibrary
 from recycle.solve.library import plan_library
 from recycle.solve.planner import plan
-from tests.viz.components import graphs, of_type, plain, words
+from tests.viz.components import canvases, of_type, plain, words
 from viz.pages.plans_page import BUTTONS, PlansPage
 from viz.what_if import WhatIf
 
@@ -60,29 +59,22 @@ def test_the_answer_stands_beside_the_one_before_and_the_fault_free_one(page: Pl
 
 
 def test_the_old_plan_is_outlined_over_the_new_ones_lanes(page: PlansPage) -> None:
-    state = {"failed": ["1.1"], "history": [[]]}
-    (graph,) = graphs(plain(page.lanes(state, "pipeline")))
-    (ghost,) = [trace for trace in graph["figure"]["data"] if trace.get("name") == "before"]
-    whole = page.what_if.answer([])
-    outlines = np.frombuffer(base64.b64decode(ghost["x"]["bdata"])).reshape(-1, 6)
-    drawn = whole.timeline.end > whole.timeline.start
-    assert sorted(outlines[:, 0]) == sorted(whole.timeline.start[drawn])
-    assert np.isnan(outlines[:, 5]).all()
-    assert [note["text"] for note in graph["figure"]["layout"]["annotations"]] == ["failed"]
-    (first,) = graphs(plain(page.lanes(EMPTY, "pipeline")))
-    assert "before" not in {trace.get("name") for trace in first["figure"]["data"]}
+    (now,) = canvases(plain(page.lanes({"failed": ["1.1"], "history": [[]]})))
+    (before,) = canvases(plain(page.lanes(EMPTY)))
+    assert now["data-ghost"] == before["data-address"]
+    assert "data-ghost" not in before
+    spans = [page.what_if.answer(page.what_if.parse(names)).timeline.makespan for names in ("1.1", "")]
+    assert float(now["data-span"]) == max(spans)
+    shown = page.shelf.get(Path(now["data-address"]).stem)
+    assert shown is not None
+    assert [shown.table.labels[lane] for lane in np.flatnonzero(shown.table.failed)] == ["1.1"]
+    assert shown.source is not None
 
 
-def test_a_pressed_lane_is_its_worker_in_either_grouping(page: PlansPage) -> None:
-    def order(grouping: Any) -> list[str]:
-        (store,) = of_type(plain(page.lanes(EMPTY, grouping)), "Store")
-        return list(store["data"])
-
-    click = {"points": [{"y": 0.97, "x": 3}]}
-    assert page.lane_of(click, order("pipeline")) == Worker(0, 1)
-    assert page.lane_of(click, order("stage")) == Worker(1, 0)
-    for nothing in (None, {}, {"points": []}, {"points": [{"y": 77}]}, {"points": [{"y": "0"}]}):
-        assert page.lane_of(nothing, order("stage")) is None
+def test_the_name_beside_a_lane_is_its_worker(page: PlansPage) -> None:
+    assert page.named({"lane": 3, "address": "lanes/x.bin"}) == Worker(1, 1)
+    for nothing in (None, {}, {"lane": 77}, {"lane": "0"}, {"lane": 3, "from": 0.0, "to": 1.0}, {"operation": 3}):
+        assert page.named(nothing) is None
 
 
 def test_the_address_restores_the_failures(page: PlansPage) -> None:
