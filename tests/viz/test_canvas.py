@@ -312,7 +312,7 @@ def test_what_is_in_view_is_a_table_to_read_and_to_copy(page: Page) -> None:
     page.page.wait_for_selector(".lanes-listing tbody tr")
     assert page.page.get_attribute("[data-action=table]", "aria-pressed") == "true"
     assert page.page.get_attribute(".lanes-listing", "aria-label") == "Table of what is in view"
-    assert page.page.inner_text(".lanes-listing caption") == "28 operations from 0 to 11."
+    assert page.page.inner_text(".lanes-listing caption") == "37 operations from 0 to 11."
     page.show(t0=2.1, t1=2.9, y0=0, y1=2)
     page.page.wait_for_function("() => document.querySelectorAll('.lanes-listing tbody tr').length === 1")
     cells = page.page.locator(".lanes-listing tbody tr").first.inner_text().split("\t")
