@@ -1,6 +1,6 @@
 /* The server's answer to a selection: which operations its arrows go to, and the memory of its worker. */
 window.dash_clientside = window.dash_clientside || {};
-window.dash_clientside.recycle = {
+window.dash_clientside.recycle = Object.assign(window.dash_clientside.recycle || {}, {
   arrows(links) {
     if (!links) return null;
     for (const view of window.recycle.views.values()) {
@@ -12,4 +12,4 @@ window.dash_clientside.recycle = {
     }
     return links.operation === undefined ? null : links.operation;
   },
-};
+});

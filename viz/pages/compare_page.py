@@ -327,8 +327,8 @@ class ComparePage:
                     str(a.schedule.instruction(row)),
                     str(a.schedule.position(row)[0]),
                     str(b.schedule.position(other)[0]),
-                    float(a.start[row]),
-                    float(b.start[other]),
+                    float(matches.time[place]),
+                    float(matches.time[place] + matches.delta[place]),
                     _signed(float(matches.delta[place])),
                 ]
             )

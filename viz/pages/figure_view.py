@@ -12,6 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import html
 
+from viz.figures.axes import RIGHT
 from viz.figures.axes import gutter as gutter_of
 from viz.lanes import LaneTable
 from viz.pages import parts
@@ -26,9 +27,9 @@ def gutter(tables: Iterable[LaneTable]) -> int:
 
 
 def on_the_page(figure: go.Figure, left: int) -> go.Figure:
-    """The figure without a ground, its axes beginning `left` pixels from its edge."""
+    """The figure without a ground, its axes as wide as those of lanes that begin `left` pixels from the edge."""
     clear = "rgba(0,0,0,0)"
-    figure.update_layout(paper_bgcolor=clear, plot_bgcolor=clear, margin_l=left)
+    figure.update_layout(paper_bgcolor=clear, plot_bgcolor=clear, margin_l=left, margin_r=RIGHT)
     figure.update_yaxes(automargin=False)
     return figure
 

