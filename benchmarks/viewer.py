@@ -94,7 +94,7 @@ def main() -> int:
         for name, shape in (("million", MILLION), ("four", FOUR)):
             if arguments.only in (None, name):
                 figures = canvas(Path(folder) / f"{name}.json", shape, arguments.rounds)
-                missed |= tell(name, figures) and name == "million"
+                missed |= tell(name, figures, name == "million")
         if arguments.only in (None, "bars"):
             for shape in BARS:
                 tell("one Plotly bar per instruction", bars(shape, Path(folder) / "bars.html", arguments.rounds), False)
