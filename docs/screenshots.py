@@ -77,6 +77,7 @@ def main() -> int:
         for name, take in chosen.items():
             for width, scheme in itertools.product(WIDTHS, SCHEMES):
                 page = browser.new_page(viewport={"width": width, "height": HEIGHT}, color_scheme=scheme)
+                page.set_default_timeout(60_000)
                 complaints: list[str] = []
                 page.on("console", lambda message, said=complaints: said.append(message.text))
                 page.on("pageerror", lambda error, said=complaints: said.append(str(error)))

@@ -77,12 +77,26 @@
     });
   }
 
+  /* Where lanes of several timelines lie under each other, a line between one worker and the next. */
+  function pairs(picture, context, { table, theme }) {
+    const { row0, row1, rows, perRow, ratio, width, view } = picture;
+    if (!table.each || perRow < LEAST_LANE * ratio) return;
+    context.fillStyle = theme.ink;
+    context.globalAlpha = 0.35;
+    for (let row = row0; row < row1; row++) {
+      const lane = rows.lane(row);
+      if (lane >= 0 && lane % table.each === 0) context.fillRect(0, Math.round((row - view.y0) * perRow), width, 1);
+    }
+    context.globalAlpha = 1;
+  }
+
   recycle.layers = function (picture, context, view) {
     context.save();
     context.beginPath();
     context.rect(picture.left, picture.top, picture.width, picture.height);
     context.clip();
     context.translate(picture.left, picture.top);
+    pairs(picture, context, view);
     ghost(picture, context, view);
     places(picture, context, view);
     context.restore();

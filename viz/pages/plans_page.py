@@ -304,8 +304,11 @@ class PlansPage:
             Output(self.name("workers"), "children"),
             Output(self.name("lanes"), "children"),
             Input(state_id, "data"),
+            Input(
+                self.name("lanes"), "id"
+            ),  # else Dash forgets it where a deep link sets the state before the page is there
         )
-        def show(state: Change) -> tuple[Any, Any, Any]:
+        def show(state: Change, _: str) -> tuple[Any, Any, Any]:
             try:
                 answer, lanes = self.answer(state), self.lanes(state)
             except RecycleError as error:
