@@ -144,8 +144,8 @@ class ComparePage:
                     caption="The first one is what the others are held against. At most four.",
                 ),
                 *linked.stores(self.prefix),
-                dcc.Loading(html.Div(id=f"{self.prefix}-lanes"), delay_show=300),
-                dcc.Loading(html.Div(id=f"{self.prefix}-answer"), delay_show=300),
+                parts.awaited(f"{self.prefix}-lanes"),
+                parts.awaited(f"{self.prefix}-answer"),
             ]
         )
 
