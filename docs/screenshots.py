@@ -35,7 +35,7 @@ from viz.sources import load_source, schedule_source
 from viz.what_if import WhatIf
 
 ROOT = Path(__file__).parent.parent
-README = {"timeline": 1080, "compare": 1240, "what-if": 1200, "large": 1000}
+README = {"timeline": 1000, "compare": 1420, "what-if": 1350, "large": 1000}
 """Pictures that the README shows, and their height."""
 WIDTHS, SCHEMES, HEIGHT = (1280, 2560), ("light", "dark"), 1500
 JOB = """
@@ -77,6 +77,7 @@ def main() -> int:
         for name, take in chosen.items():
             for width, scheme in itertools.product(WIDTHS, SCHEMES):
                 page = browser.new_page(viewport={"width": width, "height": HEIGHT}, color_scheme=scheme)
+                page.set_default_timeout(60_000)
                 complaints: list[str] = []
                 page.on("console", lambda message, said=complaints: said.append(message.text))
                 page.on("pageerror", lambda error, said=complaints: said.append(str(error)))
@@ -158,7 +159,10 @@ def one(name: str) -> str:
 
 @cache
 def large() -> Schedule:
-    return one_f_one_b(Shape(96, 16, 64))
+    """512 workers, 13 of them dead."""
+    wide = Job.from_toml("[shape]\npipelines = 32\nranks = 16\nmicro_batches = 48\n[memory]\nlimit = 16\n", "large")
+    dead = {Worker((7 * place + 3) % 32, (5 * place + 2) % 16) for place in range(13)}
+    return plan(wide, frozenset(dead), quick=True).schedule
 
 
 @cache
@@ -217,6 +221,8 @@ def table(page: Any, folder: Path) -> None:
 def large_timeline(page: Any, folder: Path) -> None:
     opened(page, one("large"))
     drawn(page)
+    page.keyboard.press("g")
+    page.wait_for_timeout(500)
 
 
 def compare(page: Any, folder: Path) -> None:

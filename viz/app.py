@@ -76,7 +76,7 @@ def build_app(
     opened = [address for page in pages[:1] if isinstance(page, SchedulePage) for address in page.addresses()]
     app = Dash(
         "viz",
-        index_string=_index(opened, has_graphs=isinstance(pages[0], SchedulePage | RunPage)),
+        index_string=_index(opened, has_graphs=bool(opened) or _has_steps(pages[0])),
         title=f"{pages[0].title} · recycle",
         update_title="",
         assets_folder=_assets(),
@@ -94,6 +94,10 @@ def build_app(
     for page in pages:
         page.register(app)
     return app
+
+
+def _has_steps(page: Page) -> bool:
+    return isinstance(page, RunPage) and bool(page.run.steps)
 
 
 _EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"

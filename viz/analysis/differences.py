@@ -71,8 +71,8 @@ def match(first: Timeline, second: Timeline) -> Matches:
         a.start[in_a],
         b.start[in_b] - a.start[in_a],
         a.worker[in_a] != b.worker[in_b],
-        np.setdiff1d(mine.row, a.row[in_a]),
-        np.setdiff1d(theirs.row, b.row[in_b]),
+        mine.rows_but(a.row[in_a]),
+        theirs.rows_but(b.row[in_b]),
     )
 
 
@@ -107,6 +107,13 @@ class _Pieces(NamedTuple):
             np.concatenate([mine, part[chosen]]) for mine, part in zip(self[:4], self.weights[:4], strict=True)
         )
         return _Pieces(key, row, worker, start)
+
+    def rows_but(self, matched: Rows) -> Rows:
+        """The rows that are not among `matched`, ascending."""
+        left = np.zeros(int(self.row.max(initial=-1)) + 1, dtype=np.bool_)
+        left[self.row] = True
+        left[matched] = False
+        return np.flatnonzero(left)
 
 
 def _unit_span(shapes: Sequence[Shape]) -> int:

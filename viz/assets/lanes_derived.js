@@ -67,7 +67,7 @@
     const shift = (place) => tables.slice(0, place).reduce((sum, table) => sum + table.paints.length, 0);
     const per = (values) => Array.from({ length: lanes }, (_, lane) => values(tables[lane % each], Math.floor(lane / each), lane % each));
     const made = Object.assign(Object.create(recycle.Table.prototype), columns, {
-      lanes, offsets, length: offsets[lanes], origin: first.origin, unit: first.unit, by_rank: first.by_rank, bits: first.bits,
+      lanes, offsets, each, length: offsets[lanes], origin: first.origin, unit: first.unit, by_rank: first.by_rank, bits: first.bits,
       failure: first.failure, paints, span: Math.max(...tables.map((table) => table.span)),
       labels: per((table, own, place) => `${table.labels[own]} ${name(place)}`),
       pipelines: per((table, own) => table.pipelines[own]), ranks: per((table, own) => table.ranks[own]),

@@ -187,6 +187,6 @@
     const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
     const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;
     view.select(found[chosen]);
-    return view.say(`${chosen + 1} of ${found.length}: ${view.status.textContent}`);
+    return view.say(`${chosen + 1} of ${found.length}: ${view.table.instruction(found[chosen])}`);
   }
 })(window.recycle = window.recycle || {});

@@ -3,15 +3,25 @@
   "use strict";
   const MOST_OUTLINES = 8000, LEAST_LANE = 6;
 
-  /* Operations in view of the table before; null when outlines would hide more than they show. */
+  /* Whether the lane has that operation of the table before at the same time now. */
+  function stayed(table, old, i, lane, near) {
+    for (let k = table.beganBefore(lane, old.start[i] - near); k < table.offsets[lane + 1] && table.start[k] <= old.start[i] + near; k++) {
+      if (table.kinds[table.kind[k]].token === old.kinds[old.kind[i]].token && table.home(k) === old.home(i) && table.stage[k] === old.stage[i]) return true;
+    }
+    return false;
+  }
+
+  /* Operations in view of the table before that are elsewhere now; null when outlines would hide more than they show. */
   function inView(picture, old) {
-    const { rows, view } = picture, found = [];
+    const { rows, view, table } = picture, found = [], near = 1e-6 * old.span;
     if (picture.perRow < LEAST_LANE * picture.ratio) return null;
     for (let row = picture.row0; row < picture.row1; row++) {
       const lane = rows.lane(row);
       if (lane < 0 || lane >= old.lanes) continue;
       const end = old.beganBefore(lane, view.t1);
-      for (let i = old.firstAfter(lane, view.t0); i < end; i++) if (old.isWork[old.kind[i]] && old.end[i] > old.start[i]) found.push([i, row]);
+      for (let i = old.firstAfter(lane, view.t0); i < end; i++) {
+        if (old.isWork[old.kind[i]] && old.end[i] > old.start[i] && !stayed(table, old, i, lane, near)) found.push([i, row]);
+      }
       if (found.length > MOST_OUTLINES) return null;
     }
     return found;
@@ -33,6 +43,7 @@
       context.stroke();
     }
     context.setLineDash([]);
+    picture._failedLabels(context); // which the outlines may have crossed
   }
 
   /* Frames around the places, numbered, with a line from each to the next. */
@@ -43,7 +54,13 @@
       const x = (from - view.t0) * perTime, y = (rows.rowOf[lane] - view.y0) * perRow;
       return [x, y + 0.04 * perRow, Math.max(4 * ratio, (to - from) * perTime), Math.max(4 * ratio, 0.92 * perRow)];
     });
-    const middle = ([x, y, wide, high]) => [x + wide / 2, y + high / 2];
+    /* Beside the words in the boxes: between edges that face each other, or over the top of one lane. */
+    const join = ([x0, y0, wide0, high0], [x1, y1, wide1, high1]) => {
+      const from = x0 + wide0 / 2, to = x1 + wide1 / 2, lift = y0 - 0.55 * perRow;
+      if (Math.abs(y0 - y1) < 1) { context.moveTo(from, y0); context.bezierCurveTo(from, lift, to, lift, to, y1); return; }
+      context.moveTo(from, y0 < y1 ? y0 + high0 : y0);
+      context.lineTo(to, y0 < y1 ? y1 : y1 + high1);
+    };
     const stroke = (draw) => {
       for (const [colour, wide] of [[theme.paper, 5], [theme.failure.mark, 2.5]]) {
         context.strokeStyle = colour;
@@ -57,7 +74,7 @@
     boxes.forEach((box, place) => {
       const next = boxes[(place + 1) % boxes.length];
       if (boxes.length < 2 || (boxes.length === 2 && place)) return;
-      stroke(() => { context.moveTo(...middle(box)); context.lineTo(...middle(next)); });
+      stroke(() => join(box, next));
     });
     context.setLineDash([]);
     for (const box of boxes) stroke(() => context.rect(...box));
@@ -77,12 +94,26 @@
     });
   }
 
+  /* Where lanes of several timelines lie under each other, a line between one worker and the next. */
+  function pairs(picture, context, { table, theme }) {
+    const { row0, row1, rows, perRow, ratio, width, view } = picture;
+    if (!table.each || perRow < LEAST_LANE * ratio) return;
+    context.fillStyle = theme.ink;
+    context.globalAlpha = 0.35;
+    for (let row = row0; row < row1; row++) {
+      const lane = rows.lane(row);
+      if (lane >= 0 && lane % table.each === 0) context.fillRect(0, Math.round((row - view.y0) * perRow), width, 1);
+    }
+    context.globalAlpha = 1;
+  }
+
   recycle.layers = function (picture, context, view) {
     context.save();
     context.beginPath();
     context.rect(picture.left, picture.top, picture.width, picture.height);
     context.clip();
     context.translate(picture.left, picture.top);
+    pairs(picture, context, view);
     ghost(picture, context, view);
     places(picture, context, view);
     context.restore();

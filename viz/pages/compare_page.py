@@ -29,6 +29,7 @@ from viz.figures.boxes import time_unit
 from viz.figures.delta import delta_figure
 from viz.figures.palette import SHADES
 from viz.lanes import LaneTable
+from viz.memory import give_back
 from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
 from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
@@ -143,8 +144,8 @@ class ComparePage:
                     caption="The first one is what the others are held against. At most four.",
                 ),
                 *linked.stores(self.prefix),
-                dcc.Loading(html.Div(id=f"{self.prefix}-lanes"), delay_show=300),
-                dcc.Loading(html.Div(id=f"{self.prefix}-answer"), delay_show=300),
+                parts.awaited(f"{self.prefix}-lanes"),
+                parts.awaited(f"{self.prefix}-answer"),
             ]
         )
 
@@ -241,11 +242,13 @@ class ComparePage:
             compared = self.compared(keys)
         except RecycleError:
             return []  # said where the lanes would be
-        return [
+        said = [
             parts.card("Makespan and period", self.figures(compared.operands), caption=" ".join(compared.said)),
             *(self.difference(pair, place) for place, pair in enumerate(compared.pairs)),
             *(self.largest(pair) for pair in compared.pairs),
         ]
+        give_back()
+        return said
 
     def compared(self, keys: Sequence[str]) -> Compared:
         """The operands of `keys` on one axis, each held against the first. Raises RecycleError as `on_one_axis`."""
@@ -256,6 +259,7 @@ class ComparePage:
                 first, *others = operands
                 pairs = [Comparison(first, other, match(first.timeline, other.timeline)) for other in others]
                 self._last = asked, Compared(operands, [operand.lanes for operand in operands], pairs, said)
+                give_back()
             return self._last[1]
 
     def figures(self, operands: Sequence[Operand]) -> Any:

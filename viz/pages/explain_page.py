@@ -135,7 +135,7 @@ class ExplainPage:
                 ),
                 *linked.stores(self.prefix),
                 html.Div(id=self.name("hits")),
-                *(dcc.Loading(html.Div(id=self.name(part)), delay_show=300) for part in ("lanes", "path", "bubbles")),
+                *(parts.awaited(self.name(part)) for part in ("lanes", "path", "bubbles")),
             ]
         )
 

@@ -82,7 +82,7 @@ class PlansPage:
                     html.Div(id=self.name("message"), role="status", className="status"),
                     caption=self.says(),
                 ),
-                dcc.Loading(html.Div(id=self.name("answer")), delay_show=300),
+                parts.awaited(self.name("answer")),
                 parts.card(
                     "Lanes",
                     html.Div(id=self.name("lanes")),
@@ -90,7 +90,7 @@ class PlansPage:
                     caption=f"Press a worker's name to fail it, or to restore it; or select work, and key x."
                     f" {CHANGE_SHOWN}",
                 ),
-                dcc.Loading(html.Div(id=self.name("library")), delay_show=300),
+                parts.awaited(self.name("library")),
             ]
         )
 
@@ -304,8 +304,11 @@ class PlansPage:
             Output(self.name("workers"), "children"),
             Output(self.name("lanes"), "children"),
             Input(state_id, "data"),
+            Input(
+                self.name("lanes"), "id"
+            ),  # else Dash forgets it where a deep link sets the state before the page is there
         )
-        def show(state: Change) -> tuple[Any, Any, Any]:
+        def show(state: Change, _: str) -> tuple[Any, Any, Any]:
             try:
                 answer, lanes = self.answer(state), self.lanes(state)
             except RecycleError as error:

@@ -66,7 +66,7 @@ class ValidatePage:
                 ),
                 *linked.stores(self.prefix),
                 dcc.Store(id=self.name("file")),
-                dcc.Loading(html.Div(id=self.name("answer")), delay_show=300),
+                parts.awaited(self.name("answer")),
             ]
         )
 
