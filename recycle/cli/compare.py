@@ -29,7 +29,9 @@ def compare(
     trace: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Failure trace; again for more. Generated if left out.")
     ] = None,
-    systems: Annotated[str | None, typer.Option(metavar="A,B", help="Systems to compare; all if left out.")] = None,
+    systems: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Systems, and variants of them; all systems if left out.")
+    ] = None,
     days: Annotated[float, typer.Option(min=0.001, max=36525, help="Length of the generated trace.")] = 30.0,
     rate: Annotated[
         float, typer.Option(min=0, max=1e6, help="Failures per 1,000 node-days of the generated trace.")
