@@ -157,25 +157,29 @@ def _print(one: Compared) -> None:
         if outcome.misfit is not None:
             table.add_row(outcome.system, "does not fit", *["-"] * (len(columns) - 2))
             continue
-        ratios = [outcome.goodput / r.samples_per_second if r.samples_per_second else 0.0 for r in one.references]
+        healthy = [reference.samples_per_second for reference in one.references]
         table.add_row(
             outcome.system,
             layout(outcome),
             f"{outcome.goodput:.4g}",
             f"{outcome.fault_free:.4g}",
             f"{outcome.ettr:.2%}",
-            *(f"{ratio:.3f}" for ratio in ratios),
+            *(f"{outcome.goodput / samples:.3f}" if samples else "-" for samples in healthy),
             f"{outcome.gpu_seconds_per_sample:.4g}",
         )
     console.print(table)
+    shares = {
+        outcome.system: {cause: 100 * outcome.lost[cause] / outcome.seconds for cause in CAUSES}
+        for outcome in one.outcomes
+        if outcome.misfit is None and outcome.seconds
+    }
+    causes = [cause for cause in CAUSES if any(abs(share[cause]) >= 0.005 for share in shares.values())]
     lost = Table(box=box.SIMPLE, title="share of the time that was lost, in per cent", title_justify="left")
-    lost.add_column("system")
-    for cause in CAUSES:
+    lost.add_column("system", no_wrap=True)
+    for cause in causes:
         lost.add_column(cause, justify="right")
-    for outcome in one.outcomes:
-        if outcome.misfit is None and outcome.seconds:
-            shares = (100 * outcome.lost[cause] / outcome.seconds for cause in CAUSES)
-            lost.add_row(outcome.system, *(f"{share:.2f}" if abs(share) >= 0.005 else "" for share in shares))
+    for name, share in shares.items():
+        lost.add_row(name, *(f"{share[cause]:.2f}" if abs(share[cause]) >= 0.005 else "" for cause in causes))
     console.print(lost)
     for outcome in one.outcomes:
         if outcome.misfit is not None:
