@@ -28,6 +28,7 @@ from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
 from recycle.systems.bamboo.memory import needed
 from recycle.systems.bamboo.seating import Pipeline, arrange
 from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.reduces import reduce_order
 from recycle.systems.setting import Setting
 from recycle.systems.sync import Computed, computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
@@ -145,7 +146,7 @@ class Bamboo:
             return Change(state=new, pause=pause, event="take over")
         if new.reconsider and not failed:
             return self._rearranged(new)
-        return Change(state=new)
+        return Change(state=new, event="wait")
 
     # ---- what runs
 
@@ -222,7 +223,8 @@ class Bamboo:
         depth = len(pipelines[0][0])
         profile = self._profile(depth, len(pipelines))
         workers = [worker for hosts, share in pipelines for worker in self._computed(hosts, share)]
-        return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth))
+        order = reduce_order((stages for _, stages in workers), [1.0] * depth)
+        return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth), order)
 
     def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...], waiting: frozenset[int]) -> BambooRunning:
         shares = even(self.setting.micro_batches, len(pipelines))

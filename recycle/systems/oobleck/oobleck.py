@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from recycle.ir.families import one_f_one_b
 from recycle.shape import Shape
@@ -32,7 +32,9 @@ from recycle.systems.oobleck.instantiate import instantiate
 from recycle.systems.oobleck.iteration import common_cut, hosted, iteration
 from recycle.systems.oobleck.reconfigure import Members, reconfigure
 from recycle.systems.oobleck.seating import Range, copied, places, seated
+from recycle.systems.oobleck.steady import ends
 from recycle.systems.oobleck.template import Template, templates
+from recycle.systems.reduces import reduce_order
 from recycle.systems.setting import Setting
 from recycle.systems.sync import computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
@@ -81,8 +83,10 @@ class Oobleck:
         self.setting, self.failures, self.sosp = setting, failures, sosp
         self.rule: Rule = "variance" if sosp else "longest"
         self._computed = lru_cache(maxsize=None)(self._simulated)
+        self._ends = lru_cache(maxsize=None)(self._of_any)
         self._period = lru_cache(maxsize=None)(self._synchronised)
         self._sizes = lru_cache(maxsize=None)(self._sizes_of)
+        self._gradients = lru_cache(maxsize=None)(self._most_gradients)
         self.assumptions: tuple[str, ...] = (
             f"f = {failures}; templates by T with N_b = 4 S" + (" (the artifact's T2)" if sosp else ""),
             "shares of the batch by the " + ("least variance" if sosp else "least longest") + " T_i b_i / S_i",
@@ -107,7 +111,8 @@ class Oobleck:
         held = {node: layers for node, layers in self._held(state.pipelines).items() if node in live}
         if len(held) == sum(map(len, state.pipelines)):
             if not joined:
-                return Change(state=replace(state, live=live, idle=self._idle(live, state.pipelines)))
+                state = replace(state, live=live, idle=self._idle(live, state.pipelines))
+                return Change(state=state, event="wait")
             return self._changed(state, live, self._dealt(live, held, state.pipelines), held, Loss.NOTHING, "join")
         kept = {layer for first, last in held.values() for layer in range(first, last)}
         if self._too_few(live) or len(kept) < len(self.setting.layers):
@@ -193,6 +198,12 @@ class Oobleck:
         profile = replace(self.setting.profile(split, 1), reduce=0.0, step=0.0)
         return [end for end, _ in computed(one_f_one_b(Shape(1, len(split), share)), profile)]
 
+    def _of_any(self, size: int, share: int) -> list[float]:
+        """The same, of any share."""
+        stages = self.setting.stages(self.templates[size].split)
+        slowest = max(sum(layer.seconds for layer in stage) for stage in stages)
+        return ends(partial(self._computed, size), slowest, share)
+
     def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
         """Seconds per iteration of pipelines of (nodes, micro-batches)."""
         splits = [self.templates[size].split for size, _ in pipelines]
@@ -201,10 +212,10 @@ class Oobleck:
         workers = [
             worker
             for split, (size, share) in zip(splits, pipelines, strict=True)
-            for worker in zip(self._computed(size, share), hosted(split, common), strict=True)
+            for worker in zip(self._ends(size, share), hosted(split, common), strict=True)
         ]
         reduce, step = (profile.per_stage(name, len(common)) for name in ("reduce", "step"))
-        return synchronised(workers, reduce, step)
+        return synchronised(workers, reduce, step, reduce_order((stages for _, stages in workers), common))
 
     def _running(self, live: Nodes, pipelines: Sequence[Members]) -> OobleckRunning:
         setting = self.setting
@@ -245,19 +256,27 @@ class Oobleck:
     def _sizes_of(self, nodes: int) -> tuple[int, ...]:
         """Nodes of each pipeline, of as many of `nodes` as templates add up to."""
         weights = {size: template.per_micro_batch for size, template in self.templates.items()}
-        gradients = self.setting.layers[0].gradients
         for count in range(nodes, 0, -1):
             found = instantiate(
                 weights,
                 count,
                 self.failures + 1,
                 self.setting.micro_batches,
-                lambda pipelines: self.setting.reduce_seconds(gradients, pipelines),
+                self._sync,
                 self.rule,
             )
             if found is not None:
                 return tuple(found)
         raise ValueError(f"{nodes} node(s) are too few for {self.failures + 1} pipelines")
+
+    def _sync(self, sizes: Sequence[int]) -> float:
+        """Seconds in which the worker with most gradients reduces them."""
+        return self.setting.reduce_seconds(max(map(self._gradients, set(sizes))), len(sizes))
+
+    def _most_gradients(self, size: int) -> float:
+        """Bytes of the stage with most gradients."""
+        stages = self.setting.stages(self.templates[size].split)
+        return max(sum(layer.gradients for layer in stage) for stage in stages)
 
     def _places(self, size: int) -> list[Range]:
         return places(self.templates[size].split, self.workers_per_node)
@@ -306,7 +325,7 @@ class Oobleck:
         """To these pipelines, each worker with the layers that it needs."""
         after = self._running(live, pipelines)
         if after.pipelines == before.pipelines:
-            return Change(state=after)
+            return Change(state=after, event="wait")
         splits = [self.templates[len(members)].split for members in pipelines]
         state = [layer.state for layer in self.setting.layers]
         moved = copied(splits, pipelines, held, state, self.workers_per_node)
