@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 
 from recycle.ir.families import one_f_one_b
+from recycle.ir.graph import load_compiled
 from recycle.shape import Shape
 from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.oobleck.batch import Rule, distribute
@@ -42,6 +43,9 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, Sta
 FATAL_SHARE = 0.01
 """Of failures, thought to leave too few nodes or a layer without a replica: it sets how often a checkpoint is written,
 nothing else."""
+
+MANY = 16
+"""Templates from which the pipelines that a run may come to are so many that compiled loops are worth loading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +162,8 @@ class Oobleck:
         layers, per_node = self.setting.layers, self.workers_per_node
         most = min(len(layers), self.setting.nodes * per_node)
         found = templates([layer.seconds for layer in layers], most, self.sosp)
+        if len(found) >= MANY:
+            load_compiled()
         every = {template.stages // per_node: template for template in found if template.stages % per_node == 0}
         return {
             nodes: template
