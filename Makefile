@@ -1,5 +1,6 @@
 # make demo   set up, train a real GPT through a killed worker, say where the timeline is
 # make test   set up, then lint, types and tests
+# make screenshots   pictures of the viewer: the README's into docs/pictures, all of them into build/pictures
 #
 # PYTHON chooses the interpreter (3.11 or newer); another one than last time makes the environment anew.
 
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= auto
 
-.PHONY: demo test lint types tests faults benchmarks clean
+.PHONY: demo test lint types tests faults benchmarks screenshots clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
@@ -30,6 +31,10 @@ tests: $(VENV)/.installed
 # Strikes every fault in every phase and writes the tables of docs/faults.md.
 faults: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.exec.fault_matrix
+
+# Every page of the viewer, light and dark, at 1280 and 2560 pixels, to be looked at.
+screenshots: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python docs/screenshots.py
 
 # Over an hour, most of it the planner's large rows.
 benchmarks: $(VENV)/.installed

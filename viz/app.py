@@ -76,7 +76,7 @@ def build_app(
     opened = [address for page in pages[:1] if isinstance(page, SchedulePage) for address in page.addresses()]
     app = Dash(
         "viz",
-        index_string=_index(opened),
+        index_string=_index(opened, has_graphs=bool(opened) or _has_steps(pages[0])),
         title=f"{pages[0].title} · recycle",
         update_title="",
         assets_folder=_assets(),
@@ -88,6 +88,7 @@ def build_app(
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, shelf)
+    lanes_view.draw(opened, shelf)
     keep_in_address(app, TABS, [page.prefix for page in pages])
     _register_opening(app, pages)
     for page in pages:
@@ -95,13 +96,27 @@ def build_app(
     return app
 
 
+def _has_steps(page: Page) -> bool:
+    return isinstance(page, RunPage) and bool(page.run.steps)
+
+
 _EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
 """Scripts that Dash asks for only when it meets the first graph."""
+_ASKED = "_dash-layout", "_dash-dependencies"
+"""What it asks for when all scripts have run."""
 
 
-def _index(lanes: Sequence[str]) -> str:
-    """The page's frame: what the first picture needs is on its way before anything has run."""
-    head = "".join(f'<link rel="preload" as="script" href="/{script}">' for script in _EARLY)
+def _index(lanes: Sequence[str], has_graphs: bool) -> str:
+    """The page's frame: what the first picture needs is on its way before anything has run.
+
+    Args:
+        lanes: addresses of the timelines of the page that comes first.
+        has_graphs: whether that page has any; what is on its way for nothing the browser complains of.
+    """
+    head = "".join(f'<link rel="preload" as="image" href="{lanes_view.picture_address(address)}">' for address in lanes)
+    head += "".join(f'<link rel="preload" as="fetch" crossorigin href="/{answer}">' for answer in _ASKED)
+    early = _EARLY if has_graphs else ()
+    head += "".join(f'<link rel="preload" as="script" fetchpriority="low" href="/{script}">' for script in early)
     head += "".join(f'<meta name="lanes" content="{address}">' for address in lanes)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'

@@ -54,26 +54,27 @@ class Dropped:
     problem: str
     origin: np.ndarray | None = None
 
-    def place(self, finding: Finding) -> tuple[float, float, Worker] | None:
-        """(start, end, worker) of the instruction that a finding points at; None when it points at none drawn."""
+    def places(self, finding: Finding) -> list[tuple[int, float, float]]:
+        """(lane, start, end) of the instruction that a finding points at, then of those that it is at odds with; none
+        when it points nowhere."""
         if self.schedule is None or self.lanes is None or finding.worker is None:
-            return None
-        worker = Worker.parse(finding.worker)
-        w = self.schedule.shape.worker_index(worker)
-        if finding.position is None:
-            return 0.0, self.lanes.span, worker
-        row = int(self.schedule.columns.offsets[w]) + finding.position
-        drawn = np.flatnonzero(self._rows() == row)
-        if len(drawn):
-            return float(self.lanes.start[drawn[0]]), float(self.lanes.end[drawn[0]]), worker
-        # A transfer takes no time: the first instruction after it that is drawn on this worker.
-        mine = np.arange(self.lanes.offsets[w], self.lanes.offsets[w + 1])
-        if not len(mine):
-            return 0.0, self.lanes.span, worker
+            return []
+        others = [self._place(other.worker, other.position) for other in finding.others]
+        return [self._place(finding.worker, finding.position), *others]
+
+    def _place(self, worker: str, position: int | None) -> tuple[int, float, float]:
+        assert self.schedule is not None
+        assert self.lanes is not None
+        w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
+        # A transfer that takes no time is not drawn: the first instruction after it is, or the last of this worker.
+        mine = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
+        if position is None or not len(mine):
+            return w, 0.0, lanes.span
+        row = int(self.schedule.columns.offsets[w]) + position
         rows = self._rows()[mine]
-        after = mine[rows > row]
-        at = int(after[rows[rows > row].argmin()]) if len(after) else int(mine[-1])
-        return float(self.lanes.start[at]), float(self.lanes.end[at]), worker
+        after = np.flatnonzero(rows >= row)
+        at = int(mine[after[rows[after].argmin()]]) if len(after) else int(mine[-1])
+        return w, float(lanes.start[at]), float(lanes.end[at])
 
     def _rows(self) -> np.ndarray:
         assert self.lanes is not None

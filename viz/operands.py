@@ -42,6 +42,7 @@ class Operand:
         seconds_per_unit: of a plan's times, where the job knows it.
         limits: activations that the worker of each rank may hold, where plan or job say so.
         in_seconds: whether its times are seconds for certain.
+        drawn: its lanes where they are made already.
     """
 
     key: str
@@ -51,6 +52,7 @@ class Operand:
     seconds_per_unit: float | None = None
     limits: tuple[float, ...] | None = None
     in_seconds: bool = False
+    drawn: LaneTable | None = None
 
     @property
     def unit(self) -> Literal["s", ""]:
@@ -59,8 +61,8 @@ class Operand:
 
     @property
     def lanes(self) -> LaneTable:
-        """Its lanes; made anew each time."""
-        return replace(LaneTable.from_timeline(self.timeline), unit=self.unit)
+        """Its lanes; made anew each time unless they were `drawn`."""
+        return self.drawn or replace(LaneTable.from_timeline(self.timeline), unit=self.unit)
 
 
 class Operands:
@@ -116,7 +118,8 @@ class Operands:
         source = self.sources[int(place)]
         if isinstance(source, ScheduleFile):
             assert source.timeline is not None
-            return Operand(key, titles[key], source.timeline, executed=False, limits=stated_limits(source.schedule))
+            limits = stated_limits(source.schedule)
+            return Operand(key, titles[key], source.timeline, executed=False, limits=limits, drawn=source.lanes)
         if kind == "plan":
             plan = source.plan(rest[0])
             if plan is None:
@@ -177,7 +180,7 @@ def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
             continue
         found: Alignment = align(operand.timeline, ran.timeline, operand.seconds_per_unit)
         said.append(f"{operand.title}: 1 unit = {found.scale:.4g} s; {found.method}.")
-        aligned.append(replace(operand, timeline=scaled(operand.timeline, found.scale), in_seconds=True))
+        aligned.append(replace(operand, timeline=scaled(operand.timeline, found.scale), in_seconds=True, drawn=None))
     return aligned, said
 
 

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from recycle.errors import JobError, PlanError, RecycleError
@@ -19,6 +20,7 @@ from recycle.job import Job
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
+from viz.lanes import LaneTable
 
 Planner = Callable[[frozenset[Worker]], Plan]
 """Dead workers -> their plan, in the names of the processes. Raises PlanError where there is none."""
@@ -46,6 +48,10 @@ class Answer:
     timeline: Timeline
     source: Literal["library", "planned"]
     seconds: float
+
+    @cached_property
+    def lanes(self) -> LaneTable:
+        return LaneTable.from_timeline(self.timeline)
 
     @property
     def idle(self) -> list[Worker]:

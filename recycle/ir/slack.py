@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from recycle.ir.dependencies import group_edges
 from recycle.ir.graph import Floats, earliest
-from recycle.ir.simulate import TOLERANCE, event_edges, event_graph
+from recycle.ir.simulate import event_edges, event_graph
 
 if TYPE_CHECKING:
     from recycle.ir.simulate import Timeline
@@ -36,8 +35,3 @@ def slack(timeline: Timeline) -> Floats:
     seconds[:rows] = timeline.end - timeline.start
     behind, _ = earliest(order[::-1].copy(), offsets, followers, seconds, np.zeros(nodes))
     return np.maximum(float(timeline.end.max()) - timeline.end - behind[:rows], 0.0)
-
-
-def is_critical(timeline: Timeline) -> npt.NDArray[np.bool_]:
-    """Whether each row has no slack: the iteration takes longer if it starts later."""
-    return slack(timeline) <= timeline.makespan * TOLERANCE

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recycle.layers import Layer
 from recycle.systems.bamboo import Bamboo
 from recycle.systems.checkpoint_restart import CheckpointRestart
 from recycle.systems.hot_spare import HotSpare
@@ -14,7 +15,7 @@ from recycle.systems.live_migration import LiveMigration
 from recycle.systems.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping
-from recycle.systems.setting import Layer, Setting
+from recycle.systems.setting import Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Pause, Running, Stopped, System, Timed
 
 SYSTEMS: dict[str, Callable[[Setting], System]] = {
@@ -26,9 +27,17 @@ SYSTEMS: dict[str, Callable[[Setting], System]] = {
     "sample_dropping": SampleDropping,
     "checkpoint_restart": CheckpointRestart,
 }
+VARIANTS: dict[str, Callable[[Setting], System]] = {
+    "recycle_adaptive": lambda setting: ReCycle(setting, decoupled=False, staggered=False),
+    "recycle_decoupled": lambda setting: ReCycle(setting, staggered=False),
+    "bamboo_1f1b_buffers": lambda setting: Bamboo(setting, buffer_per_micro_batch=False),
+    "checkpoint_restart_fixed": lambda setting: CheckpointRestart(setting, morph=False),
+}
+"""Systems with one thing about them changed; compared only where they are asked for by name."""
 
 __all__ = [
     "SYSTEMS",
+    "VARIANTS",
     "Change",
     "Checkpoints",
     "DoesNotFit",

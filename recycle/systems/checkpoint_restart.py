@@ -25,6 +25,10 @@ class GridRunning(Running):
     grid: Grid
     used: tuple[int, ...]
 
+    @property
+    def layout(self) -> str:
+        return f"{self.grid.pipelines} x {self.grid.ranks}"
+
     def lost(self, seats: Iterable[int]) -> set[int]:
         """Those of `seats` that play a position."""
         return set(seats).intersection(self.used)

@@ -3,7 +3,7 @@
 Training is a row of iterations of `Running.period` seconds; what is committed counts and nothing else. A failure
 strikes at once, in the middle of an iteration, of a checkpoint or of a pause. One inside a pause begins it again: per
 cause the longer of the two, since what was being copied or started is needed still. Nodes that come back are usable
-after `PauseModel.start` and are let in at the next boundary of two iterations.
+after `[pauses] start` and are let in at the next boundary of two iterations.
 
 Every second is booked once: as progress (at the fault-free rate) or under the cause that took it, so that the time is
 their sum. No loop runs over iterations; a year of 400 nodes is a few thousand changes.

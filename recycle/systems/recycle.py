@@ -10,15 +10,18 @@ left sends everybody back to a checkpoint, on whatever positions the live worker
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 
-import msgspec
+from msgspec.structs import replace
 
+from recycle.errors import JobError
 from recycle.job import Job
-from recycle.plans import Vector, arrange, dead_roles, failure_vector
+from recycle.plans import Vector, arrange, dead_roles
 from recycle.profile import Profile
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
@@ -32,8 +35,9 @@ from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
-POLICIES = 4
-"""Of the list scheduler, tried for each vector, as `recycle plan --quick` does."""
+POLICIES, OPERATIONS = 4, 20_000
+"""Of the list scheduler, tried for each vector, as `recycle plan --quick` does; fewer beyond so many operations in all,
+one at least."""
 FATAL_SHARE = 0.01
 """Of failures, thought to take the last host of a stage: it sets how often a checkpoint is written, nothing else."""
 NEAR = 1.05
@@ -59,14 +63,21 @@ class RecycleRunning(Running):
     spare: tuple[int, ...]
     vector: Vector
 
+    @property
+    def layout(self) -> str:
+        shape = self.system.job.shape
+        return f"{shape.pipelines} x {shape.ranks}"
+
     def schedules(self) -> list[Timed]:
         return self.system.schedules(self.vector)
 
 
 class ReCycle:
-    """ReCycle on a setting, in the job's shape. Adaptive Pipelining is what it is; the other two can be left out.
+    """ReCycle on a setting. Adaptive Pipelining is what it is; the other two techniques can be left out.
 
     Args:
+        reshape: take the shape with the shortest fault-free period, as other systems do, where the job can be cut anew;
+            else the job's.
         decoupled: Decoupled BackProp; else the backward pass is one operation.
         staggered: Staggered Optimizer; else all stages step together.
         move: live workers may change stage.
@@ -92,23 +103,43 @@ class ReCycle:
         decoupled: bool = True,
         staggered: bool = True,
         move: bool = True,
+        reshape: bool = True,
         name: str = "recycle",
     ) -> None:
         self.name = name
-        self.setting = setting
         self.move = move
-        section = msgspec.structs.replace(
-            setting.job.planner, decoupled=decoupled, staggered=staggered, reroute=True, move=move
-        )
-        self.job: Job = msgspec.structs.replace(setting.job, planner=section)
+        self.techniques = {"decoupled": decoupled, "staggered": staggered, "reroute": True, "move": move}
+        self.setting = self._best(setting) if reshape else setting
+        self.job = self._planned(self.setting)
         self.profile = self.job.profile()
         self._periods: dict[Vector, float] = {}
         self._normal: dict[int, Vector | None] = {}
 
+    def _planned(self, setting: Setting) -> Job:
+        """The job with the techniques that are in use."""
+        return replace(setting.job, planner=replace(setting.job.planner, **self.techniques))
+
+    def _best(self, setting: Setting) -> Setting:
+        """The setting in its best shape: most pipelines first, as long as the work of a stage leaves room below."""
+        workers, best, least = len(setting.node_of), setting, inf
+        for ranks in range(1, min(len(setting.layers), workers) + 1):
+            pipelines = workers // ranks
+            try:
+                shaped = setting if ranks == setting.shape.ranks else setting.reshaped(pipelines, ranks)
+            except JobError:
+                continue
+            load = setting.micro_batches / pipelines * max(setting.seconds_per_stage(ranks))
+            if (pipelines == 1 and ranks != setting.shape.ranks) or load >= least or _misfit(shaped) is not None:
+                continue
+            period = _period(Problem.of(self._planned(shaped)))
+            if period < least:
+                best, least = shaped, period
+        return best
+
     # ---- the protocol
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._misfit() or self._placed(live)
+        return _misfit(self.setting) or self._placed(live)
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         setting = self.setting
@@ -140,7 +171,7 @@ class ReCycle:
             return Change(state=after, event="spare")
         return Change(
             state=after,
-            pause=replace(
+            pause=dataclasses.replace(
                 self.setting.pause(detected=touched),
                 copy=seconds + self.setting.copy_seconds(max(received, default=0.0)),
             ),
@@ -157,10 +188,7 @@ class ReCycle:
         """Of the list scheduler's plan, in the job's unit of time."""
         if vector not in self._periods:
             problem = Problem.of(self.job, dead_roles(self.job.shape, vector), self.profile)
-            if not problem.dead and problem.peers_are_alike:
-                problem = one_pipeline(problem, self.job.shape.micro_batches)
-            found, _ = starts(problem, closed_form(problem), Deadline(None), POLICIES)
-            self._periods[vector] = found[0].period
+            self._periods[vector] = _period(problem)
         return self._periods[vector]
 
     def serving(self, vector: Vector) -> Vector | None:
@@ -211,7 +239,8 @@ class ReCycle:
 
     def _vector(self, seats: dict[Worker, int]) -> Vector:
         shape = self.setting.shape
-        return failure_vector(shape, set(shape.workers()) - seats.keys())
+        hosts = Counter(position.rank for position in seats)
+        return tuple(shape.pipelines - hosts[rank] for rank in range(shape.ranks))
 
     def _placed(self, live: Nodes) -> State:
         """All live workers on positions, when everybody reads a checkpoint anyway."""
@@ -229,11 +258,11 @@ class ReCycle:
         """Free workers take vacant positions, of the most-hit stage first; and the bytes that each receives."""
         shape, seats, received = self.setting.shape, dict(seats), []
         for seat in free:
-            dead = Counter(position.rank for position in shape.workers() if position not in seats)
-            if not dead:
+            dead = self._vector(seats)
+            if not any(dead):
                 break
             home = shape.worker_at(seat)
-            rank = max(dead, key=lambda rank: (dead[rank], rank == home.rank, -rank))
+            rank = max(range(shape.ranks), key=lambda rank: (dead[rank], rank == home.rank, -rank))
             vacant = [Worker(k, rank) for k in range(shape.pipelines) if Worker(k, rank) not in seats]
             seats[home if home in vacant else vacant[0]] = seat
             received.append(self._state[rank])
@@ -242,8 +271,8 @@ class ReCycle:
     def _normalized(self, seats: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
         """Workers change stage where that pays: (who sits where, bytes copied, seconds that takes)."""
         shape = self.setting.shape
-        vacant, here = frozenset(set(shape.workers()) - seats.keys()), self._vector(seats)
-        target = self.normal(sum(here)) if self.move and vacant else None
+        here = self._vector(seats)
+        target = self.normal(sum(here)) if self.move else None
         if target is None or target == here:
             return seats, 0.0, 0.0
         # towards the normal vector or any that its period serves, with as few moves as there are
@@ -251,6 +280,7 @@ class ReCycle:
         served = self.serving(here)
         if served is not None and self.period(served) <= best * (1 + _SLACK):
             return seats, 0.0, 0.0
+        vacant = frozenset(shape.workers()) - seats.keys()
         arranged = arrange(shape, vacant, target, self._copying)
         if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
             gain = max(self._bounds.of(here) - best, 0.0) or self.period(here) - best
@@ -285,19 +315,27 @@ class ReCycle:
     def _bounds(self) -> StageBounds:
         return StageBounds(self.job, self.job.shape.pipelines - 1)
 
-    def _misfit(self) -> DoesNotFit | None:
-        """One micro-batch on each rank is the least that has to fit."""
-        shape, profile = self.job.shape, self.profile
-        static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
-        over = []
-        for rank in range(shape.ranks):
-            needed = sum(static[rank :: shape.ranks]) + shape.chunks * max(activation[rank :: shape.ranks])
-            over.append((needed - self.setting.cap(rank, shape.ranks), needed, rank))
-        excess, needed, rank = max(over)
-        if excess <= _SLACK * needed:
-            return None
-        return DoesNotFit(
-            needed=needed,
-            cap=needed - excess,
-            reason=f"rank {rank} needs {needed:.6g} bytes for one micro-batch and may hold {needed - excess:.6g}",
-        )
+
+def _period(problem: Problem) -> float:
+    if not problem.dead and problem.peers_are_alike:
+        problem = one_pipeline(problem, problem.shape.micro_batches)
+    policies = max(1, min(POLICIES, OPERATIONS // problem.size))
+    return starts(problem, closed_form(problem), Deadline(None), policies)[0][0].period
+
+
+def _misfit(setting: Setting) -> DoesNotFit | None:
+    """One micro-batch on each rank is the least that has to fit."""
+    shape, profile = setting.shape, setting.job.profile()
+    static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
+    over = []
+    for rank in range(shape.ranks):
+        needed = sum(static[rank :: shape.ranks]) + shape.chunks * max(activation[rank :: shape.ranks])
+        over.append((needed - setting.cap(rank, shape.ranks), needed, rank))
+    excess, needed, rank = max(over)
+    if excess <= _SLACK * needed:
+        return None
+    return DoesNotFit(
+        needed=needed,
+        cap=needed - excess,
+        reason=f"rank {rank} needs {needed:.6g} bytes for one micro-batch and may hold {needed - excess:.6g}",
+    )

@@ -25,6 +25,10 @@ class GroupsRunning(Running):
     grid: Grid
     groups: tuple[tuple[int, ...], ...]
 
+    @property
+    def layout(self) -> str:
+        return f"{len(self.groups)} x {self.grid.ranks}"
+
     def schedules(self) -> list[Timed]:
         return self.grids.schedules(self.grid)
 

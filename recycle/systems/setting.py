@@ -8,53 +8,27 @@ layers (`balanced`) and priced by `profile`, one `Profile` per cut.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf
 
+from msgspec.structs import replace
+
+from recycle import analytic
 from recycle.errors import JobError
-from recycle.job import Job, ModelSection, parse_bytes
+from recycle.job import ANALYTIC, Job, ModelSection, PausesSection, parse_bytes
+from recycle.layers import Layer, ring_seconds, stage_profile
 from recycle.nodes import place_workers
 from recycle.profile import Profile
 from recycle.shape import Shape
-from recycle.systems.pauses import PauseModel
 from recycle.systems.system import Nodes, Pause
 
 _PRICES = ("forward", "backward_input", "backward_weight", "reduce", "step", "static", "activation", "message")
 Split = tuple[int, ...]
 """Layers of each stage, first to last."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What one layer costs on one worker; the embedding is part of the first, the head of the last.
-
-    Attributes:
-        forward, backward_input, backward_weight: seconds of one micro-batch.
-        step: seconds of the optimizer.
-        static: bytes held whatever the schedule: parameters, gradients, optimizer state.
-        state: bytes of these that a new host has to copy: parameters and optimizer state.
-        gradients: bytes that are reduced over the hosts of the layer.
-        activation: bytes held per micro-batch from the start of F to the end of W.
-        message: bytes that it hands to the next layer, and that come back as a gradient.
-    """
-
-    forward: float
-    backward_input: float
-    backward_weight: float
-    step: float = 0.0
-    static: float = 0.0
-    state: float = 0.0
-    gradients: float = 0.0
-    activation: float = 1.0
-    message: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """F + I + W of one micro-batch."""
-        return self.forward + self.backward_input + self.backward_weight
 
 
 @dataclass(frozen=True)
@@ -83,7 +57,7 @@ class Setting:
     bandwidth: float | None = None
     weight_stash: float = 1.0
     memory: tuple[float, ...] | None = None
-    pauses: PauseModel = field(default_factory=PauseModel)
+    pauses: PausesSection = field(default_factory=PausesSection)
     failure_rate: float = 0.0
 
     @property
@@ -116,6 +90,20 @@ class Setting:
         """The seats of these nodes, ascending."""
         live = frozenset(live)
         return [seat for seat, node in enumerate(self.node_of) if node in live]
+
+    def reshaped(self, pipelines: int, ranks: int) -> Setting:
+        """The same workers, batch and layers in another shape. Only a job of the analytic model can be cut anew.
+
+        Raises:
+            JobError: the profile is not analytic, the workers do not divide so, or the micro-batches do not.
+        """
+        micro_batches, left = divmod(self.micro_batches, pipelines)
+        if self.job.times.profile != ANALYTIC or left or pipelines * ranks != len(self.node_of):
+            raise JobError(f"{self.shape} cannot be run as {pipelines} pipelines of {ranks} ranks")
+        grid = replace(self.job.grid, pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, chunks=1)
+        model = replace(self.job.model, split=list(self.cut(ranks)))
+        memory = None if self.memory is None else (min(self.memory),) * ranks
+        return dataclasses.replace(self, job=replace(self.job, grid=grid, model=model), memory=memory)
 
     # ---- cutting the model
 
@@ -201,29 +189,17 @@ class Setting:
         Args:
             hosts: workers that a stage's gradients are reduced over; one number, or one per stage.
         """
-        stages = self.stages(split)
-        over = [hosts] * len(stages) if isinstance(hosts, int) else list(hosts)
-
-        def total(name: str) -> list[float]:
-            return [sum(getattr(layer, name) for layer in stage) for stage in stages]
-
-        return Profile(
-            forward=total("forward"),
-            backward_input=total("backward_input"),
-            backward_weight=total("backward_weight"),
-            reduce=[self.reduce_seconds(g, n) for g, n in zip(total("gradients"), over, strict=True)],
-            step=total("step"),
+        return stage_profile(
+            self.stages(split),
+            hosts,
             latency=self.latency,
             bandwidth=self.bandwidth,
-            message=[stage[-1].message for stage in stages],
-            activation=total("activation"),
             weight_stash=self.weight_stash,
-            static=total("static"),
         )
 
     def reduce_seconds(self, gradients: float, hosts: int) -> float:
-        """All-reduce of so many bytes by a ring: 2 (n - 1) / n of them leave each of the n hosts."""
-        return 0.0 if self.bandwidth is None else 2 * (hosts - 1) / hosts * gradients / self.bandwidth
+        """All-reduce of so many bytes over the hosts of a layer, in a ring."""
+        return ring_seconds(gradients, hosts, self.bandwidth)
 
     def copy_seconds(self, amount: float) -> float:
         """Seconds to copy `amount` bytes from one worker to another. Copies of disjoint pairs run side by side, so
@@ -282,33 +258,39 @@ class Setting:
         """
         shape, profile = job.shape, job.profile()
         profile.require(shape)
-        counts = _layers_per_stage(job)
-        columns = {name: profile.per_stage(name, shape.stages) for name in _PRICES}
-        layers = []
-        for stage, count in enumerate(counts):
-            price = {name: column[stage] for name, column in columns.items()}
-            layers += [
-                Layer(
-                    forward=price["forward"] / count,
-                    backward_input=price["backward_input"] / count,
-                    backward_weight=price["backward_weight"] / count,
-                    step=(price["reduce"] + price["step"]) / count,
-                    static=price["static"] / count,
-                    state=price["static"] / count,
-                    activation=price["activation"] / count,
-                    message=price["message"],
-                )
-            ] * count
+        static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
         return cls(
             job,
-            tuple(layers),
+            analytic.layers(job) if job.times.profile == ANALYTIC else _spread(job, profile),
             seat_nodes(shape, job.cluster.workers_per_node),
             micro_batch=1.0 if job.model == ModelSection() else float(job.data.micro_batch_size),
             latency=profile.latency,
             bandwidth=profile.bandwidth,
             weight_stash=profile.weight_stash,
-            memory=_memory(job, columns["activation"], columns["static"]),
+            memory=_memory(job, activation, static),
+            pauses=job.pauses,
         )
+
+
+def _spread(job: Job, profile: Profile) -> tuple[Layer, ...]:
+    """The prices of each stage in even parts over its layers."""
+    columns = {name: profile.per_stage(name, job.shape.stages) for name in _PRICES}
+    layers: list[Layer] = []
+    for stage, count in enumerate(_layers_per_stage(job)):
+        price = {name: column[stage] for name, column in columns.items()}
+        layers += [
+            Layer(
+                forward=price["forward"] / count,
+                backward_input=price["backward_input"] / count,
+                backward_weight=price["backward_weight"] / count,
+                step=(price["reduce"] + price["step"]) / count,
+                static=price["static"] / count,
+                state=price["static"] / count,
+                activation=price["activation"] / count,
+                message=price["message"],
+            )
+        ] * count
+    return tuple(layers)
 
 
 def _layers_per_stage(job: Job) -> Split:

@@ -96,6 +96,11 @@ class Running(ABC):
     checkpoints: Checkpoints | None = None
     reconsider: bool = False
 
+    @property
+    def layout(self) -> str:
+        """Pipelines and their depths, for tables: "8 x 4"."""
+        return ""
+
     @abstractmethod
     def schedules(self) -> list[Timed]:
         """What runs, for the checker and the viewer: made on demand. More than one where pipelines share no schedule;

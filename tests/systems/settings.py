@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from recycle import Job
-from recycle.systems.setting import Layer, Setting
+from recycle.layers import Layer
+from recycle.systems.setting import Setting
 
 
 def setting(pipelines: int, ranks: int, micro_batches: int, layers: int | None = None, **other: Any) -> Setting:

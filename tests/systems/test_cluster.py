@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from recycle.job import Job
+from recycle.job import Job, PausesSection
 from recycle.systems.checkpoint_interval import efficiency, young
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import Moment, Trace
-from recycle.systems.pauses import PauseModel
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, Timed
 
@@ -55,7 +54,7 @@ class Scripted:
 
 def setting(**pauses: float) -> Setting:
     job = Job.from_toml("[shape]\npipelines = 2\nranks = 1\nmicro_batches = 4\n")
-    return replace(Setting.of(job), pauses=PauseModel(**{"start": 0.0, **pauses}))
+    return replace(Setting.of(job), pauses=PausesSection(**{"start": 0.0, **pauses}))
 
 
 def trace(*moments: tuple[float, set[int], set[int]], end: float) -> Trace:

@@ -10,8 +10,9 @@ import pytest
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job
+from recycle.layers import Layer
 from recycle.systems.grids import Grids
-from recycle.systems.setting import Layer, Setting
+from recycle.systems.setting import Setting
 
 
 def setting(layers: int = 8, memory: float = 1e9) -> Setting:

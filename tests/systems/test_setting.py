@@ -10,7 +10,8 @@ import pytest
 
 from recycle.errors import JobError
 from recycle.job import Job
-from recycle.systems.setting import Layer, Setting
+from recycle.layers import Layer
+from recycle.systems.setting import Setting
 
 PLAIN = """
 [shape]

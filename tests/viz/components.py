@@ -34,5 +34,10 @@ def of_type(component: Any, kind: str) -> list[dict[str, Any]]:
     return here + of_type(component["props"].get("children"), kind)
 
 
+def canvases(component: Any) -> list[dict[str, Any]]:
+    """The properties of all timelines on a canvas."""
+    return [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
+
+
 def graphs(component: Any) -> list[dict[str, Any]]:
     return of_type(component, "Graph")

@@ -14,6 +14,8 @@ from recycle.cli.view import _planner
 from recycle.job import Job
 from tests.viz.test_browser import FOREIGN, browser, pytestmark, wait
 from viz.app import build_app, serve
+from viz.dropped import MOST_BYTES
+from viz.figures import palette
 from viz.sources import schedule_source
 from viz.what_if import WhatIf
 
@@ -57,9 +59,16 @@ def text(browser: Any) -> str:
     return str(browser.find_element("tag name", "body").text)
 
 
+def ready(browser: Any, *names: str) -> None:
+    """Waits until the timelines are drawn."""
+    script = "return arguments[0].every(name => window.recycle?.views.get(name)?.drawn)"
+    wait(browser, lambda: browser.execute_script(script, list(names)))
+
+
 def test_the_start_page_opens_the_comparison_and_its_graphs_zoom_together(browser: Any, address: str) -> None:
     browser.get(address)
     press(browser, ".start button", "Compare")
+    ready(browser, "compare-0", "compare-1")
     wait(browser, lambda: len(browser.execute_script(RANGES)) == 3)
     before = browser.execute_script(RANGES)
     press(browser, "button.quiet", "Show it")
@@ -70,18 +79,86 @@ def test_the_start_page_opens_the_comparison_and_its_graphs_zoom_together(browse
     assert browser.get_log("browser") == []
 
 
+SHADED = """
+const view = recycle.views.get(arguments[0]), {table} = view, all = Array.from({length: table.length}, (_, i) => i);
+return arguments[1].map(text => {
+  const i = all.find(one => table.instruction(one) === text);
+  return [table.label(i), table.describe(i, table.laneOf(i)).pop()];
+});
+"""
+COLOUR = """
+const [name, t, row] = arguments, view = recycle.views.get(name), {left, top, width, height} = view.place;
+const {t0, t1, y0, y1} = view.view, x = left + (t - t0) / (t1 - t0) * width, y = top + (row - y0) / (y1 - y0) * height;
+return [...view.context.getImageData(Math.round(x), Math.round(y), 1, 1).data.slice(0, 3)];
+"""
+
+
+def test_work_has_the_colour_of_how_much_later_it_starts(browser: Any, address: str) -> None:
+    browser.get(address + "/?pages=compare")
+    ready(browser, "compare-0", "compare-1")
+    assert browser.execute_script(SHADED, "compare-1", ["0F0.0", "1F1.0", "1W1.0"]) == [
+        ["F0", "starts as in whole.json"],
+        ["F1.0›", "starts 1 later than in whole.json"],
+        ["W1.0»", "starts 6 later than in whole.json"],
+    ]
+    later = [[int(fill[i : i + 2], 16) for i in (1, 3, 5)] for fill in (palette.LATER.fill, palette.LATER.hatch)]
+    assert browser.execute_script(COLOUR, "compare-1", 2.12, 1.2) in later
+    press(browser, "label", "kind of work")
+    wait(browser, lambda: not browser.find_elements("css selector", ".lanes-view[data-shades]"))
+    ready(browser, "compare-1")
+    wait(browser, lambda: browser.execute_script(SHADED, "compare-1", ["0F0.0"])[0][0] == "F0")
+    assert browser.get_log("browser") == []
+
+
+def test_lane_under_lane_and_a_selection_is_told_of_the_right_one(browser: Any, address: str) -> None:
+    browser.get(address + "/?pages=compare")
+    ready(browser, "compare-0", "compare-1")
+    press(browser, "label", "lane under lane")
+    ready(browser, "compare-all")
+    view = "recycle.views.get('compare-all')"
+    labels = browser.execute_script(f"return Array.from({view}.rows.order, lane => {view}.table.labels[lane])")
+    assert labels[:4] == ["0.0 A", "0.0 B", "0.1 A", "0.1 B"]
+    assert browser.execute_script(f"return {view}.view.y1") == 12
+    for lane, expected in ((2, "1B0.0"), (3, "1F1.0")):
+        browser.execute_script(f"{view}.select({view}.table.offsets[{lane}] + 1)")
+        wait(browser, lambda: browser.execute_script(f"return {view}.links !== null"))
+        assert browser.execute_script(f"return {view}.table.instruction({view}.selected)") == expected
+        wait(browser, lambda expected=expected: expected == browser.find_element("css selector", ".selection h4").text)
+        named = f"return {view}.links.outputs.map(i => {view}.table.labels[{view}.table.laneOf(i)].slice(-1))"
+        assert set(browser.execute_script(named)) == {"AB"[lane % 2]}
+    assert browser.get_log("browser") == []
+
+
+def test_one_cursor_is_on_all_graphs_of_a_comparison(browser: Any, address: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.get(address + "/?pages=compare")
+    ready(browser, "compare-0", "compare-1")
+    canvas = browser.find_elements("css selector", ".lanes-view[data-name=compare-0] canvas")[0]
+    browser.execute_script("arguments[0].scrollIntoView()", canvas)
+    ActionChains(browser).move_to_element(canvas).perform()
+    lines = "return [...document.querySelectorAll('.lanes-cursor')].map(l => [l.style.display, l.style.transform])"
+    wait(browser, lambda: len(browser.execute_script(lines)) == 3)
+    assert {shown for shown, _ in browser.execute_script(lines)} == {"block"}
+    assert len({place for _, place in browser.execute_script(lines)}) == 1
+
+
 def test_a_pressed_worker_fails_the_address_says_so_and_undo_takes_it_back(browser: Any, address: str) -> None:
-    browser.get(address + "/?pages=plans&fail=1.1")
+    browser.get(address + "/?fail=1.1")
     wait(browser, lambda: "Without 1.1" in text(browser))
     press(browser, ".workers button", "0.0")
     wait(browser, lambda: "Without 0.0, 1.1" in text(browser))
-    wait(browser, lambda: browser.current_url.endswith("&fail=0.0,1.1"))
+    wait(browser, lambda: "fail=0.0,1.1" in browser.current_url)
     press(browser, ".workers button", "0.1")
     wait(browser, lambda: "Without 0.0, 0.1, 1.1" in text(browser))
+    wait(browser, lambda: browser.execute_script("return recycle.views.get('plans-all')?.ghost?.failed") == [0, 3])
     press(browser, ".workers button", "2.1")
     wait(browser, lambda: "no live worker is left for stage 1" in text(browser))
     press(browser, ".row button", "Undo")
-    wait(browser, lambda: browser.current_url.endswith("&fail=0.0,1.1"))
+    wait(browser, lambda: "fail=0.0,1.1" in browser.current_url)
+    ready(browser, "plans-all")
+    browser.execute_script("recycle.views.get('plans-all').tellLane(3)")  # a press on the name of 1.1
+    wait(browser, lambda: "fail=0.0" in browser.current_url and "1.1" not in browser.current_url.split("fail=")[1])
     assert browser.get_log("browser") == []
 
 
@@ -98,11 +175,26 @@ def test_a_file_that_means_harm_is_shown_as_text(browser: Any, address: str, tmp
     wait(browser, lambda: "Not valid" in text(browser))
     assert "<img src=x onerror=alert(1)>.json: Not valid" in text(browser)
     wait(browser, lambda: len(browser.execute_script(RANGES)) == 1)
+    ready(browser, "validate-0")
     before = browser.execute_script(RANGES)
     press(browser, "button.quiet", "Show it")
     wait(browser, lambda: browser.execute_script(RANGES) != before)
+    framed = browser.execute_script("return recycle.views.get('validate-0').places")
+    assert [place["lane"] for place in framed] == [0, 0]  # what is there twice, and where it was first
     assert "harmed" not in browser.title
     assert browser.find_elements("css selector", "img") == []
+    assert browser.get_log("browser") == []
+
+
+def test_a_file_beyond_the_limit_is_refused_in_words_and_stays_in_the_browser(
+    browser: Any, address: str, tmp_path: Path
+) -> None:
+    browser.get(address + "/?pages=validate")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(MOST_BYTES + 2**20)
+    wait(browser, lambda: browser.find_elements("css selector", "input[type=file]"))
+    browser.find_element("css selector", "input[type=file]").send_keys(str(tmp_path / "large.json"))
+    wait(browser, lambda: "large.json: 33 MB is too large for the page (at most 32 MB)" in text(browser))
     assert browser.get_log("browser") == []
 
 

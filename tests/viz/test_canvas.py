@@ -17,6 +17,7 @@ import pytest
 from recycle import Schedule, Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from tests.viz.serving import served
+from viz.analysis.search import SearchError, parse, search
 from viz.figures import palette
 from viz.figures.boxes import boxes
 from viz.figures.raster import BUSY, Window, utilisation
@@ -265,17 +266,78 @@ def test_keys_walk_along_lanes_bubbles_and_dependencies(page: Page) -> None:
     assert press("b") == "worker 0.0 idle from 2 to 5"
     assert press("Escape") == ""
     page.page.keyboard.press("/")
-    page.page.keyboard.type("kind:w mb:1.1 rerouted")
+    page.page.keyboard.type("kind:w mb:1.1 is:rerouted")
     page.page.keyboard.press("Enter")
     assert page.status().startswith("1 of 1: 1W1.1")
     page.page.keyboard.type("w")
     assert page.page.input_value(".lanes-search").endswith("w")
     page.page.fill(".lanes-search", "nonsense:1")
     page.page.keyboard.press("Enter")
-    assert page.status().startswith("nonsense:1: not one of kind:")
+    assert page.status().startswith("nonsense:1: nonsense is no field; known are kind, mb, stage")
     page.page.keyboard.press("Escape")
     assert press("Escape", "r").startswith("0 to 11, 6 rows: busy 54.5 %, bubble 45.5 %")
     assert page.complaints == []
+
+
+QUERIES = (
+    "kind:W", "kind:w mb:1.0", "kind:I,W stage:0", "kind:F mb:1 worker:0.*", "kind:F worker:*.1 -is:rerouted mb:*.0",
+    "is:rerouted kind:F", "kind:step", "kind:F mb:0..0 stage:0..0 pipeline:1..2", "dur>1.5 stage=0 pipeline:2",
+    "kind:F start<0.5", "1W1", "-kind:backward -kind:reduce", "end>=9 dur=1", "pipeline:0..1 -pipeline:1",
+    "dur<=1 kind:b,i", "kind:comm", "kind:pair", "is:critical start>3",
+)  # fmt: skip
+MISTAKES = (
+    "knd:W", "kind:Q", "kind:W kind:", "dur:3", "mb>3", "dur>x", "mb:1.2.3", "worker:7", "stage:a", "is:red", ">5",
+    "f " * 41,
+)  # fmt: skip
+
+
+def test_the_browser_finds_what_the_server_finds(page: Page, broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    for query in QUERIES:
+        assert sorted(search(table, query).tolist()) == page(f"query => recycle.search({VIEW}.table, query)", query), (
+            query
+        )
+    for query in MISTAKES:
+        refused = page(
+            f"q => {{ try {{ recycle.search({VIEW}.table, q); return ''; }} catch (e) {{ return e.message; }} }}", query
+        )
+        with pytest.raises(SearchError) as raised:
+            parse(query)
+        assert refused, (query, str(raised.value))
+
+
+def test_what_is_in_view_is_a_table_to_read_and_to_copy(page: Page) -> None:
+    assert page.page.locator(".lanes-listing").count() == 0
+    page.page.keyboard.press("t")
+    page.page.wait_for_selector(".lanes-listing tbody tr")
+    assert page.page.get_attribute("[data-action=table]", "aria-pressed") == "true"
+    assert page.page.get_attribute(".lanes-listing", "aria-label") == "Table of what is in view"
+    assert page.page.inner_text(".lanes-listing caption") == "37 operations from 0 to 11."
+    page.show(t0=2.1, t1=2.9, y0=0, y1=2)
+    page.page.wait_for_function("() => document.querySelectorAll('.lanes-listing tbody tr').length === 1")
+    cells = page.page.locator(".lanes-listing tbody tr").first.inner_text().split("\t")
+    assert cells == ["0.1", "1F1.0", "forward", "1", "2", "3", "1", "re-routed, critical path"]
+    head = page.page.locator(".lanes-listing thead th").all_inner_texts()
+    assert head == ["Worker", "Instruction", "Kind", "Stage", "Start", "End", "Takes", "Marks"]
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.page.click(".lanes-listing button")
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent === 'copied'")
+    copied = page("() => navigator.clipboard.readText()").splitlines()
+    assert [line.split("\t") for line in copied] == [head, cells]
+    page.page.keyboard.press("t")
+    page.page.wait_for_function("() => !document.querySelector('.lanes-listing')")
+    assert page.complaints == []
+
+
+def test_the_table_says_what_it_leaves_out(opened: Callable[..., Page]) -> None:
+    page = opened(one_f_one_b(Shape(pipelines=16, ranks=4, micro_batches=16)))
+    page.page.keyboard.press("t")
+    page.page.wait_for_selector(".lanes-listing tbody tr")
+    said = page.page.inner_text(".lanes-listing caption")
+    total = page(f"() => {VIEW}.table.length")
+    assert said.startswith(f"{total:,} operations from 0 to ")
+    assert said.endswith(f"; the first 200, {total - 200:,} are left out: zoom in to see them.")
+    assert page.page.locator(".lanes-listing tbody tr").count() == 200
 
 
 def test_lanes_by_stage_and_folded_groups(page: Page) -> None:

@@ -45,10 +45,9 @@ def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None
     assert found.lanes is not None
     assert found.timeline is not None
     (duplicate,) = [finding for finding in found.findings if finding.rule == "duplicate"]
-    place = found.place(duplicate)
-    assert place is not None
-    start, end, worker = place
-    assert str(worker) == "0.0"
+    (lane, start, end), (other_lane, other_start, _) = found.places(duplicate)
+    assert (lane, other_lane) == (0, 0)
+    assert other_start < start
     marked = [
         (float(found.lanes.start[i]), float(found.lanes.end[i]))
         for i in range(len(found.lanes))
@@ -64,7 +63,30 @@ def test_what_deadlocks_is_drawn_in_program_order() -> None:
     assert found.problem.startswith("the schedule deadlocks")
     assert found.lanes is not None
     assert len(found.lanes) == 4
-    assert all(found.place(finding) is not None for finding in found.findings if finding.position is not None)
+    assert all(found.places(finding) for finding in found.findings if finding.position is not None)
+
+
+def test_all_of_a_circle_of_waits_has_its_places() -> None:
+    wrong = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1", "0.1": "1F0.0 1F0.1 1B0.0 1B0.1"})
+    found = inspect(native.dumps(wrong).encode(), "wrong.json")
+    (circle,) = [finding for finding in found.findings if finding.rule == "deadlock"]
+    assert found.lanes is not None
+    drawn = {
+        (int(found.lanes.lane[i]), float(found.lanes.start[i])): str(found.lanes.instruction(i))
+        for i in range(len(found.lanes))
+    }
+    named = [drawn[lane, start] for lane, start, _ in found.places(circle)]
+    assert named == [circle.instruction, *(other.instruction for other in circle.others)]
+    assert sorted(named) == ["0B0.0", "0F0.1", "1B0.0", "1F0.1"]
+
+
+def test_a_send_that_nobody_receives_leads_to_who_needs_it() -> None:
+    sent = "0F0.0 0SEND_F0.0@0.1 0RECV_B0.0@0.1 0B0.0"
+    wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": sent, "0.1": "1F0.0 1B0.0 1SEND_B0.0@0.0"})
+    found = inspect(native.dumps(wrong).encode(), "wrong.json")
+    (loose,) = [finding for finding in found.findings if finding.rule == "unreceived"]
+    assert [other.instruction for other in loose.others] == ["1F0.0"]
+    assert [lane for lane, *_ in found.places(loose)] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -134,5 +156,4 @@ def test_whatever_is_dropped_gives_an_answer(content: bytes, name: str) -> None:
     found = read_dropped(contents(content), name)
     assert found.schedule is not None or found.problem
     for finding in found.findings:
-        place = found.place(finding)
-        assert place is None or place[0] <= place[1]
+        assert all(start <= end for _, start, end in found.places(finding))

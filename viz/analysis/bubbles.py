@@ -44,12 +44,6 @@ class Bubbles:
         place = int(begin + np.searchsorted(self.gaps.start[begin:end], time, side="right"))
         return self._gap(place) if place < end else None
 
-    def previous(self, worker: int, time: float) -> Gap | None:
-        """The last bubble of a worker that begins before `time`."""
-        begin, end = self._offsets[worker], self._offsets[worker + 1]
-        place = int(begin + np.searchsorted(self.gaps.start[begin:end], time, side="left")) - 1
-        return self._gap(place) if place >= begin else None
-
     def longest(self, most: int, cause: GapCause | None = None) -> list[Gap]:
         """The longest bubbles, of one cause or of all but the end of programs; longest first."""
         chosen = np.flatnonzero(self.gaps.cause != GapCause.NOTHING_LEFT if cause is None else self.gaps.cause == cause)

@@ -1,8 +1,9 @@
 """What differs between two iterations, planned or executed: instruction by instruction, and where the time goes.
 
 Instructions are matched by what they do: forward, redundant forward, input gradient or weight gradient of a stage and
-micro-batch, whoever runs it; reduces and steps by stage and worker. A whole backward counts as the input gradient, a
-pair as both its halves. What one of the two does not have stays unmatched.
+micro-batch, whoever runs it; reduces and steps by stage and worker. A whole backward counts as the input gradient, its
+later part as the weight gradient where the other one has that by itself, a pair as both its halves. What one of the two
+does not have stays unmatched.
 
 The makespan splits exactly: every live worker is at each moment at work or in a gap that has a cause
 (`recycle.ir.gaps`), so the mean over the live workers of work and of each cause adds up to the makespan, and the
@@ -40,14 +41,16 @@ class Matches:
     """The instructions that two schedules share.
 
     Attributes:
-        first, second: rows of either schedule, pairwise.
-        delta: start in the second minus start in the first, seconds; by the start in the first.
+        first, second: rows of either schedule, pairwise; by `time`.
+        time: start in the first, seconds; of the weight gradient in a whole backward, when that part begins.
+        delta: start in the second minus `time`.
         moved: whether another worker runs it.
         only_first, only_second: rows without a partner.
     """
 
     first: Rows
     second: Rows
+    time: Floats
     delta: Floats
     moved: npt.NDArray[np.bool_]
     only_first: Rows
@@ -57,35 +60,83 @@ class Matches:
 def match(first: Timeline, second: Timeline) -> Matches:
     """Match the instructions of two timelines, whatever their shapes; O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
-    a_keys, a_rows, a_workers = _keys(first.schedule, shapes)
-    b_keys, b_rows, b_workers = _keys(second.schedule, shapes)
-    _, a, b = np.intersect1d(a_keys, b_keys, assume_unique=True, return_indices=True)
-    delta = second.start[b_rows[b]] - first.start[a_rows[a]]
-    order = np.lexsort((a_rows[a], first.start[a_rows[a]]))
-    a, b = a[order], b[order]
+    mine, theirs = _Pieces.of(first, shapes), _Pieces.of(second, shapes)
+    a, b = mine.with_weights(theirs), theirs.with_weights(mine)
+    _, in_a, in_b = np.intersect1d(a.key, b.key, assume_unique=True, return_indices=True)
+    order = np.lexsort((a.row[in_a], a.start[in_a]))
+    in_a, in_b = in_a[order], in_b[order]
     return Matches(
-        a_rows[a],
-        b_rows[b],
-        delta[order],
-        a_workers[a] != b_workers[b],
-        np.unique(np.delete(a_rows, a)),
-        np.unique(np.delete(b_rows, b)),
+        a.row[in_a],
+        b.row[in_b],
+        a.start[in_a],
+        b.start[in_b] - a.start[in_a],
+        a.worker[in_a] != b.worker[in_b],
+        mine.rows_but(a.row[in_a]),
+        theirs.rows_but(b.row[in_b]),
     )
+
+
+class _Pieces(NamedTuple):
+    """What a timeline does: keys and workers as numbers that mean the same in all shapes, rows, starts; and the weight
+    parts of its whole backwards."""
+
+    key: Rows
+    row: Rows
+    worker: Rows
+    start: Floats
+    weights: _Pieces | None = None
+
+    @classmethod
+    def of(cls, timeline: Timeline, shapes: Sequence[Shape]) -> _Pieces:
+        schedule = timeline.schedule
+        key, row, worker = _keys(schedule, shapes)
+        whole = schedule.columns.kind[row] == Kind.BACKWARD
+        stages = schedule.shape.stages
+        halves = [np.array(timeline.profile.per_stage(f"backward_{of}", stages)) for of in ("input", "weight")]
+        later = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
+        begin, end = timeline.start[row[whole]], timeline.end[row[whole]]
+        span = _span(shapes)
+        weights = cls(key[whole] + span, row[whole], worker[whole], begin + later * (end - begin))
+        return cls(key, row, worker, timeline.start[row], weights)
+
+    def with_weights(self, other: _Pieces) -> _Pieces:
+        """With those weight parts that the other one has by themselves."""
+        assert self.weights is not None
+        chosen = np.isin(self.weights.key, other.key, assume_unique=True)
+        key, row, worker, start = (
+            np.concatenate([mine, part[chosen]]) for mine, part in zip(self[:4], self.weights[:4], strict=True)
+        )
+        return _Pieces(key, row, worker, start)
+
+    def rows_but(self, matched: Rows) -> Rows:
+        """The rows that are not among `matched`, ascending."""
+        left = np.zeros(int(self.row.max(initial=-1)) + 1, dtype=np.bool_)
+        left[self.row] = True
+        left[matched] = False
+        return np.flatnonzero(left)
+
+
+def _unit_span(shapes: Sequence[Shape]) -> int:
+    """Numbers that one stage in one role takes."""
+    return max(s.pipelines for s in shapes) * max(max(s.micro_batches for s in shapes), max(s.ranks for s in shapes))
+
+
+def _span(shapes: Sequence[Shape]) -> int:
+    """Numbers that one role takes: from an input gradient's to its weight gradient's."""
+    return max(s.stages for s in shapes) * _unit_span(shapes)
 
 
 def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows]:
     """(what it does as a number that means the same in all `shapes`, row, worker as a number likewise)."""
     pieces, m = work(schedule), schedule.shape.micro_batches
-    stages, most = max(s.stages for s in shapes), max(s.micro_batches for s in shapes)
-    ranks = max(s.ranks for s in shapes)
+    most, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
     role = _ROLE[pieces.kind]
     kept = np.flatnonzero((role >= 0) & pieces.valid)
     worker = pieces.worker[kept]
     worker = worker // schedule.shape.ranks * ranks + worker % schedule.shape.ranks
     home, index = np.divmod(pieces.micro_batch[kept], m)
     unit = np.where(pieces.micro_batch[kept] < 0, worker, home * most + index)
-    size = max(max(s.pipelines for s in shapes) * most, max(s.pipelines for s in shapes) * ranks)
-    key = (role[kept] * stages + pieces.stage[kept]) * size + unit
+    key = role[kept] * _span(shapes) + pieces.stage[kept] * _unit_span(shapes) + unit
     # A schedule that runs something twice is invalid, and still compared: by the first time.
     key, place = np.unique(key, return_index=True)
     return key, pieces.row[kept][place], worker[place]
@@ -219,7 +270,7 @@ def first_late(first: Timeline, second: Timeline, matches: Matches, tolerance: f
     text = f"{name(first, row)} starts {abs(delta):.6g} {'later' if delta > 0 else 'earlier'} in the second"
     if matches.moved[place]:
         text += f", on {second.schedule.position(other)[0]}"
-    return Divergence(float(first.start[row]), text, row, other)
+    return Divergence(float(matches.time[place]), text, row, other)
 
 
 @dataclass(frozen=True)

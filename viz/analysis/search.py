@@ -7,11 +7,12 @@
     field: kind mb stage worker pipeline is; with numbers: stage pipeline dur start end
 
 `kind:W mb:1.3 stage:2 dur>1.2`; `mb:3` is micro-batch 3 of any pipeline, `worker:1.*` any rank, `stage:2..5` a range.
+Times are those of the axis (`time_unit`), and alike when they differ by less than a millionth of the timeline.
+`assets/lanes_search.js` speaks the same language in the browser; a test holds the two equal.
 """
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +22,12 @@ import numpy.typing as npt
 
 from recycle.errors import RecycleError
 from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Kind, is_kind
+from viz.figures.boxes import time_unit
 from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
 
 Mask = npt.NDArray[np.bool_]
 Query = Callable[[LaneTable], Mask]
-_LONGEST, _MOST_TERMS, _MOST_TEXTS = 1000, 40, 20_000
+_LONGEST, _MOST_TERMS, _MOST_TEXTS, _NEAR = 1000, 40, 20_000, 1e-6
 _TERM = re.compile(r"(-?)([a-z]+)(:|<=|>=|<|>|=)(\S*)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 _PAIR = re.compile(r"([0-9]{1,9}|\*)\.([0-9]{1,9}|\*)")
@@ -86,7 +88,13 @@ def _term(word: str) -> Query:
     except ValueError:
         raise SearchError(f"search: {word!r}: {value or 'nothing'} is not a number") from None
     column, compare = _NUMBERS[field], _COMPARISONS[sign]
-    return _negated(lambda table: np.asarray(compare(column(table), number), dtype=np.bool_), bool(negation))
+
+    def query(table: LaneTable) -> Mask:
+        is_time = field in ("dur", "start", "end")
+        bound = number / time_unit(table, table.span)[0] if is_time else number
+        return np.asarray(compare(column(table), bound, _NEAR * table.span if is_time else 0.0), dtype=np.bool_)
+
+    return _negated(query, bool(negation))
 
 
 def _negated(query: Query, negated: bool) -> Query:
@@ -200,10 +208,10 @@ _NUMBERS: dict[str, Callable[[LaneTable], npt.NDArray[Any]]] = {
     "start": lambda table: table.start,
     "end": lambda table: table.end,
 }
-_COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "=": operator.eq,
+_COMPARISONS: dict[str, Callable[[Any, float, float], Any]] = {
+    "<": lambda value, bound, near: value < bound - near,
+    "<=": lambda value, bound, near: value <= bound + near,
+    ">": lambda value, bound, near: value > bound + near,
+    ">=": lambda value, bound, near: value >= bound - near,
+    "=": lambda value, bound, near: np.abs(value - bound) <= near,
 }

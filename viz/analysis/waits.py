@@ -119,11 +119,6 @@ class Waits:
         found.sort(key=lambda output: (output.start, output.row))
         return Told(found[:most], len(found))
 
-    def waited_for(self, row: int) -> Input | None:
-        """The input that decided when `row` starts: the last one to arrive; None when it started on its own."""
-        inputs = self.inputs(row, 1)
-        return inputs.shown[0] if inputs.shown and isinstance(inputs.shown[0], Input) else None
-
     def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
         """(nodes, causes) at the other ends of the edges of `node`; `end` is 0 for their sources, 1 for targets."""
         mine = np.flatnonzero(self._edges[1 - end] == node)

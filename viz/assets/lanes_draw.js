@@ -2,7 +2,7 @@
    labels; and for the selection its arrows. All positions are in canvas pixels. */
 (function (recycle) {
   "use strict";
-  const LEAST_OPERATION = 3, LEAST_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 16, LEAST_TEXT = 8, MOST_LABELS = 4000;
+  const LEAST_OPERATION = 3, LEAST_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 16, LEAST_TEXT = 8, MOST_LABELS = 4000, SMALLEST = 0.75;
 
   /* What a picture is drawn from: `view` is {t0, t1, y0, y1} in time and rows, `plot` the place of the axes. */
   class Picture {
@@ -36,15 +36,7 @@
     }
 
     draw(context, raster, marks) {
-      const words = this.theme.words;
-      raster.words.fill(words.lane);
-      const level = this.level;
-      this.boxes = [];
-      this._grid(raster);
-      if (level === 0) this._bands(raster, this.rows.count);
-      else this._rectangles(raster, level);
-      this._failed(raster);
-      this._separators(raster);
+      const level = this._fill(raster);
       context.clearRect(0, 0, context.canvas.width, context.canvas.height);
       context.putImageData(raster.image, this.left, this.top);
       context.save();
@@ -61,6 +53,27 @@
       if (marks.selected >= 0) this._outline(context, marks.selected, this.theme.ink, 3, []);
       context.restore();
       this._gutter(context);
+      return level;
+    }
+
+    /* Everything but texts and marks, unless the raster holds it already; returns the level. */
+    _fill(raster) {
+      const { rows, theme } = this, short = (value) => +value.toPrecision(9), { t0, t1, y0, y1 } = this.view;
+      const window_ = [t0, t1, y0, y1, ...(theme.ticks || [])].map(short).join(" ");
+      const held = raster.held;
+      if (held && held.rows === rows && held.theme === theme && held.window === window_) {
+        this.boxes = held.boxes;
+        return held.level;
+      }
+      raster.words.fill(theme.words.lane);
+      const level = this.level;
+      this.boxes = [];
+      this._grid(raster);
+      if (level === 0) this._bands(raster, rows.count);
+      else this._rectangles(raster, level);
+      this._failed(raster);
+      this._separators(raster);
+      raster.held = { rows, theme, window: window_, level, boxes: this.boxes };
       return level;
     }
 
@@ -139,13 +152,13 @@
     _labels(context) {
       const { table, theme, boxes } = this, size = Math.min(13 * this.ratio, Math.round(this.perRow * 0.5));
       if (boxes.length / 2 > MOST_LABELS || size < LEAST_TEXT * this.ratio) return;
-      const away = table.bits.REROUTED, plain = `${size}px ${theme.font}`, strong = `600 ${plain}`;
+      const away = table.bits.REROUTED, plain = `${size}px ${theme.font}`, small = `${SMALLEST * size}px ${theme.font}`;
+      const fonts = [plain, small].map((font) => [font, `600 ${font}`]);
       context.textAlign = "center";
       context.textBaseline = "middle";
       context.font = plain;
       const digit = context.measureText("0").width;
       for (const bold of [false, true]) {
-        context.font = bold ? strong : plain;
         for (let k = 0; k < boxes.length; k += 2) {
           const i = boxes[k], kind = table.kinds[table.kind[i]], part = kind.parts[0];
           if (((table.flags[i] & away) !== 0) !== bold) continue;
@@ -155,7 +168,9 @@
           const x0 = Math.max(0, (begin + part[1] * long - this.view.t0) * this.perTime);
           const x1 = Math.min(this.width, (begin + part[2] * long - this.view.t0) * this.perTime);
           const high = (part[4] - part[3]) * this.perRow;
-          if (x1 - x0 < (text.length + 0.6) * digit || high < size) continue;
+          const fit = (x1 - x0) / ((text.length + 0.6) * digit); // longer names, homes among them, in smaller letters
+          if (fit < SMALLEST || high < size) continue;
+          context.font = fonts[fit < 1 ? 1 : 0][bold ? 1 : 0];
           context.fillStyle = theme.paints[part[0]].ink;
           context.fillText(text, (x0 + x1) / 2, (boxes[k + 1] + 0.5 - this.view.y0 + (part[3] + part[4]) / 2) * this.perRow + this.ratio);
         }

@@ -59,6 +59,11 @@
     if (next) view.selectGap(lane_, ...next); else view.say(`no ${dir > 0 ? "later" : "earlier"} gap on worker ${table.labels[lane_]}`);
   }
 
+  function worker(view) {
+    const lane_ = view.gap ? view.gap.lane : view.selected >= 0 ? view.table.laneOf(view.selected) : -1;
+    if (lane_ >= 0) view.tellLane(lane_); else view.say("select an operation or a gap of the worker first");
+  }
+
   function violation(view) {
     const { table } = view;
     for (let n = 1; n <= table.length; n++) {
@@ -95,6 +100,8 @@
     ["h", "fold or unfold all groups", { h: (v) => v.foldAll() }],
     ["p", "critical path", { p: (v) => { v.path = !v.path; v.redraw(); } }],
     ["m", "memory of the selected worker", { m: (v) => { v.showsMemory = !v.showsMemory; v.redraw(); } }],
+    ["t", "table of the operations in view, to read or copy", { t: (v) => { v.showsListing = !v.showsListing; v.redraw(); } }],
+    ["x", "the selection's worker: in what-if, fail or restore it", { x: worker }],
     ["r", "how the lanes and time shown are spent", { r: range }],
     ["e", "next operation that breaks a rule", { e: violation }],
     ["/", "search: kind:W mb:1.3 stage:2 dur>1.2", { "/": (v) => v.root.querySelector(".lanes-search").focus() }],
@@ -138,7 +145,7 @@
 
   const BUTTONS = [
     ["group", "By stage", "g", (v) => v.group()], ["fold", "Fold groups", "h", (v) => v.foldAll()], ["path", "Critical path", "p", ACTIONS.p],
-    ["memory", "Memory", "m", ACTIONS.m],
+    ["memory", "Memory", "m", ACTIONS.m], ["table", "Table", "t", ACTIONS.t],
     ["fit", "Fit", "0", (v) => v.fit()], ["help", "Keys", "?", () => help()],
   ];
 
@@ -152,6 +159,8 @@
       button.addEventListener("click", (event) => { recycle.active = view; action(view, event); });
       return button;
     }));
+    const toggles = [["path", "path"], ["memory", "showsMemory"], ["table", "showsListing"]].map(([name, flag]) => [tools.querySelector(`[data-action=${name}]`), flag]);
+    view.onDraw = () => { for (const [button, flag] of toggles) button.setAttribute("aria-pressed", String(view[flag])); };
     view.onRows = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
     const grouped = view.rows.hasGroups || new recycle.Rows(view.table, "stage", new Set()).hasGroups;
     for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;
@@ -178,6 +187,6 @@
     const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
     const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;
     view.select(found[chosen]);
-    return view.say(`${chosen + 1} of ${found.length}: ${view.status.textContent}`);
+    return view.say(`${chosen + 1} of ${found.length}: ${view.table.instruction(found[chosen])}`);
   }
 })(window.recycle = window.recycle || {});

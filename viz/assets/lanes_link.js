@@ -27,7 +27,11 @@
 
   recycle.restore = function (view) {
     const query = new URLSearchParams(location.search), lanes = /^([\d.e+-]+?)-([\d.e+]+)$/.exec(query.get("lanes") || "");
-    if (query.get("view") !== view.name) return;
+    const before = recycle.lastOf.get(view.name);
+    if (query.get("view") !== view.name) {
+      if (before && before.span === view.span) view.show({ t0: before.t0, t1: before.t1, ...(before.count === view.rows.count ? { y0: before.y0, y1: before.y1 } : {}) });
+      return;
+    }
     const number = (name) => (query.get(name) ? Number(query.get(name)) : NaN), same = query.get("plan") === digest(view);
     const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger));
     if (query.get("group") === "stage" || folded.size) view._rows(query.get("group") === "stage" ? "stage" : "pipeline", folded);

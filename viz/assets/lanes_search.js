@@ -1,49 +1,100 @@
-/* `kind:W mb:1.3 stage:2 dur>1.2`: words that an operation must all meet. Other words: worker:, pipeline:, start<, end>,
-   rerouted, critical, violation, or a piece of the instruction's text (2F1.5). */
+/* Search for operations of a timeline: the language of viz/analysis/search.py, in the browser and for any number of them. */
 (function (recycle) {
   "use strict";
+  const LONGEST = 1000, MOST_TERMS = 40, SHARE = 1e-6;
+  const TERM = /^(-?)([a-z]+)(:|<=|>=|<|>|=)(\S*)$/, RANGE = /^(\d{1,9})(?:\.\.(\d{1,9}))?$/, PAIR = /^(\d{1,9}|\*)\.(\d{1,9}|\*)$/;
   const MARKS = { rerouted: "REROUTED", critical: "CRITICAL", violation: "VIOLATION" };
-  const NUMBERS = { dur: (t, i) => t.end[i] - t.start[i], start: (t, i) => t.start[i], end: (t, i) => t.end[i] };
-  const COMPARE = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
-
-  const FIELDS = {
-    kind: (table, text) => {
-      const kinds = table.kinds.map((kind) => kind.token.toLowerCase() === text || (text.length > 2 && kind.name.includes(text)));
-      return (i) => kinds[table.kind[i]];
-    },
-    mb: (table, text) => {
-      const [pipeline, index] = text.includes(".") ? text.split(".").map(Number) : [null, Number(text)];
-      return (i) => table.kinds[table.kind[i]].homed && table.micro_batch[i] === index && (pipeline === null || table.pipeline[i] === pipeline);
-    },
-    stage: (table, text) => (i) => table.stage[i] === Number(text),
-    pipeline: (table, text) => (i) => table.kinds[table.kind[i]].homed && table.pipeline[i] === Number(text),
-    worker: (table, text) => {
-      const lanes = table.labels.map((label) => label.split(" ")[0] === text);
-      return (i, lane) => lanes[lane];
-    },
+  const GROUPS = {
+    pair: [";"], backward: ["b", "i", "w"], comm: ["send_f", "recv_f", "send_b", "recv_b"], reduce: ["reduce_grad"],
+  };
+  const COMPARE = {
+    "<": (a, b, near) => a < b - near, ">": (a, b, near) => a > b + near, "=": (a, b, near) => Math.abs(a - b) <= near,
+    "<=": (a, b, near) => a <= b + near, ">=": (a, b, near) => a >= b - near,
   };
 
-  function condition(table, word) {
-    const number = /^(dur|start|end)(<=|>=|<|>|=)([\d.eE+-]+)$/.exec(word);
-    if (number) {
-      const [, name, sign, bound] = number, factor = table.unit === "s" && table.span < 2 ? 1e-3 : 1;
-      return (i) => COMPARE[sign](NUMBERS[name](table, i), Number(bound) * factor);
-    }
-    const [field, text] = word.split(/:(.*)/s);
-    if (text !== undefined && FIELDS[field]) return FIELDS[field](table, text);
-    if (MARKS[word]) return (i) => table.has(i, MARKS[word]);
-    if (/[:<>=]/.test(word)) throw new Error(`${word}: not one of kind: mb: stage: pipeline: worker: dur> start< end>`);
-    return (i) => table.instruction(i).toLowerCase().startsWith(word);
+  const homed = (table, i) => table.kinds[table.kind[i]].homed;
+  const pipeline = (table, i) => (homed(table, i) ? table.pipeline[i] : -1);
+  const NUMBERS = {
+    stage: (table, i) => table.stage[i], pipeline, dur: (table, i) => table.end[i] - table.start[i],
+    start: (table, i) => table.start[i], end: (table, i) => table.end[i],
+  };
+  const TIMES = ["dur", "start", "end"];
+
+  function range(word, text, example) {
+    const match = RANGE.exec(text);
+    if (!match) throw new Error(`${word}: ${text} is no number; write ${example}:2 or ${example}:2..5`);
+    const low = Number(match[1]), high = Number(match[2] || match[1]);
+    return (value) => value >= low && value <= high;
   }
 
-  /* Operations that meet all words, by lane and start. Throws an Error that says which word is not understood. */
+  function pair(word, text, what) {
+    const match = PAIR.exec(text);
+    if (!match) throw new Error(`${word}: ${text} is no ${what}`);
+    return match.slice(1).map((part) => (value) => part === "*" || value === Number(part));
+  }
+
+  const FIELDS = {
+    kind: (table, word, text) => {
+      const known = [...table.kinds.map((kind) => kind.token.toLowerCase()).filter((token) => token !== ";"), ...Object.keys(GROUPS)];
+      if (!known.includes(text)) throw new Error(`${word}: ${text} is no kind; known are ${[...new Set(known)].join(", ")}`);
+      const tokens = GROUPS[text] || [text], kinds = table.kinds.map((kind) => tokens.includes(kind.token.toLowerCase()));
+      return (i) => kinds[table.kind[i]];
+    },
+    mb: (table, word, text) => {
+      if (RANGE.test(text)) { const has = range(word, text, "mb"); return (i) => homed(table, i) && has(table.micro_batch[i]); }
+      const [home, index] = pair(word, text, "micro-batch; write mb:1.3, mb:3, mb:1.* or mb:2..5");
+      return (i) => homed(table, i) && home(table.pipeline[i]) && index(table.micro_batch[i]);
+    },
+    stage: (table, word, text) => { const has = range(word, text, "stage"); return (i) => has(table.stage[i]); },
+    worker: (table, word, text) => {
+      const [home, rank] = pair(word, text, "worker; write worker:1.2, worker:1.* or worker:*.2");
+      const lanes = table.pipelines.map((p, lane) => home(p) && rank(table.ranks[lane]));
+      return (i, lane) => lanes[lane];
+    },
+    pipeline: (table, word, text) => { const has = range(word, text, "pipeline"); return (i) => has(pipeline(table, i)); },
+    is: (table, word, text) => {
+      if (!MARKS[text]) throw new Error(`${word}: ${text} is no mark; known are ${Object.keys(MARKS).join(", ")}`);
+      return (i) => table.has(i, MARKS[text]);
+    },
+  };
+  const known = () => [...new Set([...Object.keys(FIELDS), ...Object.keys(NUMBERS)])].join(", ");
+
+  function values(table, word, field, text) {
+    if (!FIELDS[field]) throw new Error(`${word}: ${NUMBERS[field] ? `${field} is compared as ${field}>1` : `${field} is no field; known are ${known()}`}`);
+    const parts = text.split(",");
+    if (!parts.every(Boolean)) throw new Error(`${word}: a value is missing after ${field}:`);
+    const any = parts.map((part) => FIELDS[field](table, word, part));
+    return (i, lane) => any.some((holds) => holds(i, lane));
+  }
+
+  /* Times are those of the axis, and alike when they differ by less than the browser's rounding of them. */
+  function number(table, word, field, sign, text) {
+    if (!NUMBERS[field]) throw new Error(`${word}: ${FIELDS[field] ? `${field} takes values as ${field}:…` : `${field} is no field; known are ${known()}`}`);
+    if (!text || Number.isNaN(Number(text))) throw new Error(`${word}: ${text || "nothing"} is not a number`);
+    const isTime = TIMES.includes(field), bound = Number(text) / (isTime ? table.scale : 1), near = isTime ? table.span * SHARE : 0;
+    return (i) => COMPARE[sign](NUMBERS[field](table, i), bound, near);
+  }
+
+  function term(table, word) {
+    const match = TERM.exec(word), not = (holds, negated) => (negated ? (i, lane) => !holds(i, lane) : holds);
+    if (match) {
+      const [, negation, field, sign, text] = match;
+      return not(sign === ":" ? values(table, word, field, text) : number(table, word, field, sign, text), negation);
+    }
+    if (/[:<>=]/.test(word)) throw new Error(`${word}: write field:value or field>number; fields are ${known()}`);
+    const negated = word.startsWith("-") && word.length > 1, part = negated ? word.slice(1) : word;
+    return not((i) => table.instruction(i).toLowerCase().includes(part), negated);
+  }
+
+  /* Operations that meet all terms, by lane and start; null without any. Throws an Error that says which is not understood. */
   recycle.search = function (table, query) {
     const words = query.trim().toLowerCase().split(/\s+/).filter(Boolean);
     if (!words.length) return null;
-    const conditions = words.map((word) => condition(table, word)), found = [];
+    if (query.length > LONGEST || words.length > MOST_TERMS) throw new Error(`at most ${MOST_TERMS} terms and ${LONGEST} characters`);
+    const terms = words.map((word) => term(table, word)), found = [];
     for (let lane = 0; lane < table.lanes; lane++) {
       for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) {
-        if (conditions.every((holds) => holds(i, lane))) found.push(i);
+        if (terms.every((holds) => holds(i, lane))) found.push(i);
       }
     }
     return found;

@@ -103,10 +103,13 @@ window.recycle = window.recycle || {};
       return kind.letter + (this.has(operation, "REROUTED") ? this.home(operation) : this.micro_batch[operation]);
     }
 
+    /* Of the axis: what a time is multiplied by to be shown. */
+    get scale() { return this.unit === "s" && this.span < 2 ? 1000 : 1; }
+
     /* Times as people read them: seconds or milliseconds of a run, plain numbers of a plan. */
     time(value) {
       if (this.unit !== "s") return String(+value.toPrecision(6));
-      return this.span >= 2 ? `${+value.toPrecision(6)} s` : `${+(value * 1000).toPrecision(6)} ms`;
+      return `${+(value * this.scale).toPrecision(6)} ${this.scale === 1 ? "s" : "ms"}`;
     }
 
     describe(operation, lane) {

@@ -5,6 +5,7 @@
   "use strict";
   const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, TELL = 60;
   recycle.views = new Map();
+  recycle.lastOf = new Map(); // name -> what was shown last, for a timeline that takes another's place
 
   class View {
     constructor(root, table, plot) {
@@ -18,8 +19,8 @@
       this.tip = root.querySelector(".lanes-tip");
       this.status = root.querySelector(".lanes-status");
       this.selected = -1;
-      this.gap = this.links = this.matches = this.memory = null;
-      this.path = this.showsMemory = false;
+      this.gap = this.links = this.matches = this.memory = this.places = this.ghost = null;
+      this.path = this.showsMemory = this.showsListing = false;
       this.drawn = 0;
       this.level = -1;
       this.rows = new recycle.Rows(table, root.dataset.grouping, new Set());
@@ -113,7 +114,11 @@
         this.raster = new recycle.Raster(picture.width, picture.height);
       }
       this.level = picture.draw(this.context, this.raster, this);
+      recycle.layers(picture, this.context, this);
       recycle.memoryStrip(this, picture);
+      recycle.listing(this);
+      this.onDraw();
+      recycle.lastOf.set(this.name, { ...this.view, span: this.span, count: this.rows.count });
       this.seconds = (performance.now() - began) / 1000;
       this.drawn++;
       this.first = this.first || performance.now();
@@ -145,7 +150,7 @@
       const used = () => { recycle.active = this; this.used = true; };
       for (const event of ["pointerdown", "wheel", "focusin"]) this.root.addEventListener(event, used, { capture: true, passive: true });
       stage.addEventListener("pointermove", (event) => this._hover(event), true);
-      stage.addEventListener("pointerleave", () => this._hide());
+      stage.addEventListener("pointerleave", () => { this._hide(); recycle.cursor(this, null); });
       stage.addEventListener("wheel", (event) => this._wheel(event), { capture: true, passive: false });
       stage.addEventListener("pointerdown", (event) => { this.down = [event.clientX, event.clientY]; }, true);
       window.addEventListener("pointerup", (event) => this._up(event), { capture: true, signal });
@@ -169,6 +174,7 @@
       if (event.buttons || !found.inside || found.row >= this.rows.count) this._hide();
       else this._tip(event, this.words(found));
       this.hovered = found.operation;
+      recycle.cursor(this, found.inside ? found.t : null);
       this.hoverSeconds = (performance.now() - began) / 1000;
     }
 
@@ -221,8 +227,13 @@
     _gutter({ row, lane }) {
       const group = this.rows.groupAt(row);
       if (group && this.rows.hasGroups && (row === group.top || lane < 0 || this.level === 0)) return this.fold(group.key);
-      if (lane >= 0) { this.say(`worker ${this.table.labels[lane]}`); this._tell({ lane }); }
+      if (lane >= 0) this.tellLane(lane);
       return undefined;
+    }
+
+    tellLane(lane) {
+      this.say(`worker ${this.table.labels[lane]}`);
+      this._tell({ lane });
     }
 
     /* Ctrl: zoom time; Alt: zoom lanes; Shift: pan; alone: scroll the lanes, and at their end the page. */
@@ -240,7 +251,7 @@
 
     select(operation) {
       this.selected = operation;
-      this.gap = this.links = null;
+      this.gap = this.links = this.places = null;
       this._reveal(operation);
       this.say(this.table.describe(operation, this.table.laneOf(operation)).join("; "), true);
       this._tell({ operation });
@@ -249,7 +260,7 @@
 
     selectGap(lane, from, to) {
       this.selected = -1;
-      this.links = null;
+      this.links = this.places = null;
       this.gap = { lane, from, to };
       this.say(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`, true);
       this._tell({ lane, from, to });
@@ -258,7 +269,7 @@
 
     clear() {
       this.selected = -1;
-      this.gap = this.links = null;
+      this.gap = this.links = this.places = null;
       this.say("");
       this._tell(null);
       this.redraw();
@@ -287,6 +298,21 @@
       return this.show({ t0: from - 6 * long, t1: to + 6 * long, y0: row - 6, y1: row + 7 });
     }
 
+    /* Frame places and show them all: the rows that hold them, the time around them. */
+    frame(places) {
+      for (const { lane } of places) {
+        const group = this.rows.groupAt(this.rows.rowOf[lane]);
+        if (group && group.shut) this.fold(group.key);
+      }
+      const rows = places.map(({ lane }) => this.rows.rowOf[lane]), { y0, y1 } = this.wanted || this.view;
+      const from = Math.min(...places.map((place) => place.from)), to = Math.max(...places.map((place) => place.to));
+      const room = Math.max(to - from, 0.04 * this.span), top = Math.min(...rows), bottom = Math.max(...rows) + 1;
+      const tall = Math.max(y1 - y0, bottom - top + 2), middle = (top + bottom) / 2, shown = top >= y0 && bottom <= y1;
+      this.show({ t0: from - 2 * room, t1: to + 2 * room, ...(shown ? {} : { y0: middle - tall / 2, y1: middle + tall / 2 }) });
+      this.places = places.length > 1 ? places : null;
+      this.redraw();
+    }
+
     group() { this._rows(this.rows.grouping === "stage" ? "pipeline" : "stage", new Set()); }
 
     fold(key) {
@@ -300,8 +326,9 @@
       this._rows(this.rows.grouping, new Set(this.rows.folded.size ? [] : keys));
     }
 
-    /* Other rows: all of them are shown when all were; else the row at the top stays. */
-    _rows(grouping, folded) {
+    /* Other rows: all of them are shown when all were; else the row at the top stays. Linked timelines of the same lanes go along. */
+    _rows(grouping, folded, alone = false) {
+      if (this.linked && !alone) for (const other of this._linked()) if (other.table.lanes === this.table.lanes) other._rows(grouping, folded, true);
       const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
       this.rows = new recycle.Rows(this.table, grouping, folded);
       this.onRows();
@@ -319,21 +346,26 @@
     }
 
     _tell(choice) {
-      const data = choice && { ...choice, address: this.root.dataset.address };
+      const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });
       clearTimeout(this.telling);
       this.telling = setTimeout(() => {
         if (this.root.isConnected) window.dash_clientside.set_props({ type: "lanes-choice", name: this.name }, { data });
       }, TELL);
     }
 
-    /* Timelines that share a time axis move together. */
+    _linked() {
+      return [...recycle.views.values()].filter((other) => other !== this && other.linked === this.linked && other.root.isConnected);
+    }
+
+    /* Timelines that share a time axis move together; those with the same rows scroll together as well. */
     _follow() {
       if (!this.linked) return;
-      const { t0, t1 } = this.view;
-      for (const other of recycle.views.values()) {
-        if (other === this || other.linked !== this.linked || other.wanted || !other.root.isConnected) continue;
-        const theirs = other.view, slack = (t1 - t0) * 1e-6;
-        if (Math.abs(theirs.t0 - t0) > slack || Math.abs(theirs.t1 - t1) > slack) other.show({ t0, t1 });
+      const { t0, t1, y0, y1 } = this.view, near = (a, b, long) => Math.abs(a - b) <= long * 1e-6;
+      for (const other of this._linked()) {
+        if (other.wanted) continue;
+        const theirs = other.view, rows = other.rows.count === this.rows.count ? { y0, y1 } : {};
+        const same = near(theirs.t0, t0, t1 - t0) && near(theirs.t1, t1, t1 - t0);
+        if (!same || (rows.y1 && !(near(theirs.y0, y0, y1 - y0) && near(theirs.y1, y1, y1 - y0)))) other.show({ t0, t1, ...rows });
       }
     }
   }
@@ -359,7 +391,10 @@
       };
       look();
     });
-    Promise.all([recycle.table(root.dataset.address), ready]).then(([table, plot]) => new View(root, table, plot)).catch(failed);
+    Promise.all([recycle.tableOf(root), ready]).then(([table, plot]) => {
+      const view = new View(root, table, plot);
+      if (root.dataset.ghost) recycle.table(root.dataset.ghost).then((old) => { view.ghost = old; view.redraw(); }, () => {});
+    }).catch(failed);
   }
 
   /* Dash puts timelines on the page at any time, and takes them away again. */

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from viz.figures.palette import FAILURE, FONT, FORWARD, GRID, INK, PAPER, RECOVERY
+from viz.figures.palette import FAILURE, FONT, FORWARD, GRID, INK, OPTIMIZER, PAPER, RECOVERY
 
 _MARKS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
 """Colour and dash of the events that get a line; the others are in the table of events."""
@@ -33,7 +33,7 @@ def curves_figure(
         x=steps,
         y=[line.get("live_workers") for line in metrics],
         mode="lines",
-        line={"color": INK, "width": 2, "shape": "hvh"},
+        line={"color": OPTIMIZER.fill, "width": 2, "shape": "hvh"},
         name="live workers",
         yaxis="y2",
         hovertemplate="step %{x}: %{y} live workers<extra></extra>",

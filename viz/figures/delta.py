@@ -44,7 +44,7 @@ def delta_figure(
 ) -> go.Figure:
     """The figure; `span` is the length of the time axis, `scale` and `unit` those of the timelines beside it."""
     figure = go.Figure()
-    time, delta = first.start[matches.first] * scale, matches.delta * scale
+    time, delta = matches.time * scale, matches.delta * scale
     delta = np.where(np.abs(delta) <= span * scale * TOLERANCE, 0.0, delta)
     if len(time) <= POINTS:
         _add_points(figure, first, second, matches, time, delta)

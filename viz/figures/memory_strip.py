@@ -33,7 +33,7 @@ def memory_figure(curve: MemoryCurve, instruction: str, span: float, scale: floa
         x=[curve.peak_time * scale],
         y=[curve.peak],
         mode="markers+text",
-        marker={"symbol": "triangle-down", "size": 10, "color": FAILURE if curve.is_exceeded else INK},
+        marker={"symbol": "triangle-down", "size": 10, "color": FAILURE if curve.is_exceeded else FORWARD.fill},
         text=[f"peak {curve.peak:.4g}: {instruction}"],
         textposition="top right" if curve.peak_time < 0.8 * span else "top left",
         name="peak",

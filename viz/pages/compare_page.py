@@ -1,16 +1,19 @@
 """Two or more schedules or executed steps on one time axis: what differs, where the time goes, where they part.
 
-The first one chosen is what the others are held against. The answers are methods, so that tests need no browser.
+The first one chosen is what the others are held against. The lanes come first, as one answer of a few kilobytes however
+large they are; what is said of them follows. The answers are methods, so that tests need no browser.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from flask import Response, abort
 
 from recycle.errors import RecycleError
 from viz.analysis.differences import (
@@ -24,17 +27,23 @@ from viz.analysis.differences import (
 )
 from viz.figures.boxes import time_unit
 from viz.figures.delta import delta_figure
-from viz.lanes import Grouping, LaneTable
+from viz.figures.palette import SHADES
+from viz.lanes import LaneTable
+from viz.memory import give_back
 from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
-from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_view, on_the_page
+from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
+from viz.pages.lanes_view import FOREVER, lanes_address
 from viz.run import Run
+from viz.shades import TOLERANCE, Shades, as_attribute, later, scale_of, told
 from viz.shelf import Shelf, Source
 from viz.sources import ScheduleFile
 
 MOST_COMPARED, DIFFERENCES_SHOWN = 4, 12
-TOLERANCE = 0.01
-"""Share of the first one's makespan from which a start counts as another."""
+Colour = Literal["later", "kind"]
+Arrangement = Literal["stacked", "interleaved"]
+LETTER_PIXELS = 14
+"""What a lane's name takes more when it says whose it is."""
 
 
 class Comparison(NamedTuple):
@@ -56,11 +65,22 @@ class Comparison(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What is on the page: the operands, each but the first held against it, and how they came onto one axis."""
+    """What is on the page: the operands, their lanes, each but the first held against it, and how they came onto one
+    axis."""
 
     operands: list[Operand]
+    tables: list[LaneTable]
     pairs: list[Comparison]
     said: list[str]
+
+    @property
+    def span(self) -> float:
+        return max(table.span for table in self.tables)
+
+    @property
+    def is_same_workers(self) -> bool:
+        """Whether lane i is the same worker in all, so that lanes can lie under each other."""
+        return all(table.workers == self.tables[0].workers for table in self.tables)
 
 
 class ComparePage:
@@ -76,6 +96,7 @@ class ComparePage:
     ) -> None:
         self.operands = Operands(now)
         self.shelf = shelf or Shelf()
+        self.shades = Shades()
         self.prefix = prefix
         self._last: tuple[Any, Compared] | None = None
         self._lock = threading.Lock()
@@ -107,7 +128,8 @@ class ComparePage:
                             ),
                             html.Div(
                                 [
-                                    grouping_choice(f"{self.prefix}-grouping"),
+                                    _choice("Colour", f"{self.prefix}-colour", _COLOURS),
+                                    _choice("Lanes", f"{self.prefix}-arrangement", _ARRANGEMENTS),
                                     dcc.Checklist(
                                         id=f"{self.prefix}-ghost",
                                         options=[{"label": "Outline the first in the others", "value": "ghost"}],
@@ -122,26 +144,111 @@ class ComparePage:
                     caption="The first one is what the others are held against. At most four.",
                 ),
                 *linked.stores(self.prefix),
-                dcc.Loading(html.Div(id=f"{self.prefix}-answer"), delay_show=300),
+                parts.awaited(f"{self.prefix}-lanes"),
+                parts.awaited(f"{self.prefix}-answer"),
             ]
         )
 
-    def compare(self, keys: Sequence[str], grouping: Grouping = "pipeline", ghost: bool = False) -> list[Any]:
-        """Everything below the choice: figures, differences, lanes, the first one outlined in the others if `ghost`."""
+    def lanes(
+        self, keys: Sequence[str], colour: Colour = "later", arrangement: Arrangement = "stacked", ghost: bool = False
+    ) -> list[Any]:
+        """The timelines of all on one axis, with how much later their instructions start."""
         if len(keys) < 2:
             return [parts.empty("Choose two or more to compare.")]
         try:
-            operands, pairs, said = self.compared(keys)
+            compared = self.compared(keys)
         except RecycleError as error:
             return [parts.problems([str(error)]), parts.empty("These cannot be put on one time axis.")]
         ignored = [f"only the first {MOST_COMPARED} are compared"] if len(keys) > MOST_COMPARED else []
+        together = arrangement == "interleaved" and compared.is_same_workers
+        if arrangement == "interleaved" and not together:
+            ignored.append("these have other workers, so their lanes cannot lie under each other")
+        shades = [self._shaded(pair, table) for pair, table in zip(compared.pairs, compared.tables[1:], strict=True)]
+        left = gutter(compared.tables) + LETTER_PIXELS * together
+        coloured = [shade if colour == "later" else None for shade in shades]
+        if together:
+            blocks = [self._interleaved(compared, coloured, left)]
+        else:
+            blocks = self._stacked(compared, coloured, left, ghost)
+        for place, pair in enumerate(compared.pairs):
+            blocks.append(self._delta(pair, compared, left, len(compared.operands) + place))
+        legends = [_shade_legend(pair, compared) for pair in compared.pairs] if colour == "later" else []
         return [
             parts.problems(ignored),
-            parts.card("Makespan and period", self.figures(operands), caption=" ".join(said)),
-            *(self.difference(pair, place) for place, pair in enumerate(pairs)),
-            self.lanes(pairs, operands, grouping, ghost),
-            *(self.largest(pair) for pair in pairs),
+            parts.card("Lanes", linked.linked(self.prefix, *blocks), parts.legend(), *legends),
         ]
+
+    def _shaded(self, pair: Comparison, table: LaneTable) -> dict[str, Any]:
+        address = self.shades.put(later(table, pair.matches))
+        return told(address, scale_of(pair.first.timeline, pair.matches), pair.first.title)
+
+    def _stacked(
+        self, compared: Compared, coloured: Sequence[dict[str, Any] | None], left: int, ghost: bool
+    ) -> list[Any]:
+        blocks: list[Any] = []
+        first = compared.tables[0]
+        for place, (operand, table) in enumerate(zip(compared.operands, compared.tables, strict=True)):
+            shade = coloured[place - 1] if place else None
+            blocks.append(
+                lanes_view(
+                    operand.title,
+                    table,
+                    f"{self.prefix}-{place}",
+                    self.shelf,
+                    linked=self.prefix,
+                    place=place,
+                    span=compared.span,
+                    left=left,
+                    source=Source(operand.timeline, limits=operand.limits),
+                    ghost=first if ghost and place and first.workers == table.workers else None,
+                    more={"data-shades": as_attribute([shade])} if shade else None,
+                )
+            )
+        return blocks
+
+    def _interleaved(self, compared: Compared, coloured: Sequence[dict[str, Any] | None], left: int) -> html.Div:
+        """One canvas: of each worker the lane of the first, below it that of the second, and so on."""
+        first, *others = compared.tables
+        addresses = [
+            lanes_address(self.shelf.put(table, Source(operand.timeline, limits=operand.limits)))
+            for operand, table in zip(compared.operands[1:], others, strict=True)
+        ]
+        title = "; ".join(f"{chr(65 + place)}: {operand.title}" for place, operand in enumerate(compared.operands))
+        return lanes_view(
+            title,
+            first,
+            f"{self.prefix}-all",
+            self.shelf,
+            linked=self.prefix,
+            span=compared.span,
+            left=left,
+            rows=first.lanes * len(compared.tables),
+            source=Source(compared.operands[0].timeline, limits=compared.operands[0].limits),
+            more={"data-with": json.dumps(addresses), "data-shades": as_attribute([None, *coloured])},
+        )
+
+    def _delta(self, pair: Comparison, compared: Compared, left: int, place: int) -> html.Div:
+        scale, word = time_unit(compared.tables[0], compared.span)
+        figure = delta_figure(pair.first.timeline, pair.second.timeline, pair.matches, compared.span, scale, word)
+        heading = f"How much later instructions start in {pair.second.title}"
+        spoken = f"{heading}, {pair.first.title} being zero"
+        return figure_view(heading, on_the_page(figure, left), linked.graph_id(self.prefix, place), spoken)
+
+    def compare(self, keys: Sequence[str]) -> list[Any]:
+        """What is said below the lanes: figures, where the difference comes from, what differs most."""
+        if len(keys) < 2:
+            return []
+        try:
+            compared = self.compared(keys)
+        except RecycleError:
+            return []  # said where the lanes would be
+        said = [
+            parts.card("Makespan and period", self.figures(compared.operands), caption=" ".join(compared.said)),
+            *(self.difference(pair, place) for place, pair in enumerate(compared.pairs)),
+            *(self.largest(pair) for pair in compared.pairs),
+        ]
+        give_back()
+        return said
 
     def compared(self, keys: Sequence[str]) -> Compared:
         """The operands of `keys` on one axis, each held against the first. Raises RecycleError as `on_one_axis`."""
@@ -151,7 +258,8 @@ class ComparePage:
                 operands, said = on_one_axis([self.operands.get(key) for key in asked[0]])
                 first, *others = operands
                 pairs = [Comparison(first, other, match(first.timeline, other.timeline)) for other in others]
-                self._last = asked, Compared(operands, pairs, said)
+                self._last = asked, Compared(operands, [operand.lanes for operand in operands], pairs, said)
+                give_back()
             return self._last[1]
 
     def figures(self, operands: Sequence[Operand]) -> Any:
@@ -211,44 +319,6 @@ class ComparePage:
             ),
         )
 
-    def lanes(
-        self, pairs: Sequence[Comparison], operands: Sequence[Operand], grouping: Grouping, ghost: bool
-    ) -> html.Section:
-        """All operands under each other with their delta lanes, on one axis."""
-        tables = self.tables(operands)
-        span = max(table.span for table in tables)
-        blocks: list[Any] = []
-        left = gutter(tables)
-        for place, (operand, table) in enumerate(zip(operands, tables, strict=True)):
-            outlined = tables[0] if ghost and place and tables[0].workers == table.workers else None
-            blocks.append(
-                lanes_view(
-                    operand.title,
-                    table,
-                    self.prefix,
-                    len(blocks),
-                    self.shelf,
-                    span=span,
-                    left=left,
-                    source=Source(operand.timeline, limits=operand.limits),
-                    grouping=grouping,
-                    ghost=outlined,
-                )
-            )
-            if place:
-                scale, word = time_unit(table, span)
-                pair = pairs[place - 1]
-                figure = delta_figure(pair.first.timeline, operand.timeline, pair.matches, span, scale, word)
-                heading = f"How much later instructions start in {operand.title}"
-                spoken = f"{heading}, {operands[0].title} being zero"
-                identifier = linked.graph_id(self.prefix, len(blocks))
-                blocks.append(figure_view(heading, on_the_page(figure, left), identifier, spoken))
-        return parts.card("Lanes", linked.linked(self.prefix, *blocks), parts.legend())
-
-    def tables(self, operands: Sequence[Operand]) -> list[LaneTable]:
-        """The lanes of all operands, in one unit of time."""
-        return [operand.lanes for operand in operands]
-
     def largest(self, pair: Comparison) -> html.Details:
         """The instructions whose starts differ most."""
         a, b, matches = pair.first.timeline, pair.second.timeline, pair.matches
@@ -261,8 +331,8 @@ class ComparePage:
                     str(a.schedule.instruction(row)),
                     str(a.schedule.position(row)[0]),
                     str(b.schedule.position(other)[0]),
-                    float(a.start[row]),
-                    float(b.start[other]),
+                    float(matches.time[place]),
+                    float(matches.time[place] + matches.delta[place]),
                     _signed(float(matches.delta[place])),
                 ]
             )
@@ -270,56 +340,87 @@ class ComparePage:
         title = f"Largest differences of {pair.second.title}"
         return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 
-    def place_of(self, keys: Sequence[str], grouping: Grouping, place: int, which: int) -> dict[str, Any]:
+    def place_of(self, keys: Sequence[str], arrangement: Arrangement, place: int, which: int) -> dict[str, Any]:
         """Where a divergence lies, for `linked.goto`. Raises RecycleError as `on_one_axis`."""
-        operands, pairs, _ = self.compared(keys)
-        first, second = operands[0], operands[1 + place]
-        _, one = pairs[place].divergences[which]
-        in_first = one.first >= 0
-        timeline, row = (first.timeline, one.first) if in_first else (second.timeline, one.second)
-        tables = self.tables(operands)
-        span = max(table.span for table in tables)
-        table = tables[0 if in_first else 1 + place].ordered(grouping)
-        worker = timeline.schedule.position(row)[0]
-        scale, _ = time_unit(table, span)
-        return linked.goto(
-            float(timeline.start[row]),
-            float(timeline.end[row]),
-            span,
-            lane=table.workers.index(worker),
-            worker=timeline.schedule.shape.worker_index(worker),
-            graph=0 if in_first else 1 + 2 * place,
-            scale=scale,
-        )
+        compared = self.compared(keys)
+        _, one = compared.pairs[place].divergences[which]
+        graph = 0 if one.first >= 0 else 1 + place
+        timeline, row = compared.operands[graph].timeline, one.first if one.first >= 0 else one.second
+        lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
+        if arrangement == "interleaved" and compared.is_same_workers:
+            lane, graph = lane * len(compared.tables) + graph, 0
+        return linked.goto([linked.Place(lane, float(timeline.start[row]), float(timeline.end[row]))], graph)
 
     def register(self, app: Dash) -> None:
-        """Add the page's callbacks."""
+        """Add the page's callbacks, and the route of the differences."""
         linked.register(app, self.prefix)
+        chosen, arrangement = f"{self.prefix}-chosen", f"{self.prefix}-arrangement"
+
+        def shades(digest: str) -> Response:
+            content = self.shades.get(digest) or abort(404)
+            return Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
+
+        app.server.add_url_rule("/shades/<digest>.bin", "shades", shades)
 
         @app.callback(
-            Output(f"{self.prefix}-answer", "children"),
-            Input(f"{self.prefix}-chosen", "value"),
-            Input(f"{self.prefix}-grouping", "value"),
+            Output(f"{self.prefix}-lanes", "children"),
+            Input(chosen, "value"),
+            Input(f"{self.prefix}-colour", "value"),
+            Input(arrangement, "value"),
             Input(f"{self.prefix}-ghost", "value"),
         )
-        def show(keys: list[str] | None, grouping: Grouping, ghost: list[str] | None) -> Any:
-            return self.compare(keys or [], grouping, bool(ghost))
+        def draw(keys: list[str] | None, colour: Colour, how: Arrangement, ghost: list[str] | None) -> Any:
+            return self.lanes(keys or [], colour, how, bool(ghost))
+
+        @app.callback(Output(f"{self.prefix}-answer", "children"), Input(chosen, "value"))
+        def show(keys: list[str] | None) -> Any:
+            return self.compare(keys or [])
 
         @app.callback(
             Output(f"{self.prefix}-goto", "data"),
             Input({"type": f"{self.prefix}-show", "place": ALL, "which": ALL}, "n_clicks"),
-            State(f"{self.prefix}-chosen", "value"),
-            State(f"{self.prefix}-grouping", "value"),
+            State(chosen, "value"),
+            State(arrangement, "value"),
             prevent_initial_call=True,
         )
-        def go(clicks: list[int], keys: list[str] | None, grouping: Grouping) -> Any:
+        def go(clicks: list[int], keys: list[str] | None, how: Arrangement) -> Any:
             pressed = ctx.triggered_id
             if pressed is None or not any(clicks):
                 return no_update
             try:
-                return self.place_of(keys or [], grouping, pressed["place"], pressed["which"])
+                return self.place_of(keys or [], how, pressed["place"], pressed["which"])
             except RecycleError:
                 return no_update
+
+
+_COLOURS = {"how much later it starts": "later", "kind of work": "kind"}
+_ARRANGEMENTS = {"one timeline under the other": "stacked", "lane under lane": "interleaved"}
+
+
+def _choice(title: str, identifier: str, options: dict[str, str]) -> html.Div:
+    """A choice of one of a few; the first is chosen."""
+    listed: Any = [{"label": label, "value": value} for label, value in options.items()]
+    chosen = next(iter(options.values()))
+    return html.Div([html.Span(title), dcc.RadioItems(id=identifier, options=listed, value=chosen, inline=True)])
+
+
+def _shade_legend(pair: Comparison, compared: Compared) -> html.Ul:
+    """What the shades of one timeline stand for, with their lengths of time."""
+    scale, unit = time_unit(compared.tables[0], compared.span)
+    some, much = (
+        f"{length * scale:.4g}{unit and ' ' + unit}" for length in scale_of(pair.first.timeline, pair.matches)
+    )
+    words = (
+        f"over {much} earlier «",
+        f"over {some} earlier ‹",
+        "the same",
+        f"over {some} later ›",
+        f"over {much} later »",
+    )
+    entries = [html.Li(html.Strong(f"{pair.second.title}, against {pair.first.title}"))]
+    for paint, text in zip(SHADES, (*words, "only here *"), strict=True):
+        entries.append(html.Li([html.Span(className="swatch", style={"background": paint.fill}), text]))
+    return html.Ul(entries, className="legend")
 
 
 def _signed(value: float) -> str:

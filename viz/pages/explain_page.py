@@ -1,7 +1,8 @@
 """Why an iteration takes as long as it does: its critical path, its bubbles by cause, the memory of a worker, a search.
 
-One schedule or executed step at a time. What stands in the table of what is in view follows the zoom; each bubble and
-each hit of the search leads to its place. The answers are methods, so that tests need no browser.
+One schedule or executed step at a time. The lanes come first, what takes longer to work out follows. What stands in the
+table of what is in view follows the zoom; each bubble and each hit of the search leads to its place, and a press on any
+bubble in the lanes tells its cause. The answers are methods, so that tests need no browser.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from viz.analysis.search import SearchError, search
 from viz.analysis.waits import Waits, name
 from viz.figures.boxes import time_unit
 from viz.figures.memory_strip import memory_figure
-from viz.lanes import Flag, Grouping, LaneTable
+from viz.lanes import Flag, LaneTable
 from viz.operands import Operand, Operands
 from viz.pages import linked, parts
-from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_view, on_the_page
+from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
 from viz.run import Run
 from viz.shelf import Shelf, Source
 from viz.sources import ScheduleFile
@@ -116,7 +117,6 @@ class ExplainPage:
                                 value=self.operands.first_choice()[-1],
                                 clearable=False,
                             ),
-                            grouping_choice(self.name("grouping")),
                             html.Div(
                                 [
                                     html.Label("Search", htmlFor=self.name("query")),
@@ -135,7 +135,7 @@ class ExplainPage:
                 ),
                 *linked.stores(self.prefix),
                 html.Div(id=self.name("hits")),
-                dcc.Loading(html.Div(id=self.name("answer")), delay_show=300),
+                *(parts.awaited(self.name(part)) for part in ("lanes", "path", "bubbles")),
             ]
         )
 
@@ -146,11 +146,6 @@ class ExplainPage:
             if self._last is None or self._last[0] != asked:
                 self._last = asked, Explained(self.operands.get(key))
             return self._last[1]
-
-    def answer(self, key: str, grouping: Grouping = "pipeline") -> list[Any]:
-        """Everything below the choice. Raises RecycleError as `Operands.get`."""
-        one = self.explained(key)
-        return [self.path(one), self.lanes(one, grouping), self.longest(one)]
 
     def path(self, one: Explained) -> html.Section:
         """What the critical path is made of."""
@@ -177,7 +172,7 @@ class ExplainPage:
             caption=f"One chain of waits from the first start to the last end.{free}",
         )
 
-    def lanes(self, one: Explained, grouping: Grouping) -> html.Section:
+    def lanes(self, one: Explained) -> html.Section:
         """Lanes, the memory of a worker below them, and what is in view."""
         table, left = one.table, gutter([one.table])
         live = [str(worker) for worker in one.timeline.schedule.live[:WORKERS_OFFERED]]
@@ -186,8 +181,8 @@ class ExplainPage:
             linked.linked(
                 self.prefix,
                 lanes_view(
-                    one.operand.title, table, self.prefix, 0, self.shelf, span=table.span or None, left=left,
-                    source=one.source, grouping=grouping,
+                    one.operand.title, table, f"{self.prefix}-0", self.shelf, linked=self.prefix,
+                    span=table.span or None, left=left, source=one.source,
                 ),
                 html.Div(
                     [
@@ -203,7 +198,7 @@ class ExplainPage:
             ),
             parts.legend(),
             html.H3("In view"),
-            html.Div(self.in_view(one, None), id=self.name("view")),
+            html.Div(id=self.name("view")),
             dcc.Store(id=self.name("left"), data=left),
         )  # fmt: skip
 
@@ -299,7 +294,7 @@ class ExplainPage:
         identifier = {"type": self.name("show"), "what": what, "place": place}
         return html.Td(html.Button("Show it", id=identifier, n_clicks=0, className="quiet"))
 
-    def place_of(self, key: str, grouping: Grouping, what: str, place: int, query: str) -> dict[str, Any] | None:
+    def place_of(self, key: str, what: str, place: int, query: str) -> dict[str, Any]:
         """Where a bubble or a hit lies, for `linked.goto`. Raises RecycleError as `Operands.get` and `search`."""
         one = self.explained(key)
         if what == "bubble":
@@ -310,20 +305,22 @@ class ExplainPage:
             row = int(one.table.instruction_id[operation])
             worker = one.timeline.schedule.position(row)[0]
             start, end = float(one.timeline.start[row]), float(one.timeline.end[row])
-        table = one.table.ordered(grouping)
-        scale, _ = time_unit(table, table.span)
-        index = one.timeline.schedule.shape.worker_index(worker)
-        lane = table.workers.index(worker)
-        return linked.goto(start, end, table.span or 1.0, lane=lane, worker=index, scale=scale)
+        lane = one.timeline.schedule.shape.worker_index(worker)
+        return linked.goto([linked.Place(lane, start, end)])
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks."""
         linked.register(app, self.prefix)
-        chosen, grouping = self.name("chosen"), self.name("grouping")
+        chosen = self.name("chosen")
 
-        @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"), Input(grouping, "value"))
-        def show(key: str, order: Grouping) -> Any:
-            return _or_problem(lambda: self.answer(key, order))
+        @app.callback(Output(self.name("lanes"), "children"), Input(chosen, "value"))
+        def draw(key: str) -> Any:
+            return _or_problem(lambda: self.lanes(self.explained(key)))
+
+        for part, tell in (("path", self.path), ("bubbles", self.longest)):
+            app.callback(Output(self.name(part), "children"), Input(chosen, "value"))(
+                lambda key, tell=tell: _or_problem(lambda: tell(self.explained(key)), quietly=True)
+            )
 
         @app.callback(Output(self.name("hits"), "children"), Input(self.name("query"), "value"), Input(chosen, "value"))
         def find(query: str | None, key: str) -> Any:
@@ -342,26 +339,27 @@ class ExplainPage:
         @app.callback(
             Output(self.name("view"), "children"),
             Input(self.name("range"), "data"),
+            Input(self.name("left"), "data"),
             State(chosen, "value"),
-            prevent_initial_call=True,
         )
-        def zoomed(shown: Any, key: str) -> Any:
-            return _or_problem(lambda: self.in_view(self.explained(key), shown)) if is_range(shown) else no_update
+        def zoomed(shown: Any, _: int, key: str) -> Any:
+            begun = ctx.triggered_id != self.name("range")  # other lanes, drawn whole
+            usable = None if begun or not is_range(shown) else shown
+            return _or_problem(lambda: self.in_view(self.explained(key), usable))
 
         @app.callback(
             Output(self.name("goto"), "data"),
             Input({"type": self.name("show"), "what": ALL, "place": ALL}, "n_clicks"),
             State(chosen, "value"),
-            State(grouping, "value"),
             State(self.name("query"), "value"),
             prevent_initial_call=True,
         )
-        def go(clicks: list[int], key: str, order: Grouping, query: str | None) -> Any:
+        def go(clicks: list[int], key: str, query: str | None) -> Any:
             pressed = ctx.triggered_id
             if pressed is None or not any(clicks):
                 return no_update
             try:
-                return self.place_of(key, order, pressed["what"], pressed["place"], query or "")
+                return self.place_of(key, pressed["what"], pressed["place"], query or "")
             except (RecycleError, IndexError):
                 return no_update
 
@@ -391,8 +389,9 @@ def _rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> html.Div:
     return html.Div(html.Table([top, html.Tbody([html.Tr(row) for row in rows])]), className="facts findings")
 
 
-def _or_problem(answer: Callable[[], Any]) -> Any:
+def _or_problem(answer: Callable[[], Any], quietly: bool = False) -> Any:
+    """The answer, or what is wrong; nothing if `quietly`, where another answer says it."""
     try:
         return answer()
     except RecycleError as error:
-        return parts.problems([str(error)])
+        return [] if quietly else parts.problems([str(error)])

@@ -34,6 +34,18 @@ def empty(text: str, hint: str = "") -> html.Div:
     return html.Div([html.P(text), *([html.P(hint, className="hint")] if hint else [])], className="empty")
 
 
+def awaited(identifier: str) -> dcc.Loading:
+    """A place that a callback fills, with a sign of waiting when that takes long; what stands there stays in sight, and
+    callbacks for parts of it do not count."""
+    target: Any = {identifier: "children"}
+    return dcc.Loading(
+        html.Div(id=identifier),
+        delay_show=300,
+        target_components=target,
+        overlay_style={"visibility": "visible", "opacity": 0.5},
+    )
+
+
 def problems(lines: Sequence[str]) -> Any:
     """What could not be read or breaks a rule, above everything else that could be drawn."""
     if not lines:

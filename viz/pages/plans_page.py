@@ -10,18 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
-import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from recycle.shape import Worker
-from viz.analysis.differences import match
-from viz.figures.ghost import add_ghost
-from viz.figures.timeline import note
-from viz.lanes import Grouping, LaneTable
 from viz.pages import parts
-from viz.pages.figure_view import figure_view, grouping_choice, gutter, lanes_figure
-from viz.pages.lanes_view import lanes_view
+from viz.pages.figure_view import lanes_view
 from viz.shelf import Shelf, Source
 from viz.what_if import Answer, WhatIf
 
@@ -29,8 +23,7 @@ BUTTONS = 512
 """Workers up to which each has a button; of more, lanes are pressed or names typed."""
 ENTRIES_SHOWN = 100
 HISTORY = 50
-DRAWN_WHOLE, LANES_SHOWN = 4000, 16
-CHANGE_SHOWN = "Outlined: where the plan before had it."
+CHANGE_SHOWN = "Outlined: where the plan before had it, once lanes are high enough."
 
 _ADDRESS = """
 function (state) {
@@ -89,18 +82,15 @@ class PlansPage:
                     html.Div(id=self.name("message"), role="status", className="status"),
                     caption=self.says(),
                 ),
-                dcc.Loading(html.Div(id=self.name("answer")), delay_show=300),
+                parts.awaited(self.name("answer")),
                 parts.card(
                     "Lanes",
-                    html.Div(
-                        grouping_choice(self.name("grouping")),
-                        className="controls",
-                    ),
                     html.Div(id=self.name("lanes")),
                     parts.legend(),
-                    caption=f"Press a lane to fail its worker, or to restore it. {CHANGE_SHOWN}",
+                    caption=f"Press a worker's name to fail it, or to restore it; or select work, and key x."
+                    f" {CHANGE_SHOWN}",
                 ),
-                dcc.Loading(html.Div(id=self.name("library")), delay_show=300),
+                parts.awaited(self.name("library")),
             ]
         )
 
@@ -209,48 +199,20 @@ class PlansPage:
             ),
         ]
 
-    def lanes(self, state: Change, grouping: Grouping) -> Any:
+    def lanes(self, state: Change) -> Any:
         """The lanes of the plan, the plan before as outlines."""
         now, before = self.what_if.answer(self._workers(state["failed"])), self._before(state)
-        table = LaneTable.from_timeline(now.timeline).ordered(grouping)
-        old = LaneTable.from_timeline(before.timeline).ordered(grouping) if before else None
-        said, everything = "", []
-        if len(table) > DRAWN_WHOLE:
-            everything = [self._everything(now, grouping)]
-            kept = self._worth_seeing(now, before, table)
-            table, old = table._take_lanes(kept), old._take_lanes(kept) if old else None
-            said = f"{len(kept)} of {self.what_if.shape.worker_count:,} workers: the failed, and who changed most."
-        span = max(table.span, old.span if old else 0.0)
-        figure = lanes_figure(table, span, gutter([table]))
-        if old is not None and not add_ghost(figure, old):
-            said += " Too many operations to outline the plan before."
-        spoken = f"{_title(now.failed)}. {parts.summary(table)}"
-        hint = " ".join(filter(None, [said, note(table)]))
-        return [
-            figure_view("", figure, self.name("graph"), spoken, hint),
-            dcc.Store(id=self.name("order"), data=[str(worker) for worker in table.workers]),
-            *everything,
-        ]
-
-    def _everything(self, now: Answer, grouping: Grouping) -> html.Div:
-        """All lanes on the canvas, where a press on a worker's name fails or restores it."""
-        table = LaneTable.from_timeline(now.timeline)
-        source = Source(now.timeline, limits=now.plan.limits)
-        spoken = f"{_title(now.failed)}. {parts.summary(table)}"
-        drawn = lanes_view(self.name("all"), table, self.shelf, spoken=spoken, source=source, grouping=grouping)
-        return html.Div([html.H3("All workers: press a name to fail or restore it"), drawn], className="lanes")
-
-    def _worth_seeing(self, now: Answer, before: Answer | None, table: LaneTable) -> list[int]:
-        """Lanes of the failed workers and of those whose starts changed most, LANES_SHOWN in all."""
-        shape = self.what_if.shape
-        changed = np.zeros(shape.worker_count)
         if before is not None:
-            matches = match(before.timeline, now.timeline)
-            worker = now.timeline.schedule.columns.worker[matches.second]
-            np.maximum.at(changed, worker, np.abs(matches.delta) + matches.moved)
-        changed[[shape.worker_index(worker) for worker in now.failed]] = np.inf
-        chosen = set(np.argsort(-changed, kind="stable")[:LANES_SHOWN].tolist())
-        return [lane for lane, worker in enumerate(table.workers) if shape.worker_index(worker) in chosen]
+            self.shelf.put(before.lanes, Source(before.timeline, limits=before.plan.limits))
+        return lanes_view(
+            "",
+            now.lanes,
+            self.name("all"),
+            self.shelf,
+            span=max(now.lanes.span, before.lanes.span if before else 0.0),
+            source=Source(now.timeline, limits=now.plan.limits),
+            ghost=before.lanes if before else None,
+        )
 
     def toggled(self, state: Change, worker: Worker) -> Change:
         """The state with one more or one less failed worker."""
@@ -329,18 +291,6 @@ class PlansPage:
         @app.callback(
             Output(state_id, "data", allow_duplicate=True),
             Output(self.name("message"), "children", allow_duplicate=True),
-            Input(self.name("graph"), "clickData"),
-            State(self.name("order"), "data"),
-            State(state_id, "data"),
-            prevent_initial_call=True,
-        )
-        def press_lane(click: dict[str, Any] | None, order: list[str], state: Change) -> tuple[Any, Any]:
-            lane = self.lane_of(click, order)
-            return self._told(lambda: self.toggled(state, lane)) if lane else (no_update, no_update)
-
-        @app.callback(
-            Output(state_id, "data", allow_duplicate=True),
-            Output(self.name("message"), "children", allow_duplicate=True),
             Input({"type": "lanes-choice", "name": self.name("all")}, "data"),
             State(state_id, "data"),
             prevent_initial_call=True,
@@ -354,11 +304,13 @@ class PlansPage:
             Output(self.name("workers"), "children"),
             Output(self.name("lanes"), "children"),
             Input(state_id, "data"),
-            Input(self.name("grouping"), "value"),
+            Input(
+                self.name("lanes"), "id"
+            ),  # else Dash forgets it where a deep link sets the state before the page is there
         )
-        def show(state: Change, grouping: Grouping) -> tuple[Any, Any, Any]:
+        def show(state: Change, _: str) -> tuple[Any, Any, Any]:
             try:
-                answer, lanes = self.answer(state), self.lanes(state, grouping)
+                answer, lanes = self.answer(state), self.lanes(state)
             except RecycleError as error:
                 return parts.problems([str(error)]), self.workers(()), parts.empty("There is no plan to draw.")
             return answer, self.workers(self._workers(state["failed"])), lanes
@@ -397,14 +349,6 @@ class PlansPage:
             Input(state_id, "data"),
             prevent_initial_call=True,
         )
-
-    def lane_of(self, click: dict[str, Any] | None, order: Sequence[str]) -> Worker | None:
-        """The worker whose lane was pressed."""
-        points = (click or {}).get("points") or []
-        y = points[0].get("y") if points else None
-        if not isinstance(y, int | float) or not 0 <= round(y) < len(order):
-            return None
-        return Worker.parse(order[round(y)])
 
     def named(self, choice: Any) -> Worker | None:
         """The worker whose name was pressed beside the canvas; None where something else was chosen."""

@@ -18,6 +18,7 @@ from viz.figures.curves import curves_figure, event_text
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
 from viz.pages.address import keep_in_address
+from viz.pages.figure_view import without_ground
 from viz.pages.lanes_view import source_of
 from viz.run import Run, load_run
 from viz.shelf import Shelf, Source
@@ -131,7 +132,8 @@ class RunPage:
             "No step is committed yet.", f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         )
         if run.metrics:
-            curves = parts.graph(curves_figure(run.metrics, run.events, run.workers), id=self.name("curves"))
+            figure = without_ground(curves_figure(run.metrics, run.events, run.workers))
+            curves = html.Div(parts.graph(figure, id=self.name("curves")), className="figure-view")
         plans: Any = parts.table(PHASE_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         return [
             parts.problems(run.problems),

@@ -1,7 +1,7 @@
 """Drop a schedule file: what is wrong with it, where, and as much of it as can be drawn.
 
-A press on a finding zooms to its place and frames it. Each browser's file is its own: it stays in that page, on the
-server only the last few are kept, by content.
+A press on a finding zooms to its place and frames it, with the other end of what does not fit together. Each browser's
+file is its own: it stays in that page, on the server only the last few are kept, by content.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.ir.check import Finding, explain
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
 from viz.lanes import LaneTable
 from viz.pages import linked, parts
-from viz.pages.figure_view import gutter, lanes_view
+from viz.pages.figure_view import lanes_view
 from viz.shelf import Shelf, Source
 
 FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
-
+PLACES_SHOWN = 12
+"""Of a long circle of waits."""
 
 FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a Megatron table"
 
@@ -59,12 +60,13 @@ class ValidatePage:
                         className="drop",
                         max_size=MOST_BYTES,
                     ),
+                    dcc.Store(id=self.name("limit"), data=MOST_BYTES),
                     html.Div(id=self.name("message"), role="status", className="status calm"),
                     caption="The file is read here, on this machine, and kept nowhere.",
                 ),
                 *linked.stores(self.prefix),
                 dcc.Store(id=self.name("file")),
-                dcc.Loading(html.Div(id=self.name("answer")), delay_show=300),
+                parts.awaited(self.name("answer")),
             ]
         )
 
@@ -127,7 +129,7 @@ class ValidatePage:
                 filter(None, [finding.worker, f"#{finding.position}" if finding.position is not None else ""])
             )
             button: Any = ""
-            if file.place(finding) is not None:
+            if file.places(finding):
                 button = html.Button(
                     "Show it",
                     id={"type": self.name("finding"), "place": place},
@@ -163,19 +165,14 @@ class ValidatePage:
         table = _badged(file.lanes, _per_worker(file.findings))
         source = Source(file.timeline) if file.timeline else None
         view = lanes_view(
-            file.name, table, self.prefix, 0, self.shelf, span=table.span or None, left=gutter([table]), source=source
+            file.name, table, f"{self.prefix}-0", self.shelf, linked=self.prefix, span=table.span or None, source=source
         )
         return parts.card("Lanes", linked.linked(self.prefix, view), parts.legend(), caption=order)
 
     def place_of(self, file: Dropped, finding: Finding) -> dict[str, Any] | None:
         """Where a finding lies, for `linked.goto`."""
-        found = file.place(finding)
-        if found is None:
-            return None
-        assert file.lanes is not None
-        start, end, worker = found
-        lane = file.lanes.workers.index(worker)
-        return linked.goto(start, end, file.lanes.span or 1.0, lane=lane, worker=lane)
+        places = file.places(finding)[:PLACES_SHOWN]
+        return linked.goto([linked.Place(*place) for place in places]) if places else None
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of what a request may hold."""
@@ -183,19 +180,31 @@ class ValidatePage:
         app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
         linked.register(app, self.prefix)
 
+        in_browser: Any = app.clientside_callback
+        in_browser(
+            ClientsideFunction("recycle", "refuse"),
+            Output(self.name("limit"), "data", allow_duplicate=True),
+            Input(self.name("limit"), "data"),
+            State(self.name("upload"), "id"),
+            State(self.name("message"), "id"),
+            prevent_initial_call="initial_duplicate",
+        )
+
         @app.callback(
             Output(self.name("answer"), "children"),
             Output(self.name("file"), "data"),
             Output(self.name("message"), "children"),
+            Output(self.name("message"), "className"),
             Input(self.name("upload"), "contents"),
             State(self.name("upload"), "filename"),
             prevent_initial_call=True,
         )
         def check_it(contents: str | None, name: str | None) -> Any:
             if not contents:
-                return no_update, no_update, no_update
+                return no_update, no_update, no_update, no_update
             key, file = self.take(contents, name or "file")
-            return self.answer(file), key, f"{file.name}: read" if file.schedule else f"{file.name}: refused"
+            said = (f"{file.name}: read", "status calm") if file.schedule else (f"{file.name}: refused", "status")
+            return self.answer(file), key, *said
 
         @app.callback(
             Output(self.name("goto"), "data"),

@@ -6,7 +6,7 @@ Order in the table is the order in which findings at one place are told: causes 
 from __future__ import annotations
 
 from recycle.ir.rules import completeness, memory, optimizer, order, placement, redundant, transfers
-from recycle.ir.rules.rule import Finding, Inspection, Rule
+from recycle.ir.rules.rule import Finding, Inspection, Place, Rule
 
 RULES: tuple[Rule, ...] = (
     completeness.stage_range,
@@ -42,4 +42,4 @@ RULES: tuple[Rule, ...] = (
     transfers.unused_transfer,
 )
 
-__all__ = ["RULES", "Finding", "Inspection", "Rule"]
+__all__ = ["RULES", "Finding", "Inspection", "Place", "Rule"]

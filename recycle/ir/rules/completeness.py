@@ -67,6 +67,7 @@ def duplicate(inspection: Inspection) -> Iterator[Defect]:
             f"the same work is there already: {inspection.at(original[int(keys[place])])}",
             "each micro-batch counts once per stage: remove one of the two",
             int(pieces.row[at[place]]),
+            others=(original[int(keys[place])],),
         )
 
 
@@ -82,6 +83,7 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
             f"{inspection.at(b)} does this work too: B is I and W in one go",
             "keep either the B, or the I and the W",
             row,
+            others=(b,),
         )
 
 
@@ -156,6 +158,7 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
             f"it needs what {inspection.at(made_by[0])} left there" if made_by else "it is not where its forward ran",
             "move it to that worker, or move the forward and all halves of the backward together",
             row,
+            others=tuple(made_by[:1]),
         )
 
 

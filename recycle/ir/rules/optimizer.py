@@ -83,6 +83,7 @@ def early_reduce(inspection: Inspection) -> Iterator[Defect]:
             f"{inspection.at(late)} adds to this gradient afterwards",
             "move the REDUCE_GRAD behind the stage's last W or B on this worker",
             reduce,
+            others=(late,),
         )
 
 
@@ -95,6 +96,7 @@ def early_step(inspection: Inspection) -> Iterator[Defect]:
             f"the barrier waits for {inspection.at(late)}, which comes later",
             'move every REDUCE_GRAD of the worker before its first STEP, or use optimizer = "staggered"',
             step,
+            others=(late,),
         )
 
 
@@ -127,6 +129,7 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect]:
             f" {inspection.at(other_row)} comes first there",
             "reduce the stages that two workers share in one order on both, for example last stage first",
             row,
+            others=(other_row,),
         )
 
 

@@ -41,6 +41,7 @@ def order(inspection: Inspection) -> Iterator[Defect]:
             f"it needs {inspection.at(need)}, which comes later",
             f"move {inspection.schedule.instruction(need)} before it",
             row,
+            others=(need,),
         )
 
 
@@ -73,11 +74,12 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
     for cycle in cycles(source[keep], target[keep], events.dependencies.nodes):
         if any(told[given] for given in map(inspection.given, cycle) if given is not None):
             continue  # a consequence of what is wrong with that instruction itself
-        row, text = _describe(inspection, events, cycle)
+        row, text, others = _describe(inspection, events, cycle)
         yield Defect(
             f"a circle of waits: {text}",
             "change the order on one of these workers so that what the others wait for comes first",
             row,
+            others=others,
         )
 
 
@@ -92,11 +94,12 @@ def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
     if events.is_acyclic:
         return
     for cycle in cycles(*_edges(events), events.dependencies.nodes)[:1]:
-        row, text = _describe(inspection, events, cycle)
+        row, text, others = _describe(inspection, events, cycle)
         yield Defect(
             f"with one transfer at a time this deadlocks, in a circle of waits: {text}",
             "write sends and receives in one global order (take them out, then lower), or use a transport with lanes",
             row,
+            others=others,
         )
 
 
@@ -184,13 +187,13 @@ def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
     return best
 
 
-def _describe(inspection: Inspection, events: EventGraph, cycle: list[int]) -> tuple[int | None, str]:
-    """(given row where the circle is entered, the circle as text). Rows that lowering added are passed over, and
-    steps along one worker's program are drawn together."""
+def _describe(inspection: Inspection, events: EventGraph, cycle: list[int]) -> tuple[int | None, str, tuple[int, ...]]:
+    """(given row where the circle is entered, the circle as text, the other given rows that the text names in its
+    order). Rows that lowering added are passed over, and steps along one worker's program are drawn together."""
     steps = _program_steps(events)
     shown = [node for node in cycle if inspection.given(node) is not None]
     if not shown:
-        return None, f"{len(cycle)} events that lowering added"
+        return None, f"{len(cycle)} events that lowering added", ()
     turn = shown.index(min(shown))
     shown = shown[turn:] + shown[:turn]
     waits: list[tuple[int, int, bool]] = []
@@ -209,7 +212,8 @@ def _describe(inspection: Inspection, events: EventGraph, cycle: list[int]) -> t
         assert first is not None
         assert second is not None
         parts.append(f"{inspection.at(first)} {'comes after' if follows else 'waits for'} {_name(inspection, second)}")
-    return inspection.given(waits[0][0]), "; ".join(parts)
+    begin, *others = (inspection.given(node) for node, _, _ in waits)
+    return begin, "; ".join(parts), tuple(row for row in others if row is not None)
 
 
 def _name(inspection: Inspection, row: int) -> str:
@@ -251,4 +255,5 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
                 f"other work stands between it and its producer, {inspection.at(made)}{more}",
                 "move the send right behind its producer",
                 row,
+                others=(made,),
             )

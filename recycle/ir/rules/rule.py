@@ -31,6 +31,15 @@ SHOWN = 6
 
 
 @dataclass(frozen=True)
+class Place:
+    """An instruction of a schedule: its worker, its position there from 0, and its text."""
+
+    worker: str
+    position: int
+    instruction: str
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing that is wrong.
 
@@ -41,6 +50,8 @@ class Finding:
             program as it was given.
         instruction: text of the instruction there, or None.
         message, hint: what is wrong, and what to do.
+        others: the instructions that it is at odds with: the other end of a transfer, what comes too late, the rest of
+            a circle of waits in its order.
     """
 
     rule: str
@@ -50,16 +61,19 @@ class Finding:
     instruction: str | None
     message: str
     hint: str
+    others: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True)
 class Defect:
-    """What a rule's function yields: a message, a hint, and the row (or only the worker) that it is about."""
+    """What a rule's function yields: a message, a hint, the row (or only the worker) that it is about, and the rows
+    that this one is at odds with."""
 
     message: str
     hint: str
     row: int | None = None
     worker: Worker | None = None
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,13 @@ class Rule:
                 worker, position = schedule.position(defect.row)
                 instruction = str(schedule.instruction(defect.row))
             name = None if worker is None else str(worker)
-            yield Finding(self.code, self.severity, name, position, instruction, defect.message, defect.hint)
+            others = tuple(_place(schedule, row) for row in defect.others)
+            yield Finding(self.code, self.severity, name, position, instruction, defect.message, defect.hint, others)
+
+
+def _place(schedule: Schedule, row: int) -> Place:
+    worker, position = schedule.position(row)
+    return Place(str(worker), position, str(schedule.instruction(row)))
 
 
 def rule(

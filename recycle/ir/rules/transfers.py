@@ -111,6 +111,7 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
             f" get another value)",
             "receive in the order in which the peer sends",
             row,
+            others=(arrives,),
         )
 
 
@@ -169,11 +170,11 @@ class _Tracker:
         yield from self._untransferred()
         yield from self._unused(np.sort(receives))
 
-    def _tell(self, code: str, row: int, message: str, hint: str) -> Iterator[Trouble]:
+    def _tell(self, code: str, row: int, message: str, hint: str, *others: int) -> Iterator[Trouble]:
         value = self.value(row)
         if not self.settled(value):
             self.told.add(value)
-            yield Trouble(code, Defect(message, hint, row))
+            yield Trouble(code, Defect(message, hint, row, others=others))
 
     def _to_itself(self, rows: Rows) -> Iterator[Trouble]:
         for row in rows.tolist():
@@ -194,7 +195,7 @@ class _Tracker:
             verb = "sent" if self.columns.kind[row] in self.inspection.sends else "received"
             yield from self._tell(
                 "duplicate-transfer", row, f"the value is {verb} already: {self.inspection.at(original)}",
-                "remove one of the two",
+                "remove one of the two", original,
             )  # fmt: skip
 
     def _misplaced_sends(self) -> list[int]:
@@ -211,17 +212,22 @@ class _Tracker:
             yield from self._tell(
                 "not-made-here", row, f"{where}, not worker {self.schedule.position(row)[0]}",
                 "move the send to the worker that runs its producer",
+                *self._rows_with(value.stage, value.micro_batch, value)[:1],
             )  # fmt: skip
 
-    def _workers_with(self, stage: int, micro_batch: MicroBatch, value: Value) -> list[Worker]:
-        """Workers that run `stage` of the micro-batch (its forward's side for activations, else its backward's)."""
+    def _rows_with(self, stage: int, micro_batch: MicroBatch, value: Value) -> list[int]:
+        """Rows that run `stage` of the micro-batch (its forward's side for activations, else its backward's)."""
         inspection = self.inspection
         if not 0 <= stage < self.shape.stages:
             return []
         forward = value.kind == _VALUE_OF[Kind.SEND_ACTIVATION]
         kinds = (Kind.FORWARD,) if forward else (Kind.BACKWARD, Kind.BACKWARD_INPUT)
         here = inspection.in_cell(inspection.cell_of(stage, micro_batch), *kinds)
-        return [self.shape.worker_at(w) for w in inspection.pieces.worker[here].tolist()]
+        rows: list[int] = inspection.pieces.row[here].tolist()
+        return rows
+
+    def _workers_with(self, stage: int, micro_batch: MicroBatch, value: Value) -> list[Worker]:
+        return [self.schedule.position(row)[0] for row in self._rows_with(stage, micro_batch, value)]
 
     def _loose(self, rows: Rows) -> Iterator[Trouble]:
         """Ends without a partner: two of one value belong together, one alone lacks the other."""
@@ -241,6 +247,7 @@ class _Tracker:
                 "unreceived", row, f"worker {peer} never receives it",
                 f"add {stage}{receive.token}{value.micro_batch}@{worker} to worker {peer} before its consumer"
                 if exists else "no stage needs this value: remove the send",
+                *self._rows_with(stage, value.micro_batch, value)[:1],
             )  # fmt: skip
         for row in rows[~is_send].tolist():
             worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
@@ -251,6 +258,7 @@ class _Tracker:
                 "unsent", row, f"worker {peer} never sends it",
                 f"add {value.stage}{send.token}{value.micro_batch}@{worker} to worker {peer} behind its producer"
                 if exists else "no stage makes this value: remove the receive",
+                *self._rows_with(value.stage, value.micro_batch, value)[:1],
             )  # fmt: skip
 
     def _mismatch(self, value: Value, send: int, receive: int) -> Iterator[Trouble]:
@@ -264,7 +272,7 @@ class _Tracker:
         row, other = (receive, send) if send_fits or receiver not in users else (send, receive)
         right = (sender if row == receive else receiver) if receiver in users else None
         hint = f"name worker {right} in it" if right else f"move it to worker {(users or [receiver])[0]}"
-        yield from self._tell("wrong-peer", row, f"the other end is {at(other)}, and the two do not match", hint)
+        yield from self._tell("wrong-peer", row, f"the other end is {at(other)}, and the two do not match", hint, other)
 
     def _untransferred(self) -> Iterator[Trouble]:
         for found in self.inspection.graph.missing:
@@ -273,6 +281,7 @@ class _Tracker:
                 continue
             self.told.add(found.value)
             makers = self._workers_with(found.value.stage, found.value.micro_batch, found.value)
+            made = self._rows_with(found.value.stage, found.value.micro_batch, found.value)
             send, receive = (KIND_CLASSES[kind].token for kind in CARRIERS[found.value.kind])
             where = f" on worker {makers[0]}" if makers else ""
             yield Trouble(
@@ -282,6 +291,7 @@ class _Tracker:
                     f" and no transfer brings it here",
                     f"add a {send} there and a {receive} here",
                     row,
+                    others=tuple(made[:1]),
                 ),
             )
 

@@ -61,6 +61,10 @@ class BambooRunning(Running):
     system: Bamboo = field(repr=False, compare=False)
 
     @property
+    def layout(self) -> str:
+        return f"{len(self.pipelines)} x {len(self.pipelines[0].seats)}"
+
+    @property
     def overloaded(self) -> int:
         """Workers that run two stages."""
         return sum(pipeline.overloaded for pipeline in self.pipelines)

@@ -61,6 +61,11 @@ class OobleckRunning(Running):
     shares: tuple[int, ...]
     system: Oobleck = field(repr=False, compare=False)
 
+    @property
+    def layout(self) -> str:
+        depths = Counter(len(members) for members in self.pipelines)
+        return " + ".join(f"{depths[depth]} x {depth}" for depth in sorted(depths))
+
     def schedules(self) -> list[Timed]:
         return [self.system.timed([len(members) for members in self.pipelines], self.shares)]
 

@@ -98,7 +98,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
     cluster.finish()
     assert_same_training(cluster, launch)
     assert [event["node"] for event in cluster.events("coordinator")] == [cluster.coordinator()] != [first]
-    assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 6}
+    assert {line["live_workers"] for line in cluster.lines("metrics")} - {5} == {4, 6}  # both at once, or one by one
     assert len(cluster.events("finished")[-1]["digests"]) == 4
     assert (tmp_path / "run" / "trace.json").exists()
     assert keys(etcd) == before

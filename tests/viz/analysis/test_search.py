@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from recycle import Profile, Schedule, simulate
@@ -38,6 +40,14 @@ def found(table: LaneTable, query: str) -> set[str]:
 )
 def test_a_query_finds(table: LaneTable, query: str, expected: set[str]) -> None:
     assert found(table, query) == expected
+
+
+def test_times_are_those_of_the_axis(table: LaneTable) -> None:
+    executed = replace(table, unit="s", start=table.start / 100, end=table.end / 100)
+    assert executed.span < 2.0  # so that its axis is in milliseconds
+    assert found(executed, "dur>15 stage=0 pipeline:2") == found(table, "dur>1.5 stage=0 pipeline:2") != set()
+    tenth = replace(table, start=table.start + 0.1, end=table.end + 0.1)
+    assert found(tenth, "dur=2 stage:0 mb:2.0") == {"0B2.0"}  # as people read it, not to the last bit
 
 
 def test_what_is_found_comes_by_time(table: LaneTable) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from dash import Dash, html
 
 from recycle import Schedule, Shape, simulate
 from recycle.ir.families import one_f_one_b, zb_h1
-from tests.viz.components import graphs, of_type, plain, words
+from tests.viz.components import canvases, graphs, of_type, plain, words
 from viz.analysis.differences import match
 from viz.figures import delta as delta_module
+from viz.figures.axes import AXES_CONFIG
 from viz.figures.delta import delta_figure
-from viz.figures.timeline import BAR_LIMIT, CONFIG
+from viz.figures.timeline import CONFIG
+from viz.lanes import LaneTable
 from viz.pages.compare_page import ComparePage
 from viz.run import load_run
 from viz.sources import schedule_source
+
+KEYS = ["file/0", "file/1"]
 
 
 @pytest.fixture
@@ -23,23 +30,80 @@ def page(healthy: Schedule, broken: Schedule) -> ComparePage:
     return ComparePage(lambda: [schedule_source(Path("healthy"), healthy), schedule_source(Path("broken"), broken)])
 
 
+def table_of(page: ComparePage, address: str) -> LaneTable:
+    shown = page.shelf.get(Path(address).stem)
+    assert shown is not None
+    return shown.table
+
+
 def test_two_plans_are_drawn_on_one_axis_with_the_differences_of_their_starts(page: ComparePage) -> None:
-    component = plain(page.compare(["file/0", "file/1"]))
-    drawn = graphs(component)
-    assert [graph["id"] for graph in drawn] == [{"type": "compare-graph", "place": place} for place in range(3)]
-    assert len({tuple(graph["figure"]["layout"]["xaxis"]["range"]) for graph in drawn}) == 1
-    assert all(graph["config"] == CONFIG for graph in drawn)
-    lane = drawn[2]["figure"]["data"]
-    assert {trace["name"] for trace in lane} == {"Forward", "Backward", "Backward, weight", "Reduce and step"} - {
-        "Backward, weight"
-    }
+    component = plain(page.lanes(KEYS))
+    views, (*axes, delta) = canvases(component), graphs(component)
+    assert [(view["data-name"], view["data-linked"]) for view in views] == [
+        ("compare-0", "compare"),
+        ("compare-1", "compare"),
+    ]
+    assert {view["data-span"] for view in views} == {"11.0"}
+    layouts = [graph["figure"]["layout"] for graph in (*axes, delta)]
+    assert len({tuple(layout["xaxis"]["range"]) for layout in layouts}) == 1
+    assert len({layout["margin"]["l"] for layout in layouts}) == 1
+    assert [graph["config"] for graph in (*axes, delta)] == [AXES_CONFIG, AXES_CONFIG, CONFIG]
+    assert delta["id"] == {"type": "compare-graph", "place": 2}
+    lane = delta["figure"]["data"]
+    assert {trace["name"] for trace in lane} == {"Forward", "Backward", "Reduce and step"}
     assert len({trace["marker"]["symbol"] for trace in lane}) == len(lane)  # never colour alone
     hovers = [text for trace in lane for text in trace["hovertext"]]
     assert "<b>1F1.0</b><br>on 1.1, then on 0.1<br>starts +1" in hovers
 
 
+def test_each_operation_has_how_much_later_it_starts(page: ComparePage) -> None:
+    first, second = canvases(plain(page.lanes(KEYS)))
+    assert "data-shades" not in first
+    (shade,) = json.loads(second["data-shades"])
+    content = page.shades.get(Path(shade["address"]).stem)
+    assert content is not None
+    table, found = table_of(page, second["data-address"]), np.frombuffer(content, "<f4")
+    named = {str(table.instruction(i)): float(found[i]) for i in range(len(table))}
+    assert named["1F1.0"] == 1.0
+    assert named["0F0.0"] == 0.0
+    assert named["0W1.0"] == 3.0  # in the fault-free plan the later half of its whole backward
+    assert shade["title"] == "healthy"
+    assert shade["edges"] == [0.01 * 9.0, max(abs(v) for v in named.values() if v == v) / 2]
+    assert [paint["key"] for paint in shade["paints"]][2] == "unchanged"
+    assert all("data-shades" not in view for view in canvases(plain(page.lanes(KEYS, "kind"))))
+
+
+def test_the_differences_are_served_once_and_for_ever(page: ComparePage) -> None:
+    app = Dash("test")
+    app.layout = html.Div()
+    page.register(app)
+    (shade,) = json.loads(canvases(plain(page.lanes(KEYS)))[1]["data-shades"])
+    answer = app.server.test_client().get("/" + shade["address"])
+    assert len(answer.data) == 4 * len(page.compared(KEYS).tables[1])
+    assert "immutable" in answer.headers["Cache-Control"]
+    assert app.server.test_client().get("/shades/0.bin").status_code == 404
+
+
+def test_lane_under_lane_is_one_canvas_with_room_for_all(page: ComparePage) -> None:
+    component = plain(page.lanes(KEYS, "later", "interleaved"))
+    (view,) = canvases(component)
+    assert len(json.loads(view["data-with"])) == 1
+    assert [shade and shade["title"] for shade in json.loads(view["data-shades"])] == [None, "healthy"]
+    assert graphs(component)[0]["figure"]["layout"]["yaxis"]["range"] == [12, 0]
+    place = page.place_of(KEYS, "interleaved", 0, 0)
+    assert (place["graph"], place["places"][0][0]) == (0, 2 * 3)  # of the fourth worker the first one's lane
+
+
+def test_lanes_of_other_workers_are_not_laid_under_each_other(healthy: Schedule) -> None:
+    other = schedule_source(Path("other"), one_f_one_b(Shape(2, 2, 2)))
+    page = ComparePage(lambda: [schedule_source(Path("healthy"), healthy), other])
+    component = plain(page.lanes(KEYS, "later", "interleaved"))
+    assert any("have other workers" in text for text in words(component))
+    assert len(canvases(component)) == 2
+
+
 def test_the_parts_of_the_difference_and_the_first_divergence_are_told(page: ComparePage) -> None:
-    component = plain(page.compare(["file/0", "file/1"]))
+    component = plain(page.compare(KEYS))
     texts = words(component)
     row = texts.index("extra work (re-routed)")
     assert texts[row + 1 : row + 4] == ["0", "1.2", "+1.2"]
@@ -52,17 +116,13 @@ def test_the_parts_of_the_difference_and_the_first_divergence_are_told(page: Com
 
 
 def test_the_first_one_is_outlined_in_the_others_when_asked(page: ComparePage) -> None:
-    plainly, outlined = (graphs(plain(page.compare(["file/0", "file/1"], ghost=ghost))) for ghost in (False, True))
-    names = [[trace.get("name") for trace in graph["figure"]["data"]] for graph in outlined]
-    assert ["before" in given for given in names] == [False, True, False]
-    assert not any(trace.get("name") == "before" for graph in plainly for trace in graph["figure"]["data"])
+    plainly, outlined = (canvases(plain(page.lanes(KEYS, ghost=ghost))) for ghost in (False, True))
+    assert [view.get("data-ghost") for view in plainly] == [None, None]
+    assert [view.get("data-ghost") for view in outlined] == [None, outlined[0]["data-address"]]
 
 
 def test_a_divergence_is_shown_where_it_lies(page: ComparePage) -> None:
-    place = page.place_of(["file/0", "file/1"], "stage", 0, 0)
-    assert (place["graph"], place["lane"]) == (0, 4)  # 1.1 comes fifth when peers lie side by side
-    assert (place["from"], place["to"]) == (1.0, 2.0)
-    assert place["begin"] < 1.0 < 2.0 < place["end"]
+    assert page.place_of(KEYS, "stacked", 0, 0) == {"graph": 0, "places": [[3, 1.0, 2.0]]}
 
 
 def test_the_same_twice_does_not_differ(page: ComparePage) -> None:
@@ -72,46 +132,39 @@ def test_the_same_twice_does_not_differ(page: ComparePage) -> None:
 
 def test_plan_and_executed_step_are_compared_in_seconds(run_dir: Path) -> None:
     page = ComparePage(lambda: [load_run(run_dir)])
-    component = plain(page.compare(page.operands.first_choice()))
-    texts = words(component)
+    keys = page.operands.first_choice()
+    texts = words(plain(page.compare(keys)))
     assert "makespan (s)" in texts
     assert "the same" in texts
     assert any("1 unit = 0.0173 s" in text for text in texts)
-    assert graphs(component)[0]["figure"]["layout"]["xaxis"]["title"]["text"] == "time (ms)"
+    assert graphs(plain(page.lanes(keys)))[0]["figure"]["layout"]["xaxis"]["title"]["text"] == "time (ms)"
     assert "They do the same at the same times." in texts
 
 
 def test_what_cannot_be_compared_says_why(page: ComparePage) -> None:
-    assert "Choose two or more to compare." in words(plain(page.compare(["file/0"])))
-    assert any("is not there to be compared" in text for text in words(plain(page.compare(["file/0", "file/9"]))))
+    assert "Choose two or more to compare." in words(plain(page.lanes(["file/0"])))
+    assert any("is not there to be compared" in text for text in words(plain(page.lanes(["file/0", "file/9"]))))
+    assert page.compare(["file/0"]) == page.compare(["file/0", "file/9"]) == []
     alone = ComparePage(lambda: [])
     assert "There is nothing to compare yet." in words(plain(alone.layout()))
 
 
 def test_at_most_four_are_compared(page: ComparePage) -> None:
-    component = plain(page.compare(["file/0", "file/1", "file/0", "file/1", "file/0"]))
+    component = plain(page.lanes(["file/0", "file/1", "file/0", "file/1", "file/0"]))
     assert "only the first 4 are compared" in words(component)
     assert len(graphs(component)) == 7
+    assert len(canvases(component)) == 4
 
 
-def test_large_schedules_go_to_the_canvas_whole() -> None:
-    shape = Shape(16, 4, 20)
-    files = [schedule_source(Path("a"), one_f_one_b(shape)), schedule_source(Path("b"), zb_h1(shape))]
-    assert all(len(file.lanes) > BAR_LIMIT for file in files)
-    page = ComparePage(lambda: files)
-    component = plain(page.compare(["file/0", "file/1"]))
-    canvases = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
-    assert [(view["data-name"], view["data-linked"]) for view in canvases] == [
-        ("compare-0", "compare"),
-        ("compare-1", "compare"),
-    ]
-    assert {view["data-span"] for view in canvases} == {str(max(file.lanes.span for file in files))}
-    shown = page.shelf.get(canvases[1]["data-address"].removeprefix("lanes/").removesuffix(".bin"))
-    assert shown is not None
-    assert shown.table.lanes == 64
-    place = page.place_of(["file/0", "file/1"], "stage", 0, 0)
-    worker = shape.worker_at(place["worker"])
-    assert files[0].lanes.ordered("stage").workers[place["lane"]] == worker
+def test_the_answer_does_not_grow_with_the_schedules() -> None:
+    def answer(shape: Shape) -> int:
+        files = [schedule_source(Path("a"), one_f_one_b(shape)), schedule_source(Path("b"), zb_h1(shape))]
+        page = ComparePage(lambda: files)
+        component = [plain(page.lanes(KEYS, ghost=True)), plain(page.compare(KEYS))]
+        assert len(page.compared(KEYS).tables[1]) > 3 * shape.stages * shape.global_micro_batches
+        return len(json.dumps(component))
+
+    assert answer(Shape(16, 16, 40)) < 1.2 * answer(Shape(4, 4, 60))
 
 
 def test_many_differences_are_drawn_as_the_least_and_the_most(monkeypatch: pytest.MonkeyPatch) -> None:

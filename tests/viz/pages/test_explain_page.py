@@ -8,8 +8,9 @@ import pytest
 
 from recycle import RecycleError, Schedule, Shape, Worker
 from recycle.ir.families import one_f_one_b
-from tests.viz.components import graphs, of_type, plain, words
+from tests.viz.components import canvases, graphs, of_type, plain, words
 from viz.pages.explain_page import ExplainPage, is_range
+from viz.pages.lanes_view import answer
 from viz.run import load_run
 from viz.sources import schedule_source
 
@@ -32,14 +33,14 @@ def test_the_critical_path_adds_up_to_the_makespan(page: ExplainPage) -> None:
 
 
 def test_lanes_and_memory_lie_on_one_axis_and_the_peak_is_named(page: ExplainPage) -> None:
-    lanes, memory = graphs(plain(page.lanes(page.explained("file/0"), "pipeline")))
+    lanes, memory = graphs(plain(page.lanes(page.explained("file/0"))))
     assert lanes["figure"]["layout"]["xaxis"]["range"] == memory["figure"]["layout"]["xaxis"]["range"]
     assert lanes["figure"]["layout"]["margin"]["l"] == memory["figure"]["layout"]["margin"]["l"]
     assert memory["id"] == {"type": "explain-graph", "place": 1}
     (note,) = [note for note in memory["figure"]["layout"]["annotations"] if note["name"] == "limit"]
     assert note["text"] == "limit 4"
     assert "Worker 0.0 holds at most 4 activations, from 0F0.3 on; its limit is 4." in words(
-        plain(page.lanes(page.explained("file/0"), "pipeline"))
+        plain(page.lanes(page.explained("file/0")))
     )
 
 
@@ -75,10 +76,8 @@ def test_the_longest_bubbles_lead_to_their_places(page: ExplainPage) -> None:
     texts = words(plain(page.longest(one)))
     assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in texts
     gap = one.bubbles.longest(1)[0]
-    place = page.place_of("file/0", "pipeline", "bubble", 0, "")
-    assert place is not None
-    assert (place["from"], place["to"]) == (gap.start, gap.end)
-    assert place["lane"] == gap.worker.rank
+    place = page.place_of("file/0", "bubble", 0, "")
+    assert place["places"] == [[gap.worker.rank, gap.start, gap.end]]
 
 
 def test_a_search_tells_why_each_hit_starts_when_it_does(page: ExplainPage) -> None:
@@ -88,9 +87,8 @@ def test_a_search_tells_why_each_hit_starts_when_it_does(page: ExplainPage) -> N
     assert "Waited for 2F0.0 on 0.2 (its value), ended 3, arrived 3" in texts
     assert "2 found." in texts
     assert len(of_type(component, "Button")) == 2
-    place = page.place_of("file/0", "pipeline", "hit", 1, "kind:F stage:3 mb:0..1")
-    assert place is not None
-    assert (place["from"], place["lane"]) == (6.0, 3)
+    place = page.place_of("file/0", "hit", 1, "kind:F stage:3 mb:0..1")
+    assert place["places"] == [[3, 6.0, 7.0]]
 
 
 def test_a_search_that_finds_nothing_or_is_wrong_says_so(page: ExplainPage) -> None:
@@ -101,28 +99,28 @@ def test_a_search_that_finds_nothing_or_is_wrong_says_so(page: ExplainPage) -> N
 
 def test_an_executed_step_is_explained_in_seconds(run_dir: Path) -> None:
     page = ExplainPage(lambda: [load_run(run_dir)])
-    key = page.operands.first_choice()[-1]
-    component = plain(page.answer(key))
-    texts = words(component)
+    one = page.explained(page.operands.first_choice()[-1])
+    texts = words(plain([page.path(one), page.in_view(one, None)]))
     assert any(text.startswith("run: executed step 4: makespan 0.2024") for text in texts)
     assert not any("have no slack" in text for text in texts)
-    assert graphs(component)[0]["figure"]["layout"]["xaxis"]["title"]["text"] == "time (ms)"
     assert any(text.startswith("From 0 to 202.41 ms: ") for text in texts)
+    assert graphs(plain(page.lanes(one)))[0]["figure"]["layout"]["xaxis"]["title"]["text"] == "time (ms)"
 
 
-def test_a_large_schedule_goes_to_the_canvas_with_its_limits() -> None:
-    file = schedule_source(Path("large"), one_f_one_b(Shape(16, 4, 20)).with_metadata(limits=[4, 3, 2, 1]))
-    page = ExplainPage(lambda: [file])
-    component = plain(page.lanes(page.explained("file/0"), "stage"))
-    (canvas,) = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
-    assert (canvas["data-name"], canvas["data-grouping"]) == ("explain-0", "stage")
-    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: ExplainPage) -> None:
+    one = page.explained("file/0")
+    (canvas,) = canvases(plain(page.lanes(one)))
+    assert canvas["data-name"] == "explain-0"
+    shown = page.shelf.get(Path(canvas["data-address"]).stem)
     assert shown is not None
-    assert shown.source is page.explained("file/0").source
-    assert len(graphs(component)) == 2  # the canvas's axes and the memory
+    assert shown.source is one.source
+    gap = one.bubbles.longest(1)[0]
+    lane = one.timeline.schedule.shape.worker_index(gap.worker)
+    told, _ = answer(page.shelf, {"address": canvas["data-address"], "lane": lane, "from": gap.start, "to": gap.end})
+    assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(told))
 
 
 def test_nothing_to_explain_is_said(broken: Schedule) -> None:
     assert "There is nothing to explain yet." in words(plain(ExplainPage(lambda: []).layout()))
     with pytest.raises(RecycleError, match="is not there to be compared"):
-        ExplainPage(lambda: []).answer("file/0")
+        ExplainPage(lambda: []).explained("file/0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from recycle.job import Job
 from recycle.plans import PlanLibrary
 from recycle.solve.library import plan_library
 from recycle.solve.planner import plan
-from tests.viz.components import graphs, of_type, plain, words
+from tests.viz.components import canvases, of_type, plain, words
 from viz.pages.plans_page import BUTTONS, PlansPage
 from viz.what_if import WhatIf
 
@@ -60,29 +59,16 @@ def test_the_answer_stands_beside_the_one_before_and_the_fault_free_one(page: Pl
 
 
 def test_the_old_plan_is_outlined_over_the_new_ones_lanes(page: PlansPage) -> None:
-    state = {"failed": ["1.1"], "history": [[]]}
-    (graph,) = graphs(plain(page.lanes(state, "pipeline")))
-    (ghost,) = [trace for trace in graph["figure"]["data"] if trace.get("name") == "before"]
-    whole = page.what_if.answer([])
-    outlines = np.frombuffer(base64.b64decode(ghost["x"]["bdata"])).reshape(-1, 6)
-    drawn = whole.timeline.end > whole.timeline.start
-    assert sorted(outlines[:, 0]) == sorted(whole.timeline.start[drawn])
-    assert np.isnan(outlines[:, 5]).all()
-    assert [note["text"] for note in graph["figure"]["layout"]["annotations"]] == ["failed"]
-    (first,) = graphs(plain(page.lanes(EMPTY, "pipeline")))
-    assert "before" not in {trace.get("name") for trace in first["figure"]["data"]}
-
-
-def test_a_pressed_lane_is_its_worker_in_either_grouping(page: PlansPage) -> None:
-    def order(grouping: Any) -> list[str]:
-        (store,) = of_type(plain(page.lanes(EMPTY, grouping)), "Store")
-        return list(store["data"])
-
-    click = {"points": [{"y": 0.97, "x": 3}]}
-    assert page.lane_of(click, order("pipeline")) == Worker(0, 1)
-    assert page.lane_of(click, order("stage")) == Worker(1, 0)
-    for nothing in (None, {}, {"points": []}, {"points": [{"y": 77}]}, {"points": [{"y": "0"}]}):
-        assert page.lane_of(nothing, order("stage")) is None
+    (now,) = canvases(plain(page.lanes({"failed": ["1.1"], "history": [[]]})))
+    (before,) = canvases(plain(page.lanes(EMPTY)))
+    assert now["data-ghost"] == before["data-address"]
+    assert "data-ghost" not in before
+    spans = [page.what_if.answer(page.what_if.parse(names)).timeline.makespan for names in ("1.1", "")]
+    assert float(now["data-span"]) == max(spans)
+    shown = page.shelf.get(Path(now["data-address"]).stem)
+    assert shown is not None
+    assert [shown.table.labels[lane] for lane in np.flatnonzero(shown.table.failed)] == ["1.1"]
+    assert shown.source is not None
 
 
 def test_the_address_restores_the_failures(page: PlansPage) -> None:
@@ -132,20 +118,17 @@ def test_the_library_is_listed_by_failures_with_its_figures(tmp_path: Path) -> N
     assert "No library of plans was given." in words(plain(PlansPage(WhatIf(JOB, None, None)).library()))
 
 
-def test_of_many_workers_the_failed_and_the_most_changed_are_drawn() -> None:
+def test_all_of_many_workers_are_drawn_and_the_answer_stays_small() -> None:
     job = Job.from_toml("[shape]\npipelines = 16\nranks = 8\nmicro_batches = 16\n[memory]\nlimit = 8\n")
     page = PlansPage(WhatIf(job, None, lambda failed: plan(job, failed, quick=True)))
-    state = {"failed": ["7.5"], "history": [[]]}
-    component = plain(page.lanes(state, "pipeline"))
-    (store,) = [store for store in of_type(component, "Store") if store["id"] == "plans-order"]
-    assert "7.5" in store["data"]
-    assert len(store["data"]) == 16
-    assert any(text.startswith("16 of 128 workers: the failed") for text in words(component))
-    (canvas,) = [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
-    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    component = plain(page.lanes({"failed": ["7.5"], "history": [[]]}))
+    (view,) = canvases(component)
+    shown = page.shelf.get(Path(view["data-address"]).stem)
     assert shown is not None
     assert shown.table.lanes == 128
-    assert page.named({"lane": 61, "address": canvas["data-address"]}) == Worker(7, 5)
+    assert len(shown.table) > 3 * 16 * 16 * 8
+    assert len(json.dumps(component)) < 20_000
+    assert page.named({"lane": 61, "address": view["data-address"]}) == Worker(7, 5)
 
 
 @pytest.mark.parametrize(

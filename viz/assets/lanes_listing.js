@@ -1,0 +1,74 @@
+/* The operations in view as a table, to be read aloud or copied: by lane, then start, the first MOST of them. */
+(function (recycle) {
+  "use strict";
+  const MOST = 200, WAIT = 200;
+  const HEAD = ["Worker", "Instruction", "Kind", "Stage", "Start", "End", "Takes", "Marks"];
+  const WORDS = { REROUTED: "re-routed", CRITICAL: "critical path", VIOLATION: "breaks a rule" };
+
+  /* {rows: the first `most` operations in view, total: how many there are}. */
+  recycle.listed = function (view, most = MOST) {
+    const { table, rows } = view, { t0, t1, y0, y1 } = view.view, chosen = [];
+    let total = 0;
+    for (let row = Math.max(0, Math.floor(y0)); row < Math.min(rows.count, Math.ceil(y1)); row++) {
+      for (let place = rows.first[row]; place < rows.first[row + 1]; place++) {
+        const lane = rows.order[place], from = table.firstAfter(lane, t0), until = table.beganBefore(lane, t1);
+        for (let i = from; i < until; i++) {
+          if (chosen.length >= most) { total += until - i; break; }
+          if (table.end[i] > t0) { chosen.push([i, lane]); total++; }
+        }
+      }
+    }
+    return { rows: chosen.map(([i, lane]) => cells(table, i, lane)), total };
+  };
+
+  function cells(table, i, lane) {
+    const marks = Object.keys(WORDS).filter((flag) => table.has(i, flag)).map((flag) => WORDS[flag]);
+    return [
+      table.labels[lane], table.instruction(i), table.kinds[table.kind[i]].name, String(table.stage[i]),
+      ...[table.start[i], table.end[i], table.end[i] - table.start[i]].map((time) => table.time(time)), marks.join(", "),
+    ];
+  }
+
+  const element = (name, ...children) => { const made = document.createElement(name); made.append(...children); return made; };
+
+  function line(name, words, first) {
+    return element("tr", ...words.map((word, place) => Object.assign(element(place === first ? "th" : name, word), place === first ? { scope: "row" } : {})));
+  }
+
+  function fill(view) {
+    const place = view.root.querySelector(".lanes-listing"), { rows, total } = recycle.listed(view), { t0, t1 } = view.view;
+    const from = Math.max(0, t0), to = Math.min(view.span, t1), left = total - rows.length;
+    const words = `${total.toLocaleString("en")} operations from ${view.table.time(from)} to ${view.table.time(to)}`;
+    const more = left ? `; the first ${rows.length}, ${left.toLocaleString("en")} are left out: zoom in to see them` : "";
+    const head = line("th", HEAD, -1);
+    for (const cell of head.children) cell.scope = "col";
+    const table = element("table", Object.assign(element("caption", `${words}${more}.`)), element("thead", head),
+      element("tbody", ...rows.map((row) => line("td", row, 1))));
+    const scroll = element("div", table);
+    Object.assign(scroll, { className: "facts", tabIndex: 0 });
+    scroll.setAttribute("role", "region");
+    scroll.setAttribute("aria-label", "Operations in view");
+    place.querySelector(".facts").replaceWith(scroll);
+    place.copied = [HEAD, ...rows].map((row) => row.join("\t")).join("\n") + "\n";
+  }
+
+  function create(view) {
+    const place = Object.assign(document.createElement("section"), { className: "lanes-listing" });
+    const copy = Object.assign(document.createElement("button"), { type: "button", textContent: "Copy the table" });
+    place.setAttribute("aria-label", "Table of what is in view");
+    copy.addEventListener("click", () => navigator.clipboard.writeText(place.copied)
+      .then(() => view.say("copied"), () => view.say("the browser does not allow to copy: mark the table and copy that")));
+    place.append(copy, Object.assign(element("div"), { className: "facts" }));
+    view.root.querySelector(".lanes-status").before(place);
+    return place;
+  }
+
+  /* Called after each drawing: the table follows a moment later. */
+  recycle.listing = function (view) {
+    const place = view.root.querySelector(".lanes-listing");
+    if (!view.showsListing) { if (place) place.remove(); return; }
+    clearTimeout(view.listing);
+    if (!place) { create(view); fill(view); return; }
+    view.listing = setTimeout(() => { if (view.root.isConnected && view.showsListing) fill(view); }, WAIT);
+  };
+})(window.recycle = window.recycle || {});

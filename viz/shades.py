@@ -1,0 +1,81 @@
+"""How much later each operation of a table starts than in another timeline, as the browser gets it to colour by.
+
+One float32 per operation, NaN where the other timeline has no such instruction, once per content. Which of the five
+shades an operation takes follows from two lengths of time that go with the address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.ir.simulate import Timeline
+from viz.analysis.differences import Matches
+from viz.figures.palette import SHADES
+from viz.lanes import LaneTable
+
+TOLERANCE = 0.01
+"""Share of the first one's makespan from which a start counts as another."""
+MOST_BYTES = 100_000_000
+
+
+class Scale(NamedTuple):
+    """From `some` on it is earlier or later, from `much` on much; in the unit of the timelines."""
+
+    some: float
+    much: float
+
+
+def scale_of(first: Timeline, matches: Matches) -> Scale:
+    """Two shades either way: up to half of the largest difference, and beyond."""
+    some = TOLERANCE * first.makespan
+    return Scale(some, max(some, float(np.abs(matches.delta).max(initial=0.0)) / 2))
+
+
+def later(table: LaneTable, matches: Matches) -> npt.NDArray[np.float32]:
+    """How much later each operation of `table`, the second one's lanes, starts than in the first; NaN: not there."""
+    rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
+    of_row = np.full(rows, np.nan, dtype=np.float32)
+    of_row[matches.second] = matches.delta
+    return of_row[table.instruction_id]
+
+
+class Shades:
+    """Differences by the hash of their bytes; the last ones stay. Safe to use from several threads."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, differences: npt.NDArray[np.float32]) -> str:
+        """Keep them and return where the browser finds them."""
+        content = differences.astype("<f4").tobytes()
+        digest = hashlib.sha256(content).hexdigest()[:32]
+        with self._lock:
+            self._kept[digest] = content
+            self._kept.move_to_end(digest)
+            while len(self._kept) > 1 and sum(map(len, self._kept.values())) > self.most_bytes:
+                self._kept.popitem(last=False)
+        return f"shades/{digest}.bin"
+
+    def get(self, digest: str) -> bytes | None:
+        with self._lock:
+            return self._kept.get(digest)
+
+
+def told(address: str, scale: Scale, title: str) -> dict[str, Any]:
+    """What the canvas needs to colour by: where the differences are, against what, and the shades."""
+    return {"address": address, "edges": list(scale), "title": title, "paints": [asdict(paint) for paint in SHADES]}
+
+
+def as_attribute(shades: list[dict[str, Any] | None]) -> str:
+    """One entry per interleaved table, None for one in the colours of its work."""
+    return json.dumps(shades, separators=(",", ":"))
