@@ -188,14 +188,16 @@ class Oobleck:
 
     @cached_property
     def _does_not_fit(self) -> DoesNotFit | None:
-        """Whether f + 1 pipelines can be there with all nodes."""
-        setting, nodes = self.setting, self.setting.nodes
+        """Whether memory is why f + 1 pipelines cannot be there with all nodes."""
+        nodes = self.setting.nodes
         if self._fitting and (self.failures + 1) * min(self._fitting) <= nodes:
             return None
-        layers = [layer.seconds for layer in setting.layers]
+        layers = [layer.seconds for layer in self.setting.layers]
         most = min(len(layers), max(1, nodes // (self.failures + 1)) * self.workers_per_node)
         leanest = min(templates(layers, most, self.sosp), key=self._fullest)
         over, needed, stage = self._fullest(leanest)
+        if over <= 0:
+            return None
         return DoesNotFit(
             needed=needed,
             cap=needed - over,
@@ -253,9 +255,16 @@ class Oobleck:
         return len(self.setting.seats(live)) - sum(map(len, pipelines)) * self.workers_per_node
 
     def _too_few(self, live: Nodes) -> str | None:
-        """Why these nodes are too few; None where they are enough."""
-        least, nodes = (self.failures + 1) * min(self.templates), len(self._usable(live))
-        return f"{nodes} node(s), {self.failures + 1} pipelines need {least}" if nodes < least else None
+        """Why there cannot be f + 1 pipelines of these nodes; None where there can."""
+        pipelines, nodes = self.failures + 1, len(self._usable(live))
+        if not self._fitting:
+            return (
+                f"no pipeline of whole nodes, of {self.workers_per_node} worker(s) each, has as many stages as it needs"
+            )
+        if self.setting.micro_batches < pipelines:
+            return f"{pipelines} pipelines need a micro-batch each, the batch has {self.setting.micro_batches}"
+        least = pipelines * min(self._fitting)
+        return f"{nodes} node(s), {pipelines} pipelines need {least}" if nodes < least else None
 
     def _instantiated(self, live: Nodes) -> State:
         """All anew, while nobody holds anything."""
