@@ -27,8 +27,8 @@ from viz.lanes import LaneTable
 MOST_BYTES = 2**25
 MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
 """What is checked at once for a page; `recycle check` takes more."""
-_MOST_SEPARATORS = 2 * MOST_INSTRUCTIONS
-"""Commas and blanks; what lies between them becomes objects while a file is read."""
+_SEPARATORS, _MOST_SEPARATORS = (b",", b" ", b"\n", b"\r"), MOST_INSTRUCTIONS * 3 // 2
+"""What lies between them becomes objects while a file is read."""
 _LONGEST_NAME = 120
 
 
@@ -98,8 +98,10 @@ def read_dropped(contents: str, name: str) -> Dropped:
 
 def inspect(content: bytes, name: str) -> Dropped:
     """Read, check and time a file's content. Raises RecycleError when it is no schedule, or is too large."""
-    if content.count(b",") + content.count(b" ") > _MOST_SEPARATORS:
-        raise ScheduleError(f"{name}: has more cells or words than a schedule that the page shows: use recycle check")
+    if sum(content.count(separator) for separator in _SEPARATORS) > _MOST_SEPARATORS:
+        raise ScheduleError(
+            f"{name}: has more cells, words or lines than a schedule that the page shows: use recycle check"
+        )
     stated = _stated_shape(content)
     if stated is not None:
         _refuse_large(stated, 0, name)

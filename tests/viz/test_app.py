@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from recycle import RecycleError, Schedule, Shape
-from tests.viz.components import graphs, plain, words
+from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
 from viz.figures.axes import AXES_CONFIG
 from viz.figures.boxes import label
@@ -191,11 +191,12 @@ def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any
     """What the callback that sets `output` answers when `changed` did; `values` by component, without the prefix."""
     (callback,) = [entry for entry in client.get("/_dash-dependencies").get_json() if output in entry["output"]]
     names = (part.rsplit(".", 1) for part in callback["output"].strip(".").split("..."))
+    outputs = [{"id": identifier, "property": name} for identifier, name in names]
     answer = client.post(
         "/_dash-update-component",
         json={
             "output": callback["output"],
-            "outputs": [{"id": identifier, "property": name} for identifier, name in names],
+            "outputs": outputs if callback["output"].startswith("..") else outputs[0],
             "changedPropIds": [changed],
             **{
                 role: [{**entry, "value": values[entry["id"].removeprefix("run0-")]} for entry in callback[role]]
@@ -286,9 +287,24 @@ def test_the_first_iteration_of_a_live_run_appears_by_itself(
     (path / "aside").rename(path / "logs")
     (path / "metrics.jsonl").write_text(metrics)
     monkeypatch.setattr("viz.pages.run_page.time.monotonic", lambda: 1e9)
-    changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, began=False)
+    follow: list[str] = ["follow"]
+    changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, began=False, follow=follow)
     assert changed["run0-began"] == {"data": True}
     assert (changed["run0-step"]["min"], changed["run0-step"]["max"]) == (0, 8)
     assert changed["run0-controls"] == {"className": "controls"}
-    again = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=2, began=True)
+    assert changed["run0-step"]["value"] == changed["run0-followed"]["data"] == 8
+    assert changed["run0-follow"] == {"className": ""}
+    again = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=2, began=True, follow=[])
     assert "run0-began" not in again
+    assert "value" not in again["run0-step"]
+    stay = post(client, "run0-follow.value", "run0-step.value", step=3, followed=8)
+    assert stay["run0-follow"] == {"value": []}
+
+
+def test_a_live_run_opens_at_its_newest_step_and_follows(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    live = RunPage(load_run(make_run(tmp_path / "live", live=True)))
+    assert live.slider()["value"] == 8
+    assert of_type(plain(live.layout()), "Checklist")[0]["value"] == ["follow"]
+    finished = RunPage(load_run(make_run(tmp_path / "finished")))
+    assert finished.slider()["value"] == 4
+    assert of_type(plain(finished.layout()), "Checklist")[0]["className"] == "hidden"

@@ -122,9 +122,15 @@ def test_a_billion_lanes_are_refused() -> None:
         assert peak < 2e6, peak
 
 
-def test_a_file_of_separators_is_refused_before_it_is_read() -> None:
-    found = read_dropped(contents(b"," * (MOST_BYTES - 10)), "plan.csv")
-    assert "more cells or words" in found.problem
+@pytest.mark.parametrize("piece", [b",", b" ", b"\n", b"0F0\n", b"0F0\r"])
+def test_a_file_of_separators_is_refused_before_it_is_read(piece: bytes) -> None:
+    given_contents = contents(piece * ((MOST_BYTES - 10) // len(piece)))
+    tracemalloc.start()
+    found = read_dropped(given_contents, "plan.csv")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "more cells, words or lines" in found.problem
+    assert peak < 4 * MOST_BYTES
 
 
 @pytest.mark.parametrize(

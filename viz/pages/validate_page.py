@@ -18,6 +18,7 @@ from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, 
 from recycle.ir.check import Finding, explain
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
 from viz.lanes import LaneTable
+from viz.memory import give_back
 from viz.pages import linked, parts
 from viz.pages.figure_view import lanes_view
 from viz.shelf import Shelf, Source
@@ -76,6 +77,7 @@ class ValidatePage:
         with self._lock:
             if key not in self._files:
                 self._files[key] = read_dropped(contents, name)
+                give_back()
                 sizes = [len(file.schedule.columns) if file.schedule else 0 for file in self._files.values()]
                 while len(sizes) > 1 and (len(sizes) > KEPT or sum(sizes) > KEPT_INSTRUCTIONS):
                     self._files.popitem(last=False)
