@@ -23,6 +23,7 @@ from recycle.json_objects import entries
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable
+from viz.salvage import salvage
 
 MOST_BYTES = 2**25
 MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
@@ -43,6 +44,7 @@ class Dropped:
         timeline: None when the order cannot finish; `lanes` then shows each program back to back.
         lanes: what can be drawn, None when there is no schedule.
         problem: what could not be done, "" when all could.
+        left_out: what could not be read of it and is not in `schedule`, a line each.
         origin: row of `lanes` instructions -> row of the schedule as dropped, -1 for what lowering added.
     """
 
@@ -52,6 +54,7 @@ class Dropped:
     timeline: Timeline | None
     lanes: LaneTable | None
     problem: str
+    left_out: tuple[str, ...] = ()
     origin: np.ndarray | None = None
 
     def places(self, finding: Finding) -> list[tuple[int, float, float]]:
@@ -105,7 +108,14 @@ def inspect(content: bytes, name: str) -> Dropped:
     stated = _stated_shape(content)
     if stated is not None:
         _refuse_large(stated, 0, name)
-    schedule = formats.loads(content, name)
+    left_out: list[str] = []
+    try:
+        schedule = formats.loads(content, name)
+    except ScheduleError:
+        saved = salvage(content, name)
+        if saved is None:
+            raise
+        schedule, left_out = saved
     _refuse_large(schedule.shape, len(schedule.columns), name)
     profile = Profile.uniform()
     findings = tuple(check(schedule, profile=profile))
@@ -118,11 +128,11 @@ def inspect(content: bytes, name: str) -> Dropped:
         timeline = simulate(schedule, profile)
     except RecycleError as error:
         lanes = LaneTable.from_order(schedule, profile, violations)
-        return Dropped(name, schedule, findings, None, lanes, str(error))
+        return Dropped(name, schedule, findings, None, lanes, str(error), tuple(left_out))
     _, origin = lower_with_origin(schedule)
     lowered = np.flatnonzero(np.isin(origin, violations))
     lanes = LaneTable.from_timeline(timeline, violations=lowered.tolist())
-    return Dropped(name, schedule, findings, timeline, lanes, "", origin)
+    return Dropped(name, schedule, findings, timeline, lanes, "", tuple(left_out), origin)
 
 
 def _content(contents: str, name: str) -> bytes:

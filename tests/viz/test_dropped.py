@@ -66,6 +66,22 @@ def test_what_deadlocks_is_drawn_in_program_order() -> None:
     assert all(found.places(finding) for finding in found.findings if finding.position is not None)
 
 
+def test_what_cannot_be_read_of_a_file_is_left_out_and_the_rest_is_drawn() -> None:
+    text = (
+        native.dumps(one_f_one_b(Shape(1, 2, 2))).replace("0F0.1", "0F0.1 0Q0.1").replace('"0.1"', '"0.9": "", "0.1"')
+    )
+    found = inspect(text.encode(), "mine.json")
+    assert found.schedule is not None
+    assert found.left_out == (
+        "worker 0.0, position 2: '0Q0.1' is not an instruction: expected for example 2F1.5, 2SEND_F1.5@0.3 or 2STEP",
+        "programs: worker 0.9 is outside the grid of 1 pipelines (0 to 0) by 2 ranks (0 to 1)",
+    )
+    assert found.findings == ()
+    assert found.lanes is not None
+    assert found.timeline is not None
+    assert found.timeline.makespan == 9.0
+
+
 def test_all_of_a_circle_of_waits_has_its_places() -> None:
     wrong = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1", "0.1": "1F0.0 1F0.1 1B0.0 1B0.1"})
     found = inspect(native.dumps(wrong).encode(), "wrong.json")

@@ -36,13 +36,13 @@
       const x0 = (old.start[i] - view.t0) * perTime, x1 = (old.end[i] - view.t0) * perTime, y = (row - view.y0) * perRow;
       context.rect(x0 + ratio, y + 0.05 * perRow, Math.max(1, x1 - x0 - 2 * ratio), 0.86 * perRow);
     }
-    for (const [colour, wide, dash] of [[theme.paper, 2.4, []], [theme.ink, 1.2, [2, 2.5]]]) {
-      context.strokeStyle = colour;
-      context.lineWidth = wide * ratio;
-      context.setLineDash(dash.map((length) => length * ratio));
-      context.stroke();
-    }
+    context.strokeStyle = theme.ink;
+    context.globalAlpha = 0.6;
+    context.lineWidth = 1.2 * ratio;
+    context.setLineDash([2 * ratio, 2.5 * ratio]);
+    context.stroke();
     context.setLineDash([]);
+    context.globalAlpha = 1;
     picture._failedLabels(context); // which the outlines may have crossed
   }
 

@@ -37,10 +37,11 @@ def empty(text: str, hint: str = "") -> html.Div:
 def awaited(identifier: str) -> dcc.Loading:
     """A place that a callback fills, with a sign of waiting when that takes long; what stands there stays in sight, and
     callbacks for parts of it do not count."""
+    target: Any = {identifier: "children"}
     return dcc.Loading(
         html.Div(id=identifier),
         delay_show=300,
-        target_components={identifier: "children"},
+        target_components=target,
         overlay_style={"visibility": "visible", "opacity": 0.5},
     )
 

@@ -99,10 +99,12 @@ class ValidatePage:
                     f"{file.name} could not be read as a schedule.", "docs/file-format.md describes the files."
                 ),
             ]
-        errors = sum(finding.severity == "error" for finding in file.findings)
-        warnings = len(file.findings) - errors
-        return [parts.problems([file.problem] if file.problem else []), self.verdict(file, errors, warnings),
-                self.findings(file), self.lanes(file)]  # fmt: skip
+        errors = sum(finding.severity == "error" for finding in file.findings) + len(file.left_out)
+        warnings = sum(finding.severity == "warning" for finding in file.findings)
+        left_out = [f"left out, because it cannot be read: {line}" for line in file.left_out]
+        problems = [*left_out, *([file.problem] if file.problem else [])]
+        verdict = self.verdict(file, errors, warnings)
+        return [parts.problems(problems), verdict, self.findings(file), self.lanes(file)]
 
     def verdict(self, file: Dropped, errors: int, warnings: int) -> html.Section:
         """In a line: valid or not, and what it is."""
