@@ -17,7 +17,7 @@ BAND = "#F6F7F9"
 FAILURE = "#D55E00"
 FAILURE_BAND = "#FBE3D3"
 FAILURE_HATCH = "#F0B48F"
-RECOVERY = "#00694C"
+RECOVERY = "#009E73"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
