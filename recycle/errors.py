@@ -27,6 +27,10 @@ class PlanError(RecycleError):
     """No plan exists or can be made for the live set asked for."""
 
 
+class TraceError(RecycleError):
+    """A failure trace that cannot be used; names the file and the line."""
+
+
 class RunError(RecycleError):
     """A training run that cannot start or cannot go on; names the worker or the stage."""
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from recycle import analytic
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError
 from recycle.files import read_whole
@@ -23,6 +24,8 @@ from recycle.shape import Shape
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+ANALYTIC = "analytic"
+"""In place of a profile's file."""
 _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
 
@@ -41,7 +44,10 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[times]`: seconds (or any one unit) of each instruction; or the file that `recycle profile` wrote."""
+    """`[times]`: seconds (or any one unit) of each instruction; or the file that `recycle profile` wrote.
+
+    `profile = "analytic"` computes seconds and bytes from `[model]` and `[analytic]` (see `recycle.analytic`).
+    """
 
     forward: PerStage = 1.0
     backward_input: PerStage = 1.0
@@ -207,6 +213,41 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
     restarts: Annotated[int, Meta(ge=0)] = 3
 
 
+class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[analytic]`: the GPUs of the analytic model, with `[times] profile = "analytic"`.
+
+    `achieved` is the share of the GPU's peak that every kernel reaches: 44 to 52 % for GPTs of 18 to 1,000 billion
+    parameters on A100 (Narayanan et al. 2021). `activations` says what is kept between F and I: "all", all but
+    attention's products ("selective"), or the layer's input ("full"). `link_bandwidth` is in bytes per second of one
+    GPU between nodes; the GPU's usual network if left out.
+    """
+
+    gpu: Literal["A100-40GB", "A100-80GB", "H100-80GB"] = "A100-80GB"
+    achieved: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    activations: Literal["all", "selective", "full"] = "selective"
+    link_bandwidth: Annotated[float, Meta(gt=0)] | None = None
+    link_latency: Seconds = 10e-6
+
+
+class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[pauses]`: what a change of the live nodes costs whichever system makes it, in seconds, for `recycle compare`.
+
+    A failure is noticed after `detect`; `plan` passes until it is known what runs next, `rebuild` until groups of
+    workers can talk again. A node that came (back) can be used after `start`. A `restart` of all processes takes so
+    long before they read a checkpoint, each its part at `storage_bandwidth` bytes per second. Training stops for
+    `snapshot` and while workers copy their state to the host at `snapshot_bandwidth`; storage is written behind that.
+    """
+
+    detect: Seconds = 5.0
+    plan: Seconds = 0.0
+    rebuild: Seconds = 2.0
+    start: Seconds = 45.0
+    restart: Seconds = 60.0
+    storage_bandwidth: Annotated[float, Meta(gt=0)] = 1e9
+    snapshot: Seconds = 1.0
+    snapshot_bandwidth: Annotated[float, Meta(gt=0)] = 10e9
+
+
 class Job(Struct, frozen=True, forbid_unknown_fields=True):
     """One training job. Read with `Job.load`; built in code by passing the sections.
 
@@ -223,6 +264,8 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
     train: TrainSection = TrainSection()
     membership: MembershipSection = MembershipSection()
     cluster: ClusterSection = ClusterSection()
+    analytic: AnalyticSection = AnalyticSection()
+    pauses: PausesSection = PausesSection()
 
     @property
     def shape(self) -> Shape:
@@ -238,6 +281,8 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
     def profile(self) -> Profile:
         """The times and bytes to plan with: `[times] profile` if given, else the numbers of `[times]`."""
         times = self.times
+        if times.profile == ANALYTIC:
+            return analytic.profile(self, self.layers_per_stage())
         if times.profile is not None:
             return Profile.load(times.profile)
         return Profile(
@@ -308,7 +353,7 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
         job = cls.from_toml(text, str(path))
         folder = Path(path).resolve().parent  # paths in a job file are relative to the file
         times, data = job.times, job.data
-        if times.profile is not None:
+        if times.profile not in (None, ANALYTIC):
             times = msgspec.structs.replace(times, profile=str(folder / times.profile))
         if data.path is not None:
             data = msgspec.structs.replace(data, path=str(folder / Path(data.path).expanduser()))
@@ -357,6 +402,8 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
                 raise JobError(f"[memory] limit: a worker must hold at least {shape.chunks} activation(s), got {limit}")
             if max(limits) > _MOST_ACTIVATIONS:
                 raise JobError(f"[memory] limit: at most {_MOST_ACTIVATIONS} activations, got {limit}")
+        if self.times.profile == ANALYTIC:
+            self.layers_per_stage()
         self._validate_store()
         if self.model.hidden % self.model.heads:
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")

@@ -26,7 +26,7 @@ PerStage = float | list[float]
 _MOST_BYTES = 2**25
 _NUMBER = r"(0|[1-9][0-9]{0,8}|\*)"
 _PER_STAGE = (
-    *("forward", "backward_input", "backward_weight", "reduce", "step", "overlapped_pair"),
+    *("forward", "backward_input", "backward_weight", "reduce", "step", "overlapped_pair", "redundant_forward"),
     *("message", "activation", "static"),
 )
 _PAIR = re.compile(rf"{_NUMBER}\.{_NUMBER}>{_NUMBER}\.{_NUMBER}")
@@ -59,12 +59,15 @@ class Profile:
         forward, backward_input, backward_weight: seconds of F, I and W of one micro-batch. B costs I + W.
         reduce, step: seconds of a stage's gradient reduction and of its optimizer step.
         overlapped_pair: seconds of one overlapped forward and backward; None means F + I + W.
+        redundant_forward: seconds of R, with what is seen of parking its activation on the host; None means those of F.
         latency: seconds per transfer between two workers.
         bandwidth: bytes per second of a directed pair of workers; None means that only latency counts.
         links: directed pairs of workers whose link is another one.
         message: bytes of the activation that a stage hands to the next, and of the gradient that comes back for it.
         activation: bytes held for one micro-batch of a stage from the start of F to the end of W (or B).
         weight_stash: share of `activation` that is still held between the end of I and the end of W.
+        redundant_stash: share of `activation` that R leaves on the device until its worker's own backward of the
+            micro-batch; 0 where it is parked on the host.
         static: bytes a stage needs whatever the schedule (parameters, gradients, optimizer state, undo copy).
         speed: worker text (`k.r`) -> factor on every compute time of that worker; 1 when left out, 2 is half as fast.
         measured: how the figures came about (machine, versions, date, spread, ...), in any form; prices nothing, and
@@ -77,12 +80,14 @@ class Profile:
     reduce: PerStage = 0.0
     step: PerStage = 0.0
     overlapped_pair: PerStage | None = None
+    redundant_forward: PerStage | None = None
     latency: float = 0.0
     bandwidth: float | None = None
     links: dict[str, Link] = field(default_factory=dict)
     message: PerStage = 0.0
     activation: PerStage = 1.0
     weight_stash: float = 1.0
+    redundant_stash: float = 1.0
     static: PerStage = 0.0
     speed: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict, compare=False)
@@ -94,8 +99,9 @@ class Profile:
             for entry in value if isinstance(value, list) else [0.0 if value is None else value]:
                 if not 0 <= entry < math.inf:
                     raise JobError(f"profile: {name} must be finite and at least 0, got {entry}")
-        if not 0 <= self.weight_stash <= 1:
-            raise JobError(f"profile: weight_stash must lie between 0 and 1, got {self.weight_stash}")
+        for name in ("weight_stash", "redundant_stash"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise JobError(f"profile: {name} must lie between 0 and 1, got {getattr(self, name)}")
         for worker in self.speed:
             if str(Worker.parse(worker)) != worker:
                 raise JobError(f"profile: speed: write {Worker.parse(worker)} in place of {worker!r}")

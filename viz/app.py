@@ -88,6 +88,7 @@ def build_app(
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, shelf)
+    lanes_view.draw(opened, shelf)
     keep_in_address(app, TABS, [page.prefix for page in pages])
     _register_opening(app, pages)
     for page in pages:
@@ -101,6 +102,8 @@ def _has_steps(page: Page) -> bool:
 
 _EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
 """Scripts that Dash asks for only when it meets the first graph."""
+_ASKED = "_dash-layout", "_dash-dependencies"
+"""What it asks for when all scripts have run."""
 
 
 def _index(lanes: Sequence[str], has_graphs: bool) -> str:
@@ -110,7 +113,10 @@ def _index(lanes: Sequence[str], has_graphs: bool) -> str:
         lanes: addresses of the timelines of the page that comes first.
         has_graphs: whether that page has any; what is on its way for nothing the browser complains of.
     """
-    head = "".join(f'<link rel="preload" as="script" href="/{script}">' for script in _EARLY if has_graphs)
+    head = "".join(f'<link rel="preload" as="image" href="{lanes_view.picture_address(address)}">' for address in lanes)
+    head += "".join(f'<link rel="preload" as="fetch" crossorigin href="/{answer}">' for answer in _ASKED)
+    early = _EARLY if has_graphs else ()
+    head += "".join(f'<link rel="preload" as="script" fetchpriority="low" href="/{script}">' for script in early)
     head += "".join(f'<meta name="lanes" content="{address}">' for address in lanes)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'

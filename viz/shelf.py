@@ -15,9 +15,11 @@ from recycle.ir.dependencies import Rows
 from recycle.ir.simulate import Timeline
 from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits
+from viz.figures.raster import png
 from viz.lanes import LaneTable
 from viz.wire import encode
 
+WHOLE = 1200, 600
 MOST_BYTES = 400_000_000
 """What the shelf may hold; the tables used last stay, and at least one."""
 
@@ -63,6 +65,11 @@ class Shown:
     table: LaneTable
     content: bytes
     source: Source | None
+
+    @cached_property
+    def picture(self) -> bytes:
+        """A PNG of all lanes, WHOLE pixels wide and high."""
+        return png(self.table, *WHOLE, clear=True)
 
 
 class Shelf:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recycle.cli import agent, check, convert, plan, profile, schedule, simulate, train, view
+from recycle.cli import agent, check, compare, convert, plan, profile, schedule, simulate, train, view
 
 app = typer.Typer(
     name="recycle",
@@ -29,5 +29,5 @@ def options(
         raise typer.Exit
 
 
-for module in (schedule, check, simulate, convert, plan, train, agent, profile, view):
+for module in (schedule, check, simulate, convert, plan, train, agent, profile, compare, view):
     module.register(app)

@@ -8,7 +8,7 @@ A value that crosses a stage boundary between two workers goes by SEND and RECV:
 receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly.
 Beyond data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP
 needs its REDUCE_GRAD, and with the barrier the commit, which is all of them. Carried into the next iteration: the
-next F of a stage needs its STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
+next F (or R) of a stage needs its STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Ints
 from recycle.ir.instruction import (
+    COMPUTE_KINDS,
     RECV_KINDS,
     SEND_KINDS,
+    STAGE_KINDS,
     TRANSFER_KINDS,
     Compute,
     Instruction,
@@ -61,12 +63,16 @@ NEEDS: dict[Kind, tuple[tuple[ValueKind, int], ...]] = {
     Kind.BACKWARD: ((_A, 0), (_G, +1)),
     Kind.BACKWARD_INPUT: ((_A, 0), (_G, +1)),
     Kind.BACKWARD_WEIGHT: ((_G, 0),),
+    Kind.REDUNDANT_FORWARD: ((_A, -1),),
     Kind.SEND_ACTIVATION: ((_A, 0),),
     Kind.SEND_GRADIENT: ((_G, 0),),
     Kind.RECV_ACTIVATION: ((_A, -1),),
     Kind.RECV_GRADIENT: ((_G, +1),),
 }
 """Kind -> (value needed, stage it comes from, relative to the instruction's). Values beyond the ends do not exist."""
+
+NEVER_SENT = frozenset({Kind.REDUNDANT_FORWARD})
+"""Kinds whose worker must make what they need itself: no transfer brings it."""
 
 PRODUCES: dict[Kind, tuple[ValueKind, ...]] = {
     Kind.FORWARD: (_A,),
@@ -213,7 +219,7 @@ def work(schedule: Schedule) -> Work:
     stage = np.concatenate([c.stage, c.stage2[pair]]).astype(np.int64)
     pipeline = np.concatenate([c.pipeline, c.pipeline2[pair]]).astype(np.int64)
     index = np.concatenate([c.index, c.index2[pair]]).astype(np.int64)
-    wide = kind >= Kind.REDUCE_GRADIENTS
+    wide = is_kind(kind, STAGE_KINDS)
     inside = (pipeline >= 0) & (pipeline < shape.pipelines) & (index >= 0) & (index < shape.micro_batches)
     valid = (stage >= 0) & (stage < shape.stages) & (wide | inside)
     micro_batch = np.where(wide, -1, pipeline * shape.micro_batches + index)
@@ -264,7 +270,7 @@ class _Builder:
     def build(self) -> Dependencies:
         rows = len(self.columns)
         self.has_transfers = bool(self._rows(*(kind for pair in CARRIERS.values() for kind in pair)).size)
-        for consumer in (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT):
+        for consumer in (kind for kind in NEEDS if kind in COMPUTE_KINDS):
             for value, offset in NEEDS[consumer]:
                 self._consumers(consumer, value, offset)
         for value, (send, receive) in CARRIERS.items():
@@ -332,11 +338,11 @@ class _Builder:
         return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[kind_pieces]
 
     def _consumers(self, consumer: Kind, value: ValueKind, offset: int) -> None:
-        """F, B, I, W: from the local producer, from the local receive, or (compute-only) from wherever it is made."""
+        """F to R: from the local producer, from the local receive, or (compute-only) from wherever it is made."""
         row, worker = self.work.row, self.work.worker
         pieces, made_by = self._lookup(value, self._rows(consumer), offset)
         local = worker[pieces] == worker[made_by]
-        if offset == 0:
+        if offset == 0 or consumer in NEVER_SENT:
             self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
             self._miss(pieces[~local], Why.NOT_LOCAL, value, offset)
             return
@@ -385,7 +391,7 @@ class _Builder:
         commit = int(groups.max()) + 1 if len(groups) else rows
         gradients = self._rows(*(kind for kind, made in PRODUCES.items() if ValueKind.WEIGHT_GRADIENT in made))
         reduces, steps = self._rows(Kind.REDUCE_GRADIENTS), self._rows(Kind.OPTIMIZER_STEP)
-        forwards = self._rows(Kind.FORWARD)
+        forwards = self._rows(Kind.FORWARD, Kind.REDUNDANT_FORWARD)
         self._edge(row[gradients], groups[stage[gradients]], Cause.REDUCE)
         self._edge(groups[stage[reduces]], row[reduces], Cause.REDUCE)
         self._edge(row[reduces], np.full(len(reduces), commit), Cause.REDUCE)

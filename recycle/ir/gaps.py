@@ -240,7 +240,7 @@ class _Memory(NamedTuple):
     @classmethod
     def of(cls, timeline: Timeline, weights: Floats | None, limit: Floats) -> _Memory:
         c = timeline.schedule.columns
-        added, freed = activation_changes(timeline.schedule, timeline.profile.weight_stash, weights)
+        added, freed = activation_changes(timeline.schedule, timeline.profile, weights)
         total = np.append(0.0, np.cumsum(added - freed))
         return cls(added, added - freed, total[1:] + freed - total[c.offsets[c.worker]], limit)
 
@@ -264,7 +264,7 @@ def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) ->
     rank = np.empty(len(ready), dtype=np.int64)
     rank[by_time] = np.arange(len(ready))
     nobody = len(ready)
-    grows = is_kind(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)) & bool(memories)
+    grows = is_kind(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR, Kind.REDUNDANT_FORWARD)) & bool(memories)
     others = np.where(np.isfinite(ready) & ~grows, rank, nobody)
     fits = _range_min(others, row, c.offsets[c.worker[row] + 1], nobody)
     exceeds = np.full(len(row), nobody, dtype=np.int64)

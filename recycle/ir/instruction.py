@@ -36,6 +36,7 @@ class Kind(IntEnum):
     RECV_GRADIENT = 8
     REDUCE_GRADIENTS = 9
     OPTIMIZER_STEP = 10
+    REDUNDANT_FORWARD = 11
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -86,6 +87,18 @@ class BackwardWeight(Compute):
 
     __slots__ = ()
     kind, token = Kind.BACKWARD_WEIGHT, "W"
+
+
+class RedundantForward(Compute):
+    """`2R1.5`: stage 2's forward again, by the worker of stage 1, which holds a copy of stage 2 (Bamboo).
+
+    What it makes is kept for the backward that would be wanted if stage 2's worker died, until the backward of stage 1
+    of the same micro-batch shows that it lives. Nobody else uses it: it is none of the forwards that a micro-batch
+    needs, and its input must be at hand.
+    """
+
+    __slots__ = ()
+    kind, token = Kind.REDUNDANT_FORWARD, "R"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -177,10 +190,11 @@ KIND_CLASSES: tuple[type[Instruction], ...] = (
     RecvGradient,
     ReduceGradients,
     OptimizerStep,
+    RedundantForward,
 )
-COMPUTE_KINDS = frozenset(
-    {Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.OVERLAPPED_PAIR}
-)
+NEEDED_KINDS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.OVERLAPPED_PAIR})
+"""Of these every micro-batch needs its share at every stage, exactly once."""
+COMPUTE_KINDS = NEEDED_KINDS | {Kind.REDUNDANT_FORWARD}
 SEND_KINDS = frozenset({Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT})
 RECV_KINDS = frozenset({Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT})
 TRANSFER_KINDS = SEND_KINDS | RECV_KINDS

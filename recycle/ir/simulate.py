@@ -32,6 +32,7 @@ from recycle.ir.dependencies import (
     lane_order,
     serial_ends,
     serial_order,
+    work,
 )
 from recycle.ir.graph import Floats, earliest, topological_order
 from recycle.ir.instruction import COMPUTE_KINDS, SEND_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
@@ -147,6 +148,9 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
     else:
         pair = np.array(profile.per_stage("overlapped_pair", stages))[stage]
     seconds = np.where(c.kind == Kind.OVERLAPPED_PAIR, pair, seconds)
+    if profile.redundant_forward is not None:
+        again = np.array(profile.per_stage("redundant_forward", stages))
+        seconds = np.where(c.kind == Kind.REDUNDANT_FORWARD, again[stage], seconds)
     if profile.speed:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
         compute = is_kind(c.kind, COMPUTE_KINDS)
@@ -159,6 +163,7 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
 
 _COST = {
     Kind.FORWARD: "forward",
+    Kind.REDUNDANT_FORWARD: "forward",
     Kind.BACKWARD_INPUT: "backward_input",
     Kind.BACKWARD_WEIGHT: "backward_weight",
     Kind.REDUCE_GRADIENTS: "reduce",
@@ -238,12 +243,12 @@ class Timeline:
     @cached_property
     def peak_activations(self) -> list[float | None]:
         """Most activations (in chunks) held at once, per worker: from the start of F to the end of W (or B)."""
-        return self._per_worker(held_activations(self.schedule, self.profile.weight_stash, None)[0])
+        return self._per_worker(held_activations(self.schedule, self.profile, None)[0])
 
     @cached_property
     def _held_bytes(self) -> tuple[list[float], list[int]]:
         weights = np.array(self.profile.per_stage("activation", self.schedule.shape.stages))
-        return held_activations(self.schedule, self.profile.weight_stash, weights)
+        return held_activations(self.schedule, self.profile, weights)
 
     @cached_property
     def peak_bytes(self) -> list[float | None]:
@@ -310,27 +315,48 @@ class Timeline:
         return text
 
 
-def activation_changes(schedule: Schedule, weight_stash: float, weights: Floats | None) -> tuple[Floats, Floats]:
+def activation_changes(schedule: Schedule, profile: Profile, weights: Floats | None) -> tuple[Floats, Floats]:
     """(added at its start, freed at its end) of each row, in activations or in the unit of `weights`.
 
     A forward adds its stage's weight (1 when `weights` is None), I gives back all but `weight_stash` of it, W the
-    rest, B the whole. An overlapped pair holds both activations at once.
+    rest, B the whole. An overlapped pair holds both activations at once. What a redundant forward adds goes but for
+    `redundant_stash` when it ends, and then with the backward (or I) of the stage before on the same worker.
     """
     c, shape = schedule.columns, schedule.shape
     weight = np.ones(shape.stages) if weights is None else weights
     mine = weight[np.clip(c.stage, 0, shape.stages - 1)]
     freed = np.zeros(len(c))
     freed = np.where(c.kind == Kind.BACKWARD, mine, freed)
-    freed = np.where(c.kind == Kind.BACKWARD_INPUT, mine * (1 - weight_stash), freed)
-    freed = np.where(c.kind == Kind.BACKWARD_WEIGHT, mine * weight_stash, freed)
+    freed = np.where(c.kind == Kind.BACKWARD_INPUT, mine * (1 - profile.weight_stash), freed)
+    freed = np.where(c.kind == Kind.BACKWARD_WEIGHT, mine * profile.weight_stash, freed)
     freed = np.where(c.kind == Kind.OVERLAPPED_PAIR, weight[np.clip(c.stage2, 0, shape.stages - 1)], freed)
-    return np.where(is_kind(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)), mine, 0.0), freed
+    redundant = c.kind == Kind.REDUNDANT_FORWARD
+    if redundant.any():
+        freed = np.where(redundant, mine * (1 - profile.redundant_stash), freed)
+        released, by = released_redundant(schedule)
+        np.add.at(freed, by, mine[released] * profile.redundant_stash)
+    return np.where(is_kind(c.kind, _ADD_ACTIVATIONS), mine, 0.0), freed
 
 
-def held_activations(schedule: Schedule, weight_stash: float, weights: Floats | None) -> tuple[list[float], list[int]]:
+_ADD_ACTIVATIONS = (Kind.FORWARD, Kind.OVERLAPPED_PAIR, Kind.REDUNDANT_FORWARD)
+
+
+def released_redundant(schedule: Schedule) -> tuple[Rows, Rows]:
+    """(row of a redundant forward, row of the backward or I of the stage before, same micro-batch and worker)."""
+    pieces = work(schedule)
+    key = (pieces.worker * (schedule.shape.stages + 1) + pieces.stage) * schedule.shape.global_micro_batches
+    key = key + pieces.micro_batch
+    redundant = np.flatnonzero((pieces.kind == Kind.REDUNDANT_FORWARD) & pieces.valid)
+    backward = np.flatnonzero(is_kind(pieces.kind, (Kind.BACKWARD, Kind.BACKWARD_INPUT)) & pieces.valid)
+    before = key[redundant] - schedule.shape.global_micro_batches
+    _, first, second = np.intersect1d(before, key[backward], return_indices=True)
+    return pieces.row[redundant[first]], pieces.row[backward[second]]
+
+
+def held_activations(schedule: Schedule, profile: Profile, weights: Floats | None) -> tuple[list[float], list[int]]:
     """(most held, row that sets it first) per worker, read off the order alone (see `activation_changes`)."""
     c, shape = schedule.columns, schedule.shape
-    added, freed = activation_changes(schedule, weight_stash, weights)
+    added, freed = activation_changes(schedule, profile, weights)
     total = np.cumsum(added - freed)
     peaks, rows = [], []
     for w in range(shape.worker_count):

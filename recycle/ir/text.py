@@ -116,7 +116,7 @@ def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
     paired = np.flatnonzero(kind == Kind.OVERLAPPED_PAIR)
     columns = {name: np.full(len(at), -1, dtype=np.int64) for name in Columns.FIELDS}
     columns["kind"][:], columns["stage"][:] = kind, numbers[at - 1]
-    has_micro_batch = kind < Kind.REDUCE_GRADIENTS
+    has_micro_batch = ~is_kind(kind, STAGE_KINDS)
     columns["pipeline"][has_micro_batch] = numbers[at[has_micro_batch] + 1]
     columns["index"][has_micro_batch] = numbers[at[has_micro_batch] + 2]
     is_transfer = is_kind(kind, TRANSFER_KINDS)

@@ -91,8 +91,8 @@ def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> 
 
 def test_the_axes_draw_nothing_and_offer_no_upload(broken_timeline: Timeline) -> None:
     figure = axes_figure(LaneTable.from_timeline(broken_timeline), span=20.0)
-    assert list(figure.layout.yaxis.range) == [6, 0]
-    assert figure.layout.xaxis.range[1] == pytest.approx(20 * 1.004)
-    assert [list(trace.x) for trace in figure.data] == [[None]]
+    assert figure["layout"]["yaxis"]["range"] == [6, 0]
+    assert figure["layout"]["xaxis"]["range"][1] == pytest.approx(20 * 1.004)
+    assert [trace["x"] for trace in figure["data"]] == [[None]]
     assert AXES_CONFIG["showSendToCloud"] is False
     assert AXES_CONFIG["displaylogo"] is False

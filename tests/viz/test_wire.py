@@ -10,7 +10,7 @@ import pytest
 from recycle import Shape, Timeline, Worker, simulate
 from recycle.ir import trace as traces
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import STAGE_KINDS, Kind
 from viz.figures.boxes import boxes
 from viz.figures.palette import PAINTS
 from viz.lanes import NO_PIPELINE, LaneTable
@@ -64,8 +64,9 @@ def test_the_description_draws_the_same_boxes_as_the_other_renderers(broken_time
             drawn.append((description["paints"][paint]["fill"], begin + first * long, begin + last * long, top, bottom))
     assert drawn == [(box.paint.fill, box.start, box.end, box.top, box.bottom) for box in boxes(table)]
     assert description["failed"] == [3]
-    assert [PAINTS[paint].key for paint in description["busy"]] == ["forward", "input", "weight", "optimizer"]
-    assert [kind["homed"] for kind in description["kinds"]] == [k < Kind.REDUCE_GRADIENTS for k in Kind]
+    busy = [PAINTS[paint].key for paint in description["busy"]]
+    assert busy == ["forward", "input", "weight", "optimizer", "redundant"]
+    assert [kind["homed"] for kind in description["kinds"]] == [k not in STAGE_KINDS for k in Kind]
 
 
 @pytest.mark.parametrize("cut", [0, 3, 20, 60, -1])

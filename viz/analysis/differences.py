@@ -1,9 +1,9 @@
 """What differs between two iterations, planned or executed: instruction by instruction, and where the time goes.
 
-Instructions are matched by what they do: forward, input gradient or weight gradient of a stage and micro-batch, whoever
-runs it; reduces and steps by stage and worker. A whole backward counts as the input gradient, its later part as the
-weight gradient where the other one has that by itself, a pair as both its halves. What one of the two does not have
-stays unmatched.
+Instructions are matched by what they do: forward, redundant forward, input gradient or weight gradient of a stage and
+micro-batch, whoever runs it; reduces and steps by stage and worker. A whole backward counts as the input gradient, its
+later part as the weight gradient where the other one has that by itself, a pair as both its halves. What one of the two
+does not have stays unmatched.
 
 The makespan splits exactly: every live worker is at each moment at work or in a gap that has a cause
 (`recycle.ir.gaps`), so the mean over the live workers of work and of each cause adds up to the makespan, and the
@@ -33,7 +33,7 @@ from viz.analysis.waits import name
 
 _ROLE = np.full(256, -1, dtype=np.int64)
 _ROLE[[Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT]] = 0, 1, 1
-_ROLE[[Kind.BACKWARD_WEIGHT, Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP]] = 2, 3, 4
+_ROLE[[Kind.BACKWARD_WEIGHT, Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP, Kind.REDUNDANT_FORWARD]] = 2, 3, 4, 5
 
 
 @dataclass(frozen=True, eq=False)

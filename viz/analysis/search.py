@@ -190,6 +190,7 @@ _KINDS: dict[str, tuple[Kind, ...]] = {
     "backward": (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT),
     "comm": tuple(sorted(TRANSFER_KINDS)),
     "reduce": (Kind.REDUCE_GRADIENTS,),
+    "redundant": (Kind.REDUNDANT_FORWARD,),
 }
 _FLAGS = {"rerouted": Flag.REROUTED, "critical": Flag.CRITICAL, "violation": Flag.VIOLATION}
 _VALUES: dict[str, Callable[[str, str], Query]] = {

@@ -36,15 +36,7 @@
     }
 
     draw(context, raster, marks) {
-      const words = this.theme.words;
-      raster.words.fill(words.lane);
-      const level = this.level;
-      this.boxes = [];
-      this._grid(raster);
-      if (level === 0) this._bands(raster, this.rows.count);
-      else this._rectangles(raster, level);
-      this._failed(raster);
-      this._separators(raster);
+      const level = this._fill(raster);
       context.clearRect(0, 0, context.canvas.width, context.canvas.height);
       context.putImageData(raster.image, this.left, this.top);
       context.save();
@@ -61,6 +53,27 @@
       if (marks.selected >= 0) this._outline(context, marks.selected, this.theme.ink, 3, []);
       context.restore();
       this._gutter(context);
+      return level;
+    }
+
+    /* Everything but texts and marks, unless the raster holds it already; returns the level. */
+    _fill(raster) {
+      const { rows, theme } = this, short = (value) => +value.toPrecision(9), { t0, t1, y0, y1 } = this.view;
+      const window_ = [t0, t1, y0, y1, ...(theme.ticks || [])].map(short).join(" ");
+      const held = raster.held;
+      if (held && held.rows === rows && held.theme === theme && held.window === window_) {
+        this.boxes = held.boxes;
+        return held.level;
+      }
+      raster.words.fill(theme.words.lane);
+      const level = this.level;
+      this.boxes = [];
+      this._grid(raster);
+      if (level === 0) this._bands(raster, rows.count);
+      else this._rectangles(raster, level);
+      this._failed(raster);
+      this._separators(raster);
+      raster.held = { rows, theme, window: window_, level, boxes: this.boxes };
       return level;
     }
 

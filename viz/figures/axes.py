@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import plotly.graph_objects as go
-
 from viz.figures.boxes import time_unit
 from viz.figures.palette import FONT, MUTED
 from viz.figures.timeline import CONFIG
 from viz.lanes import LaneTable
 
 TOP, BOTTOM, RIGHT = 8, 40, 14
+OVERHANG = 0.004
+"""Share of the time axis that is shown before its begin and after its end."""
 CHARACTER = 6.8
 """Pixels that a character of a lane's name takes."""
 AXES_CONFIG: dict[str, Any] = {
@@ -24,7 +24,7 @@ AXES_CONFIG: dict[str, Any] = {
 
 def axes_figure(
     table: LaneTable, *, span: float | None = None, left: int | None = None, rows: int | None = None
-) -> go.Figure:
+) -> dict[str, Any]:
     """Axes for `table`: time along, in the unit of `time_unit`; rows down, row i from y = i to i + 1.
 
     Args:
@@ -33,37 +33,39 @@ def axes_figure(
         rows: when it is not one per lane.
     """
     length = span or table.span or 1.0
-    scale, unit = time_unit(table, length)
-    length *= scale
-    figure = go.Figure()
-    figure.add_scatter(x=[None], y=[None], hoverinfo="skip", showlegend=False)  # axes are drawn only for a trace
-    figure.update_layout(
-        autosize=True,
-        margin={"l": left or gutter(table), "r": RIGHT, "t": TOP, "b": BOTTOM, "pad": 0, "autoexpand": False},
-        showlegend=False,
-        hovermode=False,
-        dragmode="zoom",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 12, "color": MUTED},
-        modebar={"orientation": "v", "bgcolor": "rgba(0,0,0,0)"},
-        xaxis={
-            "title": {"text": f"time ({unit})" if unit else "time (units of the profile)", "standoff": 6},
-            "range": [-0.004 * length, 1.004 * length],
-            "showgrid": False,
-            "zeroline": False,
+    length *= time_unit(table, length)[0]
+    hidden = {"showgrid": False, "zeroline": False, "automargin": False}
+    layout = {
+        "autosize": True,
+        "margin": dict(zip("ltrb", margins(table, left), strict=True)) | {"pad": 0, "autoexpand": False},
+        "showlegend": False,
+        "hovermode": False,
+        "dragmode": "zoom",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 12, "color": MUTED},
+        "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)"},
+        "xaxis": {
+            "title": {"text": axis_title(table, span), "standoff": 6},
+            "range": [-OVERHANG * length, (1 + OVERHANG) * length],
             "ticks": "outside",
-            "automargin": False,
+            **hidden,
         },
-        yaxis={
-            "range": [rows or table.lanes, 0],
-            "showgrid": False,
-            "zeroline": False,
-            "showticklabels": False,
-            "automargin": False,
-        },
-    )
-    return figure
+        "yaxis": {"range": [rows or table.lanes, 0], "showticklabels": False, **hidden},
+    }
+    # Axes are drawn only for a trace. A dict, as go.Figure would look at every key, and send a template of 7 kB along.
+    return {"data": [{"type": "scatter", "x": [None], "y": [None]}], "layout": layout}
+
+
+def axis_title(table: LaneTable, span: float | None = None) -> str:
+    """What the time axis says of its unit."""
+    _, unit = time_unit(table, span or table.span or 1.0)
+    return f"time ({unit})" if unit else "time (units of the profile)"
+
+
+def margins(table: LaneTable, left: int | None = None) -> tuple[int, int, int, int]:
+    """Pixels left of, above, right of and below the axes; `left` as of `axes_figure`."""
+    return left or gutter(table), TOP, RIGHT, BOTTOM
 
 
 def gutter(table: LaneTable) -> int:

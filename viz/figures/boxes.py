@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from recycle.ir.instruction import KIND_CLASSES, Kind, OverlappedPair
-from viz.figures.palette import BACKWARD_INPUT, BACKWARD_WEIGHT, COMMUNICATION, FORWARD, OPTIMIZER, Paint
+from viz.figures.palette import BACKWARD_INPUT, BACKWARD_WEIGHT, COMMUNICATION, FORWARD, OPTIMIZER, REDUNDANT, Paint
 from viz.lanes import NO_PIPELINE, Flag, LaneTable
 
 WORK_TOP, WORK_BOTTOM, STRIP_TOP, STRIP_BOTTOM = -0.40, 0.34, 0.36, 0.46
@@ -74,6 +74,7 @@ PARTS: dict[Kind, Callable[[float], tuple[Part, ...]]] = {
     Kind.RECV_GRADIENT: _strip,
     Kind.REDUCE_GRADIENTS: _whole(OPTIMIZER),
     Kind.OPTIMIZER_STEP: _whole(OPTIMIZER),
+    Kind.REDUNDANT_FORWARD: _whole(REDUNDANT),
 }
 
 
@@ -124,6 +125,7 @@ NAMES = {
     Kind.RECV_GRADIENT: "gradient awaited",
     Kind.REDUCE_GRADIENTS: "reduction of the stage's gradients",
     Kind.OPTIMIZER_STEP: "optimizer step",
+    Kind.REDUNDANT_FORWARD: "forward of the next stage, run again on its copy",
 }
 
 

@@ -14,7 +14,19 @@ import plotly.graph_objects as go
 from recycle.ir.instruction import Kind
 from recycle.ir.simulate import TOLERANCE, Timeline
 from viz.analysis.differences import Matches
-from viz.figures.palette import BACKWARD_INPUT, BACKWARD_WEIGHT, BAND, FONT, FORWARD, GRID, INK, OPTIMIZER, PAPER, RULE
+from viz.figures.palette import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    BAND,
+    FONT,
+    FORWARD,
+    GRID,
+    INK,
+    OPTIMIZER,
+    PAPER,
+    REDUNDANT,
+    RULE,
+)
 
 POINTS, BINS = 2000, 800
 HEIGHT = 170
@@ -22,6 +34,7 @@ _GROUPS = (
     ("Forward", (Kind.FORWARD, Kind.OVERLAPPED_PAIR), FORWARD, "circle"),
     ("Backward", (Kind.BACKWARD, Kind.BACKWARD_INPUT), BACKWARD_INPUT, "square"),
     ("Backward, weight", (Kind.BACKWARD_WEIGHT,), BACKWARD_WEIGHT, "diamond"),
+    ("Redundant forward", (Kind.REDUNDANT_FORWARD,), REDUNDANT, "triangle-up"),
     ("Reduce and step", (Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP), OPTIMIZER, "x"),
 )
 

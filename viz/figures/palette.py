@@ -40,6 +40,7 @@ class Paint:
 
 
 FORWARD = Paint("forward", "Forward", "#0072B2", "#FFFFFF", "#00568A")
+REDUNDANT = Paint("redundant", "Redundant forward", "#CC79A7", INK, "#E3B5CF")
 BACKWARD_INPUT = Paint("input", "Backward, input", "#009E73", INK, "#5CC7A8")
 BACKWARD_WEIGHT = Paint("weight", "Backward, weight", "#E69F00", INK, "#F6CE7A")
 OPTIMIZER = Paint("optimizer", "Reduce and step", "#8C8C8C", INK, "#BFBFBF")
@@ -52,4 +53,4 @@ MUCH_LATER = Paint("much-later", "Much later", "#D55E00", INK, "#EE9A5F")
 NO_PARTNER = Paint("no-partner", "Only here", "#CC79A7", INK, "#E3B1CC")
 SHADES = (MUCH_EARLIER, EARLIER, UNCHANGED, LATER, MUCH_LATER, NO_PARTNER)
 """How much later than in another timeline, in the order that `assets/lanes_derived.js` counts them."""
-PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, COMMUNICATION)
+PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUNICATION)

@@ -45,13 +45,16 @@ class Window:
         return cls(0.0, table.span or 1.0, 0.0, max(table.lanes, 1))
 
 
-def png(table: LaneTable, width: int, height: int, window: Window | None = None) -> bytes:
+def png(table: LaneTable, width: int, height: int, window: Window | None = None, *, clear: bool = False) -> bytes:
     """The picture as PNG.
+
+    Args:
+        clear: what is idle is transparent, for a page that may be dark.
 
     Raises:
         ValueError: the size is not 1 to MOST_PIXELS pixels, or the window is empty or not finite.
     """
-    return encode_png(raster(table, width, height, window or Window.whole(table)))
+    return encode_png(raster(table, width, height, window or Window.whole(table)), clear=clear)
 
 
 def raster(table: LaneTable, width: int, height: int, window: Window) -> Pixels:
@@ -208,8 +211,8 @@ def stacked(pictures: Sequence[Pixels], gap: int = 16) -> Pixels:
     return whole
 
 
-def encode_png(picture: Pixels) -> bytes:
-    """An indexed PNG (ISO/IEC 15948) of palette indices."""
+def encode_png(picture: Pixels, *, clear: bool = False) -> bytes:
+    """An indexed PNG (ISO/IEC 15948) of palette indices; `clear` makes idle time transparent."""
     height, width = picture.shape
     lines = np.zeros((height, width + 1), dtype=np.uint8)  # each line begins with its filter, none
     lines[:, 1:] = picture
@@ -217,6 +220,7 @@ def encode_png(picture: Pixels) -> bytes:
     chunks = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
         (b"PLTE", colours),
+        *([(b"tRNS", bytes([255] * _INDEX[BAND] + [0]))] if clear else []),
         (b"IDAT", zlib.compress(lines.tobytes(), 6)),
         (b"IEND", b""),
     ]

@@ -6,7 +6,7 @@ A selection lands in the store `lanes-choice`; the server answers with text, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,12 +15,13 @@ from flask import Response, abort, request
 
 from recycle.ir.simulate import Timeline
 from viz.details import Details, details
-from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure
+from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure, margins
 from viz.figures.boxes import time_unit
 from viz.figures.raster import Window, png
 from viz.lanes import Grouping, LaneTable
 from viz.operands import stated_limits
-from viz.shelf import Shelf, Source
+from viz.pages.first_picture import first_picture
+from viz.shelf import WHOLE, Shelf, Source
 
 LANE_PIXELS, LEAST_PIXELS, SCREEN = 32, 110, "76vh"
 FOREVER = "public, max-age=31536000, immutable"
@@ -66,15 +67,18 @@ def lanes_view(
         **(more or {}),
     }
     config: Any = AXES_CONFIG
+    figure: Any = axes_figure(table, span=span, left=left, rows=rows)
+    early = [first_picture(table, picture_address(address, grouping), span or table.span, margins(table, left))]
     return html.Div(
         [
             html.Div(className="lanes-tools"),
             html.Div(
                 [
+                    *(early if table.span and not more else []),
                     html.Canvas(**image),
                     dcc.Graph(
                         id={"type": "lanes-axes", "name": name},
-                        figure=axes_figure(table, span=span, left=left, rows=rows),
+                        figure=figure,
                         config=config,
                         responsive=True,
                         className="lanes-axes",
@@ -107,6 +111,22 @@ def lanes_address(digest: str) -> str:
     return f"lanes/{digest}.bin"
 
 
+def draw(addresses: Sequence[str], shelf: Shelf) -> None:
+    """Have the pictures of these lanes ready before a browser asks."""
+    for address in addresses:
+        if (shown := shelf.get(_digest(address))) is not None:
+            _ = shown.picture
+
+
+def _digest(address: str) -> str:
+    return address.removeprefix("lanes/").removesuffix(".bin")
+
+
+def picture_address(address: str, grouping: Grouping = "pipeline") -> str:
+    """Where the browser finds the picture of all of them."""
+    return f"{address.removesuffix('.bin')}.png" + (f"?grouping={grouping}" if grouping != "pipeline" else "")
+
+
 def register(app: Dash, shelf: Shelf) -> None:
     """Add the routes and the callbacks of all timelines."""
 
@@ -121,15 +141,20 @@ def register(app: Dash, shelf: Shelf) -> None:
 
     def picture(digest: str) -> Response:
         shown = shelf.get(digest) or abort(404)
+        headers = {"Cache-Control": FOREVER}
+        if not request.args:
+            return Response(shown.picture, mimetype="image/png", headers=headers)
         table = shown.table.ordered("stage") if request.args.get("grouping") == "stage" else shown.table
         whole = Window.whole(table)
         try:
             window = Window(*(float(request.args.get(k, getattr(whole, k))) for k in ("t0", "t1", "y0", "y1")))
-            width, height = (int(request.args.get(key, size)) for key, size in (("width", 1200), ("height", 600)))
-            content = png(table, width, height, window)
+            width, height = (
+                int(request.args.get(key, size)) for key, size in zip(("width", "height"), WHOLE, strict=True)
+            )
+            content = png(table, width, height, window, clear=True)
         except ValueError as error:
             return Response(f"{error}\n", status=400, mimetype="text/plain")
-        return Response(content, mimetype="image/png", headers={"Cache-Control": FOREVER})
+        return Response(content, mimetype="image/png", headers=headers)
 
     for suffix, route in ((".bin", lanes), (".png", picture)):
         app.server.add_url_rule(f"/lanes/<digest>{suffix}", f"lanes{suffix[1:]}", route)
@@ -156,7 +181,7 @@ def answer(shelf: Shelf, choice: Any) -> tuple[Any, Any]:
     """The details of a choice as they stand on the page, and its links for the canvas."""
     if not isinstance(choice, dict):
         return [], None
-    shown = shelf.get(str(choice.get("address")).removeprefix("lanes/").removesuffix(".bin"))
+    shown = shelf.get(_digest(str(choice.get("address"))))
     if shown is None:
         return html.P("These lanes are no longer kept. Load the page again.", className="hint"), None
     told = details(shown, choice)

@@ -72,6 +72,7 @@ class Keeper:
             return False
         if not is_last and ((step + 1) % every or self._pending):
             return False
+        self._store.delete([key for stage in range(self._job.shape.stages) for key in self._keys(step, stage)])
         checkpoint.remove(folder_of(self._root, step))  # what an attempt before a restart left of it
         return True
 

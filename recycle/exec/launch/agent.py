@@ -185,6 +185,8 @@ class _Agent:
         self._waker.wake()
 
     def _orders(self, worker: Worker, incarnation: int, tensor_rank: int) -> Orders:
+        order = read_order(self._store.read(f"start/{worker}"))
+        place = [str(seat) for seat in self._workers].index(order.seat)
         return Orders(
             self._job.to_toml(),
             str(worker),
@@ -198,8 +200,10 @@ class _Agent:
             os.getpid(),
             self._directory.started,
             str(self._directory.checkpoints),
-            tensor_rank=tensor_rank,
-            local_index=self._workers.index(worker) * self._tensor_parallel + tensor_rank,
+            order.generation,
+            order.restored,
+            tensor_rank,
+            place * self._tensor_parallel + tensor_rank,
         )
 
     def run(
@@ -235,13 +239,13 @@ class _Agent:
 
     def _carry_out(self) -> None:
         """Start and kill as ordered, and say who has ended."""
-        for worker in self._workers:
-            number, session = read_order(self._store.read(f"start/{worker}"))
-            if session == self._session and number > self._processes.incarnation(worker):
+        for worker in self._job.shape.workers():
+            order = read_order(self._store.read(f"start/{worker}"))
+            if order.session == self._session and order.incarnation > self._processes.incarnation(worker):
                 if self._processes.running(worker):
                     self._processes.kill(worker)
                 else:
-                    self._processes.start(worker, number)
+                    self._processes.start(worker, order.incarnation)
             dead = self._store.read(f"kill/{worker}")
             if (
                 dead is not None

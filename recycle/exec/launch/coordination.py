@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from recycle.errors import RunError
 from recycle.exec.checkpoint.keeper import Keeper
 from recycle.exec.launch.metrics import metrics_line
 from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.restart import ClusterRestart
 from recycle.exec.launch.shared_directory import SharedRunDirectory
 from recycle.exec.membership.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.membership.etcd_store import EtcdStore
@@ -30,7 +32,6 @@ from recycle.exec.processes.waker import Waker
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
 from recycle.job import Job
-from recycle.nodes import place_workers
 from recycle.shape import Worker
 
 LEAVE_SECONDS = 30.0
@@ -90,6 +91,9 @@ class Coordination:
             self._keeper.due,
         )
         self._absent = absent
+        self._going_back = ClusterRestart(
+            job, self._processes, self._coordinator, self._keeper, directory, absent, self._event
+        )
         self._last_commit = time.monotonic()
         self._deadline = time.monotonic() + job.membership.start_deadline
         self._said = ""
@@ -101,7 +105,10 @@ class Coordination:
         """Do what is due. Raises RunError when the run cannot go on, RoleLost when another agent coordinates."""
         if not self._begun:
             self._begin()
-        if not self._started:
+        if self._going_back.under_way:
+            self._going_back.tick()
+            self._deadline = time.monotonic() + self._job.membership.start_deadline
+        elif not self._started:
             self._start()
         else:
             self._restart()
@@ -110,10 +117,7 @@ class Coordination:
             try:
                 self._coordinator.tick()
             except StageLost as lost:
-                raise RunError(
-                    f"{lost}: its parameters are lost; where [train] checkpoint_every keeps checkpoints, go on from"
-                    f" the newest with: recycle train JOB --resume --run {self._directory.path}"
-                ) from None
+                self._go_back(lost, self._coordinator.live)
         if self._coordinator.phase is Phase.FINISHED:
             self._finish()
 
@@ -124,19 +128,26 @@ class Coordination:
             record = decode(register, Record)
             self._event("coordinator", node=self._node, generation=record.generation, step=record.committed + 1)
             self._coordinator.take_over(record)
-            self._started = True
+            self._started = bool(record.plan)
+            if not record.plan:
+                self._directory.rewind(record.committed + 1)
         self._begun = True
 
     def _start(self) -> None:
-        """Have all workers started once all agents are there, and wait for them."""
-        count, nodes = len(place_workers(self._job.shape, self._job.cluster.workers_per_node)), self._processes.nodes()
-        missing = [str(node) for node in range(count) if node not in nodes]
-        live = sorted(self._coordinator.live)
+        """Have all workers started once their agents are there, and wait for them."""
+        live, there = sorted(self._coordinator.live), self._processes.nodes()
+        missing = [str(node) for node in sorted({self._processes.node(worker) for worker in live}) if node not in there]
+        generation = self._coordinator.record.generation
         for worker in live if not missing else []:
-            if self._processes.incarnation(worker) < 0 or self._processes.lost_its_agent(worker):
-                self._processes.start(worker)
+            order = self._processes.order(worker)
+            if order.incarnation < 0 or order.generation != generation or self._processes.lost_its_agent(worker):
+                self._processes.start(worker, generation, self._coordinator.record.committed if generation else None)
             elif (how := self._processes.ended(worker)) is not None:
-                raise RunError(f"worker {worker} {how} during start-up")
+                self._fail_to_start(worker, how)
+                return
+        if generation and missing:
+            self._go_back(StageLost(f"nodes {' '.join(missing)} are gone again"), live)
+            return
         slow = [str(worker) for worker in live if not self._is_ready(worker)]
         if not missing and not slow:
             self._started, self._last_commit = True, time.monotonic()
@@ -149,6 +160,19 @@ class Coordination:
         if kind != self._said:
             self._said = kind
             self._observer.waiting(f"{waited_for} to start")
+
+    def _fail_to_start(self, worker: Worker, how: str) -> None:
+        """At the start of the run that is its end; on the way back from a lost stage others may do."""
+        message = f"worker {worker} {how} during start-up"
+        if not self._coordinator.record.generation:
+            raise RunError(message)
+        self._event("detected", worker=str(worker), step=self._coordinator.next_step, cause=f"{how} during start-up")
+        self._go_back(StageLost(message), self._coordinator.live - {worker})
+
+    def _go_back(self, lost: StageLost, left: Collection[Worker]) -> None:
+        """Training goes on from a checkpoint, with whoever can be started."""
+        self._started = False
+        self._going_back.begin(lost, left)
 
     def _restart(self) -> None:
         """Start workers that died again where their node has an agent, and admit them when they are ready."""

@@ -23,10 +23,10 @@ from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import Checkpoint
 from recycle.exec.checkpoint.keeper import Keeper
 from recycle.exec.checkpoint.resume import Earlier, find_earlier
-from recycle.exec.checkpoint.seats import seats
 from recycle.exec.faults.faults import KINDS, Fault, check_faults
 from recycle.exec.launch.metrics import metrics_line
 from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.restart import where_to_go_back
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, Phase, StageLost
 from recycle.exec.membership.members import joined_digests, members_of
@@ -263,7 +263,7 @@ class _Launcher:
         left = set(self.coordinator.live)
         while True:
             self.processes.end(patience=0.0)
-            positions, checkpoint = self._where_to_go_back(lost, left)
+            positions, checkpoint = where_to_go_back(self.job, self.keeper, lost, left, self.directory.path, self._warn)
             step = checkpoint.manifest.step
             self.result.metrics[:] = [line for line in self.result.metrics if line["step"] <= step]
             self.directory.rewind(len(self.result.metrics))
@@ -275,24 +275,6 @@ class _Launcher:
             except StartUpFailed as failed:
                 self._event("detected", worker=str(failed.worker), step=step + 1, cause=f"{failed.how} during start-up")
                 left = set(positions) - {failed.worker}
-
-    def _where_to_go_back(self, lost: StageLost, left: set[Worker]) -> tuple[list[Worker], Checkpoint]:
-        """Positions for as many processes as are left, and the checkpoint. Raises RunError where there is none."""
-        checkpoint = self.keeper.newest(self._warn)
-        if checkpoint is None:
-            every = self.job.train.checkpoint_every
-            raise RunError(
-                f"{lost}: its parameters are lost, and there is no complete checkpoint to go back to;"
-                f" [train] checkpoint_every is {every}{'' if every else ', which is never'}: the state is kept every so"
-                " many steps"
-            )
-        positions = seats(self.job.shape, left)
-        if positions is None:
-            raise RunError(
-                f"{lost}, and {len(left)} live workers are too few for {self.job.shape.ranks} ranks; go on from"
-                f" {checkpoint.folder.name} with: recycle train JOB --resume --run {self.directory.path}"
-            )
-        return positions, checkpoint
 
     def _go_back(self, checkpoint: Checkpoint, live: set[Worker]) -> None:
         step = checkpoint.manifest.step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import time
@@ -58,6 +59,17 @@ class SharedRunDirectory(RunDirectory):
                 return False
             self._append("metrics", line)
             return True
+        finally:
+            fcntl.lockf(metrics, fcntl.LOCK_UN)
+
+    def rewind(self, count: int) -> None:
+        """Training goes back: forget all lines of metrics but the first `count`."""
+        metrics = self._files["metrics"]
+        fcntl.lockf(metrics, fcntl.LOCK_EX)
+        try:
+            with (self.path / "metrics.jsonl").open("rb") as lines:
+                # Within the block: whoever closes one descriptor of a file gives up its locks on all of them.
+                os.ftruncate(metrics, sum(len(line) for line in itertools.islice(lines, count)))
         finally:
             fcntl.lockf(metrics, fcntl.LOCK_UN)
 

@@ -110,7 +110,7 @@ class Coordinator:
         self.record, self._registered = record, encode(record)
         self.live = {Worker.parse(worker) for worker in record.live}
         self.store.compare_set(f"proposal/{record.generation}", "", encode(record))
-        if record.facts is not None:
+        if record.facts is not None and record.plan:  # what a restart goes back to was told long ago
             self.store.compare_set(f"commit/{record.generation}/{record.committed}", "", encode(record.facts))
             text = self.store.read(f"periods/{record.plan}")
             self._periods = msgspec.json.decode(text, type=dict[Mode, float]) if text is not None else {}
@@ -209,6 +209,19 @@ class Coordinator:
         self._rejoins.start_over()
         self._attempts, self._retried, self._repeated = 0, -1, None
         self._enter(Phase.BETWEEN)
+
+    def restart(self, live: set[Worker], committed: int, facts: Facts) -> None:
+        """Start over, and have it in the register before any process is started: the next coordinator goes on from it.
+
+        What stands there is a generation of those that are to be started, over before anybody can take part in it.
+        """
+        self.start_over(live, committed, facts)
+        generation = self.record.generation + 1
+        names = [str(worker) for worker in sorted(live)]
+        self.record = msgspec.structs.replace(self.record, generation=generation, live=names)
+        self.store.set(f"stop/{generation}", "1")
+        self._register()
+        self.store.set(f"proposal/{generation}", encode(self.record))
 
     def _end(self) -> None:
         """End the current generation: whatever is undecided is void, and survivors wake up."""

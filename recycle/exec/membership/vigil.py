@@ -6,13 +6,15 @@ longest that such an operation has taken this process lately. So a hang shows wh
 multiple of that, on any model and machine; before it has been done once, it may compile, load or warm up, and more
 patience is due. A worker that waits for others never hangs by this rule: whom it waits for does.
 
-A silence counts only as long as the coordinator itself was awake: where it does not get its turn, nobody does.
+A silence counts only as long as the coordinator itself was awake: where it does not get its turn, nobody does. Nor does
+it count as far as the median process is silent too, up to a second deadline: many workers on few cores starve together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from recycle.exec.membership.members import member_name
 from recycle.job import Job
@@ -63,12 +65,12 @@ class Vigil:
             for beat in self._beats.values():
                 beat.changed += late
                 beat.progressed += late
-        lost: dict[Worker, str] = {}
+        watched: list[tuple[Worker, str, _Beat]] = []
         for worker, rank in ((worker, rank) for worker in live for rank in self._tensor_ranks):
             if (name := member_name(worker, rank)) in done:
                 continue
-            which = f"tensor rank {rank}: " if rank else ""
             beat = self._beats.setdefault((worker, rank), _Beat(changed=now, progressed=now, patience=limits.warm_up))
+            watched.append((worker, f"tensor rank {rank}: " if rank else "", beat))
             if now - beat.changed < limits.heartbeat / 2 and beat.text:
                 continue
             text = read(f"beat/{name}") or ""
@@ -78,11 +80,20 @@ class Vigil:
                 beat.patience = self.patience(None if longest == "new" else float(longest))
                 if count != beat.count or state == "waiting":
                     beat.count, beat.progressed = count, now
-            if now - beat.changed > limits.dead_after:
+        starved = self._common_silence([now - beat.changed for _, _, beat in watched])
+        lost: dict[Worker, str] = {}
+        for worker, which, beat in watched:
+            if now - beat.changed > limits.dead_after + starved:
                 lost.setdefault(worker, f"{which}no heartbeat for {limits.dead_after:g} s")
-            elif now - beat.progressed > beat.patience:
+            elif now - beat.progressed > beat.patience + starved:
                 lost.setdefault(worker, f"{which}no progress for {beat.patience:g} s in {beat.doing}")
         return lost
+
+    def _common_silence(self, silences: Sequence[float]) -> float:
+        """Seconds that the median process is overdue, up to `dead_after`: half of them wait for their turn."""
+        if len(silences) < 2:
+            return 0.0
+        return min(max(0.0, median_low(silences) - self._limits.heartbeat), self._limits.dead_after)
 
     def patience(self, longest: float | None) -> float:
         """Seconds that an operation may take before it counts as hung.

@@ -55,6 +55,8 @@ class EmulatedStage:
         self._is_one_of_several = job.grid.tensor_parallel > 1
         names = ("forward", "backward_input", "backward_weight", "step")
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
+        again = "forward" if profile.redundant_forward is None else "redundant_forward"
+        self._seconds["redundant_forward"] = scale * profile.per_stage(again, shape.stages)[index]
         elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
         self._message_shape = (elements, 1, 1)
         self._activation_bytes = profile.per_stage("activation", shape.stages)[index]
@@ -77,15 +79,19 @@ class EmulatedStage:
         self._loss = 0.0
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        if micro_batch in self._held or micro_batch in self._waiting:
-            raise self._misuse("F", micro_batch, "its activations are already held")
         with self._takes("forward"):
-            self._check("F", micro_batch, activation, self._is_first, self.index - 1)
-            self._held.add(micro_batch)
+            self._hold("F", micro_batch, activation)
             if self._is_last:
                 self._loss += _draw(1, "loss", self._iteration, micro_batch)[0]
                 return None
             return self._message("F", self.index, micro_batch)
+
+    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
+        with self._takes("redundant_forward"):
+            self._hold("R", micro_batch, activation)
+
+    def release(self, micro_batch: MicroBatch) -> None:
+        self._held.remove(micro_batch)
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         message = self._turn("I", micro_batch, gradient)
@@ -159,6 +165,12 @@ class EmulatedStage:
     def gradient(self, step: int, micro_batch: MicroBatch) -> torch.Tensor:
         """This stage's gradient of one micro-batch, fp64 [ENTRIES]: what a test adds up by itself."""
         return torch.tensor(_draw(ENTRIES, "gradient", self.index, step, micro_batch), dtype=torch.float64)
+
+    def _hold(self, kind: str, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
+        if micro_batch in self._held or micro_batch in self._waiting:
+            raise self._misuse(kind, micro_batch, "its activations are already held")
+        self._check("F", micro_batch, activation, self._is_first, self.index - 1)
+        self._held.add(micro_batch)
 
     def _turn(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch not in self._held:

@@ -63,6 +63,12 @@ class Stage(Protocol):
         Returns the output to send, detached; None on the last stage, whose loss is kept.
         """
 
+    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
+        """R, on a copy of the stage: F without loss and output, which those of the stage itself are."""
+
+    def release(self, micro_batch: MicroBatch) -> None:
+        """Let go of what R holds, as no backward will want it."""
+
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """I. Takes the gradient by the output (None on the last stage); leaves the weight gradients to W.
 
@@ -236,20 +242,31 @@ class MegatronStage:
             parameter.grad = None
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        output = self._hold("F", micro_batch, activation)
+        if self._is_last:
+            self._losses.add(0, output.detach().reshape(1))
+        return None if self._is_last else output.detach()
+
+    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
+        self._hold("R", micro_batch, activation)
+
+    def release(self, micro_batch: MicroBatch) -> None:
+        del self._activations[micro_batch]
+
+    def _hold(self, kind: str, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
+        """Compute the forward, and hold what its backward needs."""
         if micro_batch in self._activations:
-            raise self._misuse("F", micro_batch, "its activations are already held")
+            raise self._misuse(kind, micro_batch, "its activations are already held")
         if (activation is None) != self._is_first:
-            raise self._misuse("F", micro_batch, "stage 0 takes no input, every other stage takes one")
+            raise self._misuse(kind, micro_batch, "stage 0 takes no input, every other stage takes one")
         entry = None if activation is None else activation.detach()
         if self._recomputes:
             with torch.no_grad():
                 output = self._compute(micro_batch, entry)
         else:
             output = self._compute(micro_batch, entry)
-        if self._is_last:
-            self._losses.add(0, output.detach().reshape(1))
         self._activations[micro_batch] = (entry, None if self._recomputes else output)
-        return None if self._is_last else output.detach()
+        return output
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch in self._store.waiting():

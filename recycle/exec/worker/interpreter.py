@@ -16,6 +16,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
 from recycle.ir.dependencies import NEEDS, Value, ValueKind, needs
 from recycle.ir.instruction import (
+    NEEDED_KINDS,
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -27,6 +28,7 @@ from recycle.ir.instruction import (
     RecvActivation,
     RecvGradient,
     ReduceGradients,
+    RedundantForward,
     SendActivation,
     SendGradient,
 )
@@ -43,7 +45,7 @@ class Interpreter:
         model_stages: S, the stages of the whole model.
         transport: how tensors reach other workers.
         step: called by STEP with the stage; steps its optimizer.
-        computed: called after each F, I, W and B with its seconds, while it still counts as running.
+        computed: called after each F, I, W, B and R with its seconds, while it still counts as running.
         ties: groups of stages that share a weight.
 
     Attributes:
@@ -67,10 +69,16 @@ class Interpreter:
         self.compute: dict[str, tuple[int, float]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._reduced_ties: set[int] = set()
+        self._read_twice: set[Value] = set()
+        self._redundant: set[Value] = set()
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start an iteration from a clean state, whatever the one before left behind."""
         self.timed, self.compute, self._values, self._reduced_ties = [], {}, {}, set()
+        # What goes to the next stage is the input of its redundant forward too.
+        doubled = (one for one in program if isinstance(one, RedundantForward))
+        self._read_twice = {value for one in doubled for value in needs(one, self.model_stages)}
+        self._redundant = set()
         for stage in self.stages.values():
             stage.begin_iteration(iteration)
         self.transport.begin(program, iteration)
@@ -88,8 +96,8 @@ class Interpreter:
             self._computed(time.monotonic() - started)
         ended = time.monotonic()
         self.timed.append((str(instruction), started, ended))
-        if isinstance(instruction, Compute):
-            key = f"{instruction.stage}{instruction.token}"
+        if instruction.kind in NEEDED_KINDS:
+            key = f"{_stage(instruction)}{instruction.token}"
             count, seconds = self.compute.get(key, (0, 0.0))
             self.compute[key] = (count + 1, seconds + ended - started)
 
@@ -101,18 +109,35 @@ class Interpreter:
         return found + [None] * (expected - len(found))
 
     def _take(self, value: Value) -> torch.Tensor | None:
-        made = self._values.pop(value)
+        if value in self._read_twice:
+            self._read_twice.remove(value)
+            made = self._values[value]
+        else:
+            made = self._values.pop(value)
         return made() if callable(made) and not isinstance(made, torch.Tensor) else made
 
     def _forward(self, instruction: Forward, activation: torch.Tensor | None) -> None:
         output = self.stages[instruction.stage].forward(instruction.micro_batch, activation)
         self._values[Value(ValueKind.ACTIVATION, instruction.stage, instruction.micro_batch)] = output
 
+    def _redundant_forward(self, instruction: RedundantForward, activation: torch.Tensor | None) -> None:
+        self.stages[instruction.stage].redundant_forward(instruction.micro_batch, activation)
+        self._redundant.add(Value(ValueKind.ACTIVATION, instruction.stage, instruction.micro_batch))
+
+    def _release(self, backward: Backward | BackwardInput) -> None:
+        """The gradient of the stage behind is here, so that nobody wants what its redundant forward holds."""
+        held = Value(ValueKind.ACTIVATION, backward.stage + 1, backward.micro_batch)
+        if held in self._redundant:
+            self._redundant.remove(held)
+            self.stages[held.stage].release(held.micro_batch)
+
     def _backward(self, instruction: Backward, gradient: torch.Tensor | None) -> None:
+        self._release(instruction)
         result = self.stages[instruction.stage].backward(instruction.micro_batch, gradient)
         self._values[Value(ValueKind.INPUT_GRADIENT, instruction.stage, instruction.micro_batch)] = result
 
     def _backward_input(self, instruction: BackwardInput, gradient: torch.Tensor | None) -> None:
+        self._release(instruction)
         result = self.stages[instruction.stage].backward_input(instruction.micro_batch, gradient)
         self._values[Value(ValueKind.INPUT_GRADIENT, instruction.stage, instruction.micro_batch)] = result
 
@@ -143,6 +168,7 @@ class Interpreter:
 _TRANSFERS = (SendActivation, SendGradient, RecvActivation, RecvGradient)
 _METHODS: dict[type[Instruction], Any] = {
     Forward: Interpreter._forward,
+    RedundantForward: Interpreter._redundant_forward,
     Backward: Interpreter._backward,
     BackwardInput: Interpreter._backward_input,
     BackwardWeight: Interpreter._backward_weight,

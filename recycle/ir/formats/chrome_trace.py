@@ -199,7 +199,7 @@ class _Held(NamedTuple):
         profile, stages = timeline.profile, timeline.schedule.shape.stages
         weights = np.array(profile.per_stage("activation", stages))
         in_bytes = bool((weights != 1).any())
-        changes = activation_changes(timeline.schedule, profile.weight_stash, weights)
+        changes = activation_changes(timeline.schedule, profile, weights)
         return cls("bytes" if in_bytes else "chunks", *changes)
 
     def steps(self, rows: slice, start: chrome.Nanoseconds, end: chrome.Nanoseconds) -> Iterator[tuple[int, float]]:

@@ -31,13 +31,14 @@ from recycle.ir.instruction import (
     OptimizerStep,
     OverlappedPair,
     ReduceGradients,
+    RedundantForward,
     StageWide,
     Transfer,
 )
 from recycle.ir.schedule import Placement, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 
-_CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls not in (OverlappedPair, OptimizerStep)}
+_CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls not in (OverlappedPair, OptimizerStep, RedundantForward)}
 _SHARDING = ("UNSHARD", "RESHARD")
 _TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")

@@ -5,7 +5,7 @@ Order in the table is the order in which findings at one place are told: causes 
 
 from __future__ import annotations
 
-from recycle.ir.rules import completeness, memory, optimizer, order, placement, transfers
+from recycle.ir.rules import completeness, memory, optimizer, order, placement, redundant, transfers
 from recycle.ir.rules.rule import Finding, Inspection, Place, Rule
 
 RULES: tuple[Rule, ...] = (
@@ -19,6 +19,7 @@ RULES: tuple[Rule, ...] = (
     completeness.mixed_backward,
     completeness.apart,
     completeness.not_lowered,
+    redundant.redundant,
     order.order,
     transfers.wrong_peer,
     transfers.duplicate_transfer,

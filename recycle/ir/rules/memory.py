@@ -22,7 +22,7 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
     if inspection.limits is None or not inspection.complete.all():
         return
     shape = inspection.schedule.shape
-    peaks, rows = held_activations(inspection.schedule, inspection.profile.weight_stash, None)
+    peaks, rows = held_activations(inspection.schedule, inspection.profile, None)
     for w, (peak, row) in enumerate(zip(peaks, rows, strict=True)):
         limit = inspection.limits[w % shape.ranks]
         if row >= 0 and peak > limit + SLACK and not inspection.dead[w]:
@@ -45,7 +45,7 @@ def byte_limit(inspection: Inspection) -> Iterator[Defect]:
     stages = schedule.shape.stages
     static = inspection.hosted @ np.array(profile.per_stage("static", stages))
     weights = np.array(profile.per_stage("activation", stages))
-    peaks, rows = held_activations(schedule, profile.weight_stash, weights)
+    peaks, rows = held_activations(schedule, profile, weights)
     for w, (peak, row) in enumerate(zip(peaks, rows, strict=True)):
         worker, fixed = schedule.shape.worker_at(w), float(static[w])
         if inspection.dead[w] or fixed + peak <= limit * (1 + SLACK):

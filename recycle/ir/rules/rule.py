@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.dependencies import CARRIERS, Dependencies, Missing, Rows, Why, Work, group_edges, work
-from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.instruction import NEEDED_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import EventGraph, event_graph, simulate
@@ -203,8 +203,8 @@ class Inspection:
 
     @cached_property
     def computes(self) -> Rows:
-        """Pieces of the given schedule that compute something inside the shape."""
-        return np.flatnonzero(is_kind(self.pieces.kind, COMPUTE_KINDS) & self.pieces.valid)
+        """Pieces of the given schedule that a micro-batch needs, inside the shape."""
+        return np.flatnonzero(is_kind(self.pieces.kind, NEEDED_KINDS) & self.pieces.valid)
 
     @cached_property
     def cell(self) -> Rows:

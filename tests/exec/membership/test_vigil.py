@@ -112,3 +112,18 @@ def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
     assert who_goes((A, B), [A, B, C, D], silent=[A]) == A
     assert who_goes((A, C), [A, B, D]) == C
     assert who_goes((A, B), [A, B]) is None
+
+
+@pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
+def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
+    of: Job, silent: tuple[Worker, ...], seconds: float
+) -> None:
+    vigil, lost = Vigil(of), {}
+    for quarter in range(400, 500):
+        now = quarter / 4
+        beats = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
+        lost = vigil.lost([A, B, C, D], lambda key, of=beats: f"{of[key[5:]]} 1 waiting 0F 0.1", now)  # type: ignore[misc]
+        if lost:
+            break
+    assert set(lost) == set(silent)
+    assert now - 102 == pytest.approx(seconds + 0.25, abs=0.26)

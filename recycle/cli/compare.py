@@ -1,0 +1,203 @@
+"""`recycle compare`: every resilience system on one job and one failure trace."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recycle.errors import JobError
+
+if TYPE_CHECKING:
+    from recycle.job import Job
+    from recycle.systems.comparison import Compared, Progress
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(compare)
+
+
+def compare(
+    job: Annotated[Path, typer.Argument(help="Job file; its times count as seconds.")],
+    trace: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Failure trace; again for more. Generated if left out.")
+    ] = None,
+    systems: Annotated[str | None, typer.Option(metavar="A,B", help="Systems to compare; all if left out.")] = None,
+    days: Annotated[float, typer.Option(min=0.001, max=36525, help="Length of the generated trace.")] = 30.0,
+    rate: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Failures per 1,000 node-days of the generated trace.")
+    ] = 4.2,
+    seed: Annotated[int, typer.Option(help="Of the generated trace, and of the nodes taken from a larger one.")] = 0,
+    population: Annotated[
+        int | None,
+        typer.Option(min=1, max=2**20, help="Nodes that the trace is about, those that never fail included."),
+    ] = None,
+    pause: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="To detect, plan and rebuild groups, in place of [pauses]."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run every resilience system over a failure trace: committed samples per second, and where time went.
+
+    All get the same nodes, layers, links, memory, batch and pauses. One that does not fit into memory says so.
+
+    Example: **recycle compare benchmarks/paper/gpt3_6_7b.toml --days 90 --systems recycle,oobleck**
+    """
+    from recycle.job import Job
+    from recycle.systems.comparison import compare as compared
+    from recycle.systems.comparison import named
+    from recycle.systems.failure_files import read_trace
+    from recycle.systems.failure_generator import Generator
+    from recycle.systems.setting import Setting
+
+    loaded = _paused(Job.load(job), pause)
+    names = named(systems)
+    try:
+        setting = Setting.of(loaded)
+    except JobError as error:
+        raise JobError(f"{job}: {error}") from None
+    traces = [read_trace(path, population=population, seed=seed) for path in trace or []]
+    if not traces:
+        traces = [Generator(days=days, rate=rate, seed=seed).trace(population or setting.nodes)]
+    with _bar(len(names) * len(traces)) as report:
+        found = compared(setting, traces, names, seed, report)
+    if as_json:
+        print(json.dumps(_told(loaded, found)))
+    else:
+        for one in found:
+            _print(one)
+
+
+def _paused(job: Job, pause: float | None) -> Job:
+    from msgspec.structs import replace
+
+    if pause is None:
+        return job
+    return replace(job, pauses=replace(job.pauses, detect=pause, plan=0.0, rebuild=0.0))
+
+
+def _told(job: Job, found: list[Compared]) -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    from recycle.systems.comparison import told
+
+    return {
+        "shape": str(job.shape),
+        "assumptions": _assumptions(job),
+        "pauses": to_builtins(job.pauses),
+        "traces": [
+            {
+                "name": one.trace.name,
+                "nodes": one.trace.nodes,
+                "failures": one.trace.failures,
+                "seconds": one.trace.end,
+                "live": one.live,
+                "notes": list(one.trace.notes),
+                "references": {r.name: {"goodput": r.samples_per_second, "layout": r.layout} for r in one.references},
+                "fault_scaled": {r.name: r.samples_per_second * one.live for r in one.references},
+            }
+            for one in found
+        ],
+        "systems": [entry for one in found for entry in told(one)],
+    }
+
+
+def _assumptions(job: Job) -> list[str]:
+    from recycle import analytic
+    from recycle.job import ANALYTIC
+
+    return analytic.assumptions(job) if job.times.profile == ANALYTIC else []
+
+
+def _print(one: Compared) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from recycle.systems.cluster import CAUSES
+    from recycle.systems.comparison import layout
+
+    console = Console(width=max(shutil.get_terminal_size((120, 24)).columns, 100))
+    trace = one.trace
+    console.print(
+        f"{trace.name}: {trace.nodes} nodes, {trace.end / 86400:.3g} days, {trace.failures} failures,"
+        f" {one.live:.2%} alive on average",
+        highlight=False,
+    )
+    for note in trace.notes:
+        console.print(f"  {note}", highlight=False)
+    table = Table(box=box.SIMPLE)
+    columns = (
+        "system",
+        "runs",
+        "samples/s",
+        "fault-free",
+        "ETTR",
+        *(f"/ {r.name}" for r in one.references),
+        "GPU s each",
+    )
+    for title in columns:
+        table.add_column(title, justify="left" if title in ("system", "runs") else "right")
+    for reference in one.references:
+        scaled = reference.samples_per_second * one.live
+        table.add_row(f"fault-free {reference.name}", reference.layout, f"{reference.samples_per_second:.4g}")
+        table.add_row(f"fault-scaled {reference.name}", "", f"{scaled:.4g}")
+    table.add_section()
+    for outcome in one.outcomes:
+        if outcome.misfit is not None:
+            table.add_row(outcome.system, "does not fit", *["-"] * (len(columns) - 2))
+            continue
+        ratios = [outcome.goodput / r.samples_per_second if r.samples_per_second else 0.0 for r in one.references]
+        table.add_row(
+            outcome.system,
+            layout(outcome),
+            f"{outcome.goodput:.4g}",
+            f"{outcome.fault_free:.4g}",
+            f"{outcome.ettr:.2%}",
+            *(f"{ratio:.3f}" for ratio in ratios),
+            f"{outcome.gpu_seconds_per_sample:.4g}",
+        )
+    console.print(table)
+    lost = Table(box=box.SIMPLE, title="share of the time that was lost, in per cent", title_justify="left")
+    lost.add_column("system")
+    for cause in CAUSES:
+        lost.add_column(cause, justify="right")
+    for outcome in one.outcomes:
+        if outcome.misfit is None and outcome.seconds:
+            shares = (100 * outcome.lost[cause] / outcome.seconds for cause in CAUSES)
+            lost.add_row(outcome.system, *(f"{share:.2f}" if abs(share) >= 0.005 else "" for share in shares))
+    console.print(lost)
+    for outcome in one.outcomes:
+        if outcome.misfit is not None:
+            console.print(f"{outcome.system} does not fit: {outcome.misfit.reason}", highlight=False)
+
+
+@contextmanager
+def _bar(runs: int) -> Iterator[Progress | None]:
+    """A progress bar on standard error, where somebody looks at it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:18}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=runs)
+        done = 0.0
+
+        def report(name: str, share: float) -> None:
+            nonlocal done
+            bar.update(task, description=name, completed=done + share)
+            if share >= 1:
+                done += 1
+
+        yield report

@@ -1,0 +1,77 @@
+"""Layer: what one layer of a model costs, and the profile of stages that are cut from layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recycle.profile import Profile
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer costs on one worker; the embedding is part of the first, the head of the last.
+
+    Attributes:
+        forward, backward_input, backward_weight: seconds of one micro-batch.
+        step: seconds of the optimizer.
+        static: bytes held whatever the schedule: parameters, gradients, optimizer state.
+        state: bytes of these that a new host has to copy: parameters and optimizer state.
+        gradients: bytes that are reduced over the hosts of the layer.
+        activation: bytes held per micro-batch from the start of F to the end of W.
+        message: bytes that it hands to the next layer, and that come back as a gradient.
+    """
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    step: float = 0.0
+    static: float = 0.0
+    state: float = 0.0
+    gradients: float = 0.0
+    activation: float = 1.0
+    message: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """F + I + W of one micro-batch."""
+        return self.forward + self.backward_input + self.backward_weight
+
+
+def ring_seconds(amount: float, hosts: int, bandwidth: float | None) -> float:
+    """All-reduce of `amount` bytes by a ring: 2 (n - 1) / n of them leave each of the n hosts."""
+    return 0.0 if bandwidth is None else 2 * (hosts - 1) / hosts * amount / bandwidth
+
+
+def stage_profile(
+    stages: Sequence[Sequence[Layer]],
+    hosts: int | Sequence[int],
+    *,
+    latency: float,
+    bandwidth: float | None,
+    weight_stash: float,
+) -> Profile:
+    """Seconds and bytes of stages of layers.
+
+    Args:
+        hosts: workers that a stage's gradients are reduced over; one number, or one per stage.
+        bandwidth: bytes per second of a directed pair of workers, and of a ring; None: only latency counts.
+    """
+    over = [hosts] * len(stages) if isinstance(hosts, int) else list(hosts)
+
+    def total(name: str) -> list[float]:
+        return [sum(getattr(layer, name) for layer in stage) for stage in stages]
+
+    return Profile(
+        forward=total("forward"),
+        backward_input=total("backward_input"),
+        backward_weight=total("backward_weight"),
+        reduce=[ring_seconds(g, n, bandwidth) for g, n in zip(total("gradients"), over, strict=True)],
+        step=total("step"),
+        latency=latency,
+        bandwidth=bandwidth,
+        message=[stage[-1].message for stage in stages],
+        activation=total("activation"),
+        weight_stash=weight_stash,
+        static=total("static"),
+    )

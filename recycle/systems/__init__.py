@@ -1,0 +1,44 @@
+"""Resilience systems on one engine: each file one system, registered here; `cluster` runs them over a failure trace.
+
+`system` is the protocol, `setting` what all of them get alike, `failures` where the events come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from recycle.layers import Layer
+from recycle.systems.bamboo import Bamboo
+from recycle.systems.checkpoint_restart import CheckpointRestart
+from recycle.systems.hot_spare import HotSpare
+from recycle.systems.live_migration import LiveMigration
+from recycle.systems.oobleck import Oobleck
+from recycle.systems.recycle import ReCycle
+from recycle.systems.sample_dropping import SampleDropping
+from recycle.systems.setting import Setting
+from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Pause, Running, Stopped, System, Timed
+
+SYSTEMS: dict[str, Callable[[Setting], System]] = {
+    "recycle": ReCycle,
+    "oobleck": Oobleck,
+    "bamboo": Bamboo,
+    "hot_spare": HotSpare,
+    "live_migration": LiveMigration,
+    "sample_dropping": SampleDropping,
+    "checkpoint_restart": CheckpointRestart,
+}
+
+__all__ = [
+    "SYSTEMS",
+    "Change",
+    "Checkpoints",
+    "DoesNotFit",
+    "Layer",
+    "Loss",
+    "Pause",
+    "Running",
+    "Setting",
+    "Stopped",
+    "System",
+    "Timed",
+]

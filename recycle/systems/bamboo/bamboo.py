@@ -1,0 +1,317 @@
+"""Bamboo as a system: take over at a failure, arrange anew at a step boundary, restart when two neighbours are gone.
+
+Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; the constants are those of its simulator. Redundancy
+level 1: every worker holds parameters and optimizer state of its own stage and of the next. The depth is the preferred
+one times `over`, and more where memory asks for it; pipelines = floor(n / depth), the rest waits.
+
+    a worker dies            its predecessor runs both stages, and the iteration goes on. Pause: detection, new groups,
+                             the stash from the host, and for each micro-batch in flight the backward that was lost
+                             (lazy: the forward too). Booked as `copy`.
+    its neighbour dies too   fatal, as is the death of one that runs two stages: from the last checkpoint on
+    step boundary            arranged anew if as many wait as are overloaded, if 2 * overloaded / active > 5 %, or if
+                             one more pipeline is possible. Pause: a rendezvous (booked as `plan`) and missing state
+
+Limits: nobody is arranged in the middle of an iteration; whoever is fatal restarts all pipelines, although others hold
+the stage; the last stage's copy of the first stage has no redundant forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from math import ceil
+
+from recycle.profile import Profile
+from recycle.systems.bamboo.closed_form import FLAT_SLOWDOWN
+from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
+from recycle.systems.bamboo.memory import needed
+from recycle.systems.bamboo.seating import Pipeline, arrange
+from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.setting import Setting
+from recycle.systems.sync import Computed, computed, synchronised
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+from recycle.systems.unequal import even
+
+OVERLOADED_SHARE = 0.05
+"""2 * overloaded / active above which Bamboo arranges its pipelines anew."""
+RENDEZVOUS = 20.0
+"""Seconds of a local rendezvous, 5 to 20 in Bamboo's simulator; Oobleck's evaluation took 76 to 450."""
+PCIE = 25e9
+"""Bytes per second between device and host."""
+BURST, BURST_PAIRS = 0.05, 6
+"""Share of failures that take several nodes at once, and the pairs among them (of four). Each pair may be neighbours:
+with how often neighbours die one after the other, this sets how often a checkpoint is written, and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BambooRunning(Running):
+    """A configuration of Bamboo.
+
+    Attributes:
+        pipelines: of one depth.
+        waiting: live seats in none of them.
+        flat_period: seconds per iteration by the rule of Bamboo's own simulator, to be told beside `period`.
+    """
+
+    pipelines: tuple[Pipeline, ...]
+    waiting: frozenset[int]
+    flat_period: float
+    system: Bamboo = field(repr=False, compare=False)
+
+    @property
+    def layout(self) -> str:
+        return f"{len(self.pipelines)} x {len(self.pipelines[0].seats)}"
+
+    @property
+    def overloaded(self) -> int:
+        """Workers that run two stages."""
+        return sum(pipeline.overloaded for pipeline in self.pipelines)
+
+    def schedules(self) -> list[Timed]:
+        return [self.system.timed(self.pipelines)]
+
+
+class Bamboo:
+    """Implements `recycle.systems.system.System`.
+
+    Args:
+        setting: what every system gets.
+        over: depth as a multiple of the preferred one; Bamboo's over-provisions to 1.5.
+        eager: redundant forwards in every iteration.
+        offload: their activations are parked on the host.
+        buffer_per_micro_batch: M activation buffers, as Bamboo has; else what 1F1B holds.
+        rendezvous: seconds before pipelines can be arranged anew.
+        pcie: bytes per second between device and host.
+    """
+
+    name = "bamboo"
+    source = "Thorpe et al., NSDI 2023; uclasystem/bamboo @ 8080929"
+    limits: tuple[str, ...] = (
+        "one failure per pair of neighbours; two of them, or one that runs two stages, are fatal",
+        "model state twice on every worker",
+        "floor(n / depth) pipelines: up to depth - 1 workers wait",
+        "redundant forwards cost up to F / c of the iteration, failures or not",
+    )
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        over: float = 1.0,
+        eager: bool = True,
+        offload: bool = True,
+        buffer_per_micro_batch: bool = True,
+        rendezvous: float = RENDEZVOUS,
+        pcie: float = PCIE,
+    ) -> None:
+        self.setting, self.over, self.eager, self.offload = setting, over, eager, offload
+        self.buffer_per_micro_batch, self.rendezvous, self.pcie = buffer_per_micro_batch, rendezvous, pcie
+        self._computed = lru_cache(maxsize=None)(self._simulated)
+        self._period = lru_cache(maxsize=None)(self._synchronised)
+        self._profile = lru_cache(maxsize=None)(self._priced)
+        doubled = "in every iteration, each before the own backward" if eager else "never"
+        stash = "parked on the host" if offload else "kept on the device"
+        buffers = "M activation buffers" if buffer_per_micro_batch else "the activations of 1F1B"
+        self.assumptions: tuple[str, ...] = (
+            f"depth {over:g} times the preferred one, or the next that fits; floor(n / depth) pipelines",
+            f"redundant forwards of the next stage {doubled}; what they leave is {stash} ({pcie / 1e9:g} GB/s)",
+            f"state of two stages, optimizer included, and {buffers} on every worker",
+            f"{rendezvous:g} s to arrange pipelines anew, at a boundary with > {OVERLOADED_SHARE:.0%} overloaded",
+            "fatal failures restart from a checkpoint, by the common model",
+        )
+
+    # ---- the protocol
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        if isinstance(self._fitting, DoesNotFit):
+            return self._fitting
+        return self._arranged(live, ())
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        live = state.live - failed | joined
+        if not isinstance(state, BambooRunning):
+            new = self._arranged(live, ())
+            if isinstance(new, Stopped):
+                return Change(state=new)
+            return Change(state=new, pause=self.setting.restart(detected=False), event="restart")
+        seats = frozenset(self.setting.seats(live))
+        survivors = [pipeline.without(set(pipeline.live) - seats) for pipeline in state.pipelines]
+        waiting = seats - {seat for pipeline in survivors if pipeline for seat in pipeline.live}
+        if None in survivors:
+            new = self._arranged(live, ())
+            return Change(state=new, pause=self.setting.restart(), loss=Loss.CHECKPOINT, event="fatal")
+        pipelines = tuple(pipeline for pipeline in survivors if pipeline)
+        new = self._running(live, pipelines, waiting)
+        if pipelines != state.pipelines:
+            pause = self.setting.pause()
+            pause = replace(pause, copy=pause.copy + self._catch_up(state.pipelines, pipelines))
+            return Change(state=new, pause=pause, event="take over")
+        if new.reconsider and not failed:
+            return self._rearranged(new)
+        return Change(state=new)
+
+    # ---- what runs
+
+    def timed(self, pipelines: Sequence[Pipeline]) -> Timed:
+        """The schedule of these pipelines, and what prices it."""
+        hosts, shares = [p.hosts for p in pipelines], even(self.setting.micro_batches, len(pipelines))
+        return Timed(iteration(hosts, shares, self.eager), self._profile(len(hosts[0]), len(hosts)))
+
+    def healthy_period(self, pipelines: int) -> float:
+        """Seconds per iteration of so many pipelines without an overloaded worker."""
+        shares = even(self.setting.micro_batches, pipelines)
+        return self._period(tuple((healthy(self.depth), share) for share in shares))
+
+    @property
+    def depth(self) -> int:
+        """Stages of every pipeline. Raises ValueError where none fits."""
+        if isinstance(self._fitting, DoesNotFit):
+            raise ValueError(self._fitting.reason)
+        return self._fitting
+
+    @cached_property
+    def _fitting(self) -> int | DoesNotFit:
+        """The depth from the wanted one on that fits with all seats, or what the leanest needs."""
+        seats, layers = len(self.setting.node_of), len(self.setting.layers)
+        wanted = min(ceil(self.setting.shape.ranks * self.over), layers)
+        leanest: DoesNotFit | None = None
+        for depth in range(wanted, max(wanted, min(layers, seats)) + 1):
+            found = self._does_not_fit(depth, max(1, min(seats // depth, self.setting.micro_batches)))
+            if found is None:
+                return depth
+            if leanest is None or found.needed / found.cap < leanest.needed / leanest.cap:
+                leanest = found
+        assert leanest is not None
+        return leanest
+
+    def _priced(self, depth: int, pipelines: int) -> Profile:
+        """Prices of the stages: every stage is reduced over its workers and their copies."""
+        profile = self.setting.profile(self.setting.cut(depth), 2 * pipelines if depth > 1 else pipelines)
+        if not (self.eager and self.offload):
+            return profile
+        forward, activation, weight, inputs = (
+            profile.per_stage(name, depth) for name in ("forward", "activation", "backward_weight", "backward_input")
+        )
+        seen = []
+        for s in range(depth):
+            beside = forward[s] + forward[s - 1] + inputs[s - 1] + weight[s - 1]
+            seen.append(forward[s] + max(0.0, activation[s] / self.pcie - beside))
+        return replace(profile, redundant_forward=seen, redundant_stash=0.0)
+
+    def _does_not_fit(self, depth: int, pipelines: int) -> DoesNotFit | None:
+        """The fullest worker of so many pipelines, unless all fit: healthy, and once any has taken over."""
+        profile = self._profile(depth, pipelines)
+        static, activation = profile.per_stage("static", depth), profile.per_stage("activation", depth)
+        most = ceil(self.setting.micro_batches / pipelines)
+        held = most if self.buffer_per_micro_batch else min(most, depth)
+        found = needed(static, activation, held, stashed=self.eager and not self.offload)
+        worst = max(range(depth), key=lambda rank: found[rank][1] / self.setting.cap(rank, depth))
+        bytes_, cap = found[worst][1], self.setting.cap(worst, depth)
+        if bytes_ <= cap:
+            return None
+        after = (worst + 1) % depth
+        return DoesNotFit(
+            needed=bytes_,
+            cap=cap,
+            reason=f"{pipelines} pipeline(s) of {depth} stages: the worker of stage {worst}, with stage {after} taken"
+            f" over, holds two stages' state and {held} micro-batches of both",
+        )
+
+    def _simulated(self, hosts: Hosts, micro_batches: int) -> list[Computed]:
+        return computed(iteration([hosts], [micro_batches], self.eager), self._profile(len(hosts), 1))
+
+    def _synchronised(self, pipelines: tuple[tuple[Hosts, int], ...]) -> float:
+        """Seconds per iteration of pipelines of (hosts, micro-batches)."""
+        depth = len(pipelines[0][0])
+        profile = self._profile(depth, len(pipelines))
+        workers = [worker for hosts, share in pipelines for worker in self._computed(hosts, share)]
+        return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth))
+
+    def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...], waiting: frozenset[int]) -> BambooRunning:
+        shares = even(self.setting.micro_batches, len(pipelines))
+        period = self._period(tuple(sorted((p.hosts, share) for p, share in zip(pipelines, shares, strict=True))))
+        overloaded = sum(pipeline.overloaded for pipeline in pipelines)
+        healthy_period = self.healthy_period(len(pipelines))
+        return BambooRunning(
+            live=live,
+            period=period,
+            samples=self.setting.samples,
+            idle=len(waiting),
+            checkpoints=checkpoints(self.setting, self._fatal_rate(healthy_period)),
+            reconsider=self._should_rearrange(pipelines, len(waiting)),
+            pipelines=pipelines,
+            waiting=waiting,
+            flat_period=healthy_period * (FLAT_SLOWDOWN if overloaded else 1.0),
+            system=self,
+        )
+
+    def _fatal_rate(self, period: float) -> float:
+        """Fatal failures per second: bursts with neighbours, and neighbours that die before all is arranged anew."""
+        setting = self.setting
+        exposed = period + setting.pause().seconds + self.rendezvous
+        burst = BURST * min(1.0, BURST_PAIRS * 2 / setting.nodes)
+        return setting.failure_rate * setting.nodes * (burst + 3 * setting.failure_rate * exposed)
+
+    # ---- changes
+
+    def _count(self, seats: int) -> int:
+        return min(seats // self.depth, self.setting.micro_batches)
+
+    def _should_rearrange(self, pipelines: Sequence[Pipeline], waiting: int) -> bool:
+        overloaded = sum(pipeline.overloaded for pipeline in pipelines)
+        active = sum(len(pipeline.live) for pipeline in pipelines)
+        possible = self._count(active + waiting)
+        if not possible or self._does_not_fit(self.depth, possible) is not None:
+            return False
+        return waiting >= overloaded > 0 or 2 * overloaded / active > OVERLOADED_SHARE or possible > len(pipelines)
+
+    def _arranged(self, live: Nodes, before: Sequence[Pipeline]) -> State:
+        """Healthy pipelines of all live seats."""
+        seats = self.setting.seats(live)
+        count = self._count(len(seats))
+        if not count:
+            return Stopped(live=live, reason=f"{len(seats)} worker(s), a pipeline needs {self.depth}")
+        short = self._does_not_fit(self.depth, count)
+        if short is not None:
+            return Stopped(live=live, reason=f"does not fit: {short.reason}")
+        pipelines, waiting = arrange(seats, self.setting.node_of, self.depth, count, before)
+        return self._running(live, tuple(pipelines), frozenset(waiting))
+
+    def _rearranged(self, state: BambooRunning) -> Change:
+        """At a step boundary: healthy pipelines again, each worker with the state of its two stages."""
+        new = self._arranged(state.live, state.pipelines)
+        assert isinstance(new, BambooRunning)
+        held: dict[int, set[int]] = {}
+        for pipeline in state.pipelines:
+            held |= pipeline.holds()
+        layers = self.setting.stages(self.setting.cut(self.depth))
+        size = [sum(layer.state for layer in stage) for stage in layers]
+        missing = [
+            sum(size[stage] for stage in stages - held.get(seat, set()))
+            for pipeline in new.pipelines
+            for seat, stages in pipeline.holds().items()
+        ]
+        pause = self.setting.pause(max(missing), detected=False, plan=self.setting.pauses.plan + self.rendezvous)
+        return Change(state=new, pause=pause, bytes=sum(missing), event="rearrange")
+
+    def _catch_up(self, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> float:
+        """Seconds until the survivors have what the dead had: of each micro-batch in flight at a lost stage its stash
+        from the host and its backward, or its forward and backward where there is no stash. The pipelines catch up
+        side by side."""
+        depth, most = self.depth, ceil(self.setting.micro_batches / len(before))
+        profile = self._profile(depth, len(before))
+        forward, activation, inputs, weight = (
+            profile.per_stage(name, depth) for name in ("forward", "activation", "backward_input", "backward_weight")
+        )
+        longest = 0.0
+        for old, new in zip(before, after, strict=True):
+            seconds = 0.0
+            for stage in range(depth):
+                if old.hosts[stage] != new.hosts[stage]:
+                    has_stash = self.eager and stage > 0
+                    again = inputs[stage] + weight[stage] + (0.0 if has_stash else forward[stage])
+                    swap_in = activation[stage] / self.pcie if has_stash and self.offload else 0.0
+                    seconds += min(most, depth - stage) * (again + swap_in)
+            longest = max(longest, seconds)
+        return longest

@@ -1,0 +1,95 @@
+"""Bamboo's iteration as a schedule: 1F1B with redundant forwards, and workers that run two stages.
+
+The order is DeepSpeed's, in which forward m of stage s belongs to step 2 m + s and its backward to step
+2 m + 2 S - 1 - s. A worker that runs one stage so has the 1F1B program; one that has taken over its successor's merges
+the two lists step by step, as Bamboo does, the backward first where a step has one of each. Redundant forward m stands
+right before the worker's own backward m, whose gradient it would otherwise wait for ("eager"). The last stage waits
+for no gradient and has none; its copy of stage 0, like every copy without redundant forwards ("lazy"), has to run the
+forward again when it is wanted.
+
+Every worker hosts its stage and the next one's copy, so both reduce and step on both workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recycle.ir.instruction import Backward, Compute, Forward, Instruction, RedundantForward
+from recycle.ir.schedule import Schedule
+from recycle.shape import MicroBatch, Shape, Worker
+from recycle.systems.unequal import deal, grid
+
+Hosts = tuple[int, ...]
+"""The rank that runs each stage of a pipeline: its own, or the one before."""
+
+
+def healthy(stages: int) -> Hosts:
+    """Every stage on its own rank."""
+    return tuple(range(stages))
+
+
+def after_losing(hosts: Hosts, rank: int) -> Hosts | None:
+    """Who runs what once the worker of a rank is dead too; None where that is fatal.
+
+    A stage has a copy as long as the rank before is alive, and somebody to use it as long as that one runs no other
+    than its own: the neighbours of a dead worker, and whoever runs two stages, must not be lost.
+    """
+    stages = len(hosts)
+    before = (rank - 1) % stages
+    runs = [stage for stage, host in enumerate(hosts) if host == rank]
+    if stages == 1 or runs != [rank] or hosts[before] != before:
+        return None
+    return tuple(before if stage == rank else host for stage, host in enumerate(hosts))
+
+
+def iteration(
+    pipelines: Sequence[Hosts],
+    shares: Sequence[int],
+    eager: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+) -> Schedule:
+    """One iteration, compute-only, with the barrier.
+
+    Args:
+        pipelines: who runs which stage, all of the same depth.
+        shares: micro-batches that each of them runs.
+        eager: with redundant forwards.
+    """
+    stages = len(pipelines[0])
+    shape = grid(len(pipelines), stages, sum(shares))
+    programs = {
+        Worker(k, rank): _program(hosts, rank, mine, eager)
+        for k, (hosts, mine) in enumerate(zip(pipelines, deal(shape, shares), strict=True))
+        for rank in sorted(set(hosts))
+    }
+    return Schedule.build(
+        shape,
+        programs,
+        placement=_placement(shape),
+        failed=[worker for worker in shape.workers() if worker not in programs],
+        optimizer="barrier",
+        metadata={"system": "bamboo", "eager": eager, **(metadata or {})},
+    )
+
+
+def _placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    ranks = shape.ranks
+    return tuple((w.rank, (w.rank + 1) % ranks) if ranks > 1 else (0,) for w in shape.workers())
+
+
+def _program(hosts: Hosts, rank: int, micro_batches: Sequence[MicroBatch], eager: bool) -> list[Instruction]:
+    stages = len(hosts)
+    steps: list[tuple[int, bool, Compute]] = []
+    for stage in (stage for stage, host in enumerate(hosts) if host == rank):
+        for m, micro_batch in enumerate(micro_batches):
+            steps.append((2 * m + stage, True, Forward(stage, micro_batch)))
+            steps.append((2 * m + 2 * stages - 1 - stage, False, Backward(stage, micro_batch)))
+    steps.sort(key=lambda step: step[:2])
+    doubles = eager and rank < stages - 1 and hosts[rank + 1] == rank + 1
+    program: list[Instruction] = []
+    for _, is_forward, work in steps:
+        if doubles and not is_forward:
+            program.append(RedundantForward(rank + 1, work.micro_batch))
+        program.append(work)
+    return program

@@ -1,0 +1,121 @@
+"""Checkpoint and restart: every change of the live set starts all processes again, in the best shape for what is left.
+
+The representative is Varuna (EuroSys '22), which morphs depth and number of pipelines; plain `torchrun` with elastic
+restarts is the same without the morphing. The interval of checkpoints follows Young's rule for the failure rate of the
+whole job. Nodes that come back are let in by a restart as well, from a checkpoint that is written for it, so without
+loss: as soon as what they add until the next failure is due is more than the pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.grids import Grid, Grids
+from recycle.systems.setting import Setting
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRunning(Running):
+    """A fault-free grid; `used` has the seat of each position, pipeline by pipeline. The other seats are idle."""
+
+    grids: Grids = field(repr=False, compare=False)
+    grid: Grid
+    used: tuple[int, ...]
+
+    @property
+    def layout(self) -> str:
+        return f"{self.grid.pipelines} x {self.grid.ranks}"
+
+    def lost(self, seats: Iterable[int]) -> set[int]:
+        """Those of `seats` that play a position."""
+        return set(seats).intersection(self.used)
+
+    def schedules(self) -> list[Timed]:
+        return self.grids.schedules(self.grid)
+
+
+class CheckpointRestart:
+    """Checkpoints at Young's interval; a restart at every change.
+
+    Args:
+        morph: take the depth and number of pipelines that are fastest on what is left; else keep the job's depth.
+    """
+
+    source = "Athlur et al., EuroSys '22 (Varuna); Young, CACM 17(9), 1974"
+    assumptions = (
+        "the checkpoint interval is Young's for the true failure rate",
+        "training stops while state is copied to the host; storage is written behind it",
+        "nodes that come back are let in after a checkpoint on demand",
+    )
+    limits = (
+        "every failure costs the work since the last checkpoint and a restart of all processes",
+        "depths at which layers do not divide leave the slowest stage in charge",
+    )
+
+    fatal_share = 1.0
+    """Of failures that need a checkpoint."""
+
+    def __init__(self, setting: Setting, *, morph: bool = True, name: str = "checkpoint_restart") -> None:
+        self.name = name
+        self.setting = setting
+        self.grids = Grids(setting)
+        self.morph = morph
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        return self._begun(live, len(self.setting.seats(live)))
+
+    def _begun(self, live: Nodes, seats: int) -> State | DoesNotFit:
+        """The best grid on so many of the live seats."""
+        if self.morph:
+            grid = self.grids.best(seats)
+            if grid is None and seats >= self.setting.least_ranks:
+                return self.grids.leanest(seats).misfit()
+        else:
+            ranks = self.setting.shape.ranks
+            grid = self.grids.grid(seats // ranks, ranks) if seats >= ranks else None
+            if grid is not None and not grid.fits:
+                return grid.misfit()
+        if grid is None:
+            return Stopped(live=live, reason=f"{seats} live worker(s) cannot hold the model")
+        return self._running(live, grid, tuple(self.setting.seats(live)[: grid.seats]))
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        setting = self.setting
+        live = state.live - failed | joined
+        running = state if isinstance(state, GridRunning) else None
+        lost = running is not None and bool(running.lost(setting.seats(failed)))
+        after = self.begin(live)
+        pause = setting.restart(detected=lost)
+        if running is not None and not lost:
+            pause = replace(pause, restart=pause.restart + setting.storage_seconds)
+            if not (isinstance(after, GridRunning) and self._pays(running, after, pause.seconds)):
+                return Change(state=self._running(live, running.grid, running.used), event="wait")
+        if isinstance(after, DoesNotFit):
+            after = Stopped(live=live, reason=f"does not fit: {after.reason}")
+        return Change(
+            state=after,
+            pause=pause,
+            loss=Loss.CHECKPOINT if lost or running is None else Loss.NOTHING,
+            event="stop" if isinstance(after, Stopped) else "restart",
+        )
+
+    def _pays(self, before: GridRunning, after: GridRunning, pause: float) -> bool:
+        """Whether more is done until the next failure is due, with the pause than without it."""
+        failures = self.setting.failure_rate * len(after.live)
+        return after.period * (1 + pause * failures) < before.period
+
+    def _running(self, live: Nodes, grid: Grid, used: tuple[int, ...]) -> GridRunning:
+        setting = self.setting
+        return GridRunning(
+            live=live,
+            period=grid.period,
+            samples=setting.samples,
+            idle=len(setting.seats(live)) - grid.seats,
+            checkpoints=checkpoints(setting, setting.failure_rate * len(live) * self.fatal_share),
+            grids=self.grids,
+            grid=grid,
+            used=used,
+        )

@@ -1,0 +1,160 @@
+"""The comparison: every system over the same trace, on one setting, beside what no failure at all would give.
+
+Two references stand beside every figure, because splitting the backward pass shortens the healthy iteration too:
+fault-free 1F1B and a fault-free zero-bubble schedule, each on the best grid of all nodes that fits. The fault-scaled
+ideal is either of them times the mean share of nodes that are alive: what a system would give that spreads the work of
+the dead evenly and at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from recycle.errors import JobError
+from recycle.systems import SYSTEMS
+from recycle.systems.cluster import CAUSES, Outcome, run
+from recycle.systems.failures import Trace
+from recycle.systems.grids import Grid, Grids
+from recycle.systems.setting import Setting
+from recycle.systems.system import DoesNotFit, Running
+
+ZERO_BUBBLE = ("zb-h1", "zb-h2")
+Progress = Callable[[str, float], None]
+"""Told the system's name and the share of its run that is done."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A fault-free schedule on all nodes.
+
+    Attributes:
+        name: family of the schedule.
+        layout: pipelines and their depth.
+        samples_per_second: that it trains; 0 where no grid of it fits into memory.
+    """
+
+    name: str
+    layout: str
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All systems on one trace.
+
+    Attributes:
+        trace: fitted to the setting's nodes.
+        references: fault-free 1F1B and zero-bubble.
+        live: mean share of the nodes that are alive.
+        outcomes: by system, in the order asked for.
+    """
+
+    trace: Trace
+    references: tuple[Reference, ...]
+    live: float
+    outcomes: tuple[Outcome, ...]
+
+
+def references(setting: Setting) -> tuple[Reference, ...]:
+    """Fault-free 1F1B and zero-bubble, each on its best grid."""
+    found = []
+    for name, families in (("1f1b", ("1f1b",)), ("zero-bubble", ZERO_BUBBLE)):
+        grids = [grid for family in families if (grid := Grids(setting, family).best(len(setting.node_of)))]
+        best: Grid | None = min(grids, key=lambda grid: grid.period, default=None)
+        layout = "" if best is None else f"{best.pipelines} x {best.ranks}"
+        found.append(Reference(name, layout, 0.0 if best is None else setting.samples / best.period))
+    return tuple(found)
+
+
+def named(systems: str | None) -> list[str]:
+    """The names in a list such as "recycle,oobleck"; all systems if left out. Raises JobError for others."""
+    names = list(SYSTEMS) if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
+    for name in names:
+        if name not in SYSTEMS:
+            raise JobError(f"--systems: {name!r} is no system: choose from {', '.join(SYSTEMS)}")
+    if not names:
+        raise JobError(f"--systems: name at least one of {', '.join(SYSTEMS)}")
+    return list(dict.fromkeys(names))
+
+
+def compare(
+    setting: Setting, traces: Sequence[Trace], systems: Sequence[str], seed: int = 0, progress: Progress | None = None
+) -> list[Compared]:
+    """Run all systems over all traces.
+
+    Args:
+        traces: of any population; see `Trace.fitted`.
+        seed: of the choice of nodes.
+    """
+    beside = references(setting)
+    found = []
+    for trace in traces:
+        fitted = trace.fitted(setting.nodes, seed)
+        known = replace(setting, failure_rate=fitted.rate)
+        outcomes = []
+        for name in systems:
+            report = None if progress is None else (lambda share, name=name: progress(name, share))
+            outcomes.append(run(SYSTEMS[name](known), known, fitted, progress=report))
+            if progress is not None:
+                progress(name, 1.0)
+        live = fitted.node_seconds() / (fitted.nodes * fitted.end) if fitted.end else 1.0
+        found.append(Compared(fitted, beside, live, tuple(outcomes)))
+    return found
+
+
+def told(compared: Compared) -> list[dict[str, Any]]:
+    """The outcomes as `recycle compare --json` prints them."""
+    return [_told(outcome, compared) for outcome in compared.outcomes]
+
+
+def _told(outcome: Outcome, compared: Compared) -> dict[str, Any]:
+    misfit = outcome.misfit
+    cost = outcome.gpu_seconds_per_sample
+    return {
+        "name": outcome.system,
+        "trace": compared.trace.name,
+        "fits": misfit is None,
+        "misfit": None if misfit is None else _misfit(misfit),
+        "layout": layout(outcome),
+        "goodput": outcome.goodput,
+        "fault_free": outcome.fault_free,
+        "ettr": outcome.ettr,
+        "of_references": {
+            reference.name: outcome.goodput / reference.samples_per_second if reference.samples_per_second else None
+            for reference in compared.references
+        },
+        "samples": outcome.samples,
+        "dropped": outcome.dropped,
+        "seconds": outcome.seconds,
+        "gpu_seconds_per_sample": None if cost == float("inf") else cost,
+        "bytes_copied": outcome.bytes,
+        "lost": {cause: outcome.lost[cause] for cause in CAUSES},
+        "events": outcome.events,
+        "timeline": [
+            {
+                "time": happening.time,
+                "event": happening.event,
+                "live": len(happening.state.live),
+                "pause": happening.pause,
+                "rate": rate(happening.state),
+            }
+            for happening in outcome.happenings
+        ],
+    }
+
+
+def _misfit(misfit: DoesNotFit) -> dict[str, Any]:
+    return {"needed": misfit.needed, "cap": misfit.cap, "reason": misfit.reason}
+
+
+def rate(state: object) -> float:
+    """Samples per second that a state commits."""
+    return state.samples / state.period if isinstance(state, Running) else 0.0
+
+
+def layout(outcome: Outcome) -> str:
+    """What the system ran first."""
+    states = (happening.state for happening in outcome.happenings)
+    return next((state.layout for state in states if isinstance(state, Running)), "")

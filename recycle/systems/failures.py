@@ -1,0 +1,205 @@
+"""Failures: when which nodes die and come (back), as the cluster simulation takes it.
+
+A `Trace` is a list of moments. All that happens at one time stamp is one moment: a node in `failed` and in `joined`
+both died and was replaced (or repaired) at once. Nodes are places 0 .. nodes - 1: where instances have names that are
+never used again (spot markets), a new one takes the lowest free place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from recycle.errors import TraceError
+from recycle.systems.system import Nodes
+
+
+class Moment(NamedTuple):
+    """All that happens at one time stamp.
+
+    Attributes:
+        time: seconds from the start of the trace.
+        failed: nodes that die. All were up.
+        joined: nodes that are there from now on. All were down, or are among `failed`.
+        causes: of the failed nodes, where they are known.
+    """
+
+    time: float
+    failed: Nodes
+    joined: Nodes
+    causes: Mapping[int, str] = {}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A failure trace.
+
+    Attributes:
+        name: what it is called in tables.
+        nodes: the population, nodes that nothing happens to included.
+        up: who is there before the first moment.
+        moments: by time, ascending and distinct.
+        end: seconds.
+        notes: what has to be said beside any figure that comes of it.
+    """
+
+    name: str
+    nodes: int
+    up: Nodes
+    moments: tuple[Moment, ...]
+    end: float
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def failures(self) -> int:
+        return sum(len(moment.failed) for moment in self.moments)
+
+    def node_seconds(self) -> float:
+        """Seconds that nodes are up, in all."""
+        total, here, since = 0.0, len(self.up), 0.0
+        for moment in self.moments:
+            total += here * (moment.time - since)
+            here, since = here - len(moment.failed) + len(moment.joined), moment.time
+        return total + here * (self.end - since)
+
+    @property
+    def rate(self) -> float:
+        """Failures per second of a node that is up."""
+        seconds = self.node_seconds()
+        return self.failures / seconds if seconds else 0.0
+
+    def fitted(self, nodes: int, seed: int = 0) -> Trace:
+        """The trace for a job of so many nodes.
+
+        Of a larger population a random sample plays the job's nodes; a smaller one plays random ones of the job's
+        nodes, and the rest never fails. The same seed gives the same nodes.
+        """
+        choice = random.Random(seed)
+        if self.nodes >= nodes:
+            chosen = choice.sample(range(self.nodes), nodes)
+            place = {node: at for at, node in enumerate(chosen)}
+            never = frozenset[int]()
+        else:
+            place = dict(enumerate(choice.sample(range(nodes), self.nodes)))
+            never = frozenset(range(nodes)) - frozenset(place.values())
+        moments = []
+        for moment in self.moments:
+            failed = frozenset(place[n] for n in moment.failed if n in place)
+            joined = frozenset(place[n] for n in moment.joined if n in place)
+            if failed or joined:
+                causes = {place[n]: cause for n, cause in moment.causes.items() if n in place}
+                moments.append(Moment(moment.time, failed, joined, causes))
+        up = frozenset(place[n] for n in self.up if n in place) | never
+        return replace(self, nodes=nodes, up=up, moments=tuple(moments))
+
+
+class Row(NamedTuple):
+    """One line of a trace: something goes (`goes`) or comes.
+
+    Attributes:
+        line: of the file, from 1; what errors name.
+        time: seconds.
+        name: of the node.
+        cause: of a fault, if the trace has causes.
+    """
+
+    line: int
+    time: float
+    goes: bool
+    name: str
+    cause: str = ""
+
+
+@dataclass
+class _Stamp:
+    """What the rows of one time stamp come to, by name."""
+
+    time: float
+    was_up: dict[str, bool] = field(default_factory=dict)
+    is_up: dict[str, bool] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def joined(self) -> list[str]:
+        """Who is up and was not, or is again."""
+        return [name for name, up in self.is_up.items() if up and (not self.was_up[name] or name in self.failed)]
+
+
+def trace_of(rows: Iterable[Row], name: str, *, population: int | None = None, counted: bool = False) -> Trace:
+    """A trace from its rows, in file order.
+
+    If the first row is a removal, the nodes were there from the start; else every node has to come in before it can go.
+    A node that returns under its name keeps its place.
+
+    Args:
+        name: of the file; begins every error.
+        population: nodes that the trace is about; those with rows, or as many as there are at most, if left out.
+        counted: faults of one node may overlap; it is back when the last one ends.
+
+    Raises:
+        TraceError: times out of order, a node that goes before it came or comes while it is there, more nodes than
+            the population.
+    """
+    rows = list(rows)
+    if not rows:
+        raise TraceError(f"{name}: holds no event: write lines such as 480000,add,node1 (milliseconds, what, node)")
+    from_start = rows[0].goes
+    reasons: dict[str, int] = {}  # why a node is not there
+    returns = counted
+    stamps: list[_Stamp] = []
+    for row in rows:
+        where = f"{name}, line {row.line}"
+        if row.time < (stamps[-1].time if stamps else 0.0):
+            begin = f"{stamps[-1].time:.15g} s" if stamps else "the start of the trace"
+            raise TraceError(f"{where}: {row.time:.15g} s comes after {begin}: put the rows in order of time")
+        if not stamps or row.time > stamps[-1].time:
+            stamps.append(_Stamp(row.time))
+        stamp = stamps[-1]
+        if row.name not in reasons:
+            if row.goes and not from_start:
+                raise TraceError(
+                    f"{where}: {row.name} is removed and was never added: add it first, or begin the trace with a"
+                    f" removal if its nodes were there from the start"
+                )
+            reasons[row.name] = 0 if row.goes else 1
+        elif not row.goes and reasons[row.name]:
+            returns = True
+        up = not reasons[row.name]
+        stamp.was_up.setdefault(row.name, up)
+        if up != row.goes and not (row.goes and counted):
+            done, there = ("removed", "was not there") if row.goes else ("added", "is there already")
+            raise TraceError(f"{where}: {row.name} is {done} and {there}: drop the row, or name another node")
+        if row.goes and stamp.was_up[row.name]:
+            stamp.failed.setdefault(row.name, row.cause)
+        reasons[row.name] += 1 if row.goes else -1
+        stamp.is_up[row.name] = not reasons[row.name]
+    return _placed(stamps, from_start, returns or from_start, name, population)
+
+
+def _placed(stamps: list[_Stamp], from_start: bool, keep_place: bool, name: str, population: int | None) -> Trace:
+    """Names become places: for good, or until they go."""
+    firsts: dict[str, bool] = {}
+    for stamp in stamps:
+        firsts |= {node: was_up for node, was_up in stamp.was_up.items() if node not in firsts}
+    place = {node: at for at, node in enumerate(node for node, was_up in firsts.items() if was_up)}
+    up, most = frozenset(place.values()), len(place)
+    free: list[int] = []
+    moments = []
+    for stamp in stamps:
+        failed = {place[node]: cause for node, cause in stamp.failed.items()}
+        if not keep_place:
+            free = sorted(free + [place.pop(node) for node in stamp.failed], reverse=True)
+        joined = stamp.joined()
+        for node in joined:
+            if node not in place:
+                place[node] = free.pop() if free else most
+                most = max(most, place[node] + 1)
+        if failed or joined:
+            causes = {at: cause for at, cause in failed.items() if cause}
+            moments.append(Moment(stamp.time, frozenset(failed), frozenset(place[n] for n in joined), causes))
+    if population is not None and population < most:
+        raise TraceError(f"{name}: {most} nodes have events, which is more than the population of {population}")
+    nodes = most if population is None else population
+    quiet = frozenset(range(most, nodes)) if from_start else frozenset[int]()
+    return Trace(name, nodes, up | quiet, tuple(moments), stamps[-1].time)

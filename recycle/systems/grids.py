@@ -1,0 +1,121 @@
+"""Grids: pipelines of equal depth with nobody dead, under a known schedule family; what most systems run.
+
+A grid of D pipelines of P ranks shares the job's global batch: some pipelines run ceil(N / D) micro-batches, the
+others floor(N / D), and the period is that of the fuller ones. It is simulated on the layers' times with all stages
+stepping together ("barrier"), as training frameworks do: 1F1B then takes (M + P - 1)(F + B) on even stages without
+communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from math import ceil
+
+from recycle.ir.families import FAMILIES
+from recycle.ir.simulate import Timeline, simulate
+from recycle.shape import Shape
+from recycle.systems.setting import Setting
+from recycle.systems.system import DoesNotFit, Timed
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Fault-free pipelines of one depth.
+
+    Attributes:
+        pipelines, ranks: D and P.
+        micro_batches: of the pipelines that have most.
+        period: seconds per iteration.
+        over: bytes by which the fullest worker exceeds its memory; at most 0 where the grid fits.
+        needed, cap: bytes on that worker, and what it may hold.
+        rank: of that worker.
+    """
+
+    pipelines: int
+    ranks: int
+    micro_batches: int
+    period: float
+    over: float
+    needed: float
+    cap: float
+    rank: int
+
+    @property
+    def fits(self) -> bool:
+        return self.over <= 1e-9 * self.cap
+
+    @property
+    def seats(self) -> int:
+        return self.pipelines * self.ranks
+
+    def misfit(self) -> DoesNotFit:
+        """That it does not fit, in words."""
+        return DoesNotFit(
+            needed=self.needed,
+            cap=self.cap,
+            reason=f"rank {self.rank} of {self.ranks} holds {self.needed:.6g} bytes and may hold {self.cap:.6g}",
+        )
+
+
+class Grids:
+    """All grids of a setting under one family; periods are kept.
+
+    Args:
+        family: a name of `FAMILIES` with one chunk per rank.
+    """
+
+    def __init__(self, setting: Setting, family: str = "1f1b") -> None:
+        self.setting = setting
+        self.family = family
+        self.grid = cache(self._grid)
+        self.best = cache(self._best)
+        self._timeline = cache(self._simulated)
+
+    def _grid(self, pipelines: int, ranks: int) -> Grid:
+        """The grid of D pipelines of P ranks."""
+        setting = self.setting
+        most = ceil(setting.micro_batches / pipelines)
+        timeline = self._timeline(ranks, most, pipelines)
+        caps = [setting.cap(rank, ranks) for rank in range(ranks)]
+        held = [0.0 if peak is None else peak for peak in timeline.peak_bytes]
+        rank = max(range(ranks), key=lambda r: (held[r] - caps[r], held[r]))
+        return Grid(pipelines, ranks, most, timeline.period, held[rank] - caps[rank], held[rank], caps[rank], rank)
+
+    def _simulated(self, ranks: int, micro_batches: int, pipelines: int) -> Timeline:
+        schedule = FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier")
+        return simulate(schedule, self.setting.profile(self.setting.cut(ranks), pipelines))
+
+    def _best(self, seats: int) -> Grid | None:
+        """The fastest grid that fits on so many seats; None where none does."""
+        depths = sorted(self._depths(seats), key=lambda ranks: self._estimate(seats, ranks))
+        best: Grid | None = None
+        for ranks in depths:
+            if best is not None and self._estimate(seats, ranks) >= best.period:
+                break
+            grid = self.grid(seats // ranks, ranks)
+            if grid.fits and (best is None or grid.period < best.period):
+                best = grid
+        return best
+
+    def _estimate(self, seats: int, ranks: int) -> float:
+        """A lower bound of a grid's period: all work of a stage, and one micro-batch through the stages before it."""
+        stages = self.setting.seconds_per_stage(ranks)
+        most = ceil(self.setting.micro_batches / (seats // ranks))
+        return max(before + most * own for before, own in zip(accumulate(stages, initial=0.0), stages, strict=False))
+
+    def leanest(self, seats: int) -> Grid:
+        """The grid that needs least memory beyond what there is; for the words of a misfit. `seats` hold one."""
+        return min((self.grid(1, ranks) for ranks in self._depths(seats, 1)), key=lambda grid: grid.over)
+
+    def _depths(self, seats: int, least: int | None = None) -> range:
+        return range(least or self.setting.least_ranks, min(seats, len(self.setting.layers)) + 1)
+
+    def schedules(self, grid: Grid) -> list[Timed]:
+        """One pipeline of each load that occurs."""
+        profile = self.setting.profile(self.setting.cut(grid.ranks), grid.pipelines)
+        loads = sorted({grid.micro_batches, self.setting.micro_batches // grid.pipelines} - {0}, reverse=True)
+        return [
+            Timed(FAMILIES[self.family](Shape(1, grid.ranks, load), optimizer="barrier"), profile) for load in loads
+        ]

@@ -1,0 +1,93 @@
+"""Which pipelines a number of nodes is made into: the multiset of templates with the shortest iteration.
+
+Oobleck enumerates every multiset of templates whose sizes add up to n, f + 1 pipelines at least, and takes the one
+with the least max over i of w_i b_i, plus the all-reduce of the first layer over the pipelines. That is done here as
+long as there are few; beyond `ENUMERATED` the multiset with most micro-batches per second, sum of 1 / w_i, is taken by
+dynamic programming, as it comes to the same where the batch is large.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from recycle.systems.oobleck.batch import Rule, distribute
+
+ENUMERATED = 5_000
+"""Multisets up to which all are tried."""
+
+
+def instantiate(
+    weights: Mapping[int, float],
+    nodes: int,
+    least: int,
+    micro_batches: int,
+    sync: Callable[[int], float],
+    rule: Rule = "longest",
+) -> list[int] | None:
+    """Nodes of each pipeline, most first; None where no multiset adds up to `nodes`.
+
+    Args:
+        weights: nodes of a template -> seconds of a micro-batch.
+        least: pipelines at least, f + 1.
+        micro_batches: of the batch; pipelines at most.
+        sync: seconds of the all-reduce of the first layer over so many pipelines.
+    """
+    sizes = sorted(weights)
+    if _count(sizes, nodes) > ENUMERATED:
+        return _most_per_second(weights, nodes, least, micro_batches)
+    best: tuple[float, list[int]] | None = None
+    for chosen in _multisets(sizes, nodes):
+        if least <= len(chosen) <= micro_batches:
+            each = [weights[size] for size in chosen]
+            shares = distribute(each, micro_batches, rule)
+            seconds = max(w * b for w, b in zip(each, shares, strict=True)) + sync(len(chosen))
+            if best is None or seconds < best[0]:
+                best = seconds, chosen
+    return None if best is None else best[1]
+
+
+def _count(sizes: list[int], nodes: int) -> int:
+    """How many multisets of sizes add up to `nodes`."""
+    ways = Counter({0: 1})
+    for size in sizes:
+        for total in range(size, nodes + 1):
+            ways[total] += ways[total - size]
+    return ways[nodes]
+
+
+def _multisets(sizes: list[int], nodes: int) -> Iterator[list[int]]:
+    """Every multiset of sizes that adds up to `nodes`, largest first in each."""
+    if not nodes:
+        yield []
+    for place in range(len(sizes) - 1, -1, -1):
+        if sizes[place] <= nodes:
+            for others in _multisets(sizes[: place + 1], nodes - sizes[place]):
+                yield [sizes[place], *others]
+
+
+def _most_per_second(weights: Mapping[int, float], nodes: int, least: int, most: int) -> list[int] | None:
+    """The multiset with the largest sum of 1 / w_i, of at least `least` and at most `most` pipelines."""
+    sizes = sorted(weights)
+    rates = [np.full(nodes + 1, -np.inf)]
+    rates[0][0] = 0.0
+    chosen = [np.zeros(nodes + 1, dtype=np.int64)]
+    for _ in range(min(most, nodes // sizes[0])):
+        rate, last = np.full(nodes + 1, -np.inf), np.zeros(nodes + 1, dtype=np.int64)
+        for size in sizes:
+            made = rates[-1][: max(0, nodes + 1 - size)] + 1 / weights[size]
+            better = made > rate[size:]
+            rate[size:][better] = made[better]
+            last[size:][better] = size
+        rates.append(rate)
+        chosen.append(last)
+    count = max(range(least, len(rates)), key=lambda count: float(rates[count][nodes]), default=0)
+    if not count or rates[count][nodes] == -np.inf:
+        return None
+    found, total = [], nodes
+    for last in reversed(chosen[1 : count + 1]):
+        found.append(int(last[total]))
+        total -= found[-1]
+    return sorted(found, reverse=True)

@@ -1,0 +1,319 @@
+"""Oobleck as a system: pipelines from templates, re-made from what a failure leaves.
+
+Source: Jang et al., SOSP 2023, and SymbioticLab/Oobleck @ 7966556. For f failures and n0, the fewest nodes whose
+template fits into memory, there are templates for n0 .. N - f n0 nodes; n nodes become the multiset of them with the
+shortest iteration, at least f + 1 pipelines, and nobody idles.
+
+    nodes die     smaller templates, else nodes borrowed from larger pipelines, else pipelines merged; the batch is
+                  dealt anew. The iteration is repeated. Pause: the common one, and the layers that a worker lacks
+    nodes join    all is instantiated anew at the next boundary (the artifact does not: this is fairer to it)
+    below (f + 1) n0 nodes, or a layer without a replica: stop, or restart from a checkpoint
+
+The period is simulated: 1F1B of every pipeline with its own micro-batches, then the sync of each layer over all
+pipelines. T of the template only chooses.
+
+Limits: a stage is on one worker (one GPU, or one tensor-parallel group), where Oobleck can also spread it over those
+of a node; nodes with another number of workers than most have are not used; a frozen node is not seen, and the master
+is a single point.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+from recycle.ir.families import one_f_one_b
+from recycle.shape import Shape
+from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.oobleck.batch import Rule, distribute
+from recycle.systems.oobleck.instantiate import instantiate
+from recycle.systems.oobleck.iteration import common_cut, hosted, iteration
+from recycle.systems.oobleck.reconfigure import Members, reconfigure
+from recycle.systems.oobleck.seating import Range, copied, places, seated
+from recycle.systems.oobleck.template import Template, templates
+from recycle.systems.setting import Setting
+from recycle.systems.sync import computed, synchronised
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+
+FATAL_SHARE = 0.01
+"""Of failures, thought to leave too few nodes or a layer without a replica: it sets how often a checkpoint is written,
+nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OobleckRunning(Running):
+    """A configuration of Oobleck.
+
+    Attributes:
+        pipelines: nodes of each, in the order of its stages.
+        shares: micro-batches of each.
+    """
+
+    pipelines: tuple[Members, ...]
+    shares: tuple[int, ...]
+    system: Oobleck = field(repr=False, compare=False)
+
+    @property
+    def layout(self) -> str:
+        depths = Counter(len(members) for members in self.pipelines)
+        return " + ".join(f"{depths[depth]} x {depth}" for depth in sorted(depths))
+
+    def schedules(self) -> list[Timed]:
+        return [self.system.timed([len(members) for members in self.pipelines], self.shares)]
+
+
+class Oobleck:
+    """Implements `recycle.systems.system.System`.
+
+    Args:
+        setting: what every system gets.
+        failures: f, to be tolerated at once.
+        sosp: templates with the paper's artifact's T2, and batches of the least variance.
+    """
+
+    name = "oobleck"
+    source = "Jang et al., SOSP 2023; SymbioticLab/Oobleck @ 7966556 (sosp23-artifact)"
+    limits: tuple[str, ...] = (
+        "the iteration in progress is lost at every failure",
+        "pipelines of unequal depth: the smaller ones run slower stages and fewer micro-batches",
+        "every layer is synchronised over pipelines that cut the model differently",
+        "below (f + 1) n0 nodes it stops",
+    )
+
+    def __init__(self, setting: Setting, *, failures: int = 1, sosp: bool = False) -> None:
+        self.setting, self.failures, self.sosp = setting, failures, sosp
+        self.rule: Rule = "variance" if sosp else "longest"
+        self._computed = lru_cache(maxsize=None)(self._simulated)
+        self._period = lru_cache(maxsize=None)(self._synchronised)
+        self._sizes = lru_cache(maxsize=None)(self._sizes_of)
+        self.assumptions: tuple[str, ...] = (
+            f"f = {failures}; templates by T with N_b = 4 S" + (" (the artifact's T2)" if sosp else ""),
+            "shares of the batch by the " + ("least variance" if sosp else "least longest") + " T_i b_i / S_i",
+            "memory of a stage: its static bytes and the activations that 1F1B holds",
+            "a failure costs the iteration in progress and the common pause; only missing layers are copied",
+            "joins are taken in at the next boundary",
+            f"{FATAL_SHARE:.0%} of failures are thought to need a checkpoint, which sets the interval of writing them",
+        )
+
+    # ---- the protocol
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        return self._does_not_fit or self._instantiated(live)
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        live = state.live - failed | joined
+        if not isinstance(state, OobleckRunning):
+            new = self._instantiated(live)
+            if isinstance(new, Stopped):
+                return Change(state=new)
+            return Change(state=new, pause=self.setting.restart(detected=False), event="restart")
+        held = {node: layers for node, layers in self._held(state.pipelines).items() if node in live}
+        if len(held) == sum(map(len, state.pipelines)):
+            if not joined:
+                return Change(state=replace(state, live=live, idle=self._idle(live, state.pipelines)))
+            return self._changed(state, live, self._dealt(live, held, state.pipelines), held, Loss.NOTHING, "join")
+        kept = {layer for first, last in held.values() for layer in range(first, last)}
+        if self._too_few(live) or len(kept) < len(self.setting.layers):
+            new = self._instantiated(live)
+            event = "restart" if isinstance(new, Running) else "stop"
+            return Change(state=new, pause=self.setting.restart(), loss=Loss.CHECKPOINT, event=event)
+        found = reconfigure(state.pipelines, failed, self.templates)
+        if found is None:
+            intact = [members for members in state.pipelines if not failed.intersection(members)]
+            dealt = self._dealt(live, held, intact)
+            return self._changed(state, live, dealt, held, Loss.ITERATION, "re-instantiate")
+        before = set(state.pipelines)
+        pipelines = [
+            members if members in before else tuple(seated(self._places(len(members)), members, held, self._weights))
+            for members in found.pipelines
+        ]
+        return self._changed(state, live, pipelines, held, Loss.ITERATION, found.event)
+
+    # ---- what runs
+
+    @cached_property
+    def templates(self) -> dict[int, Template]:
+        """Nodes -> template, for n0 .. N - f n0 nodes as far as they fit."""
+        fitting = self._fitting
+        if not fitting:
+            return {}
+        most = self.setting.nodes - self.failures * min(fitting)
+        return {nodes: template for nodes, template in fitting.items() if nodes <= most}
+
+    def timed(self, sizes: Sequence[int], shares: Sequence[int]) -> Timed:
+        """The schedule of pipelines of so many nodes with these shares, and what prices it."""
+        schedule, common = iteration([self.templates[size].split for size in sizes], shares)
+        return Timed(schedule, self.setting.profile(common, len(sizes)))
+
+    @cached_property
+    def workers_per_node(self) -> int:
+        """Of most nodes."""
+        per_node = Counter(self.setting.node_of)
+        return max(Counter(per_node.values()).items(), key=lambda item: (item[1], item[0]))[0]
+
+    @cached_property
+    def _fitting(self) -> dict[int, Template]:
+        layers, per_node = self.setting.layers, self.workers_per_node
+        most = min(len(layers), self.setting.nodes * per_node)
+        found = templates([layer.seconds for layer in layers], most, self.sosp)
+        every = {template.stages // per_node: template for template in found if template.stages % per_node == 0}
+        return {
+            nodes: template
+            for nodes, template in every.items()
+            if template.stages >= self.setting.least_ranks and self._fullest(template)[0] <= 0
+        }
+
+    def _fullest(self, template: Template) -> tuple[float, float, int]:
+        """(bytes beyond its cap, bytes needed, stage) of the fullest worker: static, and what 1F1B holds."""
+        stages = template.stages
+        found = []
+        for s, layers in enumerate(self.setting.stages(template.split)):
+            held = min(stages - s, self.setting.micro_batches)
+            needed = sum(layer.static + held * layer.activation for layer in layers)
+            found.append((needed - self.setting.cap(s, stages), needed, s))
+        return max(found)
+
+    @cached_property
+    def _does_not_fit(self) -> DoesNotFit | None:
+        """Whether f + 1 pipelines can be there with all nodes."""
+        setting, nodes = self.setting, self.setting.nodes
+        if self._fitting and (self.failures + 1) * min(self._fitting) <= nodes:
+            return None
+        layers = [layer.seconds for layer in setting.layers]
+        most = min(len(layers), max(1, nodes // (self.failures + 1)) * self.workers_per_node)
+        leanest = min(templates(layers, most, self.sosp), key=self._fullest)
+        over, needed, stage = self._fullest(leanest)
+        return DoesNotFit(
+            needed=needed,
+            cap=needed - over,
+            reason=f"{self.failures + 1} pipelines on {nodes} nodes have at most {most} stages each, of which stage"
+            f" {stage} of {leanest.stages} holds {needed:.6g} bytes",
+        )
+
+    def _simulated(self, size: int, share: int) -> list[float]:
+        """When each worker of a pipeline has computed its share."""
+        split = self.templates[size].split
+        profile = replace(self.setting.profile(split, 1), reduce=0.0, step=0.0)
+        return [end for end, _ in computed(one_f_one_b(Shape(1, len(split), share)), profile)]
+
+    def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
+        """Seconds per iteration of pipelines of (nodes, micro-batches)."""
+        splits = [self.templates[size].split for size, _ in pipelines]
+        common, _ = common_cut(splits)
+        profile = self.setting.profile(common, len(pipelines))
+        workers = [
+            worker
+            for split, (size, share) in zip(splits, pipelines, strict=True)
+            for worker in zip(self._computed(size, share), hosted(split, common), strict=True)
+        ]
+        reduce, step = (profile.per_stage(name, len(common)) for name in ("reduce", "step"))
+        return synchronised(workers, reduce, step)
+
+    def _running(self, live: Nodes, pipelines: Sequence[Members]) -> OobleckRunning:
+        setting = self.setting
+        weights = [self.templates[len(members)].per_micro_batch for members in pipelines]
+        shares = distribute(weights, setting.micro_batches, self.rule)
+        return OobleckRunning(
+            live=live,
+            period=self._period(tuple(sorted(zip(map(len, pipelines), shares, strict=True)))),
+            samples=setting.samples,
+            idle=self._idle(live, pipelines),
+            checkpoints=checkpoints(setting, setting.failure_rate * setting.nodes * FATAL_SHARE),
+            pipelines=tuple(pipelines),
+            shares=tuple(shares),
+            system=self,
+        )
+
+    # ---- changes
+
+    def _usable(self, live: Collection[int]) -> list[int]:
+        per_node = Counter(self.setting.node_of)
+        return sorted(node for node in live if per_node[node] == self.workers_per_node)
+
+    def _idle(self, live: Nodes, pipelines: Sequence[Members]) -> int:
+        return len(self.setting.seats(live)) - sum(map(len, pipelines)) * self.workers_per_node
+
+    def _too_few(self, live: Nodes) -> str | None:
+        """Why these nodes are too few; None where they are enough."""
+        least, nodes = (self.failures + 1) * min(self.templates), len(self._usable(live))
+        return f"{nodes} node(s), {self.failures + 1} pipelines need {least}" if nodes < least else None
+
+    def _instantiated(self, live: Nodes) -> State:
+        """All anew, while nobody holds anything."""
+        reason = self._too_few(live)
+        if reason is not None:
+            return Stopped(live=live, reason=reason)
+        return self._running(live, self._dealt(live, {}, []))
+
+    def _sizes_of(self, nodes: int) -> tuple[int, ...]:
+        """Nodes of each pipeline, of as many of `nodes` as templates add up to."""
+        weights = {size: template.per_micro_batch for size, template in self.templates.items()}
+        gradients = self.setting.layers[0].gradients
+        for count in range(nodes, 0, -1):
+            found = instantiate(
+                weights,
+                count,
+                self.failures + 1,
+                self.setting.micro_batches,
+                lambda pipelines: self.setting.reduce_seconds(gradients, pipelines),
+                self.rule,
+            )
+            if found is not None:
+                return tuple(found)
+        raise ValueError(f"{nodes} node(s) are too few for {self.failures + 1} pipelines")
+
+    def _places(self, size: int) -> list[Range]:
+        return places(self.templates[size].split, self.workers_per_node)
+
+    def _held(self, pipelines: Sequence[Members]) -> dict[int, Range]:
+        """The layers of each node."""
+        return {
+            node: layers
+            for members in pipelines
+            for node, layers in zip(members, self._places(len(members)), strict=True)
+        }
+
+    @cached_property
+    def _weights(self) -> list[float]:
+        """Bytes of each layer's state; all alike where nothing is known."""
+        state = [layer.state for layer in self.setting.layers]
+        return state if any(state) else [1.0] * len(state)
+
+    def _dealt(self, live: Nodes, held: Mapping[int, Range], intact: Sequence[Members]) -> list[Members]:
+        """All live nodes in pipelines anew. Those of `intact` whose size is wanted stay; the other nodes sit where
+        most of what they hold is wanted."""
+        usable = self._usable(live)
+        sizes = Counter(self._sizes(len(usable)))
+        kept = []
+        for members in intact:
+            if sizes[len(members)]:
+                sizes[len(members)] -= 1
+                kept.append(members)
+        wanted = list(sizes.elements())
+        if not wanted:
+            return kept
+        free = sorted(set(usable).difference(*kept))
+        ranges = [place for size in wanted for place in self._places(size)]
+        found = iter(seated(ranges, free, held, self._weights))
+        return kept + [tuple(next(found) for _ in range(size)) for size in wanted]
+
+    def _changed(
+        self,
+        before: OobleckRunning,
+        live: Nodes,
+        pipelines: Sequence[Members],
+        held: Mapping[int, Range],
+        loss: Loss,
+        event: str,
+    ) -> Change:
+        """To these pipelines, each worker with the layers that it needs."""
+        after = self._running(live, pipelines)
+        if after.pipelines == before.pipelines:
+            return Change(state=after)
+        splits = [self.templates[len(members)].split for members in pipelines]
+        state = [layer.state for layer in self.setting.layers]
+        moved = copied(splits, pipelines, held, state, self.workers_per_node)
+        pause = self.setting.pause(moved.busiest, detected=loss is Loss.ITERATION)
+        return Change(state=after, pause=pause, loss=loss, bytes=moved.total, event=event)

@@ -1,0 +1,96 @@
+"""Which node sits where in the pipelines, so that few layers have to be copied, and what is copied all the same.
+
+A node's place in a pipeline is a range of layers; what it holds of an earlier configuration is one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from recycle.systems.setting import Split
+
+Range = tuple[int, int]
+"""First layer, and the one behind the last."""
+
+
+def places(split: Split, workers_per_node: int) -> list[Range]:
+    """The layers of each node of a pipeline."""
+    ends = [0, *accumulate(split)]
+    return list(pairwise(ends[::workers_per_node]))
+
+
+def seated(
+    wanted: Sequence[Range], nodes: Sequence[int], held: Mapping[int, Range], weights: Sequence[float]
+) -> list[int]:
+    """The node of each place, as many as there are places; the pair with most in common first.
+
+    Args:
+        wanted: layers of each place.
+        nodes: to choose from; the first ones where they hold nothing that is wanted.
+        held: node -> layers that it has.
+        weights: of each layer.
+    """
+    ends = np.array([0.0, *accumulate(weights)])
+    has = np.array([held.get(node, (0, 0)) for node in nodes], dtype=np.int64)
+    want = np.array(wanted, dtype=np.int64)
+    first, last = np.maximum.outer(want[:, 0], has[:, 0]), np.minimum.outer(want[:, 1], has[:, 1])
+    common = np.where(last > first, ends[last] - ends[np.minimum(first, last)], 0.0).ravel()
+    pairs = np.flatnonzero(common > 0)
+    taken: dict[int, int] = {}
+    free = dict.fromkeys(range(len(nodes)))
+    for pair in pairs[np.argsort(-common[pairs], kind="stable")].tolist():
+        place, node = divmod(pair, len(nodes))
+        if place not in taken and node in free:
+            taken[place] = node
+            del free[node]
+    rest = iter(free)
+    return [nodes[taken[place] if place in taken else next(rest)] for place in range(len(wanted))]
+
+
+class Copied(NamedTuple):
+    """Bytes that move between nodes: of the worker that sends or receives most, and in all."""
+
+    busiest: float
+    total: float
+
+
+def copied(
+    splits: Sequence[Split],
+    pipelines: Sequence[Sequence[int]],
+    held: Mapping[int, Range],
+    state: Sequence[float],
+    workers_per_node: int,
+) -> Copied:
+    """What the workers lack, sent by all that have it alike.
+
+    Args:
+        splits, pipelines: layers of each stage, and nodes, of each pipeline.
+        held: node -> layers that it has; every layer is held by one at least, or none by anyone.
+        state: bytes of each layer.
+    """
+    lacking, holders = np.zeros(len(state)), np.zeros(len(state))
+    for first, last in held.values():
+        holders[first:last] += 1
+    ends = [0.0, *accumulate(state)]
+    most = total = 0.0
+    for split, members in zip(splits, pipelines, strict=True):
+        for stage, (first, last) in enumerate(pairwise([0, *accumulate(split)])):
+            received = 0.0
+            for begin, end in _without((first, last), held.get(members[stage // workers_per_node], (0, 0))):
+                lacking[begin:end] += 1
+                received += ends[end] - ends[begin]
+            most, total = max(most, received), total + received
+    sent = np.array([0.0, *np.cumsum(np.array(state) * lacking / np.maximum(holders, 1.0))])
+    senders = [float(sent[last] - sent[first]) / workers_per_node for first, last in held.values()]
+    return Copied(max([most, *senders]), total)
+
+
+def _without(wanted: Range, has: Range) -> list[Range]:
+    (first, last), (begin, end) = wanted, has
+    if begin >= last or end <= first:
+        return [wanted]
+    return [part for part in ((first, begin), (end, last)) if part[0] < part[1]]

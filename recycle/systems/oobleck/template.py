@@ -1,0 +1,139 @@
+"""Pipeline templates: the layers of each stage, for every number of stages, by Oobleck's divide and conquer.
+
+With c_i = F_i + B_i of stage i and k* the slowest stage (stages count from 0), a template takes
+
+    T = T1 + T2 + T3,  T1 = sum of c_i,  T2 = (N_b - S + k* - 1) c_k*,  T3 = sum of c_i over i >= k*
+
+for N_b = 4 S micro-batches, a planning constant; the artifact of the paper has (2 S + k* + 1) c_k* in place of T2. A
+range of layers in one stage takes c, 2 c and c. A range in several is divided in all ways into two ranges and their
+stages, the best of each being looked up: Oobleck keeps the least T of every (stages, range), which need not be a part
+of the least T of the whole. Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck @ 7966556.
+
+T is what 1F1B takes on equal stages, and less than it takes on others: it counts the work of k* and the ways to it
+and back, but not that other stages also wait, and with light stages behind k* it is less than N_b c_k*, which nothing
+can be. So what runs is always simulated.
+
+Limits: a stage is on one worker (one GPU, or one tensor-parallel group), so a template of n workers has n stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from recycle.solve.compiled import as_lists, compiled
+
+PLAIN_UNTIL = 30_000
+"""Divisions up to which loading the compiled loop costs more than running it in plain Python."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """Stages of one pipeline.
+
+    Attributes:
+        split: layers of each stage.
+        seconds: T, for 4 S micro-batches.
+    """
+
+    split: tuple[int, ...]
+    seconds: float
+
+    @property
+    def stages(self) -> int:
+        return len(self.split)
+
+    @property
+    def per_micro_batch(self) -> float:
+        """T / N_b: what Oobleck takes one more micro-batch to cost."""
+        return self.seconds / (4 * self.stages)
+
+
+def template_seconds(stage_seconds: Sequence[float], micro_batches: int | None = None, sosp: bool = False) -> float:
+    """T of stages that take c_i per micro-batch; for N_b = 4 S micro-batches unless said.
+
+    Args:
+        sosp: T2 as in the paper's artifact, which has no N_b.
+    """
+    stages = len(stage_seconds)
+    slowest = max(range(stages), key=stage_seconds.__getitem__)
+    count = 4 * stages if micro_batches is None else micro_batches
+    between = 2 * stages + slowest + 1 if sosp else count - stages + slowest - 1
+    return sum(stage_seconds) + between * stage_seconds[slowest] + sum(stage_seconds[slowest:])
+
+
+def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> list[Template]:
+    """The template of each number of stages from 1 to `most`, at most the number of layers.
+
+    Args:
+        layer_seconds: F + B of each layer.
+        sosp: T2 as in the paper's artifact.
+    """
+    count = len(layer_seconds)
+    most = min(most, count)
+    ends = np.array([0.0, *accumulate(layer_seconds)])
+    table = (most + 1, count + 1, count + 1)
+    total, slowest, rest = (np.full(table, np.inf) for _ in range(3))
+    where, cut, left = (np.zeros(table, dtype=np.int64) for _ in range(3))
+    arguments: list[Any] = [ends, most, sosp, total, slowest, rest, where, cut, left]
+    if count**3 * most**2 // 24 > PLAIN_UNTIL:
+        compiled(_divide)(*arguments)
+    else:
+        arguments = as_lists(arguments)
+        _divide(*arguments)
+    total, cut, left = arguments[3], arguments[7], arguments[8]
+
+    def cuts(stages: int, first: int, last: int) -> list[int]:
+        if stages == 1:
+            return []
+        at, before = int(cut[stages][first][last]), int(left[stages][first][last])
+        return [*cuts(before, first, at), at, *cuts(stages - before, at, last)]
+
+    found = []
+    for stages in range(1, most + 1):
+        split = tuple(b - a for a, b in pairwise([0, *cuts(stages, 0, count), count]))
+        found.append(Template(split, float(total[stages][0][count])))
+    return found
+
+
+def _divide(
+    ends: Any, most: int, sosp: bool, total: Any, slowest: Any, rest: Any, where: Any, cut: Any, left: Any
+) -> None:
+    """Fill the tables by (stages, first layer, layer behind the last): T, c_k*, T3, k*, and where the best is divided
+    and how many stages come before that."""
+    count = len(ends) - 1
+    for first in range(count):
+        for last in range(first + 1, count + 1):
+            seconds = ends[last] - ends[first]
+            total[1][first][last] = (5 if sosp else 4) * seconds
+            slowest[1][first][last] = seconds
+            rest[1][first][last] = seconds
+    for stages in range(2, most + 1):
+        for first in range(count - stages + 1):
+            for last in range(first + stages, count + 1):
+                best = np.inf
+                for before in range(1, stages):
+                    after = stages - before
+                    for at in range(first + before, last - after + 1):
+                        if slowest[before][first][at] >= slowest[after][at][last]:
+                            c = slowest[before][first][at]
+                            k = where[before][first][at]
+                            behind = rest[before][first][at] + ends[last] - ends[at]
+                        else:
+                            c = slowest[after][at][last]
+                            k = before + where[after][at][last]
+                            behind = rest[after][at][last]
+                        between = 2 * stages + k + 1 if sosp else 3 * stages + k - 1
+                        seconds = ends[last] - ends[first] + between * c + behind
+                        if seconds < best:
+                            best = seconds
+                            total[stages][first][last] = seconds
+                            slowest[stages][first][last] = c
+                            rest[stages][first][last] = behind
+                            where[stages][first][last] = k
+                            cut[stages][first][last] = at
+                            left[stages][first][last] = before

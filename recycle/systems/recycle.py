@@ -1,0 +1,341 @@
+"""ReCycle: a dead worker's micro-batches go to live peers of its stage (SOSP '24, arXiv 2405.14009).
+
+The period of each failure vector is that of the planner's list scheduler, the one that recycle answers with at once; a
+search would make it a few per cent shorter. A plan for more dead workers serves as well, those beyond its dead standing
+idle. For each number of dead one vector is normal: the best of those with the least bound. Live workers change stage
+to come to it, as few as that takes, if it pays before the next failure is due; only then is anything copied. A node
+that joins takes over a position of the stage with most dead and copies from a peer. Only a stage of which no worker is
+left sends everybody back to a checkpoint, on whatever positions the live workers can fill.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+
+from msgspec.structs import replace
+
+from recycle.errors import JobError
+from recycle.job import Job
+from recycle.plans import Vector, arrange, dead_roles
+from recycle.profile import Profile
+from recycle.shape import Worker
+from recycle.solve.bounds import closed_form
+from recycle.solve.deadline import Deadline
+from recycle.solve.normalize import StageBounds, cheapest
+from recycle.solve.planner import plan_vector
+from recycle.solve.problem import Problem
+from recycle.solve.starts import starts
+from recycle.solve.template import one_pipeline
+from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.setting import Setting
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+
+POLICIES, OPERATIONS = 4, 20_000
+"""Of the list scheduler, tried for each vector, as `recycle plan --quick` does; fewer beyond so many operations in all,
+one at least."""
+FATAL_SHARE = 0.01
+"""Of failures, thought to take the last host of a stage: it sets how often a checkpoint is written, nothing else."""
+NEAR = 1.05
+"""How far above what is aimed at a plan for more dead workers may be before one for the very vector is made."""
+CHEAP = 0.002
+"""Share of the time until the next failure that copying may take without asking what staying would cost."""
+_FIRST, _LEAN = float(1 << 20), 1e-6
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecycleRunning(Running):
+    """A plan at work.
+
+    Attributes:
+        seats: who sits at each position; positions that nobody plays are left out.
+        spare: live seats without a position.
+        vector: of the plan; at least as many dead at each rank as there are.
+    """
+
+    system: ReCycle = field(repr=False, compare=False)
+    seats: dict[Worker, int]
+    spare: tuple[int, ...]
+    vector: Vector
+
+    @property
+    def layout(self) -> str:
+        shape = self.system.job.shape
+        return f"{shape.pipelines} x {shape.ranks}"
+
+    def schedules(self) -> list[Timed]:
+        return self.system.schedules(self.vector)
+
+
+class ReCycle:
+    """ReCycle on a setting. Adaptive Pipelining is what it is; the other two techniques can be left out.
+
+    Args:
+        reshape: take the shape with the shortest fault-free period, as other systems do, where the job can be cut anew;
+            else the job's.
+        decoupled: Decoupled BackProp; else the backward pass is one operation.
+        staggered: Staggered Optimizer; else all stages step together.
+        move: live workers may change stage.
+    """
+
+    source = "Gandhi et al., SOSP '24, arXiv 2405.14009; planned by recycle.solve"
+    assumptions = (
+        "plans are there when a failure strikes: t_plan is that of the common pause model",
+        "the iteration in progress is repeated",
+        f"{FATAL_SHARE:.0%} of failures are thought to need a checkpoint, which sets the interval of writing them",
+    )
+    limits = (
+        "a stage that loses all its workers sends everybody back to a checkpoint",
+        "needs bubbles: where micro-batches are many and pipelines few, a dead worker costs its share",
+        "weight gradients that wait keep activations alive",
+        "no sharded optimizer state",
+    )
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        decoupled: bool = True,
+        staggered: bool = True,
+        move: bool = True,
+        reshape: bool = True,
+        name: str = "recycle",
+    ) -> None:
+        self.name = name
+        self.move = move
+        self.techniques = {"decoupled": decoupled, "staggered": staggered, "reroute": True, "move": move}
+        self.setting = self._best(setting) if reshape else setting
+        self.job = self._planned(self.setting)
+        self.profile = self.job.profile()
+        self._periods: dict[Vector, float] = {}
+        self._normal: dict[int, Vector | None] = {}
+
+    def _planned(self, setting: Setting) -> Job:
+        """The job with the techniques that are in use."""
+        return replace(setting.job, planner=replace(setting.job.planner, **self.techniques))
+
+    def _best(self, setting: Setting) -> Setting:
+        """The setting in its best shape: most pipelines first, as long as the work of a stage leaves room below."""
+        workers, best, least = len(setting.node_of), setting, inf
+        for ranks in range(1, min(len(setting.layers), workers) + 1):
+            pipelines = workers // ranks
+            try:
+                shaped = setting if ranks == setting.shape.ranks else setting.reshaped(pipelines, ranks)
+            except JobError:
+                continue
+            load = setting.micro_batches / pipelines * max(setting.seconds_per_stage(ranks))
+            if (pipelines == 1 and ranks != setting.shape.ranks) or load >= least or _misfit(shaped) is not None:
+                continue
+            period = _period(Problem.of(self._planned(shaped)))
+            if period < least:
+                best, least = shaped, period
+        return best
+
+    # ---- the protocol
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        return _misfit(self.setting) or self._placed(live)
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        setting = self.setting
+        live = state.live - failed | joined
+        if isinstance(state, RecycleRunning):
+            gone = frozenset(setting.seats(failed))
+            seats = {position: seat for position, seat in state.seats.items() if seat not in gone}
+            if len({position.rank for position in seats}) == setting.shape.ranks:
+                free = [seat for seat in state.spare if seat not in gone] + setting.seats(joined)
+                return self._adapted(live, state, seats, free, failed)
+        after = self._placed(live)
+        return Change(
+            state=after,
+            pause=setting.restart(detected=bool(failed)),
+            loss=Loss.CHECKPOINT,
+            bytes=setting.state if isinstance(after, Running) else 0.0,
+            event="restart" if isinstance(after, Running) else "stop",
+        )
+
+    def _adapted(
+        self, live: Nodes, before: RecycleRunning, seats: dict[Worker, int], free: list[int], failed: Nodes
+    ) -> Change:
+        """Every stage has a host: nobody goes back."""
+        touched = len(seats) < len(before.seats)
+        seats, received = self._filled(seats, free)
+        seats, moved, seconds = self._normalized(seats)
+        after = self._running(live, seats)
+        if after.seats == before.seats:
+            return Change(state=after, event="spare")
+        return Change(
+            state=after,
+            pause=dataclasses.replace(
+                self.setting.pause(detected=touched),
+                copy=seconds + self.setting.copy_seconds(max(received, default=0.0)),
+            ),
+            loss=Loss.ITERATION if touched else Loss.NOTHING,
+            bytes=moved + sum(received),
+            event="re-route" if touched else "join",
+        )
+
+    def schedules(self, vector: Vector) -> list[Timed]:
+        """The plan of a vector, in role names."""
+        return [Timed(plan_vector(self.job, vector, True).schedule, self.profile)]
+
+    def period(self, vector: Vector) -> float:
+        """Of the list scheduler's plan, in the job's unit of time."""
+        if vector not in self._periods:
+            problem = Problem.of(self.job, dead_roles(self.job.shape, vector), self.profile)
+            self._periods[vector] = _period(problem)
+        return self._periods[vector]
+
+    def serving(self, vector: Vector) -> Vector | None:
+        """The best plan made so far that serves a vector; None where there is none."""
+        fitting = [v for v in self._periods if all(a >= b for a, b in zip(v, vector, strict=True))]
+        return min(fitting, key=lambda v: (self._periods[v], v), default=None)
+
+    def normal(self, dead: int) -> Vector | None:
+        """The vector to come to with so many dead; None where they are too many for any."""
+        if dead not in self._normal:
+            bounds = self._bounds
+            values = sorted({bound for row in bounds.rows for bound in row})
+            room = next((room for room in map(bounds.room, values) if sum(room) >= dead), None)
+            costs: list[Callable[[int, int], float]] = [
+                lambda rank, k: k * k + _LEAN * rank * k,
+                lambda rank, k: k * k - _LEAN * rank * k,
+                lambda rank, k: _FIRST * (k > 0) + k * k,
+            ]
+            found = dict.fromkeys(cheapest(room, dead, cost) for cost in costs) if room is not None else {}
+            self._normal[dead] = min((v for v in found if v is not None), key=self.period, default=None)
+        return self._normal[dead]
+
+    # ---- where workers sit
+
+    def _running(self, live: Nodes, seats: dict[Worker, int]) -> RecycleRunning:
+        setting = self.setting
+        spare = tuple(sorted(set(setting.seats(live)) - set(seats.values())))
+        here = self._vector(seats)
+        vector = self.serving(here)
+        normal = self.normal(sum(here)) if self.move else None
+        aim = self._bounds.of(here) if normal is None else self.period(normal)
+        if vector is None or self.period(vector) > NEAR * aim:
+            self.period(here)
+            vector = self.serving(here)
+        assert vector is not None
+        rate = setting.failure_rate * len(live) * (FATAL_SHARE if setting.shape.pipelines > 1 else 1.0)
+        return RecycleRunning(
+            live=live,
+            period=self.period(vector),
+            samples=setting.samples,
+            idle=len(spare) + sum(vector) - sum(here),
+            checkpoints=checkpoints(setting, rate),
+            system=self,
+            seats=seats,
+            spare=spare,
+            vector=vector,
+        )
+
+    def _vector(self, seats: dict[Worker, int]) -> Vector:
+        shape = self.setting.shape
+        hosts = Counter(position.rank for position in seats)
+        return tuple(shape.pipelines - hosts[rank] for rank in range(shape.ranks))
+
+    def _placed(self, live: Nodes) -> State:
+        """All live workers on positions, when everybody reads a checkpoint anyway."""
+        shape = self.setting.shape
+        seats = {shape.worker_at(seat): seat for seat in self.setting.seats(live)}
+        if len(seats) < shape.ranks:
+            return Stopped(live=live, reason=f"{len(seats)} live worker(s) cannot host {shape.ranks} stages")
+        for rank in sorted(set(range(shape.ranks)) - {position.rank for position in seats}):
+            hosts = Counter(position.rank for position in seats)
+            giver = max(seats, key=lambda position: (hosts[position.rank], position))
+            seats[Worker(giver.pipeline, rank)] = seats.pop(giver)
+        return self._running(live, self._normalized(seats, copied=False)[0])
+
+    def _filled(self, seats: dict[Worker, int], free: list[int]) -> tuple[dict[Worker, int], list[float]]:
+        """Free workers take vacant positions, of the most-hit stage first; and the bytes that each receives."""
+        shape, seats, received = self.setting.shape, dict(seats), []
+        for seat in free:
+            dead = self._vector(seats)
+            if not any(dead):
+                break
+            home = shape.worker_at(seat)
+            rank = max(range(shape.ranks), key=lambda rank: (dead[rank], rank == home.rank, -rank))
+            vacant = [Worker(k, rank) for k in range(shape.pipelines) if Worker(k, rank) not in seats]
+            seats[home if home in vacant else vacant[0]] = seat
+            received.append(self._state[rank])
+        return seats, received
+
+    def _normalized(self, seats: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
+        """Workers change stage where that pays: (who sits where, bytes copied, seconds that takes)."""
+        shape = self.setting.shape
+        here = self._vector(seats)
+        target = self.normal(sum(here)) if self.move else None
+        if target is None or target == here:
+            return seats, 0.0, 0.0
+        # towards the normal vector or any that its period serves, with as few moves as there are
+        best = self.period(target)
+        served = self.serving(here)
+        if served is not None and self.period(served) <= best * (1 + _SLACK):
+            return seats, 0.0, 0.0
+        vacant = frozenset(shape.workers()) - seats.keys()
+        arranged = arrange(shape, vacant, target, self._copying)
+        if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
+            gain = max(self._bounds.of(here) - best, 0.0) or self.period(here) - best
+            if gain * iterations <= arranged.seconds:
+                return seats, 0.0, 0.0
+        seats = dict(seats)
+        for move in arranged.moves:
+            seats[Worker.parse(move.role)] = seats.pop(Worker.parse(move.worker))
+        seats = {position: seat for position, seat in seats.items() if position not in arranged.vacant}
+        return seats, sum(move.bytes for move in arranged.moves), arranged.seconds
+
+    def _iterations_until_change(self) -> float:
+        setting = self.setting
+        if not setting.failure_rate:
+            return self.job.planner.iterations_between_changes
+        return 1 / (setting.failure_rate * setting.nodes * self.period((0,) * setting.shape.ranks))
+
+    @cached_property
+    def _state(self) -> list[float]:
+        """Bytes that a new host of each rank copies."""
+        shape = self.setting.shape
+        per_stage = [sum(layer.state for layer in stage) for stage in self.setting.job_stages]
+        return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
+
+    @cached_property
+    def _copying(self) -> Profile:
+        """The setting's links, and what moves in place of all static bytes."""
+        state = [sum(layer.state for layer in stage) for stage in self.setting.job_stages]
+        return Profile(latency=self.setting.latency, bandwidth=self.setting.bandwidth, static=state)
+
+    @cached_property
+    def _bounds(self) -> StageBounds:
+        return StageBounds(self.job, self.job.shape.pipelines - 1)
+
+
+def _period(problem: Problem) -> float:
+    if not problem.dead and problem.peers_are_alike:
+        problem = one_pipeline(problem, problem.shape.micro_batches)
+    policies = max(1, min(POLICIES, OPERATIONS // problem.size))
+    return starts(problem, closed_form(problem), Deadline(None), policies)[0][0].period
+
+
+def _misfit(setting: Setting) -> DoesNotFit | None:
+    """One micro-batch on each rank is the least that has to fit."""
+    shape, profile = setting.shape, setting.job.profile()
+    static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
+    over = []
+    for rank in range(shape.ranks):
+        needed = sum(static[rank :: shape.ranks]) + shape.chunks * max(activation[rank :: shape.ranks])
+        over.append((needed - setting.cap(rank, shape.ranks), needed, rank))
+    excess, needed, rank = max(over)
+    if excess <= _SLACK * needed:
+        return None
+    return DoesNotFit(
+        needed=needed,
+        cap=needed - excess,
+        reason=f"rank {rank} needs {needed:.6g} bytes for one micro-batch and may hold {needed - excess:.6g}",
+    )

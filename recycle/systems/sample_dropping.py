@@ -1,0 +1,117 @@
+"""Sample dropping, as torchft does it: a pipeline that lost a worker leaves, and its samples are not trained.
+
+The failure domain is a whole replica group, here a pipeline. The others go on with the same micro-batches each, so that
+the batch shrinks: throughput is that of the healthy share of the groups. The step in progress is discarded by all. A
+group comes back when its node does, or when live workers of broken groups suffice for one; it copies a peer's state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.grids import Grid, Grids
+from recycle.systems.setting import Setting
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+
+FATAL_SHARE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsRunning(Running):
+    """Healthy replica groups; `groups` has the seats of each."""
+
+    grids: Grids = field(repr=False, compare=False)
+    grid: Grid
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def layout(self) -> str:
+        return f"{len(self.groups)} x {self.grid.ranks}"
+
+    def schedules(self) -> list[Timed]:
+        return self.grids.schedules(self.grid)
+
+
+class SampleDropping:
+    """Replica groups on the best grid of all nodes, of which the healthy ones train."""
+
+    source = "meta-pytorch/torchft @ 7eb7087 (BSD-3): Lighthouse quorum, should_commit vote"
+    assumptions = (
+        "samples of groups that are out are dropped: no progress, in a column of their own",
+        "a failure discards the step of all groups; the quorum costs the common pause, not the 60 s timeouts",
+        "live workers of broken groups form a new one at the next boundary",
+        "checkpoints are written at Young's interval for one failure in a hundred",
+    )
+    limits = (
+        "the batch shrinks with every group that is out, which changes the training",
+        "one dead worker takes a whole pipeline with it",
+        "all groups lost: back to a checkpoint",
+    )
+
+    def __init__(self, setting: Setting, *, name: str = "sample_dropping") -> None:
+        self.name = name
+        self.setting = setting
+        self.grids = Grids(setting)
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        whole = self.grids.best(len(self.setting.node_of))
+        if whole is None:
+            return self.grids.leanest(len(self.setting.node_of)).misfit()
+        seats = self.setting.seats(live)
+        return self._running(live, whole, self._grouped(whole, [], seats))
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        setting = self.setting
+        live = state.live - failed | joined
+        before = state if isinstance(state, GroupsRunning) else None
+        gone = frozenset(setting.seats(failed))
+        groups = [] if before is None else [group for group in before.groups if gone.isdisjoint(group)]
+        if before is None or not groups:
+            after = self.begin(live)
+            assert not isinstance(after, DoesNotFit)
+            return Change(
+                state=after,
+                pause=setting.restart(detected=bool(failed)),
+                loss=Loss.CHECKPOINT,
+                event="stop" if isinstance(after, Stopped) else "restart",
+            )
+        if len(groups) < len(before.groups):
+            after = self._running(live, before.grid, groups)
+            return Change(state=after, pause=setting.pause(), loss=Loss.ITERATION, event="drop")
+        taken = {seat for group in groups for seat in group}
+        formed = self._grouped(before.grid, groups, [seat for seat in setting.seats(live) if seat not in taken])
+        after = self._running(live, before.grid, formed)
+        new = len(formed) - len(groups)
+        if failed or not new:  # a failure of nodes that wait, or newcomers that do not make a group yet
+            return Change(state=self._running(live, before.grid, groups), event="wait")
+        state_bytes = [sum(layer.state for layer in stage) for stage in setting.stages(setting.cut(before.grid.ranks))]
+        copied = -(-new // len(groups)) * max(state_bytes)
+        return Change(
+            state=after, pause=setting.pause(copied, detected=False), bytes=new * sum(state_bytes), event="join"
+        )
+
+    def _grouped(self, grid: Grid, groups: list[tuple[int, ...]], free: list[int]) -> list[tuple[int, ...]]:
+        """`groups` and as many new ones of the free seats as the grid has room for."""
+        room = grid.pipelines - len(groups)
+        new = [tuple(free[at : at + grid.ranks]) for at in range(0, len(free) - grid.ranks + 1, grid.ranks)]
+        return groups + new[:room]
+
+    def _running(self, live: Nodes, grid: Grid, groups: list[tuple[int, ...]]) -> State:
+        setting = self.setting
+        if not groups:
+            return Stopped(live=live, reason=f"no replica group of {grid.ranks} workers is whole")
+        idle = len(setting.seats(live)) - len(groups) * grid.ranks
+        trained = setting.samples * len(groups) / grid.pipelines
+        return GroupsRunning(
+            live=live,
+            period=grid.period,
+            samples=trained,
+            dropped=setting.samples - trained,
+            idle=idle,
+            checkpoints=checkpoints(setting, setting.failure_rate * len(live) * FATAL_SHARE),
+            reconsider=idle >= grid.ranks and len(groups) < grid.pipelines,
+            grids=self.grids,
+            grid=grid,
+            groups=tuple(groups),
+        )

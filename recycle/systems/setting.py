@@ -1,0 +1,316 @@
+"""Setting: what every system gets alike, so that only the systems differ.
+
+Nodes and workers, the costs of each layer in seconds and bytes, links, memory, the batch, and one model of pauses. It
+comes from a job. A job of `[shape]`, `[times]` and `[memory]` alone gives a setting in which a stage is one layer, a
+sample a micro-batch, and memory counts activations: a layer's activation weighs 1 byte. Pipelines are cut between
+layers (`balanced`) and priced by `profile`, one `Profile` per cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import inf
+
+from msgspec.structs import replace
+
+from recycle import analytic
+from recycle.errors import JobError
+from recycle.job import ANALYTIC, Job, ModelSection, PausesSection, parse_bytes
+from recycle.layers import Layer, ring_seconds, stage_profile
+from recycle.nodes import place_workers
+from recycle.profile import Profile
+from recycle.shape import Shape
+from recycle.systems.system import Nodes, Pause
+
+_PRICES = ("forward", "backward_input", "backward_weight", "reduce", "step", "static", "activation", "message")
+Split = tuple[int, ...]
+"""Layers of each stage, first to last."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all systems get alike.
+
+    Attributes:
+        job: that it is made of; its shape is the preferred one.
+        layers: first to last.
+        node_of: the node of each seat; a seat is a place for one worker, and seat i is worker i of the job's shape.
+        micro_batch: samples of one micro-batch.
+        latency: seconds per transfer between two workers.
+        bandwidth: bytes per second of a directed pair of workers, and of a ring through all hosts of a layer; None
+            means that only latency counts.
+        weight_stash: share of an activation that is still held between I and W.
+        memory: bytes that the worker of each of the job's ranks may hold; None without a limit.
+        pauses: the common model.
+        failure_rate: failures per second of one node, as far as systems may know it (checkpoint intervals).
+    """
+
+    job: Job
+    layers: tuple[Layer, ...]
+    node_of: tuple[int, ...]
+    micro_batch: float = 1.0
+    latency: float = 0.0
+    bandwidth: float | None = None
+    weight_stash: float = 1.0
+    memory: tuple[float, ...] | None = None
+    pauses: PausesSection = field(default_factory=PausesSection)
+    failure_rate: float = 0.0
+
+    @property
+    def shape(self) -> Shape:
+        return self.job.shape
+
+    @property
+    def micro_batches(self) -> int:
+        """D * m of the job: micro-batches of one iteration, of `micro_batch` samples each, whatever a system runs."""
+        return self.shape.global_micro_batches
+
+    @property
+    def samples(self) -> float:
+        """The global batch."""
+        return self.micro_batches * self.micro_batch
+
+    @property
+    def nodes(self) -> int:
+        return self.node_of[-1] + 1
+
+    @property
+    def all_nodes(self) -> Nodes:
+        return frozenset(range(self.nodes))
+
+    @property
+    def gpus(self) -> int:
+        return len(self.node_of) * self.job.grid.tensor_parallel
+
+    def seats(self, live: Iterable[int]) -> list[int]:
+        """The seats of these nodes, ascending."""
+        live = frozenset(live)
+        return [seat for seat, node in enumerate(self.node_of) if node in live]
+
+    def reshaped(self, pipelines: int, ranks: int) -> Setting:
+        """The same workers, batch and layers in another shape. Only a job of the analytic model can be cut anew.
+
+        Raises:
+            JobError: the profile is not analytic, the workers do not divide so, or the micro-batches do not.
+        """
+        micro_batches, left = divmod(self.micro_batches, pipelines)
+        if self.job.times.profile != ANALYTIC or left or pipelines * ranks != len(self.node_of):
+            raise JobError(f"{self.shape} cannot be run as {pipelines} pipelines of {ranks} ranks")
+        grid = replace(self.job.grid, pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, chunks=1)
+        model = replace(self.job.model, split=list(self.cut(ranks)))
+        memory = None if self.memory is None else (min(self.memory),) * ranks
+        return dataclasses.replace(self, job=replace(self.job, grid=grid, model=model), memory=memory)
+
+    # ---- cutting the model
+
+    @property
+    def split(self) -> Split:
+        """Layers per stage for the job's number of ranks: as it states them, else balanced."""
+        stated = _layers_per_stage(self.job)
+        fits = self.shape.chunks == 1 and sum(stated) == len(self.layers)
+        return stated if fits else self.balanced(self.shape.ranks)
+
+    def balanced(self, stages: int) -> Split:
+        """The layers cut into stages of at least one, so that the slowest stage is as fast as can be.
+
+        Raises:
+            JobError: there are fewer layers than stages.
+        """
+        if not 1 <= stages <= len(self.layers):
+            raise JobError(f"{len(self.layers)} layer(s) cannot be cut into {stages} stages")
+        bounds = [len(self.layers)]
+        for k in range(stages, 1, -1):
+            bounds.append(self._cuts[k][bounds[-1]])
+        return tuple(b - a for a, b in pairwise([0, *reversed(bounds)]))
+
+    @cached_property
+    def _cuts(self) -> list[list[int]]:
+        """By stages k and layers n: where the last of k stages begins in the best cut of the first n layers."""
+        count = len(self.layers)
+        ends = [0.0, *accumulate(layer.seconds for layer in self.layers)]
+        slowest, cuts = ends, [[], [0] * (count + 1)]
+        for k in range(2, count + 1):
+            cut, least = [0] * (count + 1), [inf] * (count + 1)
+            at = k - 1
+            for n in range(k, count + 1):
+                # the best cut moves forward with n
+                while at + 1 < n and max(slowest[at + 1], ends[n] - ends[at + 1]) <= max(
+                    slowest[at], ends[n] - ends[at]
+                ):
+                    at += 1
+                cut[n], least[n] = at, max(slowest[at], ends[n] - ends[at])
+            cuts.append(cut)
+            slowest = least
+        return cuts
+
+    def cut(self, stages: int) -> Split:
+        """The job's own split where it has so many stages, else the balanced one."""
+        return self.split if stages == len(self.split) else self.balanced(stages)
+
+    def seconds_per_stage(self, stages: int) -> list[float]:
+        """F + I + W of each stage of `cut`."""
+        return [sum(layer.seconds for layer in stage) for stage in self.stages(self.cut(stages))]
+
+    def stages(self, split: Split) -> list[tuple[Layer, ...]]:
+        """The layers of each stage."""
+        if sum(split) != len(self.layers):
+            raise JobError(f"split {split} has {sum(split)} layers, the model {len(self.layers)}")
+        return [self.layers[a:b] for a, b in pairwise([0, *accumulate(split)])]
+
+    @property
+    def job_stages(self) -> list[tuple[Layer, ...]]:
+        """The layers of each of the job's P * V stages."""
+        return self.stages(_layers_per_stage(self.job))
+
+    @cached_property
+    def least_ranks(self) -> int:
+        """Ranks below which no pipeline fits into memory with one micro-batch on each worker; the job's own number
+        where nothing is known of static bytes, as then nothing says that two stages fit on one worker.
+
+        More than there are layers if not even one layer fits.
+        """
+        if not any(layer.static for layer in self.layers):
+            return self.shape.ranks
+        for ranks in range(1, len(self.layers) + 1):
+            stages = enumerate(self.stages(self.cut(ranks)))
+            if all(sum(x.static + x.activation for x in stage) <= self.cap(r, ranks) for r, stage in stages):
+                return ranks
+        return len(self.layers) + 1
+
+    # ---- prices
+
+    def profile(self, split: Split, hosts: int | Sequence[int]) -> Profile:
+        """Seconds and bytes of each stage of `split`.
+
+        Args:
+            hosts: workers that a stage's gradients are reduced over; one number, or one per stage.
+        """
+        return stage_profile(
+            self.stages(split),
+            hosts,
+            latency=self.latency,
+            bandwidth=self.bandwidth,
+            weight_stash=self.weight_stash,
+        )
+
+    def reduce_seconds(self, gradients: float, hosts: int) -> float:
+        """All-reduce of so many bytes over the hosts of a layer, in a ring."""
+        return ring_seconds(gradients, hosts, self.bandwidth)
+
+    def copy_seconds(self, amount: float) -> float:
+        """Seconds to copy `amount` bytes from one worker to another. Copies of disjoint pairs run side by side, so
+        give the bytes of the busiest worker."""
+        return 0.0 if not amount else self.latency + (0.0 if self.bandwidth is None else amount / self.bandwidth)
+
+    def cap(self, rank: int, ranks: int) -> float:
+        """Bytes that the worker of a rank of a pipeline of `ranks` may hold."""
+        return inf if self.memory is None else self.memory[rank * len(self.memory) // ranks]
+
+    # ---- pauses
+
+    def pause(self, copied: float = 0.0, *, detected: bool = True, plan: float | None = None) -> Pause:
+        """The pause of a change that restarts no process: t_detect + t_plan + t_comm_rebuild + bytes / bandwidth.
+
+        Args:
+            copied: bytes that the busiest worker sends or receives.
+            detected: a failure had to be noticed first; a join is announced.
+            plan: seconds of planning, where the system knows its own.
+        """
+        model = self.pauses
+        return Pause(
+            detect=model.detect if detected else 0.0,
+            plan=model.plan if plan is None else plan,
+            rebuild=model.rebuild,
+            copy=self.copy_seconds(copied),
+        )
+
+    def restart(self, *, detected: bool = True) -> Pause:
+        """The pause of a restart from a checkpoint: processes start, groups form, every worker reads its state."""
+        model = self.pauses
+        restart = model.restart + self.storage_seconds
+        return Pause(detect=model.detect if detected else 0.0, rebuild=model.rebuild, restart=restart)
+
+    @property
+    def storage_seconds(self) -> float:
+        """Seconds in which all workers write a checkpoint, or read one."""
+        return self.state_per_worker / self.pauses.storage_bandwidth
+
+    @property
+    def state(self) -> float:
+        """Bytes of the model's parameters and optimizer state: a checkpoint."""
+        return sum(layer.state for layer in self.layers)
+
+    @property
+    def state_per_worker(self) -> float:
+        """Bytes of a checkpoint that a worker of the preferred shape writes and reads."""
+        return self.state / self.shape.ranks
+
+    @classmethod
+    def of(cls, job: Job) -> Setting:
+        """The setting of a job: its profile's stages, spread over their layers where the job has a `[model]`.
+
+        Raises:
+            JobError: the profile does not fit the shape, or layers do not divide over the stages.
+        """
+        shape, profile = job.shape, job.profile()
+        profile.require(shape)
+        static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
+        return cls(
+            job,
+            analytic.layers(job) if job.times.profile == ANALYTIC else _spread(job, profile),
+            seat_nodes(shape, job.cluster.workers_per_node),
+            micro_batch=1.0 if job.model == ModelSection() else float(job.data.micro_batch_size),
+            latency=profile.latency,
+            bandwidth=profile.bandwidth,
+            weight_stash=profile.weight_stash,
+            memory=_memory(job, activation, static),
+            pauses=job.pauses,
+        )
+
+
+def _spread(job: Job, profile: Profile) -> tuple[Layer, ...]:
+    """The prices of each stage in even parts over its layers."""
+    columns = {name: profile.per_stage(name, job.shape.stages) for name in _PRICES}
+    layers: list[Layer] = []
+    for stage, count in enumerate(_layers_per_stage(job)):
+        price = {name: column[stage] for name, column in columns.items()}
+        layers += [
+            Layer(
+                forward=price["forward"] / count,
+                backward_input=price["backward_input"] / count,
+                backward_weight=price["backward_weight"] / count,
+                step=(price["reduce"] + price["step"]) / count,
+                static=price["static"] / count,
+                state=price["static"] / count,
+                activation=price["activation"] / count,
+                message=price["message"],
+            )
+        ] * count
+    return tuple(layers)
+
+
+def _layers_per_stage(job: Job) -> Split:
+    return (1,) * job.shape.stages if job.model == ModelSection() else tuple(job.layers_per_stage())
+
+
+def seat_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
+    """The node of each worker, by index: as `place_workers` lays them, in even blocks where there is one pipeline."""
+    if shape.pipelines > 1:
+        nodes = place_workers(shape, workers_per_node)
+        return tuple(node for node, workers in enumerate(nodes) for _ in workers)
+    count = -(-shape.ranks // workers_per_node)
+    return tuple(rank * count // shape.ranks for rank in range(shape.ranks))
+
+
+def _memory(job: Job, activation: list[float], static: list[float]) -> tuple[float, ...] | None:
+    """Bytes that the worker of each rank may hold: as stated, or so many activations of its heaviest stage."""
+    limits, ranks = job.activation_limits(), job.shape.ranks
+    if isinstance(job.memory.limit, str):
+        return (parse_bytes(job.memory.limit),) * ranks
+    if limits is None:
+        return None
+    return tuple(sum(static[r::ranks]) + limit * max(activation[r::ranks]) for r, limit in enumerate(limits))

@@ -1,0 +1,72 @@
+"""`recycle compare`: one JSON object or tables, and bad input refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recycle.systems import SYSTEMS
+from tests.cli.command import Command
+
+JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 12\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text("3600000,remove,n1\n7200000,add,n1\n9000000,remove,n2\n86400000,add,n2\n")
+    return path
+
+
+def test_all_systems_on_a_trace(command: Command, job: Path, trace: Path) -> None:
+    outcome = command("compare", job, "--trace", trace, "--json")
+    printed = outcome.json
+    assert (outcome.status, outcome.err) == (0, "")
+    assert [entry["name"] for entry in printed["systems"]] == list(SYSTEMS)
+    assert printed["traces"][0]["failures"] == 2
+    assert printed["traces"][0]["references"]["1f1b"]["goodput"] == pytest.approx(18 / 27)
+    for entry in printed["systems"]:
+        assert entry["fits"]
+        assert entry["goodput"] <= entry["fault_free"]
+        booked = entry["samples"] / entry["fault_free"] + sum(entry["lost"].values())
+        assert booked == pytest.approx(86400)
+
+
+def test_the_same_seed_generates_the_same_trace(command: Command, job: Path) -> None:
+    options = ("--systems", "oobleck", "--days", "40", "--rate", "50", "--json")
+    once = command("compare", job, *options, "--seed", "5").json
+    assert once == command("compare", job, *options, "--seed", "5").json
+    assert once != command("compare", job, *options, "--seed", "6").json
+
+
+def test_tables_name_systems_and_references(command: Command, job: Path, trace: Path) -> None:
+    outcome = command("compare", job, "--trace", trace, "--systems", "recycle,checkpoint_restart")
+    assert outcome.status == 0
+    for word in ("fault-free 1f1b", "fault-scaled zero-bubble", "recycle", "checkpoint_restart", "trace.csv"):
+        assert word in outcome.out
+    assert "oobleck" not in outcome.out
+
+
+def test_more_traces_and_a_longer_pause(command: Command, job: Path, trace: Path) -> None:
+    one = command("compare", job, "--trace", trace, "--trace", trace, "--systems", "recycle", "--json").json
+    assert [entry["trace"] for entry in one["systems"]] == ["trace.csv"] * 2
+    slow = command("compare", job, "--trace", trace, "--systems", "recycle", "--pause", "76", "--json").json
+    assert slow["systems"][0]["lost"]["detect"] == 2 * 76
+    assert slow["systems"][0]["goodput"] < one["systems"][0]["goodput"]
+
+
+def test_bad_input_is_one_line(command: Command, job: Path, trace: Path, tmp_path: Path) -> None:
+    assert command("compare", job, "--systems", "slipstream").refused("'slipstream' is no system")
+    assert command("compare", tmp_path / "none.toml").refused("none.toml")
+    bad = tmp_path / "bad.csv"
+    bad.write_text("0,add,n1\n5,add,n1\n")
+    assert command("compare", job, "--trace", bad).refused("bad.csv, line 2", "is there already")
+    assert command("compare", job, "--trace", trace, "--population", "1").refused("more than the population")

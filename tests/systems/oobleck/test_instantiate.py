@@ -1,0 +1,66 @@
+"""Multisets of templates: the best of all, by enumeration and by dynamic programming."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle.systems.oobleck import instantiate as module
+from recycle.systems.oobleck.batch import distribute
+from recycle.systems.oobleck.instantiate import instantiate
+
+quick = settings(derandomize=True, max_examples=40, deadline=None, database=None)
+weights = st.dictionaries(st.integers(2, 7), st.integers(1, 9).map(float), min_size=1, max_size=5)
+
+
+def multisets(sizes: list[int], nodes: int) -> list[tuple[int, ...]]:
+    most = nodes // min(sizes)
+    return [
+        chosen
+        for count in range(1, most + 1)
+        for chosen in combinations_with_replacement(sizes, count)
+        if sum(chosen) == nodes
+    ]
+
+
+@quick
+@given(weights, st.integers(4, 16), st.integers(1, 3))
+def test_enumeration_finds_the_shortest_iteration(of: dict[int, float], nodes: int, least: int) -> None:
+    def seconds(chosen: tuple[int, ...]) -> float:
+        each = [of[size] for size in chosen]
+        return max(w * b for w, b in zip(each, distribute(each, 12), strict=True)) + len(chosen) / 8
+
+    found = instantiate(of, nodes, least, 12, lambda count: count / 8)
+    able = [chosen for chosen in multisets(sorted(of), nodes) if least <= len(chosen) <= 12]
+    if not able:
+        assert found is None
+        return
+    assert found is not None
+    assert seconds(tuple(found)) == min(map(seconds, able))
+
+
+@quick
+@given(weights, st.integers(4, 16), st.integers(1, 3))
+def test_where_there_are_many_the_fastest_in_all_is_taken(of: dict[int, float], nodes: int, least: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ENUMERATED", 0)
+        found = instantiate(of, nodes, least, 12, lambda count: 0.0)
+    able = [chosen for chosen in multisets(sorted(of), nodes) if least <= len(chosen) <= 12]
+    if not able:
+        assert found is None
+        return
+    assert found is not None
+    assert sum(found) == nodes
+    assert least <= len(found) <= 12
+    best = max(sum(1 / of[size] for size in chosen) for chosen in able)
+    assert sum(1 / of[size] for size in found) == pytest.approx(best)
+
+
+def test_hundreds_of_nodes_take_a_moment() -> None:
+    of = {size: 1.0 / size**1.01 for size in range(4, 60)}
+    found = instantiate(of, 400, 2, 4096, lambda count: 0.0)
+    assert found is not None
+    assert sum(found) == 400

@@ -1,0 +1,189 @@
+"""The clock and the books: every second is booked once, only what is committed counts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from recycle.job import Job, PausesSection
+from recycle.systems.checkpoint_interval import efficiency, young
+from recycle.systems.cluster import Outcome, run
+from recycle.systems.failures import Moment, Trace
+from recycle.systems.setting import Setting
+from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, Timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Running):
+    def schedules(self) -> list[Timed]:
+        return []
+
+
+@dataclass
+class Scripted:
+    """Ten seconds per iteration with both nodes, twenty with one; the pause and the loss are as given."""
+
+    pause: Pause = Pause(detect=3.0)  # noqa: RUF009
+    loss: Loss = Loss.ITERATION
+    checkpoints: Checkpoints | None = None
+    need: int = 1
+    dropped: float = 0.0
+    name: str = "scripted"
+    source: str = "this test"
+    assumptions: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        if len(live) < self.need:
+            return Stopped(live=live, reason="too few")
+        return Plain(
+            live=live,
+            period=20.0 / len(live),
+            samples=100.0 - self.dropped,
+            dropped=self.dropped,
+            checkpoints=self.checkpoints,
+        )
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        after = self.begin(state.live - failed | joined)
+        assert not isinstance(after, DoesNotFit)
+        return Change(state=after, pause=self.pause, loss=self.loss if failed else Loss.NOTHING, event="change")
+
+
+def setting(**pauses: float) -> Setting:
+    job = Job.from_toml("[shape]\npipelines = 2\nranks = 1\nmicro_batches = 4\n")
+    return replace(Setting.of(job), pauses=PausesSection(**{"start": 0.0, **pauses}))
+
+
+def trace(*moments: tuple[float, set[int], set[int]], end: float) -> Trace:
+    made = tuple(Moment(time, frozenset(failed), frozenset(joined)) for time, failed, joined in moments)
+    return Trace("test", 2, frozenset({0, 1}), made, end)
+
+
+def booked(outcome: Outcome) -> dict[str, float]:
+    """What is lost, without zeros; asserts that the books are closed."""
+    assert outcome.samples / outcome.fault_free + sum(outcome.lost.values()) == pytest.approx(outcome.seconds)
+    return {cause: pytest.approx(seconds) for cause, seconds in outcome.lost.items() if abs(seconds) > 1e-9}
+
+
+def test_without_failures_only_whole_iterations_count() -> None:
+    outcome = run(Scripted(), setting(), trace(end=1005.0))
+    assert outcome.samples == 10_000
+    assert outcome.fault_free == 10.0
+    assert booked(outcome) == {"degraded": 5.0}
+    assert outcome.gpu_seconds_per_sample == pytest.approx(2 * 1005 / 10_000)
+
+
+def test_a_failure_takes_the_iteration_in_progress() -> None:
+    outcome = run(Scripted(), setting(), trace((104.0, {1}, set()), end=207.0))
+    assert outcome.samples == 1000 + 500  # 10 iterations, then 5 of 20 s from 107 on
+    assert booked(outcome) == {"detect": 3.0, "redone": 4.0, "degraded": 50.0}
+
+
+def test_an_iteration_that_goes_on_keeps_its_share() -> None:
+    outcome = run(Scripted(loss=Loss.NOTHING), setting(), trace((105.0, {1}, set()), end=208.0))
+    assert outcome.samples == 1000 + 500  # half an iteration is left: 10 s, 108 to 118; then 4 more to 198
+    assert booked(outcome) == {"detect": 3.0, "degraded": 55.0}
+
+
+def test_a_failure_in_a_pause_begins_it_again() -> None:
+    job = Job.from_toml("[shape]\npipelines = 3\nranks = 1\nmicro_batches = 4\n")
+    moments = tuple(Moment(time, frozenset({node}), frozenset()) for time, node in ((100.0, 1), (105.0, 2)))
+    three = Trace("test", 3, frozenset(range(3)), moments, 200.0)
+    outcome = run(Scripted(pause=Pause(detect=3.0, copy=4.0)), Setting.of(job), three)
+    assert booked(outcome) == {"detect": 3.0 + 3.0, "copy": 2.0 + 4.0, "degraded": pytest.approx(88.0 - 4 * 20 / 3)}
+    assert outcome.samples == 100 * (15 + 4)
+
+
+def test_nodes_join_at_a_boundary() -> None:
+    strikes = ((100.0, {1}, set()), (110.0, set(), {1}))
+    outcome = run(Scripted(), setting(), trace(*strikes, end=123.0 + 3 + 40))
+    assert [round(h.time) for h in outcome.happenings] == [0, 100, 123]
+    assert outcome.samples == 1000 + 100 + 400
+    late = run(Scripted(), setting(start=30.0), trace(*strikes, end=300.0))
+    assert [round(h.time) for h in late.happenings] == [0, 100, 143]
+
+
+def test_a_node_that_dies_before_it_is_usable_changes_nothing() -> None:
+    strikes = ((100.0, {1}, set()), (110.0, set(), {1}), (120.0, {1}, set()), (125.0, set(), {1}))
+    outcome = run(Scripted(), setting(start=15.0), trace(*strikes, end=400.0))
+    assert [round(h.time) for h in outcome.happenings] == [0, 100, 143]
+
+
+def test_a_checkpoint_is_what_is_left() -> None:
+    system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
+    # checkpoints end at 52, 104, 156 and count from 57, 109, 161 on
+    for strike, kept in ((56.0, 0), (58.0, 5), (108.0, 5), (110.0, 10), (160.0, 10), (153.0, 10)):
+        outcome = run(system, setting(), trace((strike, {1}, set()), end=strike + 3.0))
+        assert outcome.samples == 100 * kept, strike
+        booked(outcome)
+
+
+def test_many_checkpoints_at_once_are_those_taken_one_by_one() -> None:
+    system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
+    at_once = run(system, setting(), trace(end=100_031.0))
+    ticks = tuple((float(time), set[int](), set[int]()) for time in range(7, 100_031, 7))
+    assert at_once.samples == run(system, setting(), trace(*ticks, end=100_031.0)).samples
+    assert at_once.samples == 100 * (5 * (100_031 // 52) + 3)
+    assert at_once.lost["checkpoint"] == pytest.approx(2.0 * (100_031 // 52))
+
+
+def test_time_without_enough_nodes_is_stopped() -> None:
+    strikes = ((100.0, {1}, set()), (160.0, set(), {1}))
+    outcome = run(Scripted(need=2), setting(), trace(*strikes, end=203.0))
+    assert booked(outcome) == {"detect": 3.0, "stopped": 60.0}
+    dead = run(Scripted(), setting(), trace((50.0, {0, 1}, set()), end=1000.0))
+    assert booked(dead) == {"stopped": 950.0}
+
+
+def test_dropped_samples_are_no_progress() -> None:
+    outcome = run(Scripted(dropped=20.0), setting(), trace(end=1000.0))
+    assert (outcome.samples, outcome.dropped) == (8000, 2000)
+    assert outcome.fault_free == 8.0
+
+
+def test_a_system_that_does_not_fit_is_a_result() -> None:
+    class Large(Scripted):
+        def begin(self, live: Nodes) -> State | DoesNotFit:
+            return DoesNotFit(needed=2.0, cap=1.0, reason="rank 0 needs 2 bytes")
+
+    outcome = run(Large(), setting(), trace(end=10.0))
+    assert outcome.misfit is not None
+    assert (outcome.goodput, outcome.ettr) == (0.0, 0.0)
+
+
+def test_a_year_costs_changes_and_not_iterations() -> None:
+    system = Scripted(checkpoints=Checkpoints(every=10.0, stall=0.0))
+    assert run(system, setting(), trace(end=1e10)).samples == pytest.approx(1e11, rel=1e-6)
+
+
+def test_youngs_interval_and_efficiency_hold_in_the_event_simulation() -> None:
+    """Memoryless failures at rate lam, restart u0 and write w: eff = (1 - lam (u0 + dt / 2)) / (1 + w / dt)."""
+    rate, restart, write = 1 / 20_000, 100.0, 12.0
+    chance = random.Random(7)
+    end, now, moments = 4e7, 0.0, []
+    while (now := now + chance.expovariate(rate)) < end:
+        moments.append((now, {1}, {1}))
+    best = young(write, rate)
+    assert best == pytest.approx((2 * write / rate) ** 0.5)
+    measured = {}
+    for every in (best / 3, best, 3 * best):
+        system = Restarting(pause=Pause(restart=restart), checkpoints=Checkpoints(every=every, stall=write))
+        outcome = run(system, setting(), trace(*moments, end=end))
+        expected = efficiency(round(every / 10) * 10, write, rate, restart)
+        assert outcome.ettr == pytest.approx(expected, abs=0.002)
+        measured[every] = outcome.ettr
+    assert max(measured, key=lambda every: measured[every]) == best
+
+
+class Restarting(Scripted):
+    """Both nodes are there again at once; what is left is the checkpoint."""
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        after = self.begin(frozenset({0, 1}))
+        assert isinstance(after, Running)
+        loss = Loss.CHECKPOINT if failed else Loss.NOTHING
+        after = replace(after, live=state.live - failed | joined)
+        return Change(state=after, pause=self.pause if failed else Pause(), loss=loss, event="restart")

@@ -1,0 +1,91 @@
+"""All systems on one trace: the books close for each, references stand beside, and every state obeys the protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from recycle.errors import JobError
+from recycle.job import Job
+from recycle.systems import SYSTEMS
+from recycle.systems.cluster import Outcome, run
+from recycle.systems.comparison import compare, named, references, told
+from recycle.systems.failure_generator import Generator
+from recycle.systems.failures import Moment, Trace
+from recycle.systems.setting import Setting
+from recycle.systems.system import Change, DoesNotFit, Nodes, State, System
+
+JOB = Job.from_toml(
+    "[shape]\npipelines = 4\nranks = 4\nmicro_batches = 6\n"
+    "[times]\nforward = 0.1\nbackward_input = 0.1\nbackward_weight = 0.1\n[memory]\nlimit = 12\n"
+)
+GENERATOR = Generator(days=20, rate=400, repair_median=2, repair_p90=8, seed=3)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_second_is_booked_and_every_node_accounted_for(name: str) -> None:
+    setting = Setting.of(JOB)
+    trace = GENERATOR.trace(setting.nodes)
+    system = Watched(SYSTEMS[name](setting))
+    outcome = run(system, setting, trace)
+    assert outcome.samples / outcome.fault_free + sum(outcome.lost.values()) == pytest.approx(outcome.seconds)
+    assert 0 < outcome.ettr < 1
+    assert outcome.events
+    assert system.changes > 50
+
+
+class Watched:
+    """A system whose every change is held against the protocol."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.changes = 0
+        self.name, self.source = system.name, system.source
+        self.assumptions, self.limits = system.assumptions, system.limits
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        return self.system.begin(live)
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        assert failed <= state.live
+        assert not joined & state.live
+        change = self.system.change(state, failed, joined)
+        assert change.state.live == state.live - failed | joined
+        assert min(change.pause.by_cause().values()) >= 0
+        self.changes += 1
+        return change
+
+
+def test_references_are_fault_free_and_scaled_by_who_is_alive() -> None:
+    setting = Setting.of(JOB)
+    plain, split = references(setting)
+    assert (plain.name, plain.layout, plain.samples_per_second) == ("1f1b", "4 x 4", pytest.approx(24 / 2.7))
+    assert split.samples_per_second > plain.samples_per_second
+    half = Trace("half", 16, setting.all_nodes, (Moment(50.0, frozenset(range(8)), frozenset()),), 100.0)
+    (compared,) = compare(setting, [half], ["recycle"])
+    assert compared.live == 0.75
+
+
+def test_recycle_keeps_more_than_its_rivals_where_pipelines_have_bubbles() -> None:
+    setting = Setting.of(JOB)
+    (compared,) = compare(setting, [GENERATOR.trace(setting.nodes)], list(SYSTEMS))
+    goodput = {outcome.system: outcome.goodput for outcome in compared.outcomes}
+    assert max(goodput, key=lambda name: goodput[name]) == "recycle"
+    assert {entry["name"] for entry in told(compared)} == set(SYSTEMS)
+
+
+def test_a_trace_that_kills_everything_stops_every_system() -> None:
+    setting = Setting.of(JOB)
+    trace = Trace("all", 16, setting.all_nodes, (Moment(1000.0, setting.all_nodes, frozenset()),), 10_000.0)
+    outcomes: list[Outcome] = [run(SYSTEMS[name](setting), setting, trace) for name in SYSTEMS]
+    for outcome in outcomes:
+        assert outcome.lost["stopped"] == 9000
+        assert outcome.samples <= 1000 * outcome.fault_free
+
+
+def test_names_of_systems() -> None:
+    assert named("oobleck, recycle,oobleck") == ["oobleck", "recycle"]
+    assert named(None) == list(SYSTEMS)
+    with pytest.raises(JobError, match="'slipstream' is no system: choose from recycle"):
+        named("slipstream")
+    with pytest.raises(JobError, match="name at least one"):
+        named(" ,")

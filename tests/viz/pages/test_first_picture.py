@@ -1,0 +1,79 @@
+"""The server's picture: what is on the page before the browser has operations or axes."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from recycle import Shape, Timeline, simulate
+from recycle.ir.families import one_f_one_b
+from tests.viz.components import of_type, plain
+from viz.figures.raster import Window, png, raster
+from viz.lanes import LaneTable
+from viz.pages.first_picture import first_picture, nice_ticks
+from viz.pages.lanes_view import lanes_view, picture_address
+from viz.shelf import WHOLE, Shelf
+
+
+@pytest.mark.parametrize(
+    ("length", "ticks"),
+    [
+        (27.0, [0, 5, 10, 15, 20, 25]),
+        (1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.03, [0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03]),
+        (1023.0, [0, 200, 400, 600, 800, 1000]),
+    ],
+)
+def test_ticks_are_round_and_within_the_axis(length: float, ticks: list[float]) -> None:
+    assert nice_ticks(length) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize("lanes", [1, 24, 25, 1536])
+def test_names_are_few_and_at_the_middle_of_their_lanes(lanes: int) -> None:
+    table = LaneTable.from_timeline(simulate(one_f_one_b(Shape(lanes, 1, 1))))
+    shown = of_type(plain(first_picture(table, "x.png", table.span, (50, 8, 14, 40))), "Span")
+    names = {part["children"]: part["style"]["top"] for part in shown if part["className"] == "name"}
+    assert 1 <= len(names) <= 24
+    assert names["0.0"] == f"{50 / lanes:.4f}%"
+    for label, top in names.items():
+        assert float(top[:-1]) == pytest.approx(100 * (table.labels.index(label) + 0.5) / lanes, abs=1e-4)
+
+
+def test_the_picture_covers_its_part_of_a_longer_axis(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    (image,) = of_type(plain(first_picture(table, "x.png", 2 * table.span, (50, 8, 14, 40))), "Img")
+    assert image["style"] == {"left": f"{0.4 / 1.008:.4f}%", "width": f"{50 / 1.008:.4f}%"}
+    assert image["src"] == "x.png"
+
+
+def test_a_timeline_begins_with_its_picture_unless_it_is_made_of_several(broken_timeline: Timeline) -> None:
+    table, shelf = LaneTable.from_timeline(broken_timeline), Shelf()
+    (image,) = of_type(plain(lanes_view("one", table, shelf, spoken="lanes", grouping="stage")), "Img")
+    assert image["src"] == picture_address(f"lanes/{shelf.put(table)}.bin", "stage")
+    derived = lanes_view("two", table, shelf, spoken="lanes", more={"data-with": "[]"})
+    assert of_type(plain(derived), "Img") == []
+
+
+def test_idle_time_is_transparent_on_a_page_and_opaque_in_a_file(broken_timeline: Timeline) -> None:
+    table = LaneTable.from_timeline(broken_timeline)
+    opaque, clear = png(table, 60, 40), png(table, 60, 40, clear=True)
+    assert b"tRNS" not in opaque
+    at = clear.index(b"tRNS")
+    alphas = clear[at + 4 : at + 4 + int.from_bytes(clear[at - 4 : at], "big")]
+    lines = np.frombuffer(zlib.decompress(clear[clear.index(b"IDAT") + 4 :]), np.uint8).reshape(40, 61)[:, 1:]
+    assert np.array_equal(lines, raster(table, 60, 40, Window.whole(table)))
+    seen = np.array([*alphas, *[255] * (256 - len(alphas))], np.uint8)[lines]
+    busy = sum(end > start for start, end in zip(table.start, table.end, strict=True))
+    assert busy
+    assert 0 < (seen == 0).mean() < 1
+    assert clear.replace(clear[at - 4 : at + 8 + len(alphas)], b"") == opaque
+
+
+def test_the_shelf_makes_the_picture_of_all_lanes_once(broken_timeline: Timeline) -> None:
+    table, shelf = LaneTable.from_timeline(broken_timeline), Shelf()
+    shown = shelf.get(shelf.put(table))
+    assert shown is not None
+    assert shown.picture == png(table, *WHOLE, clear=True)
+    assert shown.picture is shown.picture

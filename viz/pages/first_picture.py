@@ -1,0 +1,58 @@
+"""What stands in a timeline's place until the browser has its operations and Plotly has drawn the axes.
+
+The server's picture of all lanes under a plain axis needs no script: it is there a second earlier in a browser that was
+just started, however many operations there are. The canvas covers the same place with the same colours, and takes over.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dash import html
+
+from viz.figures.axes import OVERHANG, axis_title
+from viz.figures.boxes import time_unit
+from viz.lanes import LaneTable
+
+MOST_TICKS, MOST_NAMES = 10, 24
+
+
+def first_picture(table: LaneTable, source: str, span: float, margins: tuple[int, int, int, int]) -> html.Div:
+    """The picture with its axes.
+
+    Args:
+        source: address of the picture of all lanes over the table's span.
+        span: length of the time axis, at least the table's own.
+        margins: pixels left of, above, right of and below the axes.
+    """
+    left, top, right, bottom = margins
+    place: dict[str, Any] = {"left": left, "top": top, "right": right, "bottom": bottom}
+    start, share = OVERHANG / (1 + 2 * OVERHANG), 1 / (1 + 2 * OVERHANG)
+    scale, _ = time_unit(table, span)
+    wide: Any = {"left": _percent(start), "width": _percent(share * table.span / span)}
+    ticks = [
+        html.Span(f"{tick:.6g}", className="tick", style={"left": _percent(start + share * tick / (span * scale))})
+        for tick in nice_ticks(span * scale)
+    ]
+    every = max(1, -(-table.lanes // MOST_NAMES))
+    names = [
+        html.Span(table.labels[lane], className="name", style={"top": _percent((lane + 0.5) / table.lanes)})
+        for lane in range(0, table.lanes, every)
+    ]
+    title = html.Span(axis_title(table, span), className="title")
+    picture = html.Img(src=source, alt="", style=wide)
+    hidden: dict[str, Any] = {"aria-hidden": "true"}  # the canvas says what is shown
+    return html.Div([picture, *ticks, *names, title], className="lanes-first", style=place, **hidden)
+
+
+def nice_ticks(length: float) -> list[float]:
+    """From 0 to `length`, every 2, 5 or 10 of a power of ten, as Plotly's axes have them; MOST_TICKS + 1 at most."""
+    rough = length * (1 + 2 * OVERHANG) / MOST_TICKS
+    power: float = 10.0 ** math.floor(math.log10(rough))
+    step = power * next(factor for factor in (2, 5, 10) if factor * power >= rough)
+    return [count * step for count in range(int(length * (1 + OVERHANG) / step) + 1)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4f}%"
