@@ -41,7 +41,7 @@ class Dropped:
         name: as a line of printable text.
         schedule: None when it could not be read; `problem` then says why.
         findings: what the checker says.
-        timeline: None when the order cannot finish; `lanes` then shows each program back to back.
+        timeline: None when the order cannot finish; `lanes` then shows it as far as it runs.
         lanes: what can be drawn, None when there is no schedule.
         problem: what could not be done, "" when all could.
         left_out: what could not be read of it and is not in `schedule`, a line each.
@@ -124,14 +124,14 @@ def inspect(content: bytes, name: str) -> Dropped:
         for f in findings
         if f.worker is not None and f.position is not None
     ]
+    _, origin = lower_with_origin(schedule)
+    lowered = np.flatnonzero(np.isin(origin, violations)).tolist()
     try:
         timeline = simulate(schedule, profile)
     except RecycleError as error:
-        lanes = LaneTable.from_order(schedule, profile, violations)
-        return Dropped(name, schedule, findings, None, lanes, str(error), tuple(left_out))
-    _, origin = lower_with_origin(schedule)
-    lowered = np.flatnonzero(np.isin(origin, violations))
-    lanes = LaneTable.from_timeline(timeline, violations=lowered.tolist())
+        lanes = LaneTable.until_stuck(schedule, profile, lowered)
+        return Dropped(name, schedule, findings, None, lanes, str(error), tuple(left_out), origin)
+    lanes = LaneTable.from_timeline(timeline, violations=lowered)
     return Dropped(name, schedule, findings, timeline, lanes, "", tuple(left_out), origin)
 
 

@@ -165,7 +165,8 @@ class ValidatePage:
         """What can be drawn, with the number of findings on each lane."""
         if file.lanes is None or not len(file.lanes):
             return parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")
-        order = "" if file.timeline else "It cannot be timed: each program is drawn back to back, nobody waiting."
+        halt = file.lanes.halt
+        order = "" if halt is None else f"It runs until {halt:.6g} and hangs. What never runs is pale, back to back."
         table = _badged(file.lanes, _per_worker(file.findings))
         source = Source(file.timeline) if file.timeline else None
         view = lanes_view(
