@@ -48,6 +48,16 @@ def test_read_a_timeline_runs_from_top_to_bottom(
     assert printed[-3:] == ["0.0 1.0 INPUT 1F0.0", "1.0 1.5 TRANSFER 1F0.0", "4.5 10.5 ORDER 1B0.0"]
 
 
+def test_the_comparisons_page_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    (code,) = blocks("docs/compare.md", "python")
+    exec(compile(code, "compare.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("0.9")
+    assert "'stop'" in printed
+    assert "'restart'" in printed
+
+
 def test_the_viewers_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = blocks("docs/viewer.md", "python")
     exec(compile(code, "viewer.md", "exec"), {})

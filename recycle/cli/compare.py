@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recycle.errors import JobError
+from recycle.errors import JobError, RecycleError
 
 if TYPE_CHECKING:
     from recycle.job import Job
@@ -29,7 +29,9 @@ def compare(
     trace: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Failure trace; again for more. Generated if left out.")
     ] = None,
-    systems: Annotated[str | None, typer.Option(metavar="A,B", help="Systems to compare; all if left out.")] = None,
+    systems: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Systems, and variants of them; all systems if left out.")
+    ] = None,
     days: Annotated[float, typer.Option(min=0.001, max=36525, help="Length of the generated trace.")] = 30.0,
     rate: Annotated[
         float, typer.Option(min=0, max=1e6, help="Failures per 1,000 node-days of the generated trace.")
@@ -43,6 +45,11 @@ def compare(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="To detect, plan and rebuild groups, in place of [pauses]."),
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write what each system runs on the first trace, and its profile."),
+    ] = None,
+    after: Annotated[int, typer.Option(min=0, metavar="N", help="With --save: after so many failures.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run every resilience system over a failure trace: committed samples per second, and where time went.
@@ -69,11 +76,34 @@ def compare(
         traces = [Generator(days=days, rate=rate, seed=seed).trace(population or setting.nodes)]
     with _bar(len(names) * len(traces)) as report:
         found = compared(setting, traces, names, seed, report)
+    if save is not None:
+        _save(save, found[0], after)
     if as_json:
         print(json.dumps(_told(loaded, found)))
     else:
         for one in found:
             _print(one)
+
+
+def _save(folder: Path, compared: Compared, failures: int) -> None:
+    """Schedule files, and the profile of each beside it, for `recycle view` and `recycle simulate`."""
+    from recycle.systems import Running
+    from recycle.systems.comparison import after
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
+    for outcome in compared.outcomes:
+        state = after(outcome, failures)
+        if not isinstance(state, Running):
+            why = "had fewer failures" if state is None else f"has stopped: {state.reason}"
+            print(f"recycle: {outcome.system} {why}, so there is no schedule after {failures}", file=sys.stderr)
+            continue
+        for number, timed in enumerate(state.schedules()):
+            stem = outcome.system if not number else f"{outcome.system}-{number + 1}"
+            timed.schedule.with_metadata(system=outcome.system).save(folder / f"{stem}.json")
+            timed.profile.save(folder / f"{stem}.profile.json")
 
 
 def _paused(job: Job, pause: float | None) -> Job:
@@ -155,25 +185,29 @@ def _print(one: Compared) -> None:
         if outcome.misfit is not None:
             table.add_row(outcome.system, "does not fit", *["-"] * (len(columns) - 2))
             continue
-        ratios = [outcome.goodput / r.samples_per_second if r.samples_per_second else 0.0 for r in one.references]
+        healthy = [reference.samples_per_second for reference in one.references]
         table.add_row(
             outcome.system,
             layout(outcome),
             f"{outcome.goodput:.4g}",
             f"{outcome.fault_free:.4g}",
             f"{outcome.ettr:.2%}",
-            *(f"{ratio:.3f}" for ratio in ratios),
+            *(f"{outcome.goodput / samples:.3f}" if samples else "-" for samples in healthy),
             f"{outcome.gpu_seconds_per_sample:.4g}",
         )
     console.print(table)
+    shares = {
+        outcome.system: {cause: 100 * outcome.lost[cause] / outcome.seconds for cause in CAUSES}
+        for outcome in one.outcomes
+        if outcome.misfit is None and outcome.seconds
+    }
+    causes = [cause for cause in CAUSES if any(abs(share[cause]) >= 0.005 for share in shares.values())]
     lost = Table(box=box.SIMPLE, title="share of the time that was lost, in per cent", title_justify="left")
-    lost.add_column("system")
-    for cause in CAUSES:
+    lost.add_column("system", no_wrap=True)
+    for cause in causes:
         lost.add_column(cause, justify="right")
-    for outcome in one.outcomes:
-        if outcome.misfit is None and outcome.seconds:
-            shares = (100 * outcome.lost[cause] / outcome.seconds for cause in CAUSES)
-            lost.add_row(outcome.system, *(f"{share:.2f}" if abs(share) >= 0.005 else "" for share in shares))
+    for name, share in shares.items():
+        lost.add_row(name, *(f"{share[cause]:.2f}" if abs(share[cause]) >= 0.005 else "" for cause in causes))
     console.print(lost)
     for outcome in one.outcomes:
         if outcome.misfit is not None:

@@ -94,6 +94,13 @@ def _worth_compiling(nodes: int) -> bool:
     return nodes >= (LOADED_FROM if _compiled.cache_info().currsize else COMPILE_FROM) and _has_numba()
 
 
+def load_compiled() -> None:
+    """Load the compiled loops, for who is about to time hundreds of small graphs."""
+    if _has_numba():
+        _compiled(_topological_order)
+        _compiled(_earliest)
+
+
 @cache
 def _has_numba() -> bool:
     return find_spec("numba") is not None

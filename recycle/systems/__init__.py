@@ -27,9 +27,17 @@ SYSTEMS: dict[str, Callable[[Setting], System]] = {
     "sample_dropping": SampleDropping,
     "checkpoint_restart": CheckpointRestart,
 }
+VARIANTS: dict[str, Callable[[Setting], System]] = {
+    "recycle_adaptive": lambda setting: ReCycle(setting, decoupled=False, staggered=False),
+    "recycle_decoupled": lambda setting: ReCycle(setting, staggered=False),
+    "bamboo_1f1b_buffers": lambda setting: Bamboo(setting, buffer_per_micro_batch=False),
+    "checkpoint_restart_fixed": lambda setting: CheckpointRestart(setting, morph=False),
+}
+"""Systems with one thing about them changed; compared only where they are asked for by name."""
 
 __all__ = [
     "SYSTEMS",
+    "VARIANTS",
     "Change",
     "Checkpoints",
     "DoesNotFit",

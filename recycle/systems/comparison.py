@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recycle.errors import JobError
-from recycle.systems import SYSTEMS
+from recycle.systems import SYSTEMS, VARIANTS
 from recycle.systems.cluster import CAUSES, Outcome, run
 from recycle.systems.failures import Trace
 from recycle.systems.grids import Grid, Grids
 from recycle.systems.setting import Setting
-from recycle.systems.system import DoesNotFit, Running
+from recycle.systems.system import DoesNotFit, Running, State
 
+KNOWN = SYSTEMS | VARIANTS
 ZERO_BUBBLE = ("zb-h1", "zb-h2")
 Progress = Callable[[str, float], None]
 """Told the system's name and the share of its run that is done."""
@@ -72,8 +73,8 @@ def named(systems: str | None) -> list[str]:
     """The names in a list such as "recycle,oobleck"; all systems if left out. Raises JobError for others."""
     names = list(SYSTEMS) if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
     for name in names:
-        if name not in SYSTEMS:
-            raise JobError(f"--systems: {name!r} is no system: choose from {', '.join(SYSTEMS)}")
+        if name not in KNOWN:
+            raise JobError(f"--systems: {name!r} is no system: choose from {', '.join(KNOWN)}")
     if not names:
         raise JobError(f"--systems: name at least one of {', '.join(SYSTEMS)}")
     return list(dict.fromkeys(names))
@@ -96,7 +97,7 @@ def compare(
         outcomes = []
         for name in systems:
             report = None if progress is None else (lambda share, name=name: progress(name, share))
-            outcomes.append(run(SYSTEMS[name](known), known, fitted, progress=report))
+            outcomes.append(replace(run(KNOWN[name](known), known, fitted, progress=report), system=name))
             if progress is not None:
                 progress(name, 1.0)
         live = fitted.node_seconds() / (fitted.nodes * fitted.end) if fitted.end else 1.0
@@ -152,6 +153,12 @@ def _misfit(misfit: DoesNotFit) -> dict[str, Any]:
 def rate(state: object) -> float:
     """Samples per second that a state commits."""
     return state.samples / state.period if isinstance(state, Running) else 0.0
+
+
+def after(outcome: Outcome, failures: int) -> State | None:
+    """What the system runs after so many changes by failures, the pause over; None where there were fewer."""
+    begun = [happening for happening in outcome.happenings if happening.failed or happening.event == "start"]
+    return begun[failures].state if failures < len(begun) else None
 
 
 def layout(outcome: Outcome) -> str:

@@ -107,7 +107,8 @@ class Grids:
 
     def leanest(self, seats: int) -> Grid:
         """The grid that needs least memory beyond what there is; for the words of a misfit. `seats` hold one."""
-        return min((self.grid(1, ranks) for ranks in self._depths(seats, 1)), key=lambda grid: grid.over)
+        least = min(self.setting.least_ranks, len(self.setting.layers), seats)
+        return min((self.grid(1, ranks) for ranks in self._depths(seats, least)), key=lambda grid: grid.over)
 
     def _depths(self, seats: int, least: int | None = None) -> range:
         return range(least or self.setting.least_ranks, min(seats, len(self.setting.layers)) + 1)

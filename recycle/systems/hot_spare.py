@@ -8,6 +8,7 @@ come back and that pays. Nodes that come back otherwise become spares, which int
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import ceil
 
 from recycle.systems.checkpoint_restart import CheckpointRestart, GridRunning
@@ -19,8 +20,8 @@ class HotSpare(CheckpointRestart):
     """Spares beside the best grid on the other nodes.
 
     Args:
-        spares: nodes that stand idle as long as all are alive; 5 % of the nodes if left out, at least one. That share
-            is what a study of the Delta cluster asks for (claimed).
+        spares: nodes that stand idle as long as all are alive; 5 % of the nodes if left out, at least one, unless the
+            model needs them all. That share is what a study of the Delta cluster asks for (claimed).
     """
 
     source = "common practice; 8 spares of 72 GPUs per rack in NVIDIA's NVL72 systems (claimed)"
@@ -38,10 +39,14 @@ class HotSpare(CheckpointRestart):
         self.spares = max(1, ceil(0.05 * setting.nodes)) if spares is None else spares
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
+        return self._begun(live, min(len(self.setting.seats(live)), self._working_seats))
+
+    @cached_property
+    def _working_seats(self) -> int:
+        """Seats beside the spares; all where no model fits on so few."""
         setting = self.setting
-        seats = len(setting.seats(live))
-        kept = setting.all_nodes - frozenset(sorted(setting.all_nodes, reverse=True)[: self.spares])
-        return self._begun(live, min(seats, max(len(setting.seats(kept)), 1)))
+        kept = len(setting.seats(range(setting.nodes - self.spares)))
+        return kept if kept >= setting.least_ranks else len(setting.node_of)
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         setting = self.setting

@@ -1,9 +1,9 @@
 """When an iteration of pipelines that reduce together ends, from when each of their workers has computed.
 
 The pipelines of one schedule only meet in their reduces, so each can be simulated by itself, once for all schedules
-that it occurs in. What follows is what `simulate` does behind the last backward of a lowered schedule with the
-barrier: each worker reduces its stages from the last to the first, a reduce begins when its last host is there, and
-when all are done each worker steps its stages.
+that it occurs in. What follows is what `simulate` does behind the last backward of a schedule with the barrier: each
+worker reduces its stages in one order, a reduce begins when its last host is there, and when all are done each worker
+steps its stages.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ def computed(schedule: Schedule, profile: Profile) -> list[Computed]:
     return found
 
 
-def synchronised(workers: Iterable[Computed], reduce: Sequence[float], step: Sequence[float]) -> float:
+def synchronised(
+    workers: Iterable[Computed], reduce: Sequence[float], step: Sequence[float], order: Iterable[int]
+) -> float:
     """Seconds of the iteration, its reduces and steps included.
 
     Args:
         workers: of all pipelines.
         reduce, step: seconds of each stage.
+        order: of the stages, in which every worker reduces those that it hosts.
     """
     ends, hosts = [], [list[int]() for _ in reduce]
     steps = 0.0
@@ -57,7 +60,7 @@ def synchronised(workers: Iterable[Computed], reduce: Sequence[float], step: Seq
         steps = max(steps, sum(step[stage] for stage in stages))
         for stage in stages:
             hosts[stage].append(worker)
-    for stage in reversed(range(len(reduce))):
+    for stage in order:
         done = max(ends[worker] for worker in hosts[stage]) + reduce[stage]
         for worker in hosts[stage]:
             ends[worker] = done

@@ -39,15 +39,20 @@ def every_pipeline(
         optimizer=optimizer,
         metadata=metadata,
     )
+    return tiled(one, shape)
+
+
+def tiled(one: Schedule, shape: Shape) -> Schedule:
+    """The schedule of one pipeline in every pipeline of `shape`, each on micro-batches of its own."""
     copies, rows = shape.pipelines, len(one.columns)
     home = np.repeat(np.arange(copies, dtype=np.int32), rows)
 
     def at_home(pipeline: Ints) -> Ints:
-        tiled = np.tile(pipeline, copies)
-        return np.where(tiled < 0, tiled, home)
+        everywhere = np.tile(pipeline, copies)
+        return np.where(everywhere < 0, everywhere, home)
 
-    tiled = {name: np.tile(getattr(one.columns, name), copies) for name in Columns.FIELDS}
-    tiled |= {name: at_home(getattr(one.columns, name)) for name in ("pipeline", "pipeline2")}
+    full = {name: np.tile(getattr(one.columns, name), copies) for name in Columns.FIELDS}
+    full |= {name: at_home(getattr(one.columns, name)) for name in ("pipeline", "pipeline2")}
     ends = one.columns.offsets[1:] + rows * np.arange(copies)[:, None]
-    columns = Columns.from_arrays(np.concatenate([[0], ends.ravel()]), **tiled)
+    columns = Columns.from_arrays(np.concatenate([[0], ends.ravel()]), **full)
     return replace(one, shape=shape, columns=columns, placement=one.placement * copies)

@@ -7,25 +7,38 @@ chunk per rank.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from recycle.errors import ScheduleError
-from recycle.ir.families.every_pipeline import every_pipeline
-from recycle.ir.instruction import Backward, Forward, Instruction
+from recycle.ir.columns import Columns
+from recycle.ir.families.every_pipeline import tiled
+from recycle.ir.instruction import Kind
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import MicroBatch, Shape
+from recycle.shape import Shape
 
 
 def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     """The compute-only 1F1B schedule of `shape`. Raises ScheduleError when chunks > 1."""
     if shape.chunks != 1:
         raise ScheduleError(f"1f1b: needs chunks = 1, got {shape.chunks}")
-    m = shape.micro_batches
-    programs = []
-    for stage in range(shape.ranks):
-        warm_up = min(shape.ranks - stage, m)
-        program: list[Instruction] = [Forward(stage, MicroBatch(0, j)) for j in range(warm_up)]
-        for j in range(m):
-            program.append(Backward(stage, MicroBatch(0, j)))
-            if j + warm_up < m:
-                program.append(Forward(stage, MicroBatch(0, j + warm_up)))
-        programs.append(program)
-    return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": "1f1b"})
+    ranks, m = shape.ranks, shape.micro_batches
+    warm_up = np.minimum(ranks - np.arange(ranks), m)[:, None]
+    j = np.arange(m)[None, :]
+    # Where F j and B j stand in the program of each rank: F behind the warm-up follow a B each, B alternate with them.
+    forward = np.where(j < warm_up, j, 2 * j - warm_up + 1)
+    backward = np.minimum(warm_up + 2 * j, m + j)
+    kind, index = (np.empty((ranks, 2 * m), dtype=np.int64) for _ in range(2))
+    for at, what in ((forward, Kind.FORWARD), (backward, Kind.BACKWARD)):
+        np.put_along_axis(kind, at, int(what), axis=1)
+        np.put_along_axis(index, at, j, axis=1)
+    columns = Columns.from_arrays(
+        2 * m * np.arange(ranks + 1),
+        kind=kind.ravel(),
+        stage=np.repeat(np.arange(ranks), 2 * m),
+        pipeline=np.zeros(kind.size),
+        index=index.ravel(),
+    )
+    one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata={"family": "1f1b"})
+    return tiled(one, shape)

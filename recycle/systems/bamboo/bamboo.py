@@ -25,9 +25,10 @@ from math import ceil
 from recycle.profile import Profile
 from recycle.systems.bamboo.closed_form import FLAT_SLOWDOWN
 from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
-from recycle.systems.bamboo.memory import needed
+from recycle.systems.bamboo.memory import buffers, needed
 from recycle.systems.bamboo.seating import Pipeline, arrange
 from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.reduces import reduce_order
 from recycle.systems.setting import Setting
 from recycle.systems.sync import Computed, computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
@@ -149,7 +150,7 @@ class Bamboo:
             return Change(state=new, pause=pause, event="take over")
         if new.reconsider and not failed:
             return self._rearranged(new)
-        return Change(state=new)
+        return Change(state=new, event="wait")
 
     # ---- what runs
 
@@ -204,18 +205,19 @@ class Bamboo:
         profile = self._profile(depth, pipelines)
         static, activation = profile.per_stage("static", depth), profile.per_stage("activation", depth)
         most = ceil(self.setting.micro_batches / pipelines)
-        held = most if self.buffer_per_micro_batch else min(most, depth)
-        found = needed(static, activation, held, stashed=self.eager and not self.offload)
-        worst = max(range(depth), key=lambda rank: found[rank][1] / self.setting.cap(rank, depth))
-        bytes_, cap = found[worst][1], self.setting.cap(worst, depth)
-        if bytes_ <= cap:
+        held = buffers(depth, most, self.buffer_per_micro_batch)
+        stash = (most if self.buffer_per_micro_batch else 1) if self.eager and not self.offload else 0
+        found = [max(pair) for pair in needed(static, activation, held, stash)]
+        worst = max(range(depth), key=lambda rank: found[rank] / self.setting.cap(rank, depth))
+        cap = self.setting.cap(worst, depth)
+        if found[worst] <= cap:
             return None
         after = (worst + 1) % depth
         return DoesNotFit(
-            needed=bytes_,
+            needed=found[worst],
             cap=cap,
             reason=f"{pipelines} pipeline(s) of {depth} stages: the worker of stage {worst}, with stage {after} taken"
-            f" over, holds two stages' state and {held} micro-batches of both",
+            f" over, holds two stages' state and activations of {held[worst]} and {held[after]} micro-batches",
         )
 
     def _simulated(self, hosts: Hosts, micro_batches: int) -> list[Computed]:
@@ -226,7 +228,8 @@ class Bamboo:
         depth = len(pipelines[0][0])
         profile = self._profile(depth, len(pipelines))
         workers = [worker for hosts, share in pipelines for worker in self._computed(hosts, share)]
-        return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth))
+        order = reduce_order((stages for _, stages in workers), [1.0] * depth)
+        return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth), order)
 
     def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...], waiting: frozenset[int]) -> BambooRunning:
         shares = even(self.setting.micro_batches, len(pipelines))

@@ -7,7 +7,8 @@ right before the worker's own backward m, whose gradient it would otherwise wait
 for no gradient and has none; its copy of stage 0, like every copy without redundant forwards ("lazy"), has to run the
 forward again when it is wanted.
 
-Every worker hosts its stage and the next one's copy, so both reduce and step on both workers.
+Every worker hosts its stage and the next one's copy, so both reduce and step on both workers; `reduces` says in which
+order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 from recycle.ir.instruction import Backward, Compute, Forward, Instruction, RedundantForward
 from recycle.ir.schedule import Schedule
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.shape import MicroBatch, Worker
+from recycle.systems.reduces import with_updates
 from recycle.systems.unequal import deal, grid
 
 Hosts = tuple[int, ...]
@@ -49,7 +51,7 @@ def iteration(
     eager: bool = True,
     metadata: Mapping[str, Any] | None = None,
 ) -> Schedule:
-    """One iteration, compute-only, with the barrier.
+    """One iteration without its transfers, with the barrier.
 
     Args:
         pipelines: who runs which stage, all of the same depth.
@@ -63,19 +65,20 @@ def iteration(
         for k, (hosts, mine) in enumerate(zip(pipelines, deal(shape, shares), strict=True))
         for rank in sorted(set(hosts))
     }
-    return Schedule.build(
+    computing = Schedule.build(
         shape,
         programs,
-        placement=_placement(shape),
+        placement=tuple(copies(worker.rank, stages) for worker in shape.workers()),
         failed=[worker for worker in shape.workers() if worker not in programs],
         optimizer="barrier",
         metadata={"system": "bamboo", "eager": eager, **(metadata or {})},
     )
+    return with_updates(computing, [1.0] * stages)
 
 
-def _placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
-    ranks = shape.ranks
-    return tuple((w.rank, (w.rank + 1) % ranks) if ranks > 1 else (0,) for w in shape.workers())
+def copies(rank: int, stages: int) -> tuple[int, ...]:
+    """The stages whose state the worker of a rank has: its own and the next one's."""
+    return tuple(dict.fromkeys((rank, (rank + 1) % stages)))
 
 
 def _program(hosts: Hosts, rank: int, micro_batches: Sequence[MicroBatch], eager: bool) -> list[Instruction]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from recycle.systems.bamboo.iteration import Hosts, after_losing, healthy
+from recycle.systems.bamboo.iteration import Hosts, after_losing, copies, healthy
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Pipeline:
 
     def holds(self) -> dict[int, set[int]]:
         """Live seat -> the stages whose state it has: its own and the next one's."""
-        depth = len(self.hosts)
-        return {self.seats[rank]: {rank, (rank + 1) % depth} for rank in sorted(set(self.hosts))}
+        return {self.seats[rank]: set(copies(rank, len(self.hosts))) for rank in sorted(set(self.hosts))}
 
 
 def arrange(

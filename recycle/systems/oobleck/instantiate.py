@@ -1,9 +1,10 @@
 """Which pipelines a number of nodes is made into: the multiset of templates with the shortest iteration.
 
 Oobleck enumerates every multiset of templates whose sizes add up to n, f + 1 pipelines at least, and takes the one
-with the least max over i of w_i b_i, plus the all-reduce of the first layer over the pipelines. That is done here as
-long as there are few; beyond `ENUMERATED` the multiset with most micro-batches per second, sum of 1 / w_i, is taken by
-dynamic programming, as it comes to the same where the batch is large.
+with the least max over i of w_i b_i plus what is seen of the all-reduce over the pipelines (to Oobleck, that of the
+first layer: the others' run beside the backward; here all of it, as the iterations that are simulated do not overlap
+them). That is done as long as there are few. Beyond `ENUMERATED` dynamic programming finds, for each number of
+pipelines, the multiset with most micro-batches per second, sum of 1 / w_i, and the best of these is taken.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def instantiate(
     nodes: int,
     least: int,
     micro_batches: int,
-    sync: Callable[[int], float],
+    sync: Callable[[list[int]], float],
     rule: Rule = "longest",
 ) -> list[int] | None:
     """Nodes of each pipeline, most first; None where no multiset adds up to `nodes`.
@@ -33,17 +34,17 @@ def instantiate(
         weights: nodes of a template -> seconds of a micro-batch.
         least: pipelines at least, f + 1.
         micro_batches: of the batch; pipelines at most.
-        sync: seconds of the all-reduce of the first layer over so many pipelines.
+        sync: seconds of the all-reduce over pipelines of so many nodes.
     """
     sizes = sorted(weights)
     if _count(sizes, nodes) > ENUMERATED:
-        return _most_per_second(weights, nodes, least, micro_batches)
+        return _most_per_second(weights, nodes, least, micro_batches, sync)
     best: tuple[float, list[int]] | None = None
     for chosen in _multisets(sizes, nodes):
         if least <= len(chosen) <= micro_batches:
             each = [weights[size] for size in chosen]
             shares = distribute(each, micro_batches, rule)
-            seconds = max(w * b for w, b in zip(each, shares, strict=True)) + sync(len(chosen))
+            seconds = max(w * b for w, b in zip(each, shares, strict=True)) + sync(chosen)
             if best is None or seconds < best[0]:
                 best = seconds, chosen
     return None if best is None else best[1]
@@ -68,8 +69,11 @@ def _multisets(sizes: list[int], nodes: int) -> Iterator[list[int]]:
                 yield [sizes[place], *others]
 
 
-def _most_per_second(weights: Mapping[int, float], nodes: int, least: int, most: int) -> list[int] | None:
-    """The multiset with the largest sum of 1 / w_i, of at least `least` and at most `most` pipelines."""
+def _most_per_second(
+    weights: Mapping[int, float], nodes: int, least: int, most: int, sync: Callable[[list[int]], float]
+) -> list[int] | None:
+    """Of the multisets with the largest sum of 1 / w_i, one per number of pipelines from `least` to `most`, that with
+    the shortest iteration of `most` micro-batches."""
     sizes = sorted(weights)
     rates = [np.full(nodes + 1, -np.inf)]
     rates[0][0] = 0.0
@@ -83,11 +87,16 @@ def _most_per_second(weights: Mapping[int, float], nodes: int, least: int, most:
             last[size:][better] = size
         rates.append(rate)
         chosen.append(last)
-    count = max(range(least, len(rates)), key=lambda count: float(rates[count][nodes]), default=0)
-    if not count or rates[count][nodes] == -np.inf:
-        return None
-    found, total = [], nodes
-    for last in reversed(chosen[1 : count + 1]):
-        found.append(int(last[total]))
-        total -= found[-1]
-    return sorted(found, reverse=True)
+    best: tuple[float, list[int]] | None = None
+    for count in range(least, len(rates)):
+        if rates[count][nodes] == -np.inf:
+            continue
+        found, total = [], nodes
+        for last in reversed(chosen[1 : count + 1]):
+            found.append(int(last[total]))
+            total -= found[-1]
+        found.sort(reverse=True)
+        seconds = most / float(rates[count][nodes]) + sync(found)
+        if best is None or seconds < best[0]:
+            best = seconds, found
+    return None if best is None else best[1]

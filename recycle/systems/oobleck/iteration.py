@@ -4,7 +4,7 @@ The IR needs nothing new for it. A stage of the schedule is what lies between tw
 worker of a shallow pipeline hosts several of them in a row, and runs their forwards, or backwards, one behind the
 other. So a micro-batch goes through its own pipeline's stages as it should: only their ends are sent, and the time is
 the same. And the sync is right by itself: every layer is in one stage of the schedule, whose gradients are summed over
-all its hosts, however the pipelines are cut.
+all its hosts, however the pipelines are cut; `reduces` puts them in an order in which workers do not wait in a row.
 
 The shape has as many ranks as the deepest pipeline, where its P * V stages allow that (further cuts are made until
 they do), else one rank per stage. Positions that shallower pipelines leave empty count as failed. Unequal shares of
@@ -21,6 +21,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Forward, Instruction
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Shape, Worker
+from recycle.systems.reduces import with_updates
 from recycle.systems.unequal import deal, grid
 
 Split = tuple[int, ...]
@@ -46,7 +47,7 @@ def common_cut(splits: Sequence[Split]) -> tuple[Split, int]:
 def iteration(
     splits: Sequence[Split], shares: Sequence[int], metadata: Mapping[str, Any] | None = None
 ) -> tuple[Schedule, Split]:
-    """(one iteration, compute-only, with the barrier; layers of each of its stages).
+    """(one iteration without its transfers, with the barrier; layers of each of its stages).
 
     Args:
         splits: layers of each stage of each pipeline.
@@ -70,7 +71,7 @@ def iteration(
         optimizer="barrier",
         metadata={"system": "oobleck", "splits": [list(split) for split in splits], **(metadata or {})},
     )
-    return schedule, common
+    return with_updates(schedule, common), common
 
 
 def hosted(split: Split, common: Split) -> Iterator[tuple[int, ...]]:

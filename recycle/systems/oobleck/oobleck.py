@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from recycle.ir.families import one_f_one_b
+from recycle.ir.graph import load_compiled
 from recycle.shape import Shape
 from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.oobleck.batch import Rule, distribute
@@ -32,7 +33,9 @@ from recycle.systems.oobleck.instantiate import instantiate
 from recycle.systems.oobleck.iteration import common_cut, hosted, iteration
 from recycle.systems.oobleck.reconfigure import Members, reconfigure
 from recycle.systems.oobleck.seating import Range, copied, places, seated
+from recycle.systems.oobleck.steady import ends
 from recycle.systems.oobleck.template import Template, templates
+from recycle.systems.reduces import reduce_order
 from recycle.systems.setting import Setting
 from recycle.systems.sync import computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
@@ -40,6 +43,9 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, Sta
 FATAL_SHARE = 0.01
 """Of failures, thought to leave too few nodes or a layer without a replica: it sets how often a checkpoint is written,
 nothing else."""
+
+MANY = 16
+"""Templates from which the pipelines that a run may come to are so many that compiled loops are worth loading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +92,10 @@ class Oobleck:
         self.setting, self.failures, self.sosp = setting, failures, sosp
         self.rule: Rule = "variance" if sosp else "longest"
         self._computed = lru_cache(maxsize=None)(self._simulated)
+        self._ends = lru_cache(maxsize=None)(self._of_any)
         self._period = lru_cache(maxsize=None)(self._synchronised)
         self._sizes = lru_cache(maxsize=None)(self._sizes_of)
+        self._gradients = lru_cache(maxsize=None)(self._most_gradients)
         self.assumptions: tuple[str, ...] = (
             f"f = {failures}; templates by T with N_b = 4 S" + (" (the artifact's T2)" if sosp else ""),
             "shares of the batch by the " + ("least variance" if sosp else "least longest") + " T_i b_i / S_i",
@@ -112,7 +120,8 @@ class Oobleck:
         held = {node: layers for node, layers in self._held(state.pipelines).items() if node in live}
         if len(held) == sum(map(len, state.pipelines)):
             if not joined:
-                return Change(state=replace(state, live=live, idle=self._idle(live, state.pipelines)))
+                state = replace(state, live=live, idle=self._idle(live, state.pipelines))
+                return Change(state=state, event="wait")
             return self._changed(state, live, self._dealt(live, held, state.pipelines), held, Loss.NOTHING, "join")
         kept = {layer for first, last in held.values() for layer in range(first, last)}
         if self._too_few(live) or len(kept) < len(self.setting.layers):
@@ -158,6 +167,8 @@ class Oobleck:
         layers, per_node = self.setting.layers, self.workers_per_node
         most = min(len(layers), self.setting.nodes * per_node)
         found = templates([layer.seconds for layer in layers], most, self.sosp)
+        if len(found) >= MANY:
+            load_compiled()
         every = {template.stages // per_node: template for template in found if template.stages % per_node == 0}
         return {
             nodes: template
@@ -177,14 +188,16 @@ class Oobleck:
 
     @cached_property
     def _does_not_fit(self) -> DoesNotFit | None:
-        """Whether f + 1 pipelines can be there with all nodes."""
-        setting, nodes = self.setting, self.setting.nodes
+        """Whether memory is why f + 1 pipelines cannot be there with all nodes."""
+        nodes = self.setting.nodes
         if self._fitting and (self.failures + 1) * min(self._fitting) <= nodes:
             return None
-        layers = [layer.seconds for layer in setting.layers]
+        layers = [layer.seconds for layer in self.setting.layers]
         most = min(len(layers), max(1, nodes // (self.failures + 1)) * self.workers_per_node)
         leanest = min(templates(layers, most, self.sosp), key=self._fullest)
         over, needed, stage = self._fullest(leanest)
+        if over <= 0:
+            return None
         return DoesNotFit(
             needed=needed,
             cap=needed - over,
@@ -198,6 +211,12 @@ class Oobleck:
         profile = replace(self.setting.profile(split, 1), reduce=0.0, step=0.0)
         return [end for end, _ in computed(one_f_one_b(Shape(1, len(split), share)), profile)]
 
+    def _of_any(self, size: int, share: int) -> list[float]:
+        """The same, of any share."""
+        stages = self.setting.stages(self.templates[size].split)
+        slowest = max(sum(layer.seconds for layer in stage) for stage in stages)
+        return ends(partial(self._computed, size), slowest, share)
+
     def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
         """Seconds per iteration of pipelines of (nodes, micro-batches)."""
         splits = [self.templates[size].split for size, _ in pipelines]
@@ -206,10 +225,10 @@ class Oobleck:
         workers = [
             worker
             for split, (size, share) in zip(splits, pipelines, strict=True)
-            for worker in zip(self._computed(size, share), hosted(split, common), strict=True)
+            for worker in zip(self._ends(size, share), hosted(split, common), strict=True)
         ]
         reduce, step = (profile.per_stage(name, len(common)) for name in ("reduce", "step"))
-        return synchronised(workers, reduce, step)
+        return synchronised(workers, reduce, step, reduce_order((stages for _, stages in workers), common))
 
     def _running(self, live: Nodes, pipelines: Sequence[Members]) -> OobleckRunning:
         setting = self.setting
@@ -236,9 +255,16 @@ class Oobleck:
         return len(self.setting.seats(live)) - sum(map(len, pipelines)) * self.workers_per_node
 
     def _too_few(self, live: Nodes) -> str | None:
-        """Why these nodes are too few; None where they are enough."""
-        least, nodes = (self.failures + 1) * min(self.templates), len(self._usable(live))
-        return f"{nodes} node(s), {self.failures + 1} pipelines need {least}" if nodes < least else None
+        """Why there cannot be f + 1 pipelines of these nodes; None where there can."""
+        pipelines, nodes = self.failures + 1, len(self._usable(live))
+        if not self._fitting:
+            return (
+                f"no pipeline of whole nodes, of {self.workers_per_node} worker(s) each, has as many stages as it needs"
+            )
+        if self.setting.micro_batches < pipelines:
+            return f"{pipelines} pipelines need a micro-batch each, the batch has {self.setting.micro_batches}"
+        least = pipelines * min(self._fitting)
+        return f"{nodes} node(s), {pipelines} pipelines need {least}" if nodes < least else None
 
     def _instantiated(self, live: Nodes) -> State:
         """All anew, while nobody holds anything."""
@@ -250,19 +276,27 @@ class Oobleck:
     def _sizes_of(self, nodes: int) -> tuple[int, ...]:
         """Nodes of each pipeline, of as many of `nodes` as templates add up to."""
         weights = {size: template.per_micro_batch for size, template in self.templates.items()}
-        gradients = self.setting.layers[0].gradients
         for count in range(nodes, 0, -1):
             found = instantiate(
                 weights,
                 count,
                 self.failures + 1,
                 self.setting.micro_batches,
-                lambda pipelines: self.setting.reduce_seconds(gradients, pipelines),
+                self._sync,
                 self.rule,
             )
             if found is not None:
                 return tuple(found)
         raise ValueError(f"{nodes} node(s) are too few for {self.failures + 1} pipelines")
+
+    def _sync(self, sizes: Sequence[int]) -> float:
+        """Seconds in which the worker with most gradients reduces them."""
+        return self.setting.reduce_seconds(max(map(self._gradients, set(sizes))), len(sizes))
+
+    def _most_gradients(self, size: int) -> float:
+        """Bytes of the stage with most gradients."""
+        stages = self.setting.stages(self.templates[size].split)
+        return max(sum(layer.gradients for layer in stage) for stage in stages)
 
     def _places(self, size: int) -> list[Range]:
         return places(self.templates[size].split, self.workers_per_node)
@@ -311,7 +345,7 @@ class Oobleck:
         """To these pipelines, each worker with the layers that it needs."""
         after = self._running(live, pipelines)
         if after.pipelines == before.pipelines:
-            return Change(state=after)
+            return Change(state=after, event="wait")
         splits = [self.templates[len(members)].split for members in pipelines]
         state = [layer.state for layer in self.setting.layers]
         moved = copied(splits, pipelines, held, state, self.workers_per_node)

@@ -79,8 +79,11 @@ def copied(
     most = total = 0.0
     for split, members in zip(splits, pipelines, strict=True):
         for stage, (first, last) in enumerate(pairwise([0, *accumulate(split)])):
+            has = held.get(members[stage // workers_per_node], (0, 0))
+            if has[0] <= first and last <= has[1]:
+                continue
             received = 0.0
-            for begin, end in _without((first, last), held.get(members[stage // workers_per_node], (0, 0))):
+            for begin, end in _without((first, last), has):
                 lacking[begin:end] += 1
                 received += ends[end] - ends[begin]
             most, total = max(most, received), total + received

@@ -33,7 +33,7 @@ def test_enumeration_finds_the_shortest_iteration(of: dict[int, float], nodes: i
         each = [of[size] for size in chosen]
         return max(w * b for w, b in zip(each, distribute(each, 12), strict=True)) + len(chosen) / 8
 
-    found = instantiate(of, nodes, least, 12, lambda count: count / 8)
+    found = instantiate(of, nodes, least, 12, lambda chosen: len(chosen) / 8)
     able = [chosen for chosen in multisets(sorted(of), nodes) if least <= len(chosen) <= 12]
     if not able:
         assert found is None
@@ -47,7 +47,7 @@ def test_enumeration_finds_the_shortest_iteration(of: dict[int, float], nodes: i
 def test_where_there_are_many_the_fastest_in_all_is_taken(of: dict[int, float], nodes: int, least: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ENUMERATED", 0)
-        found = instantiate(of, nodes, least, 12, lambda count: 0.0)
+        found = instantiate(of, nodes, least, 12, lambda chosen: 0.0)
     able = [chosen for chosen in multisets(sorted(of), nodes) if least <= len(chosen) <= 12]
     if not able:
         assert found is None
@@ -61,6 +61,15 @@ def test_where_there_are_many_the_fastest_in_all_is_taken(of: dict[int, float], 
 
 def test_hundreds_of_nodes_take_a_moment() -> None:
     of = {size: 1.0 / size**1.01 for size in range(4, 60)}
-    found = instantiate(of, 400, 2, 4096, lambda count: 0.0)
+    found = instantiate(of, 400, 2, 4096, lambda chosen: 0.0)
     assert found is not None
     assert sum(found) == 400
+
+
+def test_the_sync_counts_for_how_many_pipelines_there_are() -> None:
+    of = {size: 1.0 / size**1.01 for size in range(4, 60)}
+    slow = instantiate(of, 400, 2, 4096, lambda chosen: 100.0 * len(chosen))
+    fast = instantiate(of, 400, 2, 4096, lambda chosen: 100.0 / len(chosen))
+    assert slow is not None
+    assert fast is not None
+    assert len(slow) < len(fast)

@@ -12,6 +12,7 @@ from recycle import Profile, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.systems.oobleck.iteration import Split, common_cut, hosted, iteration
 from recycle.systems.oobleck.template import template_seconds, templates
+from recycle.systems.reduces import reduce_order
 from recycle.systems.sync import computed, synchronised
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
@@ -30,7 +31,10 @@ def test_a_shallow_pipeline_runs_several_stages_in_a_row() -> None:
     assert common == (1, 1, 1, 1, 1, 1)
     assert made.shape == Shape(2, 3, 2, 2)
     assert made.failed == {Worker(0, 2)}
-    assert made.text()["0.0"] == ("0F0.0 1F0.0 2F0.0 0F0.1 1F0.1 2F0.1 2B0.0 1B0.0 0B0.0 2B0.1 1B0.1 0B0.1")
+    assert made.text()["0.0"] == (
+        "0F0.0 1F0.0 2F0.0 0F0.1 1F0.1 2F0.1 2B0.0 1B0.0 0B0.0 2B0.1 1B0.1 0B0.1"
+        " 0REDUCE_GRAD 1REDUCE_GRAD 2REDUCE_GRAD 0STEP 1STEP 2STEP"
+    )
     lowered = lower(made)
     assert check(lowered, about_to_run=True) == []
     sent = [word for word in lowered.words() if "SEND" in word and word.endswith(("@0.0", "@0.1"))]
@@ -80,7 +84,11 @@ def test_random_pipelines_pass_check_take_their_time_and_beat_no_bound(
         assert made.stages_of(Worker(k, 0))[0] == 0
     profile = priced(common, draws, link)
     reduce, step = profile.per_stage("reduce", len(common)), profile.per_stage("step", len(common))
-    assert timeline.period == timeline.makespan == pytest.approx(synchronised(workers, reduce, step))
+    assert (
+        timeline.period
+        == timeline.makespan
+        == pytest.approx(synchronised(workers, reduce, step, reduce_order((stages for _, stages in workers), common)))
+    )
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 6, 12])

@@ -154,6 +154,26 @@ def test_memory_sets_n0_or_it_does_not_fit(of: Setting) -> None:
     assert "2 pipelines on 13 nodes have at most 6 stages each" in found.reason
 
 
+def test_too_few_nodes_for_the_job_s_depth_are_no_matter_of_memory() -> None:
+    """Without bytes nothing says that two stages fit on one worker, so a pipeline has the job's four stages."""
+    for nodes in (4, 7):
+        state = Oobleck(replace(setting(1, 4, 6), node_of=tuple(range(nodes)))).begin(frozenset(range(nodes)))
+        assert isinstance(state, Stopped)
+        assert state.reason == f"{nodes} node(s), 2 pipelines need 8"
+    odd = Oobleck(replace(setting(3, 4, 6), node_of=tuple(seat // 3 for seat in range(12))))
+    stopped = odd.begin(odd.setting.all_nodes)
+    assert isinstance(stopped, Stopped)
+    assert "no pipeline of whole nodes, of 3 worker(s) each" in stopped.reason
+    alone = Oobleck(setting(1, 1, 1, node_of=(0, 1)))
+    assert isinstance(alone.begin(frozenset({0, 1})), Stopped)
+
+
+def test_a_plain_job_keeps_its_depth_and_the_rest_waits() -> None:
+    system = Oobleck(setting(3, 4, 6))
+    state = begun(system, 11)
+    assert ([len(members) for members in state.pipelines], state.idle) == ([4, 4], 3)
+
+
 def test_the_activations_of_1f1b_count(of: Setting) -> None:
     """Stage 0 of S holds min(S, batch) activations of its 12 / S layers."""
     layer = replace(of.layers[0], static=1.0, activation=1.0)
