@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recycle.errors import JobError
+from recycle.errors import JobError, RecycleError
 
 if TYPE_CHECKING:
     from recycle.job import Job
@@ -45,6 +45,11 @@ def compare(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="To detect, plan and rebuild groups, in place of [pauses]."),
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write what each system runs on the first trace, and its profile."),
+    ] = None,
+    after: Annotated[int, typer.Option(min=0, metavar="N", help="With --save: after so many failures.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run every resilience system over a failure trace: committed samples per second, and where time went.
@@ -71,11 +76,34 @@ def compare(
         traces = [Generator(days=days, rate=rate, seed=seed).trace(population or setting.nodes)]
     with _bar(len(names) * len(traces)) as report:
         found = compared(setting, traces, names, seed, report)
+    if save is not None:
+        _save(save, found[0], after)
     if as_json:
         print(json.dumps(_told(loaded, found)))
     else:
         for one in found:
             _print(one)
+
+
+def _save(folder: Path, compared: Compared, failures: int) -> None:
+    """Schedule files, and the profile of each beside it, for `recycle view` and `recycle simulate`."""
+    from recycle.systems import Running
+    from recycle.systems.comparison import after
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
+    for outcome in compared.outcomes:
+        state = after(outcome, failures)
+        if not isinstance(state, Running):
+            why = "had fewer failures" if state is None else f"has stopped: {state.reason}"
+            print(f"recycle: {outcome.system} {why}, so there is no schedule after {failures}", file=sys.stderr)
+            continue
+        for number, timed in enumerate(state.schedules()):
+            stem = outcome.system if not number else f"{outcome.system}-{number + 1}"
+            timed.schedule.with_metadata(system=outcome.system).save(folder / f"{stem}.json")
+            timed.profile.save(folder / f"{stem}.profile.json")
 
 
 def _paused(job: Job, pause: float | None) -> Job:

@@ -18,7 +18,7 @@ from recycle.systems.cluster import CAUSES, Outcome, run
 from recycle.systems.failures import Trace
 from recycle.systems.grids import Grid, Grids
 from recycle.systems.setting import Setting
-from recycle.systems.system import DoesNotFit, Running
+from recycle.systems.system import DoesNotFit, Running, State
 
 KNOWN = SYSTEMS | VARIANTS
 ZERO_BUBBLE = ("zb-h1", "zb-h2")
@@ -153,6 +153,12 @@ def _misfit(misfit: DoesNotFit) -> dict[str, Any]:
 def rate(state: object) -> float:
     """Samples per second that a state commits."""
     return state.samples / state.period if isinstance(state, Running) else 0.0
+
+
+def after(outcome: Outcome, failures: int) -> State | None:
+    """What the system runs after so many changes by failures, the pause over; None where there were fewer."""
+    begun = [happening for happening in outcome.happenings if happening.failed or happening.event == "start"]
+    return begun[failures].state if failures < len(begun) else None
 
 
 def layout(outcome: Outcome) -> str:

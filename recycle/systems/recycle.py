@@ -1,11 +1,12 @@
 """ReCycle: a dead worker's micro-batches go to live peers of its stage (SOSP '24, arXiv 2405.14009).
 
-The period of each failure vector is that of the planner's list scheduler, the one that recycle answers with at once; a
-search would make it a few per cent shorter. A plan for more dead workers serves as well, those beyond its dead standing
-idle. For each number of dead one vector is normal: the best of those with the least bound. Live workers change stage
-to come to it, as few as that takes, if it pays before the next failure is due; only then is anything copied. A node
-that joins takes over a position of the stage with most dead and copies from a peer. Only a stage of which no worker is
-left sends everybody back to a checkpoint, on whatever positions the live workers can fill.
+The period of each failure vector is that of the planner's list scheduler, the one that recycle answers with at once.
+Vectors with up to `[planner] ahead` dead are planned ahead, as `recycle train` does: there a search of a fixed number
+of steps goes on from it, unless the problem is large. A plan for more dead workers serves as well, those beyond its
+dead standing idle. For each number of dead one vector is normal: the best of those with the least bound. Live workers
+change stage to come to it, as few as that takes, if it pays before the next failure is due; only then is anything
+copied. A node that joins takes over a position of the stage with most dead and copies from a peer. Only a stage of
+which no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf
 
 from msgspec.structs import replace
 
 from recycle.errors import JobError
 from recycle.job import Job
-from recycle.plans import Vector, arrange, dead_roles
+from recycle.plans import Plan, Vector, arrange, dead_roles, plan_key
 from recycle.profile import Profile
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
@@ -38,6 +39,8 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, Sta
 POLICIES, OPERATIONS = 4, 20_000
 """Of the list scheduler, tried for each vector, as `recycle plan --quick` does; fewer beyond so many operations in all,
 one at least."""
+SEARCH_STEPS, SEARCHED_UP_TO = 50, 4_000
+"""Of the search for plans made ahead, and the operations up to which it is worth its seconds here."""
 FATAL_SHARE = 0.01
 """Of failures, thought to take the last host of a stage: it sets how often a checkpoint is written, nothing else."""
 NEAR = 1.05
@@ -114,6 +117,7 @@ class ReCycle:
         self.profile = self.job.profile()
         self._periods: dict[Vector, float] = {}
         self._normal: dict[int, Vector | None] = {}
+        self._plans: dict[Vector, Plan] = {}
 
     def _planned(self, setting: Setting) -> Job:
         """The job with the techniques that are in use."""
@@ -182,10 +186,11 @@ class ReCycle:
 
     def schedules(self, vector: Vector) -> list[Timed]:
         """The plan of a vector, in role names."""
-        return [Timed(plan_vector(self.job, vector, True).schedule, self.profile)]
+        made = self._plans.get(vector) or plan_vector(self.job, vector, True)
+        return [Timed(made.schedule, self.profile)]
 
     def period(self, vector: Vector) -> float:
-        """Of the list scheduler's plan, in the job's unit of time."""
+        """Of the plan, in the job's unit of time: the list scheduler's, or what a search made of it (`_ahead`)."""
         if vector not in self._periods:
             problem = Problem.of(self.job, dead_roles(self.job.shape, vector), self.profile)
             self._periods[vector] = _period(problem)
@@ -208,8 +213,18 @@ class ReCycle:
                 lambda rank, k: _FIRST * (k > 0) + k * k,
             ]
             found = dict.fromkeys(cheapest(room, dead, cost) for cost in costs) if room is not None else {}
-            self._normal[dead] = min((v for v in found if v is not None), key=self.period, default=None)
+            best = min((v for v in found if v is not None), key=self.period, default=None)
+            self._normal[dead] = best if best is None else self._ahead(best)
         return self._normal[dead]
+
+    def _ahead(self, vector: Vector) -> Vector:
+        """The vector, with a searched plan where it is one that is planned ahead."""
+        size = 3 * self.job.shape.stages * self.job.shape.global_micro_batches
+        if sum(vector) <= self.job.planner.ahead and size <= SEARCHED_UP_TO and vector not in self._plans:
+            made = _searched(_Asked(plan_key(self.job, vector), self.job, vector))
+            if made.period < self.period(vector):
+                self._plans[vector], self._periods[vector] = made, made.period
+        return vector
 
     # ---- where workers sit
 
@@ -221,7 +236,7 @@ class ReCycle:
         normal = self.normal(sum(here)) if self.move else None
         aim = self._bounds.of(here) if normal is None else self.period(normal)
         if vector is None or self.period(vector) > NEAR * aim:
-            self.period(here)
+            self.period(here if self.move else self._ahead(here))
             vector = self.serving(here)
         assert vector is not None
         rate = setting.failure_rate * len(live) * (FATAL_SHARE if setting.shape.pipelines > 1 else 1.0)
@@ -314,6 +329,21 @@ class ReCycle:
     @cached_property
     def _bounds(self) -> StageBounds:
         return StageBounds(self.job, self.job.shape.pipelines - 1)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A vector of a job, known by its key in the plan cache."""
+
+    key: str
+    job: Job = field(compare=False)
+    vector: Vector = field(compare=False)
+
+
+@lru_cache(maxsize=1024)
+def _searched(asked: _Asked) -> Plan:
+    """Kept for the process: the same plan serves every trace."""
+    return plan_vector(asked.job, asked.vector, steps=SEARCH_STEPS)
 
 
 def _period(problem: Problem) -> float:

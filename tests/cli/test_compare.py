@@ -63,6 +63,23 @@ def test_more_traces_and_a_longer_pause(command: Command, job: Path, trace: Path
     assert slow["systems"][0]["goodput"] < one["systems"][0]["goodput"]
 
 
+def test_what_runs_after_a_failure_can_be_saved_and_timed(
+    command: Command, job: Path, trace: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "saved"
+    found = command("compare", job, "--trace", trace, "--save", folder, "--json").json
+    for entry in found["systems"]:
+        file = folder / f"{entry['name']}.json"
+        assert command("check", file).status == 0
+        timed = command("simulate", file, "--profile", folder / f"{entry['name']}.profile.json", "--json").json
+        rate = next(change["rate"] for change in entry["timeline"][1:])
+        if entry["name"] != "sample_dropping":
+            assert 18 / timed["period"] == pytest.approx(rate, rel=0.05)
+    late = command("compare", job, "--trace", trace, "--systems", "recycle", "--save", folder, "--after", "9")
+    assert late.status == 0
+    assert "recycle had fewer failures" in late.err
+
+
 def test_bad_input_is_one_line(command: Command, job: Path, trace: Path, tmp_path: Path) -> None:
     assert command("compare", job, "--systems", "slipstream").refused("'slipstream' is no system")
     assert command("compare", tmp_path / "none.toml").refused("none.toml")

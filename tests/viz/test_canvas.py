@@ -389,6 +389,29 @@ def test_dark_pages_keep_the_colours_of_work_and_change_the_ground(
     assert rgb([page.colour(4.5, 0.5)]).mean() < 80
 
 
+def test_before_plotly_is_there_the_servers_picture_stands_in_its_place(
+    opened: Callable[..., Page], broken: Schedule
+) -> None:
+    page = opened(broken)
+    ticks = "nodes => nodes.map(tick => [tick.textContent, Math.round(tick.getBoundingClientRect().x)])"
+    drawn = page.page.eval_on_selector_all(".xtick text", ticks)
+    plot = page.page.evaluate(f"""() => {{
+      const box = {VIEW}.canvas.getBoundingClientRect(), {{ left, top, width, height }} = {VIEW}.place;
+      return [box.x + left, box.y + top, width, height];
+    }}""")
+    assert not page.page.is_visible(".lanes-first")
+    page.page.route("**/plotly.min.js", lambda route: route.abort())
+    page.page.goto(page.address)
+    page.page.wait_for_function("() => document.querySelector('.lanes-first img')?.naturalWidth === 1200")
+    first = page.page.locator(".lanes-first").bounding_box()
+    assert [first[key] for key in ("x", "y", "width", "height")] == pytest.approx(plot, abs=1)
+    early = page.page.eval_on_selector_all(".lanes-first .tick", ticks)
+    assert [text for text, _ in early] == [text for text, _ in drawn]
+    assert [x for _, x in early] == pytest.approx([x for _, x in drawn], abs=2)
+    names = page.page.eval_on_selector_all(".lanes-first .name", "nodes => nodes.map(name => name.textContent)")
+    assert names == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
+
+
 def test_without_a_canvas_the_server_draws(opened: Callable[..., Page], broken: Schedule) -> None:
     page = opened(broken)
     page.page.add_init_script("HTMLCanvasElement.prototype.getContext = () => null")
