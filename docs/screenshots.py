@@ -35,8 +35,8 @@ from viz.sources import load_source, schedule_source
 from viz.what_if import WhatIf
 
 ROOT = Path(__file__).parent.parent
-README = {"timeline": 1000, "compare": 1420, "what-if": 1350, "large": 1000}
-"""Pictures that the README shows, and their height."""
+README = {"timeline": (0, 1030), "compare": (310, 1130), "what-if": (0, 1460), "large": (140, 1330)}
+"""Pictures that the README shows, and where they begin and how high they are, pixels."""
 WIDTHS, SCHEMES, HEIGHT = (1280, 2560), ("light", "dark"), 1500
 JOB = """
 [shape]
@@ -87,7 +87,9 @@ def main() -> int:
                 path = arguments.out / f"{name}-{width}-{scheme}.png"
                 page.screenshot(path=path)
                 if name in README and (width, scheme) == (WIDTHS[0], SCHEMES[0]):
-                    clip = {"x": 0, "y": 0, "width": width, "height": README[name]}
+                    clip = dict(
+                        zip(("x", "y", "width", "height"), (0, README[name][0], width, README[name][1]), strict=True)
+                    )
                     page.screenshot(path=ROOT / "docs" / "pictures" / f"{name}.png", clip=clip)
                 page.close()
                 print(path, *complaints, flush=True)

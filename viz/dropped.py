@@ -23,12 +23,13 @@ from recycle.json_objects import entries
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable
+from viz.salvage import salvage
 
 MOST_BYTES = 2**25
 MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
 """What is checked at once for a page; `recycle check` takes more."""
-_MOST_SEPARATORS = 2 * MOST_INSTRUCTIONS
-"""Commas and blanks; what lies between them becomes objects while a file is read."""
+_SEPARATORS, _MOST_SEPARATORS = (b",", b" ", b"\n", b"\r"), MOST_INSTRUCTIONS * 3 // 2
+"""What lies between them becomes objects while a file is read."""
 _LONGEST_NAME = 120
 
 
@@ -40,9 +41,10 @@ class Dropped:
         name: as a line of printable text.
         schedule: None when it could not be read; `problem` then says why.
         findings: what the checker says.
-        timeline: None when the order cannot finish; `lanes` then shows each program back to back.
+        timeline: None when the order cannot finish; `lanes` then shows it as far as it runs.
         lanes: what can be drawn, None when there is no schedule.
         problem: what could not be done, "" when all could.
+        left_out: what could not be read of it and is not in `schedule`, a line each.
         origin: row of `lanes` instructions -> row of the schedule as dropped, -1 for what lowering added.
     """
 
@@ -52,6 +54,7 @@ class Dropped:
     timeline: Timeline | None
     lanes: LaneTable | None
     problem: str
+    left_out: tuple[str, ...] = ()
     origin: np.ndarray | None = None
 
     def places(self, finding: Finding) -> list[tuple[int, float, float]]:
@@ -98,12 +101,21 @@ def read_dropped(contents: str, name: str) -> Dropped:
 
 def inspect(content: bytes, name: str) -> Dropped:
     """Read, check and time a file's content. Raises RecycleError when it is no schedule, or is too large."""
-    if content.count(b",") + content.count(b" ") > _MOST_SEPARATORS:
-        raise ScheduleError(f"{name}: has more cells or words than a schedule that the page shows: use recycle check")
+    if sum(content.count(separator) for separator in _SEPARATORS) > _MOST_SEPARATORS:
+        raise ScheduleError(
+            f"{name}: has more cells, words or lines than a schedule that the page shows: use recycle check"
+        )
     stated = _stated_shape(content)
     if stated is not None:
         _refuse_large(stated, 0, name)
-    schedule = formats.loads(content, name)
+    left_out: list[str] = []
+    try:
+        schedule = formats.loads(content, name)
+    except ScheduleError:
+        saved = salvage(content, name)
+        if saved is None:
+            raise
+        schedule, left_out = saved
     _refuse_large(schedule.shape, len(schedule.columns), name)
     profile = Profile.uniform()
     findings = tuple(check(schedule, profile=profile))
@@ -112,15 +124,15 @@ def inspect(content: bytes, name: str) -> Dropped:
         for f in findings
         if f.worker is not None and f.position is not None
     ]
+    _, origin = lower_with_origin(schedule)
+    lowered = np.flatnonzero(np.isin(origin, violations)).tolist()
     try:
         timeline = simulate(schedule, profile)
     except RecycleError as error:
-        lanes = LaneTable.from_order(schedule, profile, violations)
-        return Dropped(name, schedule, findings, None, lanes, str(error))
-    _, origin = lower_with_origin(schedule)
-    lowered = np.flatnonzero(np.isin(origin, violations))
-    lanes = LaneTable.from_timeline(timeline, violations=lowered.tolist())
-    return Dropped(name, schedule, findings, timeline, lanes, "", origin)
+        lanes = LaneTable.until_stuck(schedule, profile, lowered)
+        return Dropped(name, schedule, findings, None, lanes, str(error), tuple(left_out), origin)
+    lanes = LaneTable.from_timeline(timeline, violations=lowered)
+    return Dropped(name, schedule, findings, timeline, lanes, "", tuple(left_out), origin)
 
 
 def _content(contents: str, name: str) -> bytes:

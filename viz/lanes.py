@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.columns import Columns
-from recycle.ir.graph import Floats
+from recycle.ir.graph import Floats, earliest
 from recycle.ir.instruction import TRANSFER_KINDS, Instruction, is_kind
+from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, durations
+from recycle.ir.simulate import Timeline, durations, event_graph
 from recycle.ir.trace import Trace, away_from
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
@@ -59,6 +60,7 @@ class LaneTable:
         origin: what time 0 is, in seconds since the start of the run; 0 for a plan.
         unit: "s" when times are seconds for certain, "" when they are what the profile says.
         weight_share: share of a whole backward that its weight half takes, for drawing both halves.
+        halt: when an order that cannot finish comes to rest; what starts from then on never runs. None where all runs.
     """
 
     shape: Shape
@@ -78,6 +80,7 @@ class LaneTable:
     origin: float = 0.0
     unit: Literal["s", ""] = ""
     weight_share: float = 0.5
+    halt: float | None = None
 
     COLUMNS = ("start", "end", "kind", "micro_batch", "stage", "pipeline", "flags", "instruction_id")
 
@@ -141,13 +144,28 @@ class LaneTable:
         )
 
     @classmethod
-    def from_order(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
-        """The lanes of a schedule that cannot be timed: each worker's program back to back, nobody waiting."""
-        columns = schedule.columns
-        seconds = np.where(_transfers(columns), 0.0, durations(schedule, profile))
-        total = np.concatenate([[0.0], np.cumsum(seconds)])
-        start = total[:-1] - total[columns.offsets[columns.worker]]
-        return cls._from_schedule(schedule, start, start + seconds, profile, None, (), violations)
+    def until_stuck(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
+        """The lanes of an order that cannot finish: timed as far as it runs, and from `halt` on what never runs, each
+        program back to back.
+
+        Args:
+            violations: rows of the lowered schedule that break a rule.
+        """
+        graph = event_graph(lower(schedule))
+        columns, nodes = graph.schedule.columns, graph.dependencies.nodes
+        rows = len(columns)
+        seconds = np.zeros(nodes)
+        seconds[:rows] = durations(graph.schedule, profile)
+        start, _ = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
+        runs = np.zeros(nodes, dtype=np.bool_)
+        runs[graph.order] = True
+        start, seconds, runs = start[:rows], seconds[:rows], runs[:rows]
+        halt = float((start + seconds)[runs].max(initial=0.0))
+        stuck = np.where(runs | _transfers(columns), 0.0, seconds)
+        total = np.concatenate([[0.0], np.cumsum(stuck)])
+        never = halt + total[:-1] - total[columns.offsets[columns.worker]]
+        start, end = np.where(runs, start, never), np.where(runs, start + seconds, never + stuck)
+        return replace(cls._from_schedule(graph.schedule, start, end, profile, None, (), violations), halt=halt)
 
     @classmethod
     def _from_schedule(

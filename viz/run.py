@@ -220,7 +220,7 @@ class Run:
         return self.trace.period(first, last) if self.trace is not None else None
 
     def planned_lanes(self, step: int, generation: int | None = None) -> LaneTable | None:
-        """The lanes of the plan that `step` ran by; of one that deadlocks, in program order; None without a plan."""
+        """The lanes of the plan that `step` ran by; of one that deadlocks, as far as it runs; None without a plan."""
         plan = self.plan(self.plan_of(step, generation))
         if plan is None:
             return None
@@ -228,7 +228,7 @@ class Run:
         event = self.generations.get(chosen, {}) if chosen is not None else {}
         timeline = self.planned(step, generation)
         if timeline is None:
-            return LaneTable.from_order(plan, self.profile)
+            return LaneTable.until_stuck(plan, self.profile)
         return LaneTable.from_timeline(timeline, players=_players(event))
 
     def planned(self, step: int, generation: int | None = None) -> Timeline | None:

@@ -21,7 +21,7 @@ class ScheduleFile:
     """A schedule with its timeline, as far as it has one.
 
     Attributes:
-        timeline: None when the order deadlocks; `lanes` then shows each program back to back.
+        timeline: None when the order deadlocks; `lanes` then shows it as far as it runs.
         findings: what the checker says of it.
         problem: why there is no timeline, "" when there is one.
     """
@@ -55,7 +55,7 @@ def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = No
     try:
         timeline = simulate(schedule, profile)
     except RecycleError as error:
-        return ScheduleFile(path, schedule, None, LaneTable.from_order(schedule, profile), findings, str(error))
+        return ScheduleFile(path, schedule, None, LaneTable.until_stuck(schedule, profile), findings, str(error))
     lanes = LaneTable.from_timeline(timeline)
     give_back()
     return ScheduleFile(path, schedule, timeline, lanes, findings, "")

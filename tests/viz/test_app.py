@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from recycle import RecycleError, Schedule, Shape
-from tests.viz.components import graphs, plain, words
+from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
 from viz.figures.axes import AXES_CONFIG
 from viz.figures.boxes import label
@@ -157,13 +157,13 @@ def test_schedules_share_one_time_axis_and_compare_figures(
     assert named["lower bound"] == [10.0, None]
 
 
-def test_a_schedule_that_deadlocks_is_drawn_in_program_order(tmp_path: Path) -> None:
+def test_a_schedule_that_deadlocks_is_drawn_until_it_hangs(tmp_path: Path) -> None:
     shape = Shape(pipelines=1, ranks=2, micro_batches=1)
     stuck = Schedule.from_text(shape, {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
     stuck.save(tmp_path / "stuck.json")
     page = SchedulePage([load_schedule(tmp_path / "stuck.json")])
     texts = words(plain(page.layout()))
-    assert any("deadlocks" in text and "shown in program order" in text for text in texts)
+    assert any("deadlocks" in text and "shown until it hangs" in text for text in texts)
     assert len(graphs(plain(page.timelines()))) == 1
     assert {row[0]: row[1] for row in page.figures()[1]}["makespan"] is None
 
@@ -191,11 +191,12 @@ def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any
     """What the callback that sets `output` answers when `changed` did; `values` by component, without the prefix."""
     (callback,) = [entry for entry in client.get("/_dash-dependencies").get_json() if output in entry["output"]]
     names = (part.rsplit(".", 1) for part in callback["output"].strip(".").split("..."))
+    outputs = [{"id": identifier, "property": name} for identifier, name in names]
     answer = client.post(
         "/_dash-update-component",
         json={
             "output": callback["output"],
-            "outputs": [{"id": identifier, "property": name} for identifier, name in names],
+            "outputs": outputs if callback["output"].startswith("..") else outputs[0],
             "changedPropIds": [changed],
             **{
                 role: [{**entry, "value": values[entry["id"].removeprefix("run0-")]} for entry in callback[role]]
@@ -286,9 +287,24 @@ def test_the_first_iteration_of_a_live_run_appears_by_itself(
     (path / "aside").rename(path / "logs")
     (path / "metrics.jsonl").write_text(metrics)
     monkeypatch.setattr("viz.pages.run_page.time.monotonic", lambda: 1e9)
-    changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, began=False)
+    follow: list[str] = ["follow"]
+    changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, began=False, follow=follow)
     assert changed["run0-began"] == {"data": True}
     assert (changed["run0-step"]["min"], changed["run0-step"]["max"]) == (0, 8)
     assert changed["run0-controls"] == {"className": "controls"}
-    again = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=2, began=True)
+    assert changed["run0-step"]["value"] == changed["run0-followed"]["data"] == 8
+    assert changed["run0-follow"] == {"className": ""}
+    again = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=2, began=True, follow=[])
     assert "run0-began" not in again
+    assert "value" not in again["run0-step"]
+    stay = post(client, "run0-follow.value", "run0-step.value", step=3, followed=8)
+    assert stay["run0-follow"] == {"value": []}
+
+
+def test_a_live_run_opens_at_its_newest_step_and_follows(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    live = RunPage(load_run(make_run(tmp_path / "live", live=True)))
+    assert live.slider()["value"] == 8
+    assert of_type(plain(live.layout()), "Checklist")[0]["value"] == ["follow"]
+    finished = RunPage(load_run(make_run(tmp_path / "finished")))
+    assert finished.slider()["value"] == 4
+    assert of_type(plain(finished.layout()), "Checklist")[0]["className"] == "hidden"

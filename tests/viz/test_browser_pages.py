@@ -103,6 +103,9 @@ def test_work_has_the_colour_of_how_much_later_it_starts(browser: Any, address: 
     ]
     later = [[int(fill[i : i + 2], 16) for i in (1, 3, 5)] for fill in (palette.LATER.fill, palette.LATER.hatch)]
     assert browser.execute_script(COLOUR, "compare-1", 2.12, 1.2) in later
+    browser.find_element("tag name", "body").send_keys("t")  # of the page in sight
+    listed = ".lanes-view[data-name=compare-0] .lanes-listing tbody tr"
+    wait(browser, lambda: browser.find_elements("css selector", listed))
     press(browser, "label", "kind of work")
     wait(browser, lambda: not browser.find_elements("css selector", ".lanes-view[data-shades]"))
     ready(browser, "compare-1")

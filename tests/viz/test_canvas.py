@@ -283,7 +283,7 @@ QUERIES = (
     "kind:W", "kind:w mb:1.0", "kind:I,W stage:0", "kind:F mb:1 worker:0.*", "kind:F worker:*.1 -is:rerouted mb:*.0",
     "is:rerouted kind:F", "kind:step", "kind:F mb:0..0 stage:0..0 pipeline:1..2", "dur>1.5 stage=0 pipeline:2",
     "kind:F start<0.5", "1W1", "-kind:backward -kind:reduce", "end>=9 dur=1", "pipeline:0..1 -pipeline:1",
-    "dur<=1 kind:b,i", "kind:comm", "kind:pair", "is:critical start>3",
+    "dur<=1 kind:b,i", "kind:comm", "kind:pair", "kind:redundant", "is:critical start>3",
 )  # fmt: skip
 MISTAKES = (
     "knd:W", "kind:Q", "kind:W kind:", "dur:3", "mb>3", "dur>x", "mb:1.2.3", "worker:7", "stage:a", "is:red", ">5",

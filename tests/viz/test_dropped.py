@@ -56,14 +56,31 @@ def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None
     assert (start, end) in marked
 
 
-def test_what_deadlocks_is_drawn_in_program_order() -> None:
+def test_what_deadlocks_is_drawn_as_far_as_it_runs() -> None:
     wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
     found = inspect(native.dumps(wrong).encode(), "wrong.json")
     assert found.timeline is None
     assert found.problem.startswith("the schedule deadlocks")
     assert found.lanes is not None
-    assert len(found.lanes) == 4
+    assert int((found.lanes.end > found.lanes.start).sum()) == 4
+    assert found.lanes.halt == 0.0
     assert all(found.places(finding) for finding in found.findings if finding.position is not None)
+
+
+def test_what_cannot_be_read_of_a_file_is_left_out_and_the_rest_is_drawn() -> None:
+    text = (
+        native.dumps(one_f_one_b(Shape(1, 2, 2))).replace("0F0.1", "0F0.1 0Q0.1").replace('"0.1"', '"0.9": "", "0.1"')
+    )
+    found = inspect(text.encode(), "mine.json")
+    assert found.schedule is not None
+    assert found.left_out == (
+        "worker 0.0, position 2: '0Q0.1' is not an instruction: expected for example 2F1.5, 2SEND_F1.5@0.3 or 2STEP",
+        "programs: worker 0.9 is outside the grid of 1 pipelines (0 to 0) by 2 ranks (0 to 1)",
+    )
+    assert found.findings == ()
+    assert found.lanes is not None
+    assert found.timeline is not None
+    assert found.timeline.makespan == 9.0
 
 
 def test_all_of_a_circle_of_waits_has_its_places() -> None:
@@ -122,9 +139,15 @@ def test_a_billion_lanes_are_refused() -> None:
         assert peak < 2e6, peak
 
 
-def test_a_file_of_separators_is_refused_before_it_is_read() -> None:
-    found = read_dropped(contents(b"," * (MOST_BYTES - 10)), "plan.csv")
-    assert "more cells or words" in found.problem
+@pytest.mark.parametrize("piece", [b",", b" ", b"\n", b"0F0\n", b"0F0\r"])
+def test_a_file_of_separators_is_refused_before_it_is_read(piece: bytes) -> None:
+    given_contents = contents(piece * ((MOST_BYTES - 10) // len(piece)))
+    tracemalloc.start()
+    found = read_dropped(given_contents, "plan.csv")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "more cells, words or lines" in found.problem
+    assert peak < 4 * MOST_BYTES
 
 
 @pytest.mark.parametrize(

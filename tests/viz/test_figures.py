@@ -154,7 +154,7 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("paint", palette.PAINTS, ids=lambda paint: paint.key)
+@pytest.mark.parametrize("paint", palette.PAINTS + palette.SHADES, ids=lambda paint: paint.key)
 def test_labels_can_be_read_on_their_colour_and_on_its_stripes(paint: palette.Paint) -> None:
     assert contrast(paint.ink, paint.fill) >= 4.5
     assert contrast(paint.ink, paint.hatch) >= contrast(paint.ink, paint.fill)

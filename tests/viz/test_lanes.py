@@ -58,18 +58,25 @@ def test_transfers_that_take_time_are_there_and_others_are_not(healthy: Schedule
 
 def test_work_on_a_failed_worker_is_flagged(healthy: Schedule) -> None:
     wrong = Schedule.build(healthy.shape, {w: healthy.program(w) for w in healthy.live}, failed=["2.1"])
-    table = LaneTable.from_order(wrong, Profile.uniform())
+    table = LaneTable.until_stuck(wrong, Profile.uniform())
     marked = table.has(Flag.ON_FAILED_WORKER)
     assert set(table.lane[marked]) == {5}
     assert marked.sum() == 4
 
 
-def test_an_order_that_deadlocks_is_laid_back_to_back() -> None:
-    shape = Shape(pipelines=1, ranks=2, micro_batches=1)
-    stuck = Schedule.from_text(shape, {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
-    table = LaneTable.from_order(stuck, Profile.uniform())
-    assert table.start.tolist() == [0.0, 2.0, 0.0, 1.0]
-    assert table.end.tolist() == [2.0, 3.0, 1.0, 3.0]
+def test_an_order_that_deadlocks_is_timed_until_it_hangs_and_the_rest_laid_back_to_back(
+    broken_timeline: Timeline,
+) -> None:
+    shape = Shape(pipelines=1, ranks=2, micro_batches=2)
+    stuck = Schedule.from_text(shape, {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1", "0.1": "1F0.0 1F0.1 1B0.0 1B0.1"})
+    table = LaneTable.until_stuck(stuck, Profile.uniform())
+    work = [i for i in range(len(table)) if table.end[i] > table.start[i]]
+    assert [(str(table.instruction(i)), table.start[i]) for i in work] == [
+        ("0F0.0", 0.0), ("0B0.0", 2.0), ("0F0.1", 4.0), ("0B0.1", 5.0),
+        ("1F0.0", 1.0), ("1F0.1", 2.0), ("1B0.0", 3.0), ("1B0.1", 5.0),
+    ]  # fmt: skip
+    assert table.halt == 2.0
+    assert LaneTable.from_timeline(broken_timeline).halt is None
 
 
 def test_lanes_by_stage_put_peers_side_by_side(broken_timeline: Timeline) -> None:

@@ -168,7 +168,8 @@
           const x0 = Math.max(0, (begin + part[1] * long - this.view.t0) * this.perTime);
           const x1 = Math.min(this.width, (begin + part[2] * long - this.view.t0) * this.perTime);
           const high = (part[4] - part[3]) * this.perRow;
-          const fit = (x1 - x0) / ((text.length + 0.6) * digit); // longer names, homes among them, in smaller letters
+          context.font = fonts[0][bold ? 1 : 0];
+          const wide = bold ? context.measureText(text).width + 0.5 * digit : (text.length + 0.6) * digit, fit = (x1 - x0) / wide; // longer names, homes among them, in smaller letters
           if (fit < SMALLEST || high < size) continue;
           context.font = fonts[fit < 1 ? 1 : 0][bold ? 1 : 0];
           context.fillStyle = theme.paints[part[0]].ink;

@@ -133,12 +133,19 @@
     dialog.showModal();
   }
 
+  /* The timeline last used, or where that is on a page that is not open, the first in sight. */
+  function inUse() {
+    const inSight = (view) => view && view.root.isConnected && view.root.offsetParent !== null;
+    return inSight(recycle.active) ? recycle.active : [...recycle.views.values()].find(inSight);
+  }
+
   document.addEventListener("keydown", (event) => {
-    const view = recycle.active, typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog, [role=slider]");
-    if (typing || event.ctrlKey || event.metaKey || event.altKey || !view || !view.root.isConnected) return;
+    const view = inUse(), typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog, [role=slider]");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey || !view) return;
     const action = ACTIONS[event.key] || ACTIONS[event.key.toLowerCase()];
     if (!action) return;
     event.preventDefault();
+    recycle.active = view;
     view.used = true;
     action(view, event);
   });

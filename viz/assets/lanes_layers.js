@@ -36,13 +36,13 @@
       const x0 = (old.start[i] - view.t0) * perTime, x1 = (old.end[i] - view.t0) * perTime, y = (row - view.y0) * perRow;
       context.rect(x0 + ratio, y + 0.05 * perRow, Math.max(1, x1 - x0 - 2 * ratio), 0.86 * perRow);
     }
-    for (const [colour, wide, dash] of [[theme.paper, 2.4, []], [theme.ink, 1.2, [2, 2.5]]]) {
-      context.strokeStyle = colour;
-      context.lineWidth = wide * ratio;
-      context.setLineDash(dash.map((length) => length * ratio));
-      context.stroke();
-    }
+    context.strokeStyle = theme.ink;
+    context.globalAlpha = 0.6;
+    context.lineWidth = 1.2 * ratio;
+    context.setLineDash([2 * ratio, 2.5 * ratio]);
+    context.stroke();
     context.setLineDash([]);
+    context.globalAlpha = 1;
     picture._failedLabels(context); // which the outlines may have crossed
   }
 
@@ -94,6 +94,28 @@
     });
   }
 
+  /* Where an order that cannot finish comes to rest: what lies behind never runs, and is pale. */
+  function halt(picture, context, { root, theme }) {
+    if (root.dataset.halt === undefined) return;
+    const { view, perTime, ratio, width, height } = picture, x = (Number(root.dataset.halt) - view.t0) * perTime;
+    if (x >= width) return;
+    context.globalAlpha = 0.55;
+    context.fillStyle = theme.paper;
+    context.fillRect(Math.max(0, x), 0, width, height);
+    context.globalAlpha = 1;
+    if (x < 0) return;
+    context.fillStyle = theme.failure.mark;
+    context.fillRect(x - ratio, 0, 2 * ratio, height);
+    const size = 12 * ratio, text = "hangs";
+    context.font = `600 ${size}px ${theme.font}`;
+    context.textBaseline = "middle";
+    const wide = context.measureText(text).width + size, left = Math.min(x, width - wide);
+    context.fillRect(left, height - 1.6 * size, wide, 1.6 * size);
+    context.textAlign = "center";
+    context.fillStyle = theme.failure.ink;
+    context.fillText(text, left + wide / 2, height - 0.75 * size);
+  }
+
   /* Where lanes of several timelines lie under each other, a line between one worker and the next. */
   function pairs(picture, context, { table, theme }) {
     const { row0, row1, rows, perRow, ratio, width, view } = picture;
@@ -113,6 +135,7 @@
     context.rect(picture.left, picture.top, picture.width, picture.height);
     context.clip();
     context.translate(picture.left, picture.top);
+    halt(picture, context, view);
     pairs(picture, context, view);
     ghost(picture, context, view);
     places(picture, context, view);

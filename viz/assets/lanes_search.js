@@ -6,6 +6,7 @@
   const MARKS = { rerouted: "REROUTED", critical: "CRITICAL", violation: "VIOLATION" };
   const GROUPS = {
     pair: [";"], backward: ["b", "i", "w"], comm: ["send_f", "recv_f", "send_b", "recv_b"], reduce: ["reduce_grad"],
+    redundant: ["r"],
   };
   const COMPARE = {
     "<": (a, b, near) => a < b - near, ">": (a, b, near) => a > b + near, "=": (a, b, near) => Math.abs(a - b) <= near,

@@ -17,7 +17,7 @@ BAND = "#F6F7F9"
 FAILURE = "#D55E00"
 FAILURE_BAND = "#FBE3D3"
 FAILURE_HATCH = "#F0B48F"
-RECOVERY = "#00694C"
+RECOVERY = "#009E73"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -50,7 +50,7 @@ EARLIER = Paint("earlier", "Earlier", "#56B4E9", INK, "#A5D8F5")
 UNCHANGED = Paint("unchanged", "The same", "#C9CED4", INK, "#E4E7EA")
 LATER = Paint("later", "Later", "#E69F00", INK, "#F6CE7A")
 MUCH_LATER = Paint("much-later", "Much later", "#D55E00", INK, "#EE9A5F")
-NO_PARTNER = Paint("no-partner", "Only here", "#CC79A7", INK, "#E3B1CC")
+NO_PARTNER = Paint("no-partner", "Only here", "#F0E442", INK, "#F8F2A8")
 SHADES = (MUCH_EARLIER, EARLIER, UNCHANGED, LATER, MUCH_LATER, NO_PARTNER)
 """How much later than in another timeline, in the order that `assets/lanes_derived.js` counts them."""
 PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUNICATION)

@@ -64,6 +64,7 @@ def lanes_view(
         "data-scale": str(scale),
         "data-span": str(span or table.span),
         "data-linked": linked,
+        **({} if table.halt is None else {"data-halt": str(table.halt)}),
         **(more or {}),
     }
     config: Any = AXES_CONFIG

@@ -74,7 +74,18 @@ class RunPage:
                     "Timelines",
                     html.Div(
                         [
-                            html.Div(self.moments(), id=self.name("moments"), className="moments"),
+                            html.Div(
+                                [
+                                    html.Div(self.moments(), id=self.name("moments"), className="moments"),
+                                    dcc.Checklist(
+                                        id=self.name("follow"),
+                                        options=[{"label": "Follow the newest step", "value": "follow"}],
+                                        value=["follow"] if run.live else [],
+                                        className="" if run.live else "hidden",
+                                    ),
+                                ],
+                                className="following",
+                            ),
                             html.Div(
                                 [
                                     html.Label("Step", htmlFor=self.name("step")),
@@ -99,6 +110,7 @@ class RunPage:
                     parts.legend(),
                 ),
                 dcc.Store(id=self.name("began"), data=bool(run.steps)),
+                dcc.Store(id=self.name("followed"), data=self.slider()["value"]),
                 dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
             ]
         )
@@ -108,10 +120,15 @@ class RunPage:
         steps = self.run.steps or [0]
         marks = {steps[0]: str(steps[0]), steps[-1]: str(steps[-1])}
         marks |= {phase.first: str(phase.first) for phase in self.run.phases}
-        first = self.first_step()
+        first = self.newest() if self.run.live else self.first_step()
         tooltip = {"placement": "bottom", "always_visible": False}
         value = first if first is not None else steps[0]
         return {"min": steps[0], "max": steps[-1], "marks": marks, "value": value, "tooltip": tooltip}
+
+    def newest(self) -> int | None:
+        """The last step that was traced, or committed where none was."""
+        steps = self.run.trace.steps if self.run.trace else self.run.steps
+        return steps[-1] if steps else None
 
     def moments(self) -> list[Any]:
         """A button for each step worth a look."""
@@ -243,6 +260,16 @@ class RunPage:
             return triggered["step"] if triggered is not None and any(clicks) else no_update
 
         @app.callback(
+            Output(self.name("follow"), "value"),
+            Input(self.name("step"), "value"),
+            State(self.name("followed"), "data"),
+            prevent_initial_call=True,
+        )
+        def stay(step: int | None, followed: int | None) -> Any:
+            # Whoever goes to another step wants to see that one.
+            return no_update if step == followed else []
+
+        @app.callback(
             Output(self.name("overview"), "children"),
             Output(self.name("moments"), "children"),
             Output(self.name("controls"), "className"),
@@ -252,18 +279,27 @@ class RunPage:
             Output(self.name("tick"), "disabled"),
             Output(self.name("events"), "children"),
             Output(self.name("began"), "data"),
+            Output(self.name("step"), "value", allow_duplicate=True),
+            Output(self.name("followed"), "data"),
+            Output(self.name("follow"), "className"),
             Input(self.name("tick"), "n_intervals"),
             State(self.name("began"), "data"),
+            State(self.name("follow"), "value"),
             prevent_initial_call=True,
         )
-        def read_again(_: int, began: bool) -> Any:
+        def read_again(_: int, began: bool, follow: list[str] | None) -> Any:
             self.refresh()
-            # The timelines keep what the reader looks at; only the first iteration of all draws them unasked.
+            # The timelines keep what the reader looks at, unless that is the newest step; the first iteration of all
+            # draws them unasked.
             begins = True if self.run.steps and not began else no_update
+            newest = self.newest() if follow else None
+            step = no_update if newest is None else newest
             slider = self.slider()
             controls = "controls" if self.run.steps else "controls hidden"
             limits = (slider["min"], slider["max"], slider["marks"])
-            return self.overview(), self.moments(), controls, *limits, not self.run.live, self.events(), begins
+            shown = "" if self.run.live else "hidden"
+            page = self.overview(), self.moments(), controls, *limits, not self.run.live, self.events(), begins
+            return *page, step, step, shown
 
 
 PHASE_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")

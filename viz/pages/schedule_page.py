@@ -30,7 +30,7 @@ class SchedulePage:
         return self.files[0].name if len(self.files) == 1 else "Schedules"
 
     def layout(self) -> html.Div:
-        problems = [f"{file.name}: {file.problem}; shown in program order" for file in self.files if file.problem]
+        problems = [f"{file.name}: {file.problem}; shown until it hangs" for file in self.files if file.problem]
         return html.Div(
             [
                 parts.problems(problems),

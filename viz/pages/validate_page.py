@@ -18,6 +18,7 @@ from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, 
 from recycle.ir.check import Finding, explain
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
 from viz.lanes import LaneTable
+from viz.memory import give_back
 from viz.pages import linked, parts
 from viz.pages.figure_view import lanes_view
 from viz.shelf import Shelf, Source
@@ -76,6 +77,7 @@ class ValidatePage:
         with self._lock:
             if key not in self._files:
                 self._files[key] = read_dropped(contents, name)
+                give_back()
                 sizes = [len(file.schedule.columns) if file.schedule else 0 for file in self._files.values()]
                 while len(sizes) > 1 and (len(sizes) > KEPT or sum(sizes) > KEPT_INSTRUCTIONS):
                     self._files.popitem(last=False)
@@ -97,10 +99,12 @@ class ValidatePage:
                     f"{file.name} could not be read as a schedule.", "docs/file-format.md describes the files."
                 ),
             ]
-        errors = sum(finding.severity == "error" for finding in file.findings)
-        warnings = len(file.findings) - errors
-        return [parts.problems([file.problem] if file.problem else []), self.verdict(file, errors, warnings),
-                self.findings(file), self.lanes(file)]  # fmt: skip
+        errors = sum(finding.severity == "error" for finding in file.findings) + len(file.left_out)
+        warnings = sum(finding.severity == "warning" for finding in file.findings)
+        left_out = [f"left out, because it cannot be read: {line}" for line in file.left_out]
+        problems = [*left_out, *([file.problem] if file.problem else [])]
+        verdict = self.verdict(file, errors, warnings)
+        return [parts.problems(problems), verdict, self.findings(file), self.lanes(file)]
 
     def verdict(self, file: Dropped, errors: int, warnings: int) -> html.Section:
         """In a line: valid or not, and what it is."""
@@ -161,7 +165,8 @@ class ValidatePage:
         """What can be drawn, with the number of findings on each lane."""
         if file.lanes is None or not len(file.lanes):
             return parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")
-        order = "" if file.timeline else "It cannot be timed: each program is drawn back to back, nobody waiting."
+        halt = file.lanes.halt
+        order = "" if halt is None else f"It runs until {halt:.6g} and hangs. What never runs is pale, back to back."
         table = _badged(file.lanes, _per_worker(file.findings))
         source = Source(file.timeline) if file.timeline else None
         view = lanes_view(
