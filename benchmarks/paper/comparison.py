@@ -23,7 +23,7 @@ from recycle.analytic import assumptions
 from recycle.files import write_whole
 from recycle.job import Job
 from recycle.systems import SYSTEMS
-from recycle.systems.comparison import KNOWN, Compared, compare, layout, rate, references
+from recycle.systems.comparison import KNOWN, Compared, at_dead_shares, compare, layout, rate, references
 from recycle.systems.failure_files import read_trace
 from recycle.systems.failure_generator import Generator
 from recycle.systems.failures import Moment, Trace
@@ -33,7 +33,6 @@ from recycle.systems.system import DoesNotFit, Running
 HERE = Path(__file__).resolve().parent
 SMALL, LARGE = ("gpt3_medium", "gpt3_3_35b", "gpt3_6_7b"), ("18b", "39b", "76b", "145b")
 NAMES = [*SYSTEMS, "bamboo_1f1b_buffers"]
-SHARES = (0.01, 0.023, 0.05, 0.0875, 0.10)
 LADDER = ("recycle_adaptive", "recycle_decoupled", "recycle")
 PERIODS = (("6 h", 6.0), ("2 h", 2.0), ("30 min", 0.5))
 PUBLIC = ("infinitehbd/fault_trace.json", "bamboo/p3-trace.csv", "bamboo/g4dn-trace.csv", "bamboo/a100x1-east1b.txt")
@@ -86,20 +85,12 @@ def dead_shares(every: dict[str, Setting]) -> str:
     names = [name for name in NAMES if name not in ("hot_spare", "live_migration")]
     rows = []
     for name, setting in every.items():
-        plain, split = references(setting)
-        systems = {system: KNOWN[system](setting) for system in names}
-        for share in SHARES:
-            count = max(1, round(share * setting.nodes))
-            sums = dict.fromkeys(names, 0.0)
-            for seed in range(SEEDS):
-                dead = frozenset(random.Random(seed).sample(range(setting.nodes), count))
-                for system, at_work in systems.items():
-                    state = at_work.begin(setting.all_nodes - dead)
-                    sums[system] += rate(state) / SEEDS
-            live = 1 - count / setting.nodes
-            ratios = [f"{sums[s] / (plain.samples_per_second * live):.3f}" if sums[s] else "-" for s in names]
-            of_split = sums["recycle"] / (split.samples_per_second * live)
-            rows.append([name, f"{share:.2%}", f"{count} of {setting.nodes}", *ratios, f"{of_split:.3f}"])
+        for one in at_dead_shares(setting, names, SEEDS):
+            plain, split = one.of_scaled["1f1b"], one.of_scaled["zero-bubble"]
+            ratios = [f"{plain[system]:.3f}" if plain[system] else "-" for system in names]
+            rows.append(
+                [name, f"{one.share:.2%}", f"{one.dead} of {setting.nodes}", *ratios, f"{split['recycle']:.3f}"]
+            )
     return table(["setting", "dead", "nodes", *names, "recycle / zero-bubble"], rows)
 
 

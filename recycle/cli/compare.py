@@ -16,7 +16,7 @@ from recycle.errors import JobError, RecycleError
 
 if TYPE_CHECKING:
     from recycle.job import Job
-    from recycle.systems.comparison import Compared, Progress
+    from recycle.systems.comparison import Compared, DeadShare, Progress
 
 
 def register(app: typer.Typer) -> None:
@@ -59,8 +59,8 @@ def compare(
     Example: **recycle compare benchmarks/paper/gpt3_6_7b.toml --days 90 --systems recycle,oobleck**
     """
     from recycle.job import Job
+    from recycle.systems.comparison import at_dead_shares, named
     from recycle.systems.comparison import compare as compared
-    from recycle.systems.comparison import named
     from recycle.systems.failure_files import read_trace
     from recycle.systems.failure_generator import Generator
     from recycle.systems.setting import Setting
@@ -76,13 +76,15 @@ def compare(
         traces = [Generator(days=days, rate=rate, seed=seed).trace(population or setting.nodes)]
     with _bar(len(names) * len(traces)) as report:
         found = compared(setting, traces, names, seed, report)
+    dead = at_dead_shares(setting, names, seed=seed)
     if save is not None:
         _save(save, found[0], after)
     if as_json:
-        print(json.dumps(_told(loaded, found)))
+        print(json.dumps(_told(loaded, found, dead)))
     else:
         for one in found:
             _print(one)
+        _print_dead(dead, setting.nodes, names)
 
 
 def _save(folder: Path, compared: Compared, failures: int) -> None:
@@ -114,7 +116,7 @@ def _paused(job: Job, pause: float | None) -> Job:
     return replace(job, pauses=replace(job.pauses, detect=pause, plan=0.0, rebuild=0.0))
 
 
-def _told(job: Job, found: list[Compared]) -> dict[str, Any]:
+def _told(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from recycle.systems.comparison import told
@@ -137,6 +139,7 @@ def _told(job: Job, found: list[Compared]) -> dict[str, Any]:
             for one in found
         ],
         "systems": [entry for one in found for entry in told(one)],
+        "dead": [to_builtins(one) for one in dead],
     }
 
 
@@ -202,7 +205,8 @@ def _print(one: Compared) -> None:
         if outcome.misfit is None and outcome.seconds
     }
     causes = [cause for cause in CAUSES if any(abs(share[cause]) >= 0.005 for share in shares.values())]
-    lost = Table(box=box.SIMPLE, title="share of the time that was lost, in per cent", title_justify="left")
+    console.print("share of the time that was lost, in per cent")
+    lost = Table(box=box.SIMPLE)
     lost.add_column("system", no_wrap=True)
     for cause in causes:
         lost.add_column(cause, justify="right")
@@ -212,6 +216,22 @@ def _print(one: Compared) -> None:
     for outcome in one.outcomes:
         if outcome.misfit is not None:
             console.print(f"{outcome.system} does not fit: {outcome.misfit.reason}", highlight=False)
+
+
+def _print_dead(dead: list[DeadShare], nodes: int, names: list[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    for reference in dead[0].of_scaled:
+        print(f"throughput with nodes dead, over fault-free {reference} times the live share")
+        table = Table(box=box.SIMPLE)
+        table.add_column("system", no_wrap=True)
+        for one in dead:
+            table.add_column(f"{100 * one.share:g} %: {one.dead} of {nodes}", justify="right")
+        for name in names:
+            table.add_row(name, *(f"{one.of_scaled[reference][name]:.3f}" for one in dead))
+        Console(width=max(shutil.get_terminal_size((120, 24)).columns, 100)).print(table)
 
 
 @contextmanager

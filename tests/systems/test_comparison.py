@@ -8,7 +8,7 @@ from recycle.errors import JobError
 from recycle.job import Job
 from recycle.systems import SYSTEMS
 from recycle.systems.cluster import Outcome, run
-from recycle.systems.comparison import compare, named, references, told
+from recycle.systems.comparison import at_dead_shares, compare, named, references, told
 from recycle.systems.failure_generator import Generator
 from recycle.systems.failures import Moment, Trace
 from recycle.systems.setting import Setting
@@ -71,6 +71,18 @@ def test_recycle_keeps_more_than_its_rivals_where_pipelines_have_bubbles() -> No
     goodput = {outcome.system: outcome.goodput for outcome in compared.outcomes}
     assert max(goodput, key=lambda name: goodput[name]) == "recycle"
     assert {entry["name"] for entry in told(compared)} == set(SYSTEMS)
+
+
+def test_ratios_to_the_fault_scaled_ideal() -> None:
+    setting = Setting.of(JOB)
+    found = at_dead_shares(setting, ["recycle", "checkpoint_restart"], shares=(0.01, 0.25))
+    assert [one.dead for one in found] == [1, 4]
+    plain, _ = references(setting)
+    for one in found:
+        scaled = plain.samples_per_second * (1 - one.dead / 16)
+        assert one.of_scaled["1f1b"]["checkpoint_restart"] == pytest.approx(24 / 3.3 / scaled)  # three pipelines
+        assert one.of_scaled["1f1b"]["recycle"] > 1
+        assert one.of_scaled["zero-bubble"]["recycle"] < one.of_scaled["1f1b"]["recycle"]
 
 
 def test_a_trace_that_kills_everything_stops_every_system() -> None:
