@@ -8,12 +8,13 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.errors import RecycleError
+from viz.comparison import Comparison
 from viz.pages import lanes_view
 from viz.pages.address import keep_in_address
 from viz.pages.compare_page import ComparePage
@@ -22,6 +23,7 @@ from viz.pages.plans_page import PlansPage
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.pages.start_page import StartPage
+from viz.pages.systems_page import SystemsPage
 from viz.pages.validate_page import ValidatePage
 from viz.run import Run
 from viz.shelf import Shelf
@@ -46,18 +48,24 @@ class Page(Protocol):
 
 
 def build_app(
-    sources: Sequence[Run | ScheduleFile], what_if: WhatIf | None = None, *, is_example: bool = False
+    sources: Sequence[Run | ScheduleFile],
+    what_if: WhatIf | None = None,
+    *,
+    comparisons: Mapping[str, Comparison] | None = None,
+    is_example: bool = False,
 ) -> Dash:
     """The application that shows `sources`, and plans for any dead workers if `what_if` can tell; pages are tabs.
 
     Args:
+        comparisons: of resilience systems, by name.
         is_example: nobody asked for these sources; a first page says so, and what can be asked for.
     """
     runs = [source for source in sources if isinstance(source, Run)]
     files = [source for source in sources if isinstance(source, ScheduleFile)]
     shelf = Shelf()
     run_pages = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
-    pages: list[Page] = [*run_pages]
+    compared = [SystemsPage(one, name, f"systems{n}") for n, (name, one) in enumerate((comparisons or {}).items())]
+    pages: list[Page] = [*compared, *run_pages]
 
     def now() -> list[Run | ScheduleFile]:
         return [*files, *(page.run for page in run_pages)]

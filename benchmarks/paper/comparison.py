@@ -19,6 +19,7 @@ from pathlib import Path
 from msgspec.structs import replace as changed
 
 from benchmarks.paper.artifact import CASES, TRACES, replay
+from benchmarks.paper.plots import write_plots
 from recycle.analytic import assumptions
 from recycle.files import write_whole
 from recycle.job import Job
@@ -252,7 +253,10 @@ def lost(one: Compared) -> str:
     return table(["system", "runs", "ETTR", *causes], rows)
 
 
-def page(folder: Path | None, days: float) -> str:
+HARD = "gpt3_6_7b at ten times the usual failure rate"
+
+
+def page(folder: Path | None, days: float, pictures: Path) -> str:
     every = settings((*SMALL, *LARGE))
     small, large = {n: every[n] for n in SMALL}, {n: every[n] for n in LARGE}
     tried = KNOWN["recycle"](every["gpt3_6_7b"])
@@ -320,6 +324,8 @@ def page(folder: Path | None, days: float) -> str:
         sweep(every["gpt3_6_7b"], days),
         "Where time goes there, in per cent, with the common pauses:",
         lost(hard),
+        "The same run in pictures; `recycle view` draws them of any comparison (`recycle compare --save`).",
+        *(f"![{spoken}](pictures/{name})" for name, spoken in write_plots(hard, HARD, pictures).items()),
     ]
     parts[parts.index("VERDICT")] = VERDICTS.words()
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -333,7 +339,9 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=30.0, help="of the generated traces")
     options = parser.parse_args()
     begun = time.process_time()
-    text = page(options.traces if options.traces.is_dir() else None, options.days)
+    pictures = options.output.parent / "pictures"
+    pictures.mkdir(exist_ok=True)
+    text = page(options.traces if options.traces.is_dir() else None, options.days, pictures)
     write_whole(options.output, text)
     print(f"{options.output}: {len(text.splitlines())} lines in {time.process_time() - begun:.0f} CPU seconds")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recycle.errors import JobError, RecycleError
+from recycle.files import write_whole
 
 if TYPE_CHECKING:
     from recycle.job import Job
@@ -47,7 +48,7 @@ def compare(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write what each system runs on the first trace, and its profile."),
+        typer.Option(metavar="DIR", help="Write comparison.json, and what each system runs on the first trace."),
     ] = None,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="With --save: after so many failures.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -77,10 +78,12 @@ def compare(
     with _bar(len(names) * len(traces)) as report:
         found = compared(setting, traces, names, seed, report)
     dead = at_dead_shares(setting, names, seed=seed)
+    told = json.dumps(_told(loaded, found, dead))
     if save is not None:
         _save(save, found[0], after)
+        write_whole(save / "comparison.json", told + "\n")
     if as_json:
-        print(json.dumps(_told(loaded, found, dead)))
+        print(told)
     else:
         for one in found:
             _print(one)
@@ -122,6 +125,7 @@ def _told(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, A
     from recycle.systems.comparison import told
 
     return {
+        "format": "recycle-comparison",
         "shape": str(job.shape),
         "assumptions": _assumptions(job),
         "pauses": to_builtins(job.pauses),
@@ -132,6 +136,7 @@ def _told(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, A
                 "failures": one.trace.failures,
                 "seconds": one.trace.end,
                 "live": one.live,
+                "alive": one.trace.alive(),
                 "notes": list(one.trace.notes),
                 "references": {r.name: {"goodput": r.samples_per_second, "layout": r.layout} for r in one.references},
                 "fault_scaled": {r.name: r.samples_per_second * one.live for r in one.references},
@@ -155,6 +160,7 @@ def _print(one: Compared) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from recycle.cli.sparks import WIDE, spark
     from recycle.systems.cluster import CAUSES
     from recycle.systems.comparison import layout
 
@@ -213,6 +219,12 @@ def _print(one: Compared) -> None:
     for name, share in shares.items():
         lost.add_row(name, *(f"{share[cause]:.2f}" if abs(share[cause]) >= 0.005 else "" for cause in causes))
     console.print(lost)
+    console.print("throughput over time, as a share of the best fault-free one; nodes alive below")
+    best = max((outcome.fault_free for outcome in one.outcomes), default=0.0)
+    for outcome in one.outcomes:
+        if outcome.misfit is None and best:
+            console.print(f"  {outcome.system:20} {spark(outcome.rates(WIDE), best)}", highlight=False)
+    console.print(f"  {'alive':20} {spark(trace.shares_alive(WIDE), 1.0)}\n", highlight=False)
     for outcome in one.outcomes:
         if outcome.misfit is not None:
             console.print(f"{outcome.system} does not fit: {outcome.misfit.reason}", highlight=False)

@@ -57,10 +57,12 @@ def view(
     _require_viewer(
         () if export_to is not None and export_to.suffix.lower() in (".svg", ".png") else ("dash", "plotly")
     )
+    from viz.comparison import is_comparison, load_comparison
     from viz.sources import load_source
 
     job, library, others = _sorted(paths or [])
-    sources = [load_source(path) for path in others]
+    comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
+    sources = [load_source(path) for path in others if not is_comparison(path)]
     if export_to is not None:
         if not sources:
             raise RecycleError("view: --export: name a schedule file or a run directory to draw")
@@ -84,7 +86,7 @@ def view(
         if open_browser:
             webbrowser.open(address)
 
-    serve(build_app(sources, what_if, is_example=not paths), port, ready)
+    serve(build_app(sources, what_if, comparisons=comparisons, is_example=not paths), port, ready)
 
 
 def _sorted(paths: list[Path]) -> tuple[Job | None, PlanLibrary | None, list[Path]]:

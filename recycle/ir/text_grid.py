@@ -17,7 +17,7 @@ DRAWN = 32
 def text_grid(timeline: Timeline, width: int = 120) -> str:
     """The timeline drawn with at most `width` characters per lane.
 
-    Each instruction begins with its letter (F, B, I, W, X for an overlapped pair) and its micro-batch index, as far
+    Each instruction begins with its letter (F, B, I, W, R, X for an overlapped pair) and its micro-batch index, as far
     as its length allows; a letter is small in any stage but the first that the worker hosts. `·` is idle time, `x` a
     failed worker. A re-routed instruction carries a `'`.
     """

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import floor, inf
 
-from recycle.systems.failures import Trace
+from recycle.systems.failures import Trace, means
 from recycle.systems.setting import Setting
 from recycle.systems.system import Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, System
 
@@ -107,6 +107,17 @@ class Outcome:
     def gpu_seconds_per_sample(self) -> float:
         """The cost of a sample; infinite where none was committed."""
         return self.gpus * self.seconds / self.samples if self.samples else inf
+
+    def rates(self, parts: int) -> list[float]:
+        """Mean samples per second in each of so many equal parts of the time; what was taken back later included."""
+        steps: list[tuple[float, float]] = []
+        for happening, after in zip(self.happenings, [*self.happenings[1:], None], strict=True):
+            until = self.seconds if after is None else after.time
+            state = happening.state
+            steps.append((happening.time, 0.0))
+            if isinstance(state, Running) and happening.time + happening.pause < until:
+                steps.append((happening.time + happening.pause, state.samples / state.period))
+        return means(steps, self.seconds, parts)
 
     @property
     def events(self) -> dict[str, int]:

@@ -8,9 +8,11 @@ never used again (spot markets), a new one takes the lowest free place.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from recycle.errors import TraceError
 from recycle.systems.system import Nodes
@@ -64,6 +66,18 @@ class Trace:
             here, since = here - len(moment.failed) + len(moment.joined), moment.time
         return total + here * (self.end - since)
 
+    def alive(self) -> list[tuple[float, int]]:
+        """(time, how many nodes are up from then on), from 0 on."""
+        found, here = [(0.0, len(self.up))], len(self.up)
+        for moment in self.moments:
+            here += len(moment.joined) - len(moment.failed)
+            found.append((moment.time, here))
+        return found
+
+    def shares_alive(self, parts: int) -> list[float]:
+        """The mean share of nodes that are up in each of so many equal parts of the trace."""
+        return means([(time, here / self.nodes) for time, here in self.alive()], self.end, parts)
+
     @property
     def rate(self) -> float:
         """Failures per second of a node that is up."""
@@ -93,6 +107,21 @@ class Trace:
                 moments.append(Moment(moment.time, failed, joined, causes))
         up = frozenset(place[n] for n in self.up if n in place) | never
         return replace(self, nodes=nodes, up=up, moments=tuple(moments))
+
+
+def means(steps: Sequence[tuple[float, float]], end: float, parts: int) -> list[float]:
+    """The mean of a step function over each of so many equal parts of [0, end].
+
+    Args:
+        steps: (time, value from then on), by time; 0 before the first.
+    """
+    if not end:
+        return [0.0] * parts
+    times = np.clip([0.0, *(time for time, _ in steps), end], 0.0, end)
+    values = np.array([0.0, *(value for _, value in steps)])
+    sums = np.concatenate([[0.0], np.cumsum(values * np.diff(times))])
+    found: list[float] = (np.diff(np.interp(np.linspace(0.0, end, parts + 1), times, sums)) * parts / end).tolist()
+    return found
 
 
 class Row(NamedTuple):

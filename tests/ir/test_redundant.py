@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
+import random
 
-from recycle import Profile, Schedule, ScheduleError, Shape, check, lower, simulate
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle import MicroBatch, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.ir.dependencies import dependencies
 from recycle.ir.formats import torch_csv
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    OverlappedPair,
+    RedundantForward,
+)
+from tests.ir.random_schedules import random_profile, random_schedule, with_redundancy
+from tests.ir.reference_runtime import growth
+
+bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
 SHAPE = Shape(1, 3, 2)
 COPIES = {"0.0": [0, 1], "0.1": [1, 2]}
@@ -100,3 +117,53 @@ def test_the_torch_csv_refuses_it() -> None:
     alone = Schedule.from_text(Shape(1, 1, 1, 2), {"0.0": "0F0.0 1R0.0 1F0.0 1B0.0 0B0.0"})
     with pytest.raises(ScheduleError, match=r"cannot hold 1R0\.0 on worker 0\.0 \(position 1\)"):
         torch_csv.dumps(alone)
+
+
+@bounded
+@given(st.randoms(use_true_random=False))
+def test_random_ones_pass_check_read_back_and_take_the_time_of_a_slow_runtime(rng: random.Random) -> None:
+    made = with_redundancy(rng, random_schedule(rng))
+    assert check(made) == check(lower(made), about_to_run=True) == []
+    for one in (made, lower(made)):
+        read = Schedule.from_text(
+            one.shape, one.text(), placement=one.placement, failed=one.failed, optimizer=one.optimizer
+        )
+        assert read == one
+    profile = random_profile(rng, made)
+    timeline = simulate(lower(made), profile)
+    end, period = growth(made, profile, iterations=36, window=12)
+    assert timeline.makespan == pytest.approx(end)
+    assert timeline.period == pytest.approx(period, rel=1e-6)
+
+
+@bounded
+@given(st.randoms(use_true_random=False))
+def test_random_ones_hold_what_a_count_by_hand_says(rng: random.Random) -> None:
+    made = with_redundancy(rng, random_schedule(rng))
+    stages = made.shape.stages
+    weights = [float(2**s) for s in range(stages)]
+    share, stash = rng.choice([0.0, 0.5, 1.0]), rng.choice([0.0, 0.5, 1.0])
+    profile = Profile(activation=weights, weight_stash=share, redundant_stash=stash)
+    peaks = simulate(lower(made), profile).peak_bytes
+    for worker, peak in zip(made.shape.workers(), peaks, strict=True):
+        held: dict[tuple[int, MicroBatch, str], float] = {}
+        most = 0.0
+        for one in made.program(worker):
+            parts = [one.forward, one.backward] if isinstance(one, OverlappedPair) else [one]
+            for piece in parts:
+                assert isinstance(piece, Compute)
+                if isinstance(piece, Forward | RedundantForward):
+                    held[piece.stage, piece.micro_batch, piece.token] = weights[piece.stage]
+            most = max(most, sum(held.values()))
+            for piece in parts:
+                assert isinstance(piece, Compute)
+                mine, copy = (piece.stage, piece.micro_batch, "F"), (piece.stage + 1, piece.micro_batch, "R")
+                if isinstance(piece, RedundantForward):
+                    held[piece.stage, piece.micro_batch, "R"] *= stash
+                if isinstance(piece, Backward | BackwardInput):
+                    held.pop(copy, None)
+                if isinstance(piece, BackwardInput):
+                    held[mine] *= share
+                if isinstance(piece, Backward | BackwardWeight):
+                    del held[mine]
+        assert worker in made.failed if peak is None else peak == pytest.approx(most)

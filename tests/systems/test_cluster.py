@@ -187,3 +187,9 @@ class Restarting(Scripted):
         loss = Loss.CHECKPOINT if failed else Loss.NOTHING
         after = replace(after, live=state.live - failed | joined)
         return Change(state=after, pause=self.pause if failed else Pause(), loss=loss, event="restart")
+
+
+def test_rates_over_time_are_0_in_pauses() -> None:
+    outcome = run(Scripted(pause=Pause(detect=5.0)), setting(), trace((20.0, {0}, set()), (60.0, set(), {0}), end=80.0))
+    # 20 s at 10 samples per second; 5 s of pause and 35 s at 5; the join waits for a boundary 65 s in, pauses for 5 s
+    assert outcome.rates(4) == pytest.approx([10.0, 3.75, 5.0, (5 * 5 + 10 * 10) / 20])

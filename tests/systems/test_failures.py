@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recycle.errors import TraceError
-from recycle.systems.failures import Moment, Row, Trace, trace_of
+from recycle.systems.failures import Moment, Row, Trace, means, trace_of
 
 
 def rows(*events: tuple[float, str, str]) -> list[Row]:
@@ -91,3 +91,17 @@ def test_what_a_smaller_trace_does_not_name_never_fails() -> None:
     fitted = _three().fitted(10)
     assert fitted.up == frozenset(range(10))
     assert len({node for moment in fitted.moments for node in moment.failed}) == 3
+
+
+def test_the_share_of_nodes_alive_in_parts_of_the_time() -> None:
+    moments = (Moment(3.0, frozenset({0, 1}), frozenset()), Moment(7.0, frozenset(), frozenset({0})))
+    trace = Trace("t", 4, frozenset(range(4)), moments, 12.0)
+    assert trace.alive() == [(0.0, 4), (3.0, 2), (7.0, 3)]
+    assert trace.shares_alive(3) == pytest.approx([3.5 / 4, 2.25 / 4, 3 / 4])
+    assert sum(trace.shares_alive(60)) / 60 == pytest.approx(trace.node_seconds() / 48)
+
+
+def test_means_of_steps_that_begin_late_or_go_beyond_the_end() -> None:
+    assert means([(2.0, 6.0), (5.0, 0.0)], 4.0, 2) == pytest.approx([0.0, 6.0])
+    assert means([(0.0, 1.0), (1.0, 3.0), (1.0, 5.0)], 2.0, 2) == pytest.approx([1.0, 5.0])
+    assert means([], 4.0, 2) == means([(0.0, 1.0)], 0.0, 2) == [0.0, 0.0]

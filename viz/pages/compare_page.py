@@ -99,7 +99,7 @@ class ComparePage:
         self.shades = Shades()
         self.prefix = prefix
         self._last: tuple[Any, Compared] | None = None
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
 
     def layout(self) -> html.Div:
         choices = self.operands.choices()
@@ -370,11 +370,13 @@ class ComparePage:
             Input(f"{self.prefix}-ghost", "value"),
         )
         def draw(keys: list[str] | None, colour: Colour, how: Arrangement, ghost: list[str] | None) -> Any:
-            return self.lanes(keys or [], colour, how, bool(ghost))
+            with self._telling:
+                return self.lanes(keys or [], colour, how, bool(ghost))
 
         @app.callback(Output(f"{self.prefix}-answer", "children"), Input(chosen, "value"))
         def show(keys: list[str] | None) -> Any:
-            return self.compare(keys or [])
+            with self._telling:  # after the lanes, which are there first
+                return self.compare(keys or [])
 
         @app.callback(
             Output(f"{self.prefix}-goto", "data"),

@@ -29,6 +29,7 @@ from viz.analysis.waits import Waits, name
 from viz.figures.boxes import time_unit
 from viz.figures.memory_strip import memory_figure
 from viz.lanes import Flag, LaneTable
+from viz.memory import give_back
 from viz.operands import Operand, Operands
 from viz.pages import linked, parts
 from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
@@ -42,8 +43,8 @@ BUBBLES_SHOWN, HITS_SHOWN, WORKERS_OFFERED = 12, 40, 2000
 class Explained:
     """One operand with what the page asks of it, each worked out once."""
 
-    def __init__(self, operand: Operand) -> None:
-        self.operand, self.timeline = operand, operand.timeline
+    def __init__(self, operand: Operand, shelf: Shelf) -> None:
+        self.operand, self.timeline, self.shelf = operand, operand.timeline, shelf
 
     @cached_property
     def table(self) -> LaneTable:
@@ -51,8 +52,11 @@ class Explained:
 
     @cached_property
     def source(self) -> Source:
-        """What the canvas asks of it."""
-        return Source(self.timeline, limits=self.operand.limits)
+        """What the canvas asks of it; that of another page which shows the same lanes, where there is one."""
+        made = Source(self.timeline, limits=self.operand.limits)
+        shown = self.shelf.get(self.shelf.put(self.table, made))
+        kept = shown.source if shown else None
+        return kept if kept and (kept.timeline, kept.limits) == (made.timeline, made.limits) else made
 
     @property
     def waits(self) -> Waits:
@@ -91,7 +95,7 @@ class ExplainPage:
         self.shelf = shelf or Shelf()
         self.prefix = prefix
         self._last: tuple[Any, Explained] | None = None
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
 
     def name(self, part: str) -> str:
         return f"{self.prefix}-{part}"
@@ -144,7 +148,7 @@ class ExplainPage:
         with self._lock:
             asked = (key, self.operands.sources)
             if self._last is None or self._last[0] != asked:
-                self._last = asked, Explained(self.operands.get(key))
+                self._last = asked, Explained(self.operands.get(key), self.shelf)
             return self._last[1]
 
     def path(self, one: Explained) -> html.Section:
@@ -308,6 +312,17 @@ class ExplainPage:
         lane = one.timeline.schedule.shape.worker_index(worker)
         return linked.goto([linked.Place(lane, start, end)])
 
+    def _told(self, answer: Callable[[], Any], quietly: bool = False) -> Any:
+        """The answer, or what is wrong; nothing if `quietly`, where another answer says it. One at a time: what several
+        need is worked out once, and what they need meanwhile is not there all at once."""
+        with self._telling:
+            try:
+                return answer()
+            except RecycleError as error:
+                return [] if quietly else parts.problems([str(error)])
+            finally:
+                give_back()
+
     def register(self, app: Dash) -> None:
         """Add the page's callbacks."""
         linked.register(app, self.prefix)
@@ -315,16 +330,16 @@ class ExplainPage:
 
         @app.callback(Output(self.name("lanes"), "children"), Input(chosen, "value"))
         def draw(key: str) -> Any:
-            return _or_problem(lambda: self.lanes(self.explained(key)))
+            return self._told(lambda: self.lanes(self.explained(key)))
 
         for part, tell in (("path", self.path), ("bubbles", self.longest)):
             app.callback(Output(self.name(part), "children"), Input(chosen, "value"))(
-                lambda key, tell=tell: _or_problem(lambda: tell(self.explained(key)), quietly=True)
+                lambda key, tell=tell: self._told(lambda: tell(self.explained(key)), quietly=True)
             )
 
         @app.callback(Output(self.name("hits"), "children"), Input(self.name("query"), "value"), Input(chosen, "value"))
         def find(query: str | None, key: str) -> Any:
-            return _or_problem(lambda: self.hits(key, query or ""))
+            return self._told(lambda: self.hits(key, query or ""))
 
         @app.callback(
             Output(self.name("memory"), "children"),
@@ -334,7 +349,7 @@ class ExplainPage:
             prevent_initial_call=True,
         )
         def strip(worker: str, key: str, left: int) -> Any:
-            return _or_problem(lambda: self.memory(self.explained(key), Worker.parse(worker), left))
+            return self._told(lambda: self.memory(self.explained(key), Worker.parse(worker), left))
 
         @app.callback(
             Output(self.name("view"), "children"),
@@ -345,7 +360,7 @@ class ExplainPage:
         def zoomed(shown: Any, _: int, key: str) -> Any:
             begun = ctx.triggered_id != self.name("range")  # other lanes, drawn whole
             usable = None if begun or not is_range(shown) else shown
-            return _or_problem(lambda: self.in_view(self.explained(key), usable))
+            return self._told(lambda: self.in_view(self.explained(key), usable))
 
         @app.callback(
             Output(self.name("goto"), "data"),
@@ -387,11 +402,3 @@ def _share(seconds: Any, timeline: Any) -> str:
 def _rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> html.Div:
     top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
     return html.Div(html.Table([top, html.Tbody([html.Tr(row) for row in rows])]), className="facts findings")
-
-
-def _or_problem(answer: Callable[[], Any], quietly: bool = False) -> Any:
-    """The answer, or what is wrong; nothing if `quietly`, where another answer says it."""
-    try:
-        return answer()
-    except RecycleError as error:
-        return [] if quietly else parts.problems([str(error)])

@@ -24,6 +24,7 @@ COMMANDS = (
     ("recycle view runs/latest", "a run, finished or live: losses, failures, planned and executed steps"),
     ("recycle view job.toml", "plans of a job: press workers to fail them, and see who takes over"),
     ("recycle view job.toml plans", "the same with a library of plans, and the library itself"),
+    ("recycle view comparison.json", "resilience systems over a failure trace, from recycle compare"),
     ("recycle view plan.json --export plan.svg", "a picture; .html for a page that needs no server"),
 )
 _TEXTS = {

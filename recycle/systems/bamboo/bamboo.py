@@ -113,11 +113,11 @@ class Bamboo:
         self._profile = lru_cache(maxsize=None)(self._priced)
         doubled = "in every iteration, each before the own backward" if eager else "never"
         stash = "parked on the host" if offload else "kept on the device"
-        buffers = "M activation buffers" if buffer_per_micro_batch else "the activations of 1F1B"
+        room = "M activation buffers" if buffer_per_micro_batch else "the activations of 1F1B"
         self.assumptions: tuple[str, ...] = (
             f"depth {over:g} times the preferred one, or the next that fits; floor(n / depth) pipelines",
             f"redundant forwards of the next stage {doubled}; what they leave is {stash} ({pcie / 1e9:g} GB/s)",
-            f"state of two stages, optimizer included, and {buffers} on every worker",
+            f"state of two stages, optimizer included, and {room} on every worker",
             f"{rendezvous:g} s to arrange pipelines anew, at a boundary with > {OVERLOADED_SHARE:.0%} overloaded",
             "fatal failures restart from a checkpoint, by the common model",
         )

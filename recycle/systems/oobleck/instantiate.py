@@ -3,8 +3,9 @@
 Oobleck enumerates every multiset of templates whose sizes add up to n, f + 1 pipelines at least, and takes the one
 with the least max over i of w_i b_i plus what is seen of the all-reduce over the pipelines (to Oobleck, that of the
 first layer: the others' run beside the backward; here all of it, as the iterations that are simulated do not overlap
-them). That is done as long as there are few. Beyond `ENUMERATED` dynamic programming finds, for each number of
-pipelines, the multiset with most micro-batches per second, sum of 1 / w_i, and the best of these is taken.
+them). The batch of each is dealt as well as can be. That is done as long as there are few multisets. Beyond
+`ENUMERATED` dynamic programming finds, for each number of pipelines, the one with most micro-batches per second, sum
+of 1 / w_i, and the best of these is taken.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from recycle.systems.oobleck.batch import Rule, distribute
+from recycle.systems.oobleck.batch import distribute
 
 ENUMERATED = 5_000
 """Multisets up to which all are tried."""
@@ -26,7 +27,6 @@ def instantiate(
     least: int,
     micro_batches: int,
     sync: Callable[[list[int]], float],
-    rule: Rule = "longest",
 ) -> list[int] | None:
     """Nodes of each pipeline, most first; None where no multiset adds up to `nodes`.
 
@@ -43,7 +43,7 @@ def instantiate(
     for chosen in _multisets(sizes, nodes):
         if least <= len(chosen) <= micro_batches:
             each = [weights[size] for size in chosen]
-            shares = distribute(each, micro_batches, rule)
+            shares = distribute(each, micro_batches)
             seconds = max(w * b for w, b in zip(each, shares, strict=True)) + sync(chosen)
             if best is None or seconds < best[0]:
                 best = seconds, chosen

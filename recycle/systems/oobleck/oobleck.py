@@ -283,7 +283,6 @@ class Oobleck:
                 self.failures + 1,
                 self.setting.micro_batches,
                 self._sync,
-                self.rule,
             )
             if found is not None:
                 return tuple(found)
