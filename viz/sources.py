@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.errors import RecycleError
+from recycle.ir import formats
 from recycle.ir import trace as traces
 from recycle.ir.check import Finding, check
 from recycle.ir.schedule import Schedule
@@ -39,12 +40,12 @@ class ScheduleFile:
 
 
 def load_schedule(path: str | Path, profile: Profile | None = None) -> ScheduleFile:
-    """Read a schedule file and time it, in units of `profile` (1 for each of F, I and W when left out).
+    """Read a schedule file of any format and time it, in units of `profile` (1 for each of F, I and W when left out).
 
     Raises:
         RecycleError: the file cannot be read or is no schedule.
     """
-    return schedule_source(Path(path), Schedule.load(path), profile)
+    return schedule_source(Path(path), formats.read(path), profile)
 
 
 def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = None) -> ScheduleFile:

@@ -180,3 +180,11 @@ def test_a_job_and_its_library_open_the_plan_browser(tmp_path: Path, monkeypatch
 def tab_labels(layout: dict[str, Any]) -> list[str]:
     tabs = layout["props"]["children"][1]["props"]["children"]["props"]["children"]
     return [tab["props"]["label"] for tab in tabs]
+
+
+def test_files_of_other_formats_are_drawn_too(tmp_path: Path) -> None:
+    (tmp_path / "plan.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(tmp_path / "plan.csv"), "--export", str(tmp_path / "plan.svg")])
+    assert not ended.value.code
+    assert (tmp_path / "plan.svg").read_text().count("<rect") >= 8

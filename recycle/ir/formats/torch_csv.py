@@ -50,7 +50,7 @@ from recycle.shape import Worker
 
 _log = logging.getLogger(__name__)
 
-_MOST_CHARACTERS, _MOST_CELLS = 2**26, 2**23
+_MOST_CHARACTERS, _MOST_CELLS, _MOST_RANKS = 2**26, 2**23, 2**16
 """A million instructions with their transfers take half of either; every cell becomes an object."""
 _LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
 
@@ -130,6 +130,8 @@ def dumps(schedule: Schedule) -> str:
 def _rows(text: str, told: list[str]) -> list[list[str]]:
     if len(text) > _MOST_CHARACTERS or sum(map(text.count, ",\r\n")) > _MOST_CELLS:
         raise ScheduleError(f"too large: at most {_MOST_CHARACTERS} characters and {_MOST_CELLS} cells")
+    if (lines := max(text.count("\n"), text.count("\r"))) > _MOST_RANKS:
+        raise ScheduleError(f"too large: {lines} lines, at most {_MOST_RANKS} ranks")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         rows = [[cell.strip() for cell in row] for row in reader]
