@@ -63,7 +63,11 @@ def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = No
 
 
 def load_source(path: str | Path) -> Run | ScheduleFile:
-    """The run directory or schedule file at `path`. Raises RecycleError that says why it is neither."""
+    """The run directory or schedule file at `path`; a profile beside it, as NAME.profile.json, says what its work takes.
+
+    Raises:
+        RecycleError: says why it is neither.
+    """
     path = Path(path)
     if path.is_dir():
         return load_run(path)
@@ -71,4 +75,5 @@ def load_source(path: str | Path) -> Run | ScheduleFile:
         raise RecycleError(f"{path}: no such file or run directory")
     if path.name == traces.FILE_NAME:
         raise RecycleError(f"{path}: is the trace of a run: view its folder, recycle view {path.parent}")
-    return load_schedule(path)
+    beside = path.with_name(f"{path.stem}.profile.json")
+    return load_schedule(path, Profile.load(beside) if beside.is_file() else None)

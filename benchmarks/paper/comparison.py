@@ -365,10 +365,11 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
             " restatement of its rules gives its cells, which tests the bookkeeping and nothing else; the last column"
             " is without the flaw that bulk removals stop training, and others that `artifact.py` names.",
             calibration(folder),
-            "The same bookkeeping without flaws, on throughputs of our own simulation (`own_profile.py`: A100-40GB by the"
-            " analytic model, where the artifact measured other GPUs): samples per second, and the share of those on 30"
-            " nodes that is kept; in brackets the published share. An iteration is ten times shorter here, so that"
-            " Varuna's checkpoint after every tenth step, of 12 to 16 s, costs checkpoint-restart most of its time.",
+            "The same bookkeeping without flaws, on throughputs of our own simulation (`own_profile.py`: A100-40GB by"
+            " the analytic model, where the artifact measured other GPUs): samples per second, and the share of those"
+            " on 30 nodes that is kept; in brackets the published share. An iteration is ten times shorter here, so"
+            " that Varuna's checkpoint after every tenth step, of 12 to 16 s, costs checkpoint-restart most of its"
+            " time.",
             table(["model", "trace", "oobleck", "recycle", "checkpoint_restart"], own_profile.rows(folder)),
         ]
     parts += [

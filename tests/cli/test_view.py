@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from recycle import Shape
+from recycle import RecycleError, Shape
 from recycle.cli import main
 from recycle.ir.families import one_f_one_b
+from recycle.profile import Profile
 
 
 @pytest.fixture
@@ -188,3 +189,15 @@ def test_files_of_other_formats_are_drawn_too(tmp_path: Path) -> None:
         main(["view", str(tmp_path / "plan.csv"), "--export", str(tmp_path / "plan.svg")])
     assert not ended.value.code
     assert (tmp_path / "plan.svg").read_text().count("<rect") >= 8
+
+
+def test_a_profile_beside_the_file_times_it(schedule_file: Path) -> None:
+    from viz.sources import load_source
+
+    plain = load_source(schedule_file).timeline
+    Profile(forward=2.0, backward_input=3.0, backward_weight=4.0).save(schedule_file.with_name("plan.profile.json"))
+    timed = load_source(schedule_file).timeline
+    assert (plain.makespan, timed.makespan) == (9, 27)
+    schedule_file.with_name("plan.profile.json").write_text("{")
+    with pytest.raises(RecycleError, match=r"plan\.profile\.json"):
+        load_source(schedule_file)
