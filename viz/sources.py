@@ -63,7 +63,7 @@ def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = No
 
 
 def load_source(path: str | Path) -> Run | ScheduleFile:
-    """The run directory or schedule file at `path`; a profile beside it, as NAME.profile.json, says what its work takes.
+    """The run directory or schedule file at `path`; a profile beside it, NAME.profile.json, says what work takes.
 
     Raises:
         RecycleError: says why it is neither.

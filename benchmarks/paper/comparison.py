@@ -126,6 +126,23 @@ def ladder(every: dict[str, Setting]) -> str:
     return table(["setting", "dead nodes", "adaptive", "+ decoupled", "+ staggered"], rows)
 
 
+def ablation() -> str:
+    """The techniques one by one over depth, micro-batches and failures: unit times, D=4, memory without limit."""
+    rows = []
+    for ranks in (4, 8, 16):
+        for micro_batches in (ranks, 2 * ranks, 4 * ranks):
+            shape = f"[shape]\npipelines = 4\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
+            setting = Setting.of(Job.from_toml(shape))
+            plain, _ = references(setting)
+            for count in (0, 1, 2, ranks // 2 + 1):
+                dead = frozenset(random.Random(0).sample(range(setting.nodes), count))
+                ratios = [throughput(setting, step, dead)[1] / plain.samples_per_second for step in LADDER]
+                live = 1 - count / setting.nodes
+                cells = (str(ranks), str(micro_batches), str(count), *(f"{ratio:.3f}" for ratio in ratios))
+                rows.append([*cells, f"{live:.3f}"])
+    return table(["P", "m", "dead workers", "adaptive", "+ decoupled", "+ staggered", "fault-scaled"], rows)
+
+
 def periodic(nodes: int, hours: float, back: bool) -> Trace:
     """One failure per period for twelve periods, at the middle of each; a node is back after two of them, or never."""
     order = random.Random(0).sample(range(nodes), min(12, nodes))
@@ -335,6 +352,9 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
         "## ReCycle's techniques one by one",
         "Over fault-free 1F1B.",
         ladder(every),
+        "Unit times, D=4, memory without limit, over depth, micro-batches and failures; fault-scaled is 1F1B times the"
+        " live share.",
+        ablation(),
         "## Bubbles",
         "Unit times, D=4 P=8, memory without limit: static throughput over that of the rival at the same dead nodes."
         " 1F1B's bubble is (P - 1) of (m + P - 1) slots.",
