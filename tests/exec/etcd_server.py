@@ -13,6 +13,8 @@ from pathlib import Path
 
 ETCD = shutil.which("etcd") or shutil.which("etcd", path="/usr/bin:/usr/sbin")
 
+ATTEMPTS = 3
+
 
 class EtcdServer:
     """One server with one data directory; may be killed and started again."""
@@ -20,8 +22,14 @@ class EtcdServer:
     def __init__(self, directory: Path, address: str = "127.0.0.1") -> None:
         self._directory = directory
         self.address = address
-        self.port, self._peer = _free_port(address), _free_port(address)
-        self.process = self._start()
+        for attempt in range(ATTEMPTS):
+            self.port, self._peer = _free_ports(address)
+            try:
+                self.process = self._start()
+                return
+            except AssertionError:  # somebody else may have taken a port meanwhile
+                if attempt == ATTEMPTS - 1:
+                    raise
 
     @property
     def url(self) -> str:
@@ -45,13 +53,15 @@ class EtcdServer:
                 start_new_session=True,
             )
         deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and process.poll() is None:
             try:
                 with urllib.request.urlopen(f"{client}/health", timeout=1) as answer:
                     if b"true" in answer.read():
                         return process
             except OSError:
                 time.sleep(0.02)
+        process.kill()
+        process.wait()
         raise AssertionError(f"etcd did not start; see {self._directory / 'log'}")
 
     def kill(self) -> None:
@@ -73,6 +83,6 @@ class EtcdServer:
             self.kill()
 
 
-def _free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as listener:
-        return int(listener.getsockname()[1])
+def _free_ports(address: str) -> tuple[int, int]:
+    with socket.create_server((address, 0)) as one, socket.create_server((address, 0)) as other:
+        return int(one.getsockname()[1]), int(other.getsockname()[1])
