@@ -15,7 +15,8 @@ from functools import cached_property
 from typing import Literal
 
 from recycle.errors import JobError, PlanError, RecycleError
-from recycle.ir.simulate import Timeline, held_activations, simulate
+from recycle.ir.memory import held_activations
+from recycle.ir.simulate import Timeline, simulate
 from recycle.job import Job
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
 from recycle.profile import Profile

@@ -31,8 +31,9 @@ from recycle.ir.columns import Columns
 from recycle.ir.dependencies import Rows
 from recycle.ir.graph import Floats
 from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.memory import activation_changes, static_bytes
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import TOLERANCE, activation_changes, static_bytes
+from recycle.ir.simulate import TOLERANCE
 from recycle.shape import Worker
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from recycle.ir.graph import Floats
-from recycle.ir.simulate import TOLERANCE, Timeline, activation_changes, static_bytes
+from recycle.ir.memory import activation_changes, static_bytes
+from recycle.ir.simulate import TOLERANCE, Timeline
 
 
 @dataclass(frozen=True, eq=False)

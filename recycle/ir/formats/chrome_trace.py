@@ -38,8 +38,9 @@ from recycle.ir.dependencies import CARRIERS, Cause, Rows, dependencies
 from recycle.ir.formats import native, profiler_trace, run_trace
 from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Instruction, Kind, parse_instruction
 from recycle.ir.lower import lower_with_origin
+from recycle.ir.memory import activation_changes
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, activation_changes, simulate
+from recycle.ir.simulate import Timeline, simulate
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 

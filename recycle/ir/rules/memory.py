@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recycle.ir.memory import held_activations
 from recycle.ir.rules.rule import Defect, Inspection, rule
-from recycle.ir.simulate import held_activations
 
 SLACK = 1e-9
 _HINT = "run a B or W of a held micro-batch before it, delay this forward, or raise the limit"
