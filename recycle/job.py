@@ -9,243 +9,33 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
 from recycle import analytic
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError
 from recycle.files import read_whole
-from recycle.profile import PerStage, Profile
+from recycle.profile import Profile
+from recycle.sections import (
+    ANALYTIC,
+    AnalyticSection,
+    ClusterSection,
+    DataSection,
+    MembershipSection,
+    MemorySection,
+    ModelSection,
+    PausesSection,
+    PlannerSection,
+    ShapeSection,
+    TimesSection,
+    TrainSection,
+)
 from recycle.shape import Shape
 
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-ANALYTIC = "analytic"
-"""In place of a profile's file."""
 _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
-
-
-class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[shape]`: size of the job.
-
-    With `tensor_parallel` T a worker is T processes, each with a T-th of its stages' attention heads, feed-forward
-    units and vocabulary, which T must divide. They fail as one: see docs/tensor-parallel.md.
-    """
-
-    pipelines: Positive
-    ranks: Positive
-    micro_batches: Positive
-    chunks: Positive = 1
-    tensor_parallel: Positive = 1
-
-
-class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[times]`: seconds (or any one unit) of each instruction; or the file that `recycle profile` wrote.
-
-    `profile = "analytic"` computes seconds and bytes from `[model]` and `[analytic]` (see `recycle.analytic`).
-    """
-
-    forward: PerStage = 1.0
-    backward_input: PerStage = 1.0
-    backward_weight: PerStage = 1.0
-    link: Seconds = 0.0
-    step: PerStage = 0.0
-    profile: str | None = None
-
-
-class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[memory]`: what a worker may hold. A number or a list per rank, in activations; or text such as "20 GiB"."""
-
-    limit: int | list[int] | str | None = None
-    weight_stash: Share = 1.0
-
-
-class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[planner]`: effort per plan, and which of the three techniques may be used.
-
-    `ahead` failures are planned for while training runs; a set of dead workers beyond that is planned when it happens.
-
-    With `move` a live worker may change stage where that pays: what it gains per iteration, times
-    `iterations_between_changes`, must exceed the seconds of copying the stage. Off by default, since `recycle train`
-    does not move workers. A change every 1,000 iterations is what large jobs see: 419 unexpected interruptions in 54
-    days (Llama 3, arXiv 2407.21783) are one in three hours, at some ten seconds an iteration.
-    """
-
-    seconds: Annotated[float, Meta(ge=0.01)] = 30.0
-    steps: Positive | None = None
-    seed: int = 0
-    decoupled: bool = True
-    staggered: bool = True
-    reroute: bool = True
-    ahead: Annotated[int, Meta(ge=0)] = 2
-    move: bool = False
-    iterations_between_changes: Annotated[float, Meta(gt=0)] = 1000.0
-
-
-class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[model]`: a GPT. `split` lists the layers of each stage; without it they must divide evenly.
-
-    With `tied` the output layer uses the embedding's weight: first and last stage hold it and reduce together.
-    `dropout` is that of the embedding and the residual stream, `attention_dropout` (the same when left out) that of the
-    attention's weights. With `recompute = "full"` a stage keeps only its input between F and I, which runs the forward
-    again: an activation then weighs a message, and I takes F's time on top. What W needs is held from I on as ever, so
-    `[planner] decoupled = false` goes with it where memory is short.
-
-    `kind = "emulated"` computes nothing and takes `seconds_per_unit` for each unit of `[times]`.
-    """
-
-    kind: Literal["gpt", "emulated"] = "gpt"
-    seconds_per_unit: Seconds = 0.0
-    layers: Positive = 4
-    hidden: Positive = 64
-    heads: Positive = 4
-    sequence: Positive = 64
-    vocabulary: Positive = 256
-    ffn: Positive | None = None
-    split: list[Annotated[int, Meta(ge=0)]] | None = None
-    tied: bool = False
-    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    attention_dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
-    recompute: Literal["none", "full"] = "none"
-    seed: int = 1234
-
-
-class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library.
-
-    With `kind = "megatron"`, Megatron-LM's token files `<path>.bin` and `<path>.idx`.
-    """
-
-    kind: Literal["text", "megatron"] = "text"
-    path: str | None = None
-    micro_batch_size: Positive = 1
-    seed: int = 0
-
-
-class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[train]`: the optimizer (AdamW), how gradients are summed, and how often the state is kept.
-
-    With `schedule` the learning rate is Megatron-LM's: from 0 over `warmup` iterations to `learning_rate`, then
-    constant, or down a line or half a cosine to `minimum_learning_rate` at iteration `steps`. Without it, from
-    `learning_rate` / `warmup` on and down half a cosine to a tenth of it in the last of `steps`.
-
-    With `precision = "bf16"` weights, activations and messages are bf16; gradients are summed, and the weights updated,
-    from fp32 copies. `sharded_optimizer` is refused: see docs/zero1.md.
-
-    A checkpoint is written every `checkpoint_every` iterations, 0 for never, and at the end of a run that has as many;
-    the last `checkpoint_keep` stay. By Young's rule (CACM 17(9), 1974) the best interval is sqrt(2 C T) for a stall of
-    C and a loss every T: with iterations of 10 s, a stall of 1 s and all hosts of a stage, or the launcher, lost once
-    in five days it is 93 iterations. One that is not complete after `checkpoint_deadline` seconds is given up.
-    """
-
-    steps: Positive = 30
-    learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
-    warmup: Annotated[int, Meta(ge=0)] = 10
-    schedule: Literal["constant", "linear", "cosine"] | None = None
-    minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    epsilon: Annotated[float, Meta(gt=0)] = 1e-8
-    clip: Annotated[float, Meta(gt=0)] = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
-    sharded_optimizer: bool = False
-    accumulation: Literal["exact", "fast"] = "exact"
-    gradient_exponent: Annotated[int, Meta(ge=-20, le=30)] = 6
-    non_finite: Literal["skip", "fatal"] = "fatal"
-    threads: Positive = 1
-    checkpoint_every: Annotated[int, Meta(ge=0)] = 100
-    checkpoint_keep: Positive = 2
-    checkpoint_deadline: Annotated[float, Meta(gt=0)] = 600.0
-
-
-class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[membership]`: who counts as alive, in seconds; and as slow; and the store that knows it.
-
-    `dead_after` without a heartbeat, or without an answer on a connection, a worker is dead or cut off. It hangs when
-    an operation takes longer than `hung_after` and than `hung_factor` times the longest of its kind lately; the first
-    of its kind may take `warm_up`. Each is argued in docs/faults.md.
-
-    A worker that takes longer than its peers by more than the share `drift` in most of `drift_iterations` iterations,
-    or a stage that does than its profile says, is planned for anew while training goes on; 0 switches that off.
-
-    `transport` moves tensors: "auto" is NCCL where stages compute on GPUs, gloo elsewhere (docs/transports.md).
-
-    `store` is "launcher", or "etcd://host:port[,host:port...]" (`etcds://` for TLS). A store that is reached over the
-    network wants `etcd_user` with a password, from `etcd_password_file` or the environment (RECYCLE_ETCD_PASSWORD), or
-    `etcd_certificate` and `etcd_key`, unless `insecure` says that the network keeps strangers out. `etcd_ca` names the
-    authority that signed the servers. An etcd that does not answer for `store_timeout` seconds is gone for good.
-    """
-
-    transport: Literal["auto", "gloo", "nccl"] = "auto"
-    store: str = "launcher"
-    store_timeout: Annotated[float, Meta(gt=0)] = 20.0
-    etcd_user: str | None = None
-    etcd_password_file: str | None = None
-    etcd_ca: str | None = None
-    etcd_certificate: str | None = None
-    etcd_key: str | None = None
-    insecure: bool = False
-    heartbeat: Annotated[float, Meta(gt=0)] = 0.25
-    dead_after: Annotated[float, Meta(gt=0)] = 4.0
-    hung_after: Annotated[float, Meta(gt=0)] = 4.0
-    hung_factor: Annotated[float, Meta(ge=1)] = 10.0
-    warm_up: Annotated[float, Meta(gt=0)] = 60.0
-    form_timeout: Annotated[float, Meta(gt=0)] = 20.0
-    transport_timeout: Annotated[float, Meta(gt=0)] = 300.0
-    start_deadline: Annotated[float, Meta(gt=0)] = 180.0
-    rejoin_deadline: Annotated[float, Meta(gt=0)] = 120.0
-    drift: Annotated[float, Meta(ge=0)] = 0.15
-    drift_iterations: Positive = 8
-
-
-class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[cluster]`: how workers lie on nodes, and how often one that died is started again by its node's agent.
-
-    `restarts` counts all processes of a worker after its first. A worker that fails more often stays out.
-    """
-
-    workers_per_node: Positive = 1
-    restarts: Annotated[int, Meta(ge=0)] = 3
-
-
-class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[analytic]`: the GPUs of the analytic model, with `[times] profile = "analytic"`.
-
-    `achieved` is the share of the GPU's peak that every kernel reaches: 44 to 52 % for GPTs of 18 to 1,000 billion
-    parameters on A100 (Narayanan et al. 2021). `activations` says what is kept between F and I: "all", all but
-    attention's products ("selective"), or the layer's input ("full"). `link_bandwidth` is in bytes per second of one
-    GPU between nodes; the GPU's usual network if left out.
-    """
-
-    gpu: Literal["A100-40GB", "A100-80GB", "H100-80GB"] = "A100-80GB"
-    achieved: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    activations: Literal["all", "selective", "full"] = "selective"
-    link_bandwidth: Annotated[float, Meta(gt=0)] | None = None
-    link_latency: Seconds = 10e-6
-
-
-class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[pauses]`: what a change of the live nodes costs whichever system makes it, in seconds, for `recycle compare`.
-
-    A failure is noticed after `detect`; `plan` passes until it is known what runs next, `rebuild` until groups of
-    workers can talk again. A node that came (back) can be used after `start`. A `restart` of all processes takes so
-    long before they read a checkpoint, each its part at `storage_bandwidth` bytes per second. Training stops for
-    `snapshot` and while workers copy their state to the host at `snapshot_bandwidth`; storage is written behind that.
-    """
-
-    detect: Seconds = 5.0
-    plan: Seconds = 0.0
-    rebuild: Seconds = 2.0
-    start: Seconds = 45.0
-    restart: Seconds = 60.0
-    storage_bandwidth: Annotated[float, Meta(gt=0)] = 1e9
-    snapshot: Seconds = 1.0
-    snapshot_bandwidth: Annotated[float, Meta(gt=0)] = 10e9
 
 
 class Job(Struct, frozen=True, forbid_unknown_fields=True):

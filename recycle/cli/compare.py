@@ -150,7 +150,7 @@ def _told(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, A
 
 def _assumptions(job: Job) -> list[str]:
     from recycle import analytic
-    from recycle.job import ANALYTIC
+    from recycle.sections import ANALYTIC
 
     return analytic.assumptions(job) if job.times.profile == ANALYTIC else []
 

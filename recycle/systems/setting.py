@@ -19,10 +19,11 @@ from msgspec.structs import replace
 
 from recycle import analytic
 from recycle.errors import JobError
-from recycle.job import ANALYTIC, Job, ModelSection, PausesSection, parse_bytes
+from recycle.job import Job, parse_bytes
 from recycle.layers import Layer, ring_seconds, stage_profile
 from recycle.nodes import place_workers
 from recycle.profile import Profile
+from recycle.sections import ANALYTIC, ModelSection, PausesSection
 from recycle.shape import Shape
 from recycle.systems.system import Nodes, Pause
 

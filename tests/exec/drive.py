@@ -14,7 +14,8 @@ import torch
 
 from recycle.exec.data.batches import Corpus, load_corpus
 from recycle.exec.model.stage import MegatronStage, Stage, build_stage
-from recycle.job import DataSection, Job, ModelSection, ShapeSection, TrainSection
+from recycle.job import Job
+from recycle.sections import DataSection, ModelSection, ShapeSection, TrainSection
 from recycle.shape import MicroBatch
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 from recycle import Job, Shape, check, simulate
 from recycle.errors import PlanError
 from recycle.ir.families import FAMILIES
-from recycle.job import MemorySection, ShapeSection
+from recycle.sections import MemorySection, ShapeSection
 from recycle.solve.adapt import adapt
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from recycle.job import Job, PausesSection
+from recycle.job import Job
+from recycle.sections import PausesSection
 from recycle.systems.checkpoint_interval import efficiency, young
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import Moment, Trace

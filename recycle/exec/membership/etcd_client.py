@@ -20,7 +20,7 @@ from typing import Any
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
-from recycle.job import MembershipSection
+from recycle.sections import MembershipSection
 
 PASSWORD = "RECYCLE_ETCD_PASSWORD"
 """Environment variable that the password is taken from when no file is named."""

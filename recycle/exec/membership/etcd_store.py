@@ -23,7 +23,7 @@ from typing import Any, Literal
 from recycle.errors import RunError
 from recycle.exec.membership.etcd_client import EtcdClient, decoded, encoded, open_client
 from recycle.exec.membership.etcd_mirror import Mirror
-from recycle.job import MembershipSection
+from recycle.sections import MembershipSection
 
 Reader = Literal["worker", "coordinator", "standby"]
 """Who reads: says which folders are mirrored."""

@@ -6,7 +6,7 @@ import uuid
 
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.store import Store
-from recycle.job import MembershipSection
+from recycle.sections import MembershipSection
 
 LAUNCHER = "launcher"
 

@@ -29,7 +29,8 @@ from recycle.errors import RunError
 from recycle.exec.model import idle_groups
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_parts import cut_dimensions
-from recycle.job import Job, ModelSection
+from recycle.job import Job
+from recycle.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of weights, as in GPT-2; those that write into the residual stream divide it by sqrt(2 L)."""

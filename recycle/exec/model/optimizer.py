@@ -18,7 +18,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from recycle.exec.model.accumulate import Layout
-from recycle.job import TrainSection
+from recycle.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
 """Before a parameter's name: what of the state has its shape, see `Optimizer.named_state`."""

@@ -9,7 +9,7 @@ import torch
 
 from recycle import Job, JobError
 from recycle.exec.data.batches import CAP_BYTES, Corpus, load_corpus
-from recycle.job import DataSection, ModelSection, ShapeSection
+from recycle.sections import DataSection, ModelSection, ShapeSection
 
 
 def job(path: Path | None = None, **model: int) -> Job:

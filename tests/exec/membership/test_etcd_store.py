@@ -16,7 +16,7 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.membership.etcd_client import EtcdClient, encoded
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.messages import VOID
-from recycle.job import MembershipSection
+from recycle.sections import MembershipSection
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 

@@ -14,7 +14,7 @@ from recycle.exec.membership.member import GenerationOver, Member
 from recycle.exec.membership.messages import GO, VOID, Facts, Record, Report, decode, encode
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store, open_store
-from recycle.job import MembershipSection
+from recycle.sections import MembershipSection
 
 
 @pytest.fixture(params=["launcher", "etcd"])

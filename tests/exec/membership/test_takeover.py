@@ -15,7 +15,7 @@ from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import GO, VOID, Facts, Record, Report, decode, encode
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
-from recycle.job import MembershipSection
+from recycle.sections import MembershipSection
 from recycle.shape import Worker
 from tests.exec.runs import job
 

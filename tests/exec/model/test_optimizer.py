@@ -12,7 +12,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from recycle import Job, JobError
 from recycle.exec.model import optimizer as module
 from recycle.exec.model.optimizer import Optimizer, clip_factor, decays, learning_rate
-from recycle.job import TrainSection
+from recycle.sections import TrainSection
 
 TRAIN = TrainSection(steps=30, warmup=10, learning_rate=1e-3, weight_decay=0.1)
 SHAPES = [(5, 7), (3, 4), (7,), (9,)]

@@ -13,7 +13,7 @@ import torch
 from recycle import Job, MicroBatch, RunError
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import MegatronStage, build_stage
-from recycle.job import ShapeSection
+from recycle.sections import ShapeSection
 from tests.exec.drive import (
     CPU,
     build_pipeline,
