@@ -27,7 +27,7 @@ from recycle import Job
 from recycle.exec.checkpoint.checkpoint import folder_of, write_stage
 from recycle.exec.data.batches import load_corpus
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.model.stage import MegatronStage, build_stage
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
@@ -46,7 +46,7 @@ sequence = 64
 [data]
 micro_batch_size = 2
 """
-RECORD = Record(1, ["0.0"], {"0.0": "0.0"}, "")
+RECORD = GenerationRecord(1, ["0.0"], {"0.0": "0.0"}, "")
 SIZES = [(2, 256), (4, 512)]
 """Layers and hidden size."""
 
@@ -76,9 +76,9 @@ def compare(job: Job, rounds: int) -> None:
             took["copy"] = seconds(lambda: [into.copy_(tensor) for into, tensor in zip(copy, live, strict=True)])
             took["blocking"] = seconds(partial(write, stage, folder_of(folder, 2 * step)))
             took["iteration"] = seconds(lambda at=step: iteration(stage, job, at))
-            facts = Facts(2 * step + 1, 1.0, 1.0, 1.0, checkpoint=True)
-            updates = Updates({0: stage}, facts.step)
-            took["stall"] = seconds(lambda now=facts, at=updates: saver.keep(RECORD, now, at))
+            commit = Commit(2 * step + 1, 1.0, 1.0, 1.0, checkpoint=True)
+            updates = Updates({0: stage}, commit.step)
+            took["stall"] = seconds(lambda now=commit, at=updates: saver.keep(RECORD, now, at))
             took["writing"] = seconds(lambda at=step: iteration(stage, job, at))
             saver.close()
             for old in folder.iterdir():

@@ -153,14 +153,14 @@ def replica(folder: Path, steps: int) -> None:
         losses[rank] = mine.loss
         group.allreduce([losses]).wait()
         reports = {f"{k}.0": msgspec.structs.replace(mine, loss=loss) for k, loss in enumerate(losses.tolist())}
-        facts = decide(job, step, reports)
-        assert facts.clip_factor is not None
-        stage.step(step, facts.clip_factor)
+        commit = decide(job, step, reports)
+        assert commit.clip_factor is not None
+        stage.step(step, commit.clip_factor)
         if rank == 0:
             torch.save({"step": step, "tensors": stage.state_tensors()}, folder / "new")
             (folder / "new").rename(checkpoint)
             with (folder / "steps").open("a") as lines:
-                lines.write(json.dumps({"step": step, "time": time.monotonic(), "loss": facts.loss}) + "\n")
+                lines.write(json.dumps({"step": step, "time": time.monotonic(), "loss": commit.loss}) + "\n")
     os._exit(0)  # gloo's threads still run
 
 

@@ -3,7 +3,7 @@
     checkpoints/step-00000012/
         stage-0000-1-of-1.safetensors    a stage's parameters, AdamW moments and step counts, by name in the whole model
         stage-0001-1-of-1.safetensors
-        manifest.json                    written last: the commit's facts, the model, and every file's size and sha256
+        manifest.json                    written last: the commit, the model, and every file's size and sha256
 
 A folder counts only if its manifest is whole and every file is what the manifest says, so one that was cut off
 anywhere, or that rotted, is passed over for the one before. Files are written and read by torch.distributed.checkpoint
@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.membership.members import member_name
-from recycle.exec.membership.messages import Facts
+from recycle.exec.membership.messages import Commit
 from recycle.exec.model.stage import Stage
 from recycle.files import read_whole
 from recycle.job import Job
@@ -55,12 +55,12 @@ class StoredFile(Struct, frozen=True):
     sha256: str
 
 
-class Manifest(Struct, frozen=True):
+class Manifest(Struct, frozen=True, rename={"commit": "facts"}):
     """What a checkpoint is of.
 
     Attributes:
         step: the committed iteration whose state it is.
-        facts: of that commit.
+        commit: of that iteration; `facts` in the file.
         shape: D, P, V and m of the run that wrote it.
         identity: what must be the same for the state to fit; see `identity`.
         course: what should be the same for the run to stay the same; see `course`.
@@ -68,7 +68,7 @@ class Manifest(Struct, frozen=True):
     """
 
     step: int
-    facts: Facts
+    commit: Commit
     shape: dict[str, int]
     identity: dict[str, Any]
     course: dict[str, Any]

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from recycle.exec.checkpoint.checkpoint import StoredFile
 from recycle.exec.membership.members import member_name
-from recycle.exec.membership.messages import Record
+from recycle.exec.membership.messages import GenerationRecord
 from recycle.shape import Worker
 
 
@@ -22,7 +22,7 @@ def saved_key(step: int, stage: int, tensor_rank: int = 0) -> str:
     return f"saved/{step}/{member_name(str(stage), tensor_rank)}"
 
 
-def writer_of(stage: int, rank: int, record: Record) -> str:
+def writer_of(stage: int, rank: int, record: GenerationRecord) -> str:
     """The worker that writes a stage: one that hosts it since before this generation; another pipeline's per stage.
 
     Args:

@@ -4,7 +4,7 @@ With tensor parallelism a fault strikes one process of the worker: that of tenso
 
 What each kind does is the table `KINDS`. A fault strikes in the middle of that iteration, or at the given phase, and
 once per run, also when its iteration is repeated; one in the `undo` of a step only if there is one. This file reads
-and checks them; a worker strikes itself (striker.py), but for a kill and a cut, which come from the launcher when the
+and checks them; a worker strikes itself (injector.py), but for a kill and a cut, which come from the launcher when the
 worker says that it has reached the point.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recycle.errors import JobError
+from recycle.exec.membership.failure_detector import whom_to_fence
 from recycle.exec.membership.members import member_name
-from recycle.exec.membership.vigil import who_goes
 from recycle.shape import Shape, Worker
 
 _NUMBER = "[0-9]{1,9}"
@@ -44,7 +44,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultKind:
     """A row of `KINDS`.
 
     Attributes:
@@ -69,11 +69,11 @@ class Kind:
 
 
 KINDS = {
-    "rejoin": Kind(
+    "rejoin": FaultKind(
         "starts the worker again and admits it at the start of that step", "rejoin:1.1@9", False, False, phases=()
     ),
-    "nan": Kind("spoils the worker's gradients just before they are reduced", "nan:1.1@5", False, phases=()),
-    "slow": Kind(
+    "nan": FaultKind("spoils the worker's gradients just before they are reduced", "nan:1.1@5", False, phases=()),
+    "slow": FaultKind(
         "every F, I, W and B of the worker takes that many times as long, from one step to the other",
         "slow=3:1.1@4-8",
         ends=False,
@@ -81,18 +81,18 @@ KINDS = {
         argument=Argument("a factor", 1.0, 1000.0, needed=True),
         ranged=True,
     ),
-    "kill": Kind(
+    "kill": FaultKind(
         "SIGKILL from the launcher, =SECONDS after the point is reached",
         "kill:1.1@5",
         argument=Argument("a delay in seconds", 0.0, 3600.0),
     ),
-    "stop": Kind("SIGSTOP: the process is there and does nothing", "stop:1.1@5.backward"),
-    "exception": Kind("a Python exception inside the stage", "exception:1.1@5", phases=("forward", "backward")),
-    "segfault": Kind("a null pointer is read: a real SIGSEGV", "segfault:1.1@5"),
-    "oom": Kind("memory is asked for beyond a limit of the process (RLIMIT_AS): a real MemoryError", "oom:1.1@5"),
-    "hang": Kind("hangs for ever with the interpreter lock held, so that no thread of it beats", "hang:1.1@5"),
-    "stall": Kind("hangs for ever while its heartbeat goes on", "stall:1.1@5"),
-    "cut": Kind(
+    "stop": FaultKind("SIGSTOP: the process is there and does nothing", "stop:1.1@5.backward"),
+    "exception": FaultKind("a Python exception inside the stage", "exception:1.1@5", phases=("forward", "backward")),
+    "segfault": FaultKind("a null pointer is read: a real SIGSEGV", "segfault:1.1@5"),
+    "oom": FaultKind("memory is asked for beyond a limit of the process (RLIMIT_AS): a real MemoryError", "oom:1.1@5"),
+    "hang": FaultKind("hangs for ever with the interpreter lock held, so that no thread of it beats", "hang:1.1@5"),
+    "stall": FaultKind("hangs for ever while its heartbeat goes on", "stall:1.1@5"),
+    "cut": FaultKind(
         "every packet between the two workers vanishes, on the connections that they have then",
         "cut=1.0:1.1@5",
         phases=tuple(phase for phase in PHASES if phase not in ("undo", "acknowledge", "form")),
@@ -227,7 +227,7 @@ def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool]) -> Worker
             f"fault {fault}: workers {worker} and {other} send each other nothing;"
             " cut neighbours of a pipeline or two of the same stage"
         )
-    goes = who_goes((worker, other), [w for w, here in alive.items() if here])
+    goes = whom_to_fence((worker, other), [w for w, here in alive.items() if here])
     if goes is None:
         raise JobError(f"fault {fault}: each of the two is the last live host of its stage, and neither may go")
     return goes

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from recycle.errors import JobError
 from recycle.exec.faults.faults import KINDS, Fault
-from recycle.exec.membership.vigil import who_goes
+from recycle.exec.membership.failure_detector import whom_to_fence
 from recycle.shape import Shape, Worker
 
 
@@ -72,7 +72,7 @@ def _cut_from(worker: Worker, shape: Shape, dead: Collection[Worker]) -> Worker 
     """A live neighbour in its pipeline that is not the one to go when the two are cut off; None when there is none."""
     live = [other for other in shape.workers() if other not in dead]
     near = [Worker(worker.pipeline, rank) for rank in (worker.rank - 1, worker.rank + 1)]
-    return next((other for other in near if other in live and who_goes((worker, other), live) == worker), None)
+    return next((other for other in near if other in live and whom_to_fence((worker, other), live) == worker), None)
 
 
 def _has_peer(worker: Worker, shape: Shape, dead: Collection[Worker]) -> bool:

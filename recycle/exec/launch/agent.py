@@ -1,9 +1,9 @@
 """The agent of a node: starts and watches the node's workers, and competes for the coordinator's role.
 
-It is one loop: carry out the orders for its workers, say which have ended, and, as long as it holds the role, let the
-coordinator tick. Its presence and its role hang on one lease, whose term is half of `dead_after`. An agent that
-loses the lease cannot know what the others have decided since: it kills its workers and ends. When it dies its workers
-die with it, and the others see both at once when the lease runs out.
+It is one loop: start and kill its workers as the coordinator asks, report which have ended, and, as long as it holds
+the role, let the coordinator tick. Its presence and its role hang on one lease, whose term is half of `dead_after`. An
+agent that loses the lease cannot know what the others have decided since: it kills its workers and ends. When it dies
+its workers die with it, and the others see both at once when the lease runs out.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.lease import Lease
 from recycle.exec.planning.placement import stages_by_rank
 from recycle.exec.planning.planning import Planner, require_valid
-from recycle.exec.processes.cluster_processes import AgentInfo, read_order
+from recycle.exec.processes.cluster_processes import AgentInfo, read_start_request
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Waker
-from recycle.exec.worker.orders import Orders
+from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.nodes import place_workers
@@ -150,7 +150,7 @@ class _Agent:
         )
         self._tensor_parallel = job.grid.tensor_parallel
         self._processes = LocalProcesses(
-            self._server, self._orders, self._directory.logs, self._waker, self._tensor_parallel
+            self._server, self._specification, self._directory.logs, self._waker, self._tensor_parallel
         )
         self._lease = Lease(store.client.clone(), self._term, self._lose)
         self._hearing = threading.Thread(target=self._hear, args=(store.clone(),), daemon=True)
@@ -184,10 +184,10 @@ class _Agent:
                 self._waker.wake()
         self._waker.wake()
 
-    def _orders(self, worker: Worker, incarnation: int, tensor_rank: int) -> Orders:
-        order = read_order(self._store.read(f"start/{worker}"))
+    def _specification(self, worker: Worker, incarnation: int, tensor_rank: int) -> WorkerSpecification:
+        order = read_start_request(self._store.read(f"start/{worker}"))
         place = [str(seat) for seat in self._workers].index(order.seat)
-        return Orders(
+        return WorkerSpecification(
             self._job.to_toml(),
             str(worker),
             list(self._stages[worker.rank]),
@@ -240,7 +240,7 @@ class _Agent:
     def _carry_out(self) -> None:
         """Start and kill as ordered, and say who has ended."""
         for worker in self._job.shape.workers():
-            order = read_order(self._store.read(f"start/{worker}"))
+            order = read_start_request(self._store.read(f"start/{worker}"))
             if order.session == self._session and order.incarnation > self._processes.incarnation(worker):
                 if self._processes.running(worker):
                     self._processes.kill(worker)

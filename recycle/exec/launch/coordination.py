@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.checkpoint.keeper import Keeper
+from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.launch.metrics import metrics_line
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.restart import ClusterRestart
 from recycle.exec.launch.shared_directory import SharedRunDirectory
-from recycle.exec.membership.coordinator import Coordinator, Phase, StageLost
+from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.members import joined_digests, members_of
-from recycle.exec.membership.messages import Facts, Record, decode
+from recycle.exec.membership.messages import Commit, GenerationRecord, decode
 from recycle.exec.planning.placement import rank_of_stages, stages_by_rank
 from recycle.exec.planning.planning import Planner, PlanService
 from recycle.exec.planning.replanning import Replanner
@@ -67,7 +67,7 @@ class Coordination:
         self._processes = ClusterProcesses(job, store)
         self._plans = PlanService(job, planner, directory.plans, waker, schedule, self._warn)
         self._replanner = Replanner(job, self._plans, directory.profiles, self._event)
-        self._keeper = Keeper(
+        self._checkpoints = CheckpointManager(
             job,
             directory.checkpoints,
             text_digest,
@@ -88,11 +88,11 @@ class Coordination:
             self._event,
             self._committed,
             time.monotonic,
-            self._keeper.due,
+            self._checkpoints.due,
         )
         self._absent = absent
         self._going_back = ClusterRestart(
-            job, self._processes, self._coordinator, self._keeper, directory, absent, self._event
+            job, self._processes, self._coordinator, self._checkpoints, directory, absent, self._event
         )
         self._last_commit = time.monotonic()
         self._deadline = time.monotonic() + job.membership.start_deadline
@@ -113,19 +113,19 @@ class Coordination:
         else:
             self._restart()
             live = [str(worker) for worker in self._coordinator.live]
-            self._keeper.tick(live, self._coordinator.record.committed)
+            self._checkpoints.tick(live, self._coordinator.record.committed)
             try:
                 self._coordinator.tick()
             except StageLost as lost:
                 self._go_back(lost, self._coordinator.live)
-        if self._coordinator.phase is Phase.FINISHED:
+        if self._coordinator.phase is GenerationPhase.FINISHED:
             self._finish()
 
     def _begin(self) -> None:
         """Take the run over where the register says that it is under way."""
         register = self._store.read("register")
         if register is not None:
-            record = decode(register, Record)
+            record = decode(register, GenerationRecord)
             self._event("coordinator", node=self._node, generation=record.generation, step=record.committed + 1)
             self._coordinator.take_over(record)
             self._started = bool(record.plan)
@@ -176,7 +176,7 @@ class Coordination:
 
     def _restart(self) -> None:
         """Start workers that died again where their node has an agent, and admit them when they are ready."""
-        if self._coordinator.phase is not Phase.RUNNING:
+        if self._coordinator.phase is not GenerationPhase.RUNNING:
             return
         for worker in self._job.shape.workers():
             if worker in self._coordinator.live or worker in self._coordinator.awaited or worker in self._absent:
@@ -197,9 +197,9 @@ class Coordination:
     def _finish(self) -> None:
         """After the last iteration: keep the digests, merge the trace, let all agents go."""
         deadline = time.monotonic() + LEAVE_SECONDS
-        while not (self._coordinator.ended() and not self._keeper.busy) and time.monotonic() < deadline:
+        while not (self._coordinator.ended() and not self._checkpoints.busy) and time.monotonic() < deadline:
             left = [str(worker) for worker in self._coordinator.live if self._processes.running(worker)]
-            self._keeper.tick(left, self._coordinator.record.committed)
+            self._checkpoints.tick(left, self._coordinator.record.committed)
             self._store.wait_for_change(0.2)
         digests: dict[str, Any] = {}
         for worker in sorted(self._coordinator.live):
@@ -235,7 +235,7 @@ class Coordination:
         self._store.close()
         self._hearing.join()
         self._plans.close()
-        self._keeper.close()
+        self._checkpoints.close()
 
     def _hear_posts(self, store: EtcdStore) -> None:
         with contextlib.suppress(RunError):
@@ -249,11 +249,11 @@ class Coordination:
     def _event(self, kind: str, **details: Any) -> None:
         self._observer.event(self._directory.event(kind, **details))
 
-    def _committed(self, facts: Facts, record: Record, period: float) -> None:
+    def _committed(self, commit: Commit, record: GenerationRecord, period: float) -> None:
         now = time.monotonic()
-        line = metrics_line(self._job, facts, record, period, self._directory.now(), now - self._last_commit)
+        line = metrics_line(self._job, commit, record, period, self._directory.now(), now - self._last_commit)
         line |= {"compute": self._replanner.compute}
         self._last_commit = now
-        self._keeper.committed(facts, record)
+        self._checkpoints.committed(commit, record)
         if self._directory.metric(line):
             self._observer.committed(line)

@@ -21,16 +21,16 @@ import msgspec
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import Checkpoint
-from recycle.exec.checkpoint.keeper import Keeper
+from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.checkpoint.resume import Earlier, find_earlier
 from recycle.exec.faults.faults import KINDS, Fault, check_faults
 from recycle.exec.launch.metrics import metrics_line
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.restart import where_to_go_back
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.exec.membership.coordinator import Coordinator, Phase, StageLost
+from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.members import joined_digests, members_of
-from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.exec.planning.placement import rank_of_stages, stages_by_rank
@@ -40,7 +40,7 @@ from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Waker
 from recycle.exec.transport.connections import cut
 from recycle.exec.transport.transports import require_gpus, transport_of
-from recycle.exec.worker.orders import Orders
+from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import merge, write
 from recycle.job import Job
@@ -198,10 +198,10 @@ class _Launcher:
         self._hearing = threading.Thread(target=self._hear_posts, args=(self.store.clone(),), daemon=True)
         self._hearing.start()
         self._tensor_parallel = job.grid.tensor_parallel
-        self.processes = LocalProcesses(server, self._orders, directory.logs, self.waker, self._tensor_parallel)
+        self.processes = LocalProcesses(server, self._specification, directory.logs, self.waker, self._tensor_parallel)
         self.plans = PlanService(job, planner, directory.plans, self.waker, schedule, self._warn)
         self.replanner = Replanner(job, self.plans, directory.profiles, self._event)
-        self.keeper = Keeper(
+        self.checkpoints = CheckpointManager(
             job,
             directory.checkpoints,
             text_digest,
@@ -222,7 +222,7 @@ class _Launcher:
             self._event,
             self._committed,
             time.monotonic,
-            self.keeper.due,
+            self.checkpoints.due,
         )
         self._reached: dict[int, float] = {}
         self._struck: set[int] = set()
@@ -237,9 +237,9 @@ class _Launcher:
         if self._earlier is not None:
             self._continue(self._earlier)
         self._start()
-        while self.coordinator.phase is not Phase.FINISHED:
+        while self.coordinator.phase is not GenerationPhase.FINISHED:
             self._strike()
-            self.keeper.tick([str(worker) for worker in self.coordinator.live], self.coordinator.record.committed)
+            self.checkpoints.tick([str(worker) for worker in self.coordinator.live], self.coordinator.record.committed)
             try:
                 self.coordinator.tick()
             except StageLost as lost:
@@ -263,11 +263,13 @@ class _Launcher:
         left = set(self.coordinator.live)
         while True:
             self.processes.end(patience=0.0)
-            positions, checkpoint = where_to_go_back(self.job, self.keeper, lost, left, self.directory.path, self._warn)
+            positions, checkpoint = where_to_go_back(
+                self.job, self.checkpoints, lost, left, self.directory.path, self._warn
+            )
             step = checkpoint.manifest.step
             self.result.metrics[:] = [line for line in self.result.metrics if line["step"] <= step]
             self.directory.rewind(len(self.result.metrics))
-            self.keeper.start_over()
+            self.checkpoints.start_over()
             self._go_back(checkpoint, set(positions))
             try:
                 self._start()
@@ -278,7 +280,7 @@ class _Launcher:
 
     def _go_back(self, checkpoint: Checkpoint, live: set[Worker]) -> None:
         step = checkpoint.manifest.step
-        self.coordinator.start_over(live, step, checkpoint.manifest.facts)
+        self.coordinator.start_over(live, step, checkpoint.manifest.commit)
         self._restored = checkpoint
         names = [str(worker) for worker in sorted(live)]
         self._event("restored", step=step + 1, checkpoint=checkpoint.folder.name, live=names)
@@ -294,14 +296,14 @@ class _Launcher:
                 store.wait_for_post()
                 self.waker.wake()
 
-    def _orders(self, worker: Worker, incarnation: int, tensor_rank: int) -> Orders:
+    def _specification(self, worker: Worker, incarnation: int, tensor_rank: int) -> WorkerSpecification:
         strikes = [
             (number, str(fault))
             for number, fault in enumerate(self.faults)
             if KINDS[fault.kind].struck and (fault.worker, fault.tensor_rank) == (worker, tensor_rank)
         ]
         trace = self.directory.logs / f"{worker}.trace.jsonl"
-        return Orders(
+        return WorkerSpecification(
             self.job.to_toml(),
             str(worker),
             list(self._stages[worker.rank]),
@@ -375,17 +377,17 @@ class _Launcher:
         self.result.events.append(event)
         self.observer.event(event)
 
-    def _committed(self, facts: Facts, record: Record, period: float) -> None:
+    def _committed(self, commit: Commit, record: GenerationRecord, period: float) -> None:
         now = time.monotonic()
         seconds = now - self._last_commit
-        line = metrics_line(self.job, facts, record, period, self.directory.now(), seconds) | {
+        line = metrics_line(self.job, commit, record, period, self.directory.now(), seconds) | {
             "period_error": self._period_error(seconds, period, record.generation),
             "compute": self.replanner.compute,
         }
         self._last_commit, self._last_generation = now, record.generation
         self.result.metrics.append(line)
         self.directory.metric(line)
-        self.keeper.committed(facts, record)
+        self.checkpoints.committed(commit, record)
         self.observer.committed(line)
         self._pass_on_warning()
 
@@ -411,10 +413,10 @@ class _Launcher:
         for worker in self.job.shape.workers():
             if worker not in self.coordinator.live:
                 self.processes.kill(worker)  # one that came back too late waits for a generation that never comes
-        while not self.coordinator.ended() or self.keeper.busy:
+        while not self.coordinator.ended() or self.checkpoints.busy:
             self._strike()
             left = [str(worker) for worker in sorted(self.coordinator.live) if self.processes.running(worker)]
-            self.keeper.tick(left, self.coordinator.record.committed)
+            self.checkpoints.tick(left, self.coordinator.record.committed)
             self.processes.wait(self.job.membership.heartbeat / 2)
         self.processes.end(patience=self.job.membership.dead_after)
         self._pass_on_warning()
@@ -439,6 +441,6 @@ class _Launcher:
             self.store.erase()
         self.store.close()
         self.plans.close()
-        self.keeper.close()
+        self.checkpoints.close()
         self.waker.close()
         self.directory.close()

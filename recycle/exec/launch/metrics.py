@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.job import Job
 
 
-def metrics_line(job: Job, facts: Facts, record: Record, period: float, time: float, seconds: float) -> dict[str, Any]:
-    """The line of `facts`.
+def metrics_line(
+    job: Job, commit: Commit, record: GenerationRecord, period: float, time: float, seconds: float
+) -> dict[str, Any]:
+    """The line of `commit`.
 
     Args:
-        record: the register that holds the facts.
+        record: the register that holds the commit.
         period: of the plan, in the mode of the step.
         time: seconds since the start of the run.
         seconds: that the step took.
     """
     tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
     return {
-        "step": facts.step,
+        "step": commit.step,
         "time": round(time, 6),
-        "loss": facts.loss if math.isfinite(facts.loss) else None,
-        "grad_norm": None if math.isnan(facts.grad_norm) else facts.grad_norm,
-        "mode": facts.mode,
+        "loss": commit.loss if math.isfinite(commit.loss) else None,
+        "grad_norm": None if math.isnan(commit.grad_norm) else commit.grad_norm,
+        "mode": commit.mode,
         "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
         "live_workers": len(record.live),
         "plan": record.plan,

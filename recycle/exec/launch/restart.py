@@ -9,8 +9,8 @@ from typing import Any
 
 from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint import Checkpoint
-from recycle.exec.checkpoint.keeper import Keeper
-from recycle.exec.checkpoint.seats import seats
+from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
+from recycle.exec.checkpoint.reassignment import reassign
 from recycle.exec.launch.shared_directory import SharedRunDirectory
 from recycle.exec.membership.coordinator import Coordinator, StageLost
 from recycle.exec.processes.cluster_processes import ClusterProcesses
@@ -19,7 +19,12 @@ from recycle.shape import Worker
 
 
 def where_to_go_back(
-    job: Job, keeper: Keeper, lost: StageLost, left: Collection[Worker], run: Path, warn: Callable[[str], object]
+    job: Job,
+    checkpoints: CheckpointManager,
+    lost: StageLost,
+    left: Collection[Worker],
+    run: Path,
+    warn: Callable[[str], object],
 ) -> tuple[list[Worker], Checkpoint]:
     """Positions for as many processes as are left, and the checkpoint that they start from.
 
@@ -30,7 +35,7 @@ def where_to_go_back(
     Raises:
         RunError: there is no complete checkpoint, or too few are left for every stage to have a host.
     """
-    checkpoint = keeper.newest(warn)
+    checkpoint = checkpoints.newest(warn)
     if checkpoint is None:
         every = job.train.checkpoint_every
         raise RunError(
@@ -38,7 +43,7 @@ def where_to_go_back(
             f" [train] checkpoint_every is {every}{'' if every else ', which is never'}: the state is kept every so"
             " many steps"
         )
-    positions = seats(job.shape, left)
+    positions = reassign(job.shape, left)
     if positions is None:
         raise RunError(
             f"{lost}, and {len(left)} live workers are too few for {job.shape.ranks} ranks; go on from"
@@ -63,12 +68,12 @@ class ClusterRestart:
         job: Job,
         processes: ClusterProcesses,
         coordinator: Coordinator,
-        keeper: Keeper,
+        checkpoints: CheckpointManager,
         directory: SharedRunDirectory,
         absent: Collection[Worker],
         log: Callable[..., None],
     ) -> None:
-        self._job, self._processes, self._coordinator, self._keeper = job, processes, coordinator, keeper
+        self._job, self._processes, self._coordinator, self._checkpoints = job, processes, coordinator, checkpoints
         self._directory, self._absent, self._log = directory, absent, log
         self._lost: StageLost | None = None
         self._left: set[Worker] = set()
@@ -101,19 +106,19 @@ class ClusterRestart:
                 raise RunError(f"{self._lost}, and workers {' '.join(running)} could not be ended to go back")
             return
         left = {worker for worker in workers if self._may_start(worker)}
-        if not late and seats(self._job.shape, left) is None:
+        if not late and reassign(self._job.shape, left) is None:
             return
         positions, checkpoint = where_to_go_back(
-            self._job, self._keeper, self._lost, left, self._directory.path, self._warn
+            self._job, self._checkpoints, self._lost, left, self._directory.path, self._warn
         )
         self._processes.move(positions, left)
-        self._keeper.start_over()
-        facts = checkpoint.manifest.facts
-        self._coordinator.restart(set(positions), facts.step, facts)
-        self._directory.rewind(facts.step + 1)
+        self._checkpoints.start_over()
+        commit = checkpoint.manifest.commit
+        self._coordinator.restart(set(positions), commit.step, commit)
+        self._directory.rewind(commit.step + 1)
         self._lost = None
         names = [str(worker) for worker in positions]
-        self._log("restored", step=facts.step + 1, checkpoint=checkpoint.folder.name, live=names)
+        self._log("restored", step=commit.step + 1, checkpoint=checkpoint.folder.name, live=names)
 
     def _may_start(self, worker: Worker) -> bool:
         spent = worker not in self._left and self._processes.incarnation(worker) >= self._job.cluster.restarts

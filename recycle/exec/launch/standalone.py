@@ -11,7 +11,7 @@ from typing import Literal
 from recycle.errors import JobError
 from recycle.exec.launch.launcher import RunResult, check_request, train
 from recycle.exec.membership.commit import decide, report_of
-from recycle.exec.membership.messages import Facts
+from recycle.exec.membership.messages import Commit
 from recycle.exec.model.build import build_stages
 from recycle.exec.planning.planning import require_valid
 from recycle.exec.transport.base import tie_groups
@@ -82,7 +82,7 @@ class LocalRun:
         self.programs: dict[Worker, Sequence[Instruction]] = {w: schedule.program(w) for w in schedule.live}
         graph = event_graph(schedule)
         self.order = [schedule.position(row) for row in graph.order.tolist() if row < graph.dependencies.rows]
-        self.facts: Facts | None = None
+        self.commit: Commit | None = None
         self.interpreters = {
             worker: Interpreter(
                 self.stages[worker],
@@ -98,13 +98,13 @@ class LocalRun:
         result = RunResult()
         for iteration in range(steps):
             self.iterate(iteration)
-            assert self.facts is not None, "a checked schedule steps in every iteration"
+            assert self.commit is not None, "a checked schedule steps in every iteration"
             result.metrics.append(
                 {
                     "step": iteration,
-                    "loss": self.facts.loss,
-                    "grad_norm": self.facts.grad_norm,
-                    "mode": self.facts.mode,
+                    "loss": self.commit.loss,
+                    "grad_norm": self.commit.grad_norm,
+                    "mode": self.commit.mode,
                     "live_workers": len(self.schedule.live),
                 }
             )
@@ -115,7 +115,7 @@ class LocalRun:
     def iterate(self, iteration: int) -> None:
         """Run one iteration, its optimizer steps included."""
         self._iteration = iteration
-        self.facts = None
+        self.commit = None
         self.exchange.reduced.clear()
         for worker, interpreter in self.interpreters.items():
             interpreter.begin(self.programs[worker], iteration)
@@ -134,8 +134,8 @@ class LocalRun:
 
     def _step(self, worker: Worker, stage: int) -> None:
         """The first STEP decides for all: the barrier has put it behind every reduce."""
-        if self.facts is None:
+        if self.commit is None:
             reports = {str(host): report_of(stages) for host, stages in self.stages.items()}
-            self.facts = decide(self.job, self._iteration, reports)
-        if self.facts.clip_factor is not None:
-            self.stages[worker][stage].step(self._iteration, self.facts.clip_factor)
+            self.commit = decide(self.job, self._iteration, reports)
+        if self.commit.clip_factor is not None:
+            self.stages[worker][stage].step(self._iteration, self.commit.clip_factor)

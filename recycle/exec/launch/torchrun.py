@@ -1,7 +1,7 @@
 """`torchrun --nproc-per-node N -m recycle.exec.worker JOB`: a schedule run the way Megatron jobs are launched today.
 
 Stages, interpreter and transport are those of `recycle train`; membership is not there: torchrun's store only brings
-the processes together, every process derives the same facts from all reports, and stages step with the barrier.
+the processes together, every process derives the same commit from all reports, and stages step with the barrier.
 torchrun ends all workers when one dies, so this is for schedules without faults; what survives them is `recycle train`
 and `recycle agent`.
 """
@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.launch.launcher import check_request
 from recycle.exec.membership.commit import decide, report_of
-from recycle.exec.membership.messages import Facts, Report, decode, encode
+from recycle.exec.membership.messages import Commit, Report, decode, encode
 from recycle.exec.model.build import build_stages
 from recycle.exec.planning.planning import require_valid
 from recycle.exec.transport.base import sum_groups
@@ -102,12 +102,12 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         over=threading.Event(),
         address=os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename),
     )
-    decided: list[Facts] = []
+    decided: list[Commit] = []
 
     def step(stage: int) -> None:
-        facts = decided[-1]
-        if facts.clip_factor is not None:
-            stages[stage].step(facts.step, facts.clip_factor)
+        commit = decided[-1]
+        if commit.clip_factor is not None:
+            stages[stage].step(commit.step, commit.clip_factor)
 
     interpreter = Interpreter(stages, job.shape.stages, transport, step, ties=schedule.ties)
     program = schedule.program(role)
@@ -121,13 +121,13 @@ def _train(given: argparse.Namespace, first: bool) -> None:
                 decided.append(decide(job, iteration, {str(w): r for w, r in zip(workers, reports, strict=True)}))
                 reported = True
             interpreter.execute(instruction)
-        facts = decided[-1]
-        if facts.clip_factor is None and job.train.non_finite == "fatal":
+        commit = decided[-1]
+        if commit.clip_factor is None and job.train.non_finite == "fatal":
             raise RunError(f"step {iteration}: a gradient is not finite ([train] non_finite = 'fatal')")
         if first:
-            print(f"step {iteration}/{steps - 1}  loss {facts.loss:.6f}", flush=True)
+            print(f"step {iteration}/{steps - 1}  loss {commit.loss:.6f}", flush=True)
             if metrics is not None:
-                line = {"step": iteration, "loss": facts.loss, "grad_norm": facts.grad_norm, "mode": "barrier"}
+                line = {"step": iteration, "loss": commit.loss, "grad_norm": commit.grad_norm, "mode": "barrier"}
                 metrics.write(json.dumps(line) + "\n")
                 metrics.flush()
 

@@ -2,13 +2,13 @@
 
 The protocol, on a store that the launcher owns and no worker can take down with it:
 
-    register            the Record: generation, live set, roles, plan, last committed step, facts of that commit
-    proposal/<g>        the Record that generation g begins with
+    register            the GenerationRecord: generation, live set, roles, plan, last committed step and its Commit
+    proposal/<g>        the GenerationRecord that generation g begins with
     ack/<g>/<w>         worker w has left its old generation and is ready to form g
     form/<g>, run/<g>   "go" once all have acknowledged, and once all groups stand; "void" if g is over before that
     formed/<g>/<w>      "" when w's groups stand, else why not
     report/<g>/<n>/<w>  w's reduces of iteration n are complete: its stages' squared norms, its losses, its times
-    commit/<g>/<n>      the Facts of iteration n, or "void": written once, after the register holds them
+    commit/<g>/<n>      the Commit of iteration n, or "void": written once, after the register holds them
     undone/<n>/<w>      w has taken back its step of iteration n
     stop/<g>            generation g is over
     trouble/<g>         a worker's transport broke; somebody else may be the cause

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Facts, Mode, Report
+from recycle.exec.membership.messages import Commit, Mode, Report
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
@@ -34,12 +34,12 @@ def step_mode(recent: Sequence[float], clip: float) -> Mode:
     return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"
 
 
-def is_right(facts: Facts) -> bool:
-    """Whether a staggered step, taken with clip factor 1, was the step that these facts ask for."""
-    return facts.clip_factor == 1.0
+def is_right(commit: Commit) -> bool:
+    """Whether a staggered step, taken with clip factor 1, was the step that these commit ask for."""
+    return commit.clip_factor == 1.0
 
 
-def soonest_end(step: int, mode: Mode, before: Facts | None) -> int:
+def soonest_end(step: int, mode: Mode, before: Commit | None) -> int:
     """The first iteration after which all workers can still stop together when `step` commits.
 
     Behind a staggered step the next iteration has begun already, unless the commit before `step` announced that it
@@ -74,7 +74,7 @@ def exact_parts(addends: Sequence[float]) -> list[float]:
     return parts
 
 
-def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Facts:
+def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Commit:
     """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
 
     Squared norms are added without rounding on the way, so that the global norm does not depend on how the model is
@@ -108,7 +108,7 @@ def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[
     finite = math.isfinite(squared)
     norm = math.sqrt(squared) if finite else math.nan
     kept = [*recent, norm][-WINDOW:]
-    return Facts(
+    return Commit(
         step,
         loss,
         norm,

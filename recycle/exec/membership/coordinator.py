@@ -1,8 +1,8 @@
 """The coordinator: the launcher's side of membership, a state machine that is asked to `tick` when something happens.
 
-It alone decides what a silence means; vigil.py says which there are. One path serves every change: end the generation
-(what is undecided becomes void, survivors wake up), get a plan for whoever is left, propose the next generation, let
-all acknowledge, let all form their groups, let them run. A death on the way only means the next number.
+It alone decides what a silence means; failure_detector.py finds silences. One path serves every change: end the
+generation (what is undecided becomes void, survivors wake up), get a plan for whoever is left, propose the next
+generation, let all acknowledge, let all form their groups, let them run. A death on the way only means the next number.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership.commit import decide, is_right, soonest_end
+from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import GO, VOID, Facts, Mode, Record, Report, decode, encode
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Mode, Report, decode, encode
 from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.store import Store
-from recycle.exec.membership.vigil import Vigil, who_goes
 from recycle.job import Job
 from recycle.shape import Shape, Worker
 
@@ -30,7 +30,7 @@ GRACE_SECONDS = 1.0
 """How long a broken transport may go unexplained by a death before the same live set is simply formed again."""
 
 
-class Phase(Enum):
+class GenerationPhase(Enum):
     """Where a generation stands."""
 
     BETWEEN = "between generations"
@@ -53,7 +53,7 @@ class Coordinator:
         steps: iterations to train.
         live: the processes that are started.
         store, processes, plans: what it stands on.
-        log: takes events. committed: takes (facts, record, period) of every commit.
+        log: takes events. committed: called as committed(commit, record, period) for every commit.
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
     """
@@ -65,13 +65,13 @@ class Coordinator:
     processes: Processes
     plans: Plans
     log: Log
-    committed: Callable[[Facts, Record, float], None]
+    committed: Callable[[Commit, GenerationRecord, float], None]
     now: Callable[[], float]
     keeps: Callable[[int, bool], bool] = lambda step, is_last: False
-    phase: Phase = Phase.BETWEEN
-    record: Record = field(default_factory=lambda: Record(0, [], {}, ""))
+    phase: GenerationPhase = GenerationPhase.BETWEEN
+    record: GenerationRecord = field(default_factory=lambda: GenerationRecord(0, [], {}, ""))
     _periods: Mapping[Mode, float] = field(default_factory=dict)
-    _vigil: Vigil = field(init=False)
+    _detector: FailureDetector = field(init=False)
     _rejoins: Rejoins = field(init=False)
     _joined: set[Worker] = field(default_factory=set)
     _registered: str = ""
@@ -82,7 +82,7 @@ class Coordinator:
     _lost_since: float | None = None
 
     def __post_init__(self) -> None:
-        self._vigil = Vigil(self.job)
+        self._detector = FailureDetector(self.job)
         self._rejoins = Rejoins(self.processes, self._is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
 
     def expect_rejoin(self, worker: Worker, step: int) -> None:
@@ -101,7 +101,7 @@ class Coordinator:
         """The dead workers that shall come back."""
         return {rejoin.worker for rejoin in self._rejoins.awaited(self.live)}
 
-    def take_over(self, record: Record) -> None:
+    def take_over(self, record: GenerationRecord) -> None:
         """Go on from the register that another coordinator left, with whoever it names; before the first tick.
 
         What the other had decided stands, also where it came no further than the register; what it had left open
@@ -110,13 +110,13 @@ class Coordinator:
         self.record, self._registered = record, encode(record)
         self.live = {Worker.parse(worker) for worker in record.live}
         self.store.compare_set(f"proposal/{record.generation}", "", encode(record))
-        if record.facts is not None and record.plan:  # what a restart goes back to was told long ago
-            self.store.compare_set(f"commit/{record.generation}/{record.committed}", "", encode(record.facts))
+        if record.commit is not None and record.plan:  # what a restart goes back to was told long ago
+            self.store.compare_set(f"commit/{record.generation}/{record.committed}", "", encode(record.commit))
             text = self.store.read(f"periods/{record.plan}")
             self._periods = msgspec.json.decode(text, type=dict[Mode, float]) if text is not None else {}
-            self.committed(record.facts, record, self._periods.get(record.facts.mode, 0.0))
-            if record.facts.finished:
-                self._enter(Phase.FINISHED)
+            self.committed(record.commit, record, self._periods.get(record.commit.mode, 0.0))
+            if record.commit.finished:
+                self._enter(GenerationPhase.FINISHED)
                 return
         if self.store.read(f"run/{record.generation}") != GO:
             self._joined = {Worker.parse(joiner) for joiner in record.joins}
@@ -140,19 +140,19 @@ class Coordinator:
         if self._finished():
             return
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
-        if self.phase is not Phase.BETWEEN or self.record.generation:
-            lost |= self._vigil.lost(self.live, self._beat_reader(), self.now())
+        if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
+            lost |= self._detector.lost(self.live, self._beat_reader(), self.now())
         # A commit that is complete stands, whoever has died since; the next may be complete as well.
-        while self.phase is Phase.RUNNING and self._commit():
+        while self.phase is GenerationPhase.RUNNING and self._commit():
             pass
         if lost and not self._finished():
             self._lose(lost)
-        self._rejoins.start(self.live, self.next_step, early=self.phase is Phase.RUNNING)
-        due: dict[Phase, Callable[[], None]] = {
-            Phase.BETWEEN: self._propose,
-            Phase.PROPOSED: self._form,
-            Phase.FORMING: self._run,
-            Phase.RUNNING: self._trouble,
+        self._rejoins.start(self.live, self.next_step, early=self.phase is GenerationPhase.RUNNING)
+        due: dict[GenerationPhase, Callable[[], None]] = {
+            GenerationPhase.BETWEEN: self._propose,
+            GenerationPhase.PROPOSED: self._form,
+            GenerationPhase.FORMING: self._run,
+            GenerationPhase.RUNNING: self._trouble,
         }
         if self.phase in due:
             due[self.phase]()
@@ -165,7 +165,7 @@ class Coordinator:
         if gone:
             self.store.set("over", "1")  # what others wrote before that is seen from here on, on every store
         done = {name for name in self._members(self.live) if self.store.has_all([f"final/{name}"])}
-        gone |= self._vigil.lost(self.live, self._beat_reader(), self.now(), done)
+        gone |= self._detector.lost(self.live, self._beat_reader(), self.now(), done)
         waits = {worker for worker in self.live if not done.issuperset(self._members([worker]))}
         for worker in sorted(waits & gone.keys()):
             self.processes.kill(worker)
@@ -174,9 +174,9 @@ class Coordinator:
         return not waits - gone.keys()
 
     def _finished(self) -> bool:
-        return self.phase is Phase.FINISHED
+        return self.phase is GenerationPhase.FINISHED
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: GenerationPhase) -> None:
         self.phase, self._trouble_since = phase, None
 
     def _lose(self, lost: dict[Worker, str]) -> None:
@@ -194,28 +194,28 @@ class Coordinator:
             if not any(worker.rank == stage % self.shape.ranks for worker in self.live - self._joined):
                 raise StageLost(f"stage {stage} has no live host left after step {self.record.committed}")
 
-    def start_over(self, live: set[Worker], committed: int, facts: Facts) -> None:
+    def start_over(self, live: set[Worker], committed: int, commit: Commit) -> None:
         """Go on from a checkpoint with processes that were all started anew and have its state.
 
         Args:
             live: the processes.
-            committed, facts: the step of the checkpoint, and its commit.
+            committed, commit: the step of the checkpoint, and its commit.
         """
         self.store.delete([f"undone/{committed + 1}/{name}" for name in self._members(self.shape.workers())])
-        self.record = Record(self.record.generation, [], {}, "", committed, facts)
+        self.record = GenerationRecord(self.record.generation, [], {}, "", committed, commit)
         self.live = set(live)
         self._joined.clear()
-        self._vigil = Vigil(self.job)
+        self._detector = FailureDetector(self.job)
         self._rejoins.start_over()
         self._attempts, self._retried, self._repeated = 0, -1, None
-        self._enter(Phase.BETWEEN)
+        self._enter(GenerationPhase.BETWEEN)
 
-    def restart(self, live: set[Worker], committed: int, facts: Facts) -> None:
+    def restart(self, live: set[Worker], committed: int, commit: Commit) -> None:
         """Start over, and have it in the register before any process is started: the next coordinator goes on from it.
 
         What stands there is a generation of those that are to be started, over before anybody can take part in it.
         """
-        self.start_over(live, committed, facts)
+        self.start_over(live, committed, commit)
         generation = self.record.generation + 1
         names = [str(worker) for worker in sorted(live)]
         self.record = msgspec.structs.replace(self.record, generation=generation, live=names)
@@ -230,7 +230,7 @@ class Coordinator:
             for key in (f"form/{g}", f"run/{g}", f"commit/{g}/{self.next_step}"):
                 self.store.compare_set(key, "", VOID)
             self.store.set(f"stop/{g}", "1")
-        self._enter(Phase.BETWEEN)
+        self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
         """Between generations: admit who is awaited, then propose as soon as a plan exists."""
@@ -243,13 +243,13 @@ class Coordinator:
         self.store.set(f"plan/{plan.digest}", plan.text)
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
         self.store.set(f"periods/{plan.digest}", msgspec.json.encode(dict(plan.periods)).decode())
-        self.record = Record(
+        self.record = GenerationRecord(
             generation,
             [str(worker) for worker in sorted(self.live)],
             {str(worker): str(plan.roles[worker]) for worker in sorted(self.live)},
             plan.digest,
             self.record.committed,
-            self.record.facts,
+            self.record.commit,
             joins,
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
         )
@@ -264,7 +264,7 @@ class Coordinator:
             live=self.record.live,
             roles=self.record.roles,
         )
-        self._enter(Phase.PROPOSED)
+        self._enter(GenerationPhase.PROPOSED)
 
     def _register(self) -> None:
         """Write the register, if nobody else has."""
@@ -285,7 +285,7 @@ class Coordinator:
     def _admit(self, worker: Worker) -> None:
         self.live.add(worker)
         self._joined.add(worker)
-        self._vigil.forget(worker)
+        self._detector.forget(worker)
 
     def _form(self) -> None:
         """Once all have acknowledged, all may form."""
@@ -293,7 +293,7 @@ class Coordinator:
         if self.store.has_all([f"ack/{g}/{name}" for name in self._members(self.record.live)]):
             self._say_undone()
             self.store.compare_set(f"form/{g}", "", GO)
-            self._enter(Phase.FORMING)
+            self._enter(GenerationPhase.FORMING)
 
     def _say_undone(self) -> None:
         """Who had to has taken the step back: that comes before the acknowledgement."""
@@ -320,7 +320,7 @@ class Coordinator:
             return
         self.store.compare_set(f"run/{g}", "", GO)
         self.store.delete_groups(g)
-        self._enter(Phase.RUNNING)
+        self._enter(GenerationPhase.RUNNING)
         for worker in sorted(self._joined):
             self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
         self._joined.clear()
@@ -351,7 +351,9 @@ class Coordinator:
         if text is None:
             return False
         pair = [Worker.parse(name) for name in text.split()]
-        goes = who_goes(pair, self.live - self._joined, [w for w in pair if self._vigil.is_silent(w, self.now())])
+        goes = whom_to_fence(
+            pair, self.live - self._joined, [w for w in pair if self._detector.is_silent(w, self.now())]
+        )
         if goes is None:
             self._again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and each is its stage's last host")
         else:
@@ -365,34 +367,34 @@ class Coordinator:
         keys = {name: f"report/{g}/{n}/{name}" for name in self._members(self.record.live)}
         if not self.store.has_all(list(keys.values())):
             return False
-        facts = self._decide(n, {name: decode(self.store.read(key) or "", Report) for name, key in keys.items()})
-        if facts is None:
+        commit = self._decide(n, {name: decode(self.store.read(key) or "", Report) for name, key in keys.items()})
+        if commit is None:
             return False
         before = self.record
-        after = msgspec.structs.replace(before, committed=n, facts=facts, mode=facts.next_mode)
+        after = msgspec.structs.replace(before, committed=n, commit=commit, mode=commit.next_mode)
         self.record = after
         self._register()
-        self.store.compare_set(f"commit/{g}/{n}", "", encode(facts))
+        self.store.compare_set(f"commit/{g}/{n}", "", encode(commit))
         self._attempts = 0
         self.store.delete([*keys.values(), f"commit/{g}/{n - 2}"])  # read by all before they stepped n - 1
-        self.committed(facts, after, self._periods[facts.mode])
-        if facts.finished:
-            self._enter(Phase.FINISHED)
-        elif facts.last == n:
+        self.committed(commit, after, self._periods[commit.mode])
+        if commit.finished:
+            self._enter(GenerationPhase.FINISHED)
+        elif commit.last == n:
             self._end()
         return True
 
-    def _decide(self, step: int, reports: dict[str, Report]) -> Facts | None:
-        """The facts of a commit; None when the iteration is repeated."""
-        before, mode = self.record.facts, self.record.mode
-        facts = decide(self.job, step, reports, before.recent if before is not None else ())
-        finite = facts.clip_factor is not None
+    def _decide(self, step: int, reports: dict[str, Report]) -> Commit | None:
+        """What the commit of `step` says; None when the iteration is repeated."""
+        before, mode = self.record.commit, self.record.mode
+        commit = decide(self.job, step, reports, before.recent if before is not None else ())
+        finite = commit.clip_factor is not None
         if not finite and self._retried != step:
             self._retried = step
             self._repeat("a gradient is not finite")
             return None
-        if mode == "staggered" and not is_right(facts):
-            self._repeat(f"its gradient, of norm {facts.grad_norm:.4g}, has to be clipped")
+        if mode == "staggered" and not is_right(commit):
+            self._repeat(f"its gradient, of norm {commit.grad_norm:.4g}, has to be clipped")
             return None
         if not finite and self.job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
@@ -401,9 +403,9 @@ class Coordinator:
         awaited = self._rejoins.awaited(self.live)
         changes = [soonest] if self.plans.has_better(self._failed) else []
         return msgspec.structs.replace(
-            facts,
+            commit,
             mode=mode,
-            next_mode=facts.next_mode if facts.next_mode in self._periods else "barrier",
+            next_mode=commit.next_mode if commit.next_mode in self._periods else "barrier",
             last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in awaited)]),
             finished=step + 1 >= self.steps,
             checkpoint=self.keeps(step, step + 1 >= self.steps),

@@ -11,7 +11,7 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import GO, VOID, Facts, Record, Report, decode, encode
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report, decode, encode
 from recycle.exec.membership.progress import Progress
 from recycle.exec.membership.store import Store
 
@@ -60,7 +60,7 @@ class Member:
         """Start-up of this position's `incarnation`-th process is done."""
         self.store.post(f"ready/{self.name}/{incarnation}", "1")
 
-    def next_record(self) -> Record:
+    def next_record(self) -> GenerationRecord:
         """Wait for the next generation that this worker has a part in and that is not over yet."""
         self.progress.begins("settle")
         self.progress.set_waiting(True)
@@ -71,7 +71,7 @@ class Member:
             with self._lock:
                 self._generation += 1
                 self.over.clear()
-            record = decode(text, Record)
+            record = decode(text, GenerationRecord)
             if self.worker in record.live and not self.store.has_all([f"stop/{self._generation}"]):
                 self.progress.set_waiting(False)
                 return record
@@ -99,7 +99,7 @@ class Member:
     def report(self, step: int, report: Report) -> None:
         self.store.post(f"report/{self._generation}/{step}/{self.name}", encode(report))
 
-    def decision(self, step: int) -> Facts:
+    def decision(self, step: int) -> Commit:
         """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
         self.progress.set_waiting(True)
         text = None
@@ -108,16 +108,16 @@ class Member:
         self.progress.set_waiting(False)
         if text == VOID:
             raise GenerationOver
-        return decode(text, Facts)
+        return decode(text, Commit)
 
-    def decisions(self) -> Callable[[int], Facts | None]:
+    def decisions(self) -> Callable[[int], Commit | None]:
         """For another thread: a call that gives the commit of a step of the current generation, None while there is
         none."""
         store = self.store.clone()
 
-        def decided(step: int) -> Facts | None:
+        def decided(step: int) -> Commit | None:
             text = store.read(f"commit/{self._generation}/{step}")
-            return None if text is None or text == VOID else decode(text, Facts)
+            return None if text is None or text == VOID else decode(text, Commit)
 
         return decided
 

@@ -14,7 +14,7 @@ Mode = Literal["staggered", "barrier"]
 the commit."""
 
 
-class Facts(Struct, frozen=True):
+class Commit(Struct, frozen=True):
     """What the commit of an iteration fixes for everyone.
 
     Attributes:
@@ -42,13 +42,13 @@ class Facts(Struct, frozen=True):
     checkpoint: bool = False
 
 
-class Record(Struct, frozen=True):
+class GenerationRecord(Struct, frozen=True):
     """The register. `roles` maps processes (by the position they started in) to positions of the plan.
 
     Attributes:
         joins: process that joins -> process it copies the stage's state from.
         committed: last committed iteration, -1 before the first.
-        facts: of that commit.
+        commit: of the last committed iteration; None before the first.
         mode: of the iteration behind it.
     """
 
@@ -57,7 +57,7 @@ class Record(Struct, frozen=True):
     roles: dict[str, str]
     plan: str
     committed: int = -1
-    facts: Facts | None = None
+    commit: Commit | None = None
     joins: dict[str, str] = {}
     mode: Mode = "barrier"
 
@@ -79,10 +79,10 @@ class Report(Struct, frozen=True):
     replicated: dict[int, list[float]] = {}
 
 
-Message = TypeVar("Message", Record, Facts, Report)
+Message = TypeVar("Message", GenerationRecord, Commit, Report)
 
 
-def encode(message: Record | Facts | Report) -> str:
+def encode(message: GenerationRecord | Commit | Report) -> str:
     """The text of a message. Python's JSON, because it keeps NaN and infinity, which a bad gradient is reported by."""
     return json.dumps(msgspec.to_builtins(message, str_keys=True))
 

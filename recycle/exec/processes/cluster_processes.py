@@ -35,7 +35,7 @@ class AgentInfo(Struct, frozen=True):
     address: str
 
 
-class StartOrder(Struct, frozen=True):
+class StartRequest(Struct, frozen=True):
     """Asks for a process.
 
     Attributes:
@@ -53,9 +53,9 @@ class StartOrder(Struct, frozen=True):
     restored: int | None = None
 
 
-def read_order(text: str | None) -> StartOrder:
+def read_start_request(text: str | None) -> StartRequest:
     """The order that a text of the store gives; without a text none."""
-    return StartOrder() if text is None else msgspec.json.decode(text, type=StartOrder)
+    return StartRequest() if text is None else msgspec.json.decode(text, type=StartRequest)
 
 
 class ClusterProcesses:
@@ -107,9 +107,9 @@ class ClusterProcesses:
         """Whether the worker's node has an agent."""
         return self._agent(self.node(worker)) is not None
 
-    def order(self, worker: Worker) -> StartOrder:
+    def order(self, worker: Worker) -> StartRequest:
         """The latest order to start the worker."""
-        return read_order(self._store.read(f"start/{worker}"))
+        return read_start_request(self._store.read(f"start/{worker}"))
 
     def start(self, worker: Worker, generation: int = 0, restored: int | None = None) -> None:
         """Have the next process started. Nothing happens without an agent; it counts as gone then.
@@ -120,7 +120,7 @@ class ClusterProcesses:
         """
         agent = self._agent(self.node(worker))
         session = "" if agent is None else agent.session
-        order = StartOrder(self.incarnation(worker) + 1, session, str(self._seat(worker)), generation, restored)
+        order = StartRequest(self.incarnation(worker) + 1, session, str(self._seat(worker)), generation, restored)
         self._store.set(f"start/{worker}", msgspec.json.encode(order).decode())
 
     def gone(self) -> dict[Worker, str]:

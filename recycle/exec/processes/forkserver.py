@@ -97,7 +97,7 @@ def _fork(request: dict[str, Any], answers: BinaryIO) -> None:
         _become_worker(Path(request["log"]), parent)
         from recycle.exec.worker.worker import run_worker
 
-        run_worker(request["orders"])
+        run_worker(request["specification"])
         code = 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 1

@@ -17,7 +17,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.membership.members import member_name
 from recycle.exec.processes.waker import Waker
-from recycle.exec.worker.orders import Orders
+from recycle.exec.worker.specification import WorkerSpecification
 from recycle.shape import Worker
 
 
@@ -72,11 +72,13 @@ class ForkServer:
         self._requests, self.answers = self._server.stdin, self._server.stdout
         os.set_blocking(self.answers.fileno(), False)
 
-    def fork(self, orders: str, log: Path) -> int:
+    def fork(self, specification: str, log: Path) -> int:
         """Ask for a worker process whose output goes to `log`; returns the number of the request."""
         self._asked += 1
         with contextlib.suppress(BrokenPipeError):  # the server's end is seen by `hear`
-            self._requests.write(msgspec.json.encode({"id": self._asked, "log": str(log), "orders": orders}) + b"\n")
+            self._requests.write(
+                msgspec.json.encode({"id": self._asked, "log": str(log), "specification": specification}) + b"\n"
+            )
             self._requests.flush()
         return self._asked
 
@@ -114,7 +116,7 @@ class LocalProcesses:
 
     Args:
         server: forks them.
-        orders: what to tell the process of a worker, of its n-th time and of a tensor rank.
+        specification: what to tell the process of a worker, of its n-th time and of a tensor rank.
         logs: folder for `k.r.log`.
         waker: ends a `wait` from other threads.
         tensor_parallel: T.
@@ -123,12 +125,12 @@ class LocalProcesses:
     def __init__(
         self,
         server: ForkServer,
-        orders: Callable[[Worker, int, int], Orders],
+        specification: Callable[[Worker, int, int], WorkerSpecification],
         logs: Path,
         waker: Waker,
         tensor_parallel: int = 1,
     ) -> None:
-        self._server, self._orders, self._logs = server, orders, logs
+        self._server, self._specification, self._logs = server, specification, logs
         self._tensor_ranks = range(tensor_parallel)
         self._requests: dict[_Member, int] = {}
         self._descriptors: dict[_Member, int] = {}
@@ -146,8 +148,8 @@ class LocalProcesses:
         self._incarnations[worker] = incarnation
         self._failed.pop(worker, None)
         for rank in self._tensor_ranks:
-            orders = msgspec.json.encode(self._orders(worker, incarnation, rank)).decode()
-            self._requests[worker, rank] = self._server.fork(orders, self.log(worker, rank))
+            specification = msgspec.json.encode(self._specification(worker, incarnation, rank)).decode()
+            self._requests[worker, rank] = self._server.fork(specification, self.log(worker, rank))
 
     def log(self, worker: Worker, tensor_rank: int = 0) -> Path:
         """The log file of a worker's process."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from recycle.errors import RecycleError
-from recycle.exec.faults.striker import Striker
+from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.member import Member
-from recycle.exec.membership.messages import Facts, Mode, Record
+from recycle.exec.membership.messages import Commit, GenerationRecord, Mode
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter, Timed
@@ -62,28 +62,28 @@ class Iterations:
 
     def __init__(
         self,
-        record: Record,
+        record: GenerationRecord,
         program: Sequence[Instruction],
         model_stages: int,
         member: Member,
         stages: Mapping[int, Stage],
         updates: Updates,
         transport: Transport,
-        striker: Striker,
+        injector: FaultInjector,
         trace: TraceLog,
         saver: Saver,
         ties: Sequence[Sequence[int]] = (),
     ) -> None:
         self._saver = saver
         self._record, self._program, self._member, self._stages = record, program, member, stages
-        self._updates, self._striker, self._trace = updates, striker, trace
-        self._interpreter = Interpreter(stages, model_stages, transport, self._step, striker.computed, ties)
+        self._updates, self._injector, self._trace = updates, injector, trace
+        self._interpreter = Interpreter(stages, model_stages, transport, self._step, injector.computed, ties)
         self._last_reduce = max(p for p, i in enumerate(program) if isinstance(i, ReduceGradients))
         self._iteration = record.committed
-        self._facts = record.facts
+        self._commit = record.commit
 
-    def run(self) -> Facts:
-        """Iterate until a commit says to leave; returns the facts of the last one.
+    def run(self) -> Commit:
+        """Iterate until a commit says to leave; returns that commit.
 
         Raises:
             GenerationOver, TransportError: the generation ended before that.
@@ -95,14 +95,14 @@ class Iterations:
             finally:
                 role = self._record.roles[self._member.worker]
                 self._trace.append(self._iteration, self._record.generation, role, self._interpreter.timed)
-            self._striker.at_phase("stepped", self._iteration)
-            if self._facts is not None and self._facts.last == self._iteration:
+            self._injector.at_phase("stepped", self._iteration)
+            if self._commit is not None and self._commit.last == self._iteration:
                 return self._committed(self._iteration)
 
     def _iterate(self) -> None:
         progress = self._member.progress
         progress.begins("begin")
-        self._striker.begin(self._program, self._iteration)
+        self._injector.begin(self._program, self._iteration)
         self._interpreter.begin(self._program, self._iteration)
         if self._iteration > self._record.committed + 1:  # the first of a generation waits for its own commit
             self._updates.begin(self._iteration)
@@ -110,10 +110,10 @@ class Iterations:
         late: list[OptimizerStep] = []
         for position, instruction in enumerate(self._program):
             progress.begins(_doing(instruction))
-            self._striker.at(position)
+            self._injector.at(position)
             if isinstance(instruction, OptimizerStep):
                 mode = self._mode()
-                self._saver.keep(self._record, self._facts, self._updates)
+                self._saver.keep(self._record, self._commit, self._updates)
                 if mode == "barrier":
                     late.append(instruction)
                     continue
@@ -127,13 +127,13 @@ class Iterations:
             progress.begins(_doing(instruction))
             self._interpreter.execute(instruction)
             progress.ended()
-        self._saver.keep(self._record, self._facts, self._updates)
+        self._saver.keep(self._record, self._commit, self._updates)
 
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
         self._updates.reduced(self._iteration)
         self._member.report(self._iteration, report_of(self._stages, self._interpreter.compute))
-        self._striker.at_phase("commit", self._iteration)
+        self._injector.at_phase("commit", self._iteration)
 
     def _mode(self) -> Mode:
         """How this iteration steps; waits for the commit of the one before, without which nobody may step."""
@@ -141,15 +141,15 @@ class Iterations:
             return self._record.mode
         return self._committed(self._iteration - 1).next_mode
 
-    def _committed(self, iteration: int) -> Facts:
-        if self._facts is None or self._facts.step != iteration:
-            self._facts = self._member.decision(iteration)
-        return self._facts
+    def _committed(self, iteration: int) -> Commit:
+        if self._commit is None or self._commit.step != iteration:
+            self._commit = self._member.decision(iteration)
+        return self._commit
 
     def _step(self, stage: int) -> None:
-        self._striker.at_phase("step", self._iteration)
-        if self._facts is not None and self._facts.step == self._iteration:
-            self._updates.step(stage, self._facts)
+        self._injector.at_phase("step", self._iteration)
+        if self._commit is not None and self._commit.step == self._iteration:
+            self._updates.step(stage, self._commit)
         else:
             self._updates.step_ahead(stage, self._iteration)
 

@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
-from recycle.exec.faults.striker import Striker
+from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.member import GenerationOver, Member
-from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
@@ -39,7 +39,7 @@ class WorkerLoop:
         job: the job.
         member: its side of membership.
         stages: the stages it hosts.
-        striker: faults that strike here.
+        injector: faults that strike here.
         trace: log that its executed instructions go to.
         shut: shuts the sockets of whatever transport stands.
         saver: writes this process's part of checkpoints.
@@ -53,7 +53,7 @@ class WorkerLoop:
         job: Job,
         member: Member,
         stages: Mapping[int, Stage],
-        striker: Striker,
+        injector: FaultInjector,
         trace: TraceLog,
         shut: Callable[[], object],
         saver: Saver,
@@ -62,7 +62,7 @@ class WorkerLoop:
         tensor_group: TensorGroup | None = None,
     ) -> None:
         self.job, self.member, self.stages = job, member, stages
-        self.striker, self.trace, self.shut = striker, trace, shut
+        self.injector, self.trace, self.shut = injector, trace, shut
         self._saver, self._transports, self._tensor_group = saver, transports, tensor_group
         self._updates = Updates(stages, at, member.decisions())
 
@@ -71,35 +71,35 @@ class WorkerLoop:
         while True:
             record = self.member.next_record()
             self._settle(record)
-            self._saver.keep(record, record.facts, self._updates)
-            if record.facts is not None and record.facts.finished:
+            self._saver.keep(record, record.commit, self._updates)
+            if record.commit is not None and record.commit.finished:
                 return
-            facts = self._live_through(record)
-            self._saver.keep(record, facts, self._updates)
-            if facts is not None and facts.finished:
+            commit = self._live_through(record)
+            self._saver.keep(record, commit, self._updates)
+            if commit is not None and commit.finished:
                 return
 
-    def _settle(self, record: Record) -> None:
+    def _settle(self, record: GenerationRecord) -> None:
         """Roll forward or undo, so that every stage stands where the register does."""
         if self.member.worker in record.joins:
             return
         ahead = self._updates.ahead(record.committed)
         self.member.progress.begins(self._updates.way_to(record.committed), warms_up=False)
         if ahead:
-            self.striker.at_phase("undo", record.committed + 1)
-        self._updates.settle(record.committed, record.facts)
+            self.injector.at_phase("undo", record.committed + 1)
+        self._updates.settle(record.committed, record.commit)
         if ahead:
             self.member.undone(record.committed + 1)
 
-    def _live_through(self, record: Record) -> Facts | None:
-        """One generation: acknowledge, form, run. Returns the facts of the commit after which it was left in peace."""
-        self.striker.at_phase("acknowledge", record.committed + 1)
+    def _live_through(self, record: GenerationRecord) -> Commit | None:
+        """One generation: acknowledge, form, run. Returns the commit of the commit after which it was left in peace."""
+        self.injector.at_phase("acknowledge", record.committed + 1)
         self.member.progress.ended()
         self.member.acknowledge()
         if not self.member.permitted("form"):
             return None
         self.member.progress.begins("form")
-        self.striker.at_phase("form", record.committed + 1)
+        self.injector.at_phase("form", record.committed + 1)
         schedule = native.loads(self.member.plan(record.plan), f"plan {record.plan}")
         role = Worker.parse(record.roles[self.member.worker])
         transport: GroupTransport | None = None
@@ -120,7 +120,7 @@ class WorkerLoop:
                 self.stages,
                 self._updates,
                 transport,
-                self.striker,
+                self.injector,
                 self.trace,
                 self._saver,
                 schedule.ties,
@@ -143,7 +143,9 @@ class WorkerLoop:
             if transport is not None:
                 transport.close()
 
-    def _form(self, record: Record, schedule: Schedule, role: Worker, program: Sequence[Instruction]) -> GroupTransport:
+    def _form(
+        self, record: GenerationRecord, schedule: Schedule, role: Worker, program: Sequence[Instruction]
+    ) -> GroupTransport:
         joins = {(record.roles[source], record.roles[joiner]) for joiner, source in record.joins.items()}
         transport = self._transports.open(
             f"generation{record.generation}",
@@ -159,7 +161,7 @@ class WorkerLoop:
         try:
             for joiner, source in sorted(record.joins.items()):
                 if self.member.worker in (source, joiner):
-                    self.striker.at_phase("copy", record.committed + 1)
+                    self.injector.at_phase("copy", record.committed + 1)
                 if self.member.worker == source:
                     self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
                 elif self.member.worker == joiner:

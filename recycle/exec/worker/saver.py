@@ -18,7 +18,7 @@ from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage
 from recycle.exec.checkpoint.saved import Saved, saved_key, writer_of
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.store import Store
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.updates import Updates
@@ -54,31 +54,31 @@ class Saver:
         self._writing: Future[None] | None = None
         self._kept = -1
 
-    def keep(self, record: Record, facts: Facts | None, updates: Updates) -> None:
+    def keep(self, record: GenerationRecord, commit: Commit | None, updates: Updates) -> None:
         """Copy and write this process's stages if the commit asks for it and they stand there; else do nothing.
 
         The last checkpoint of a run waits for the one before; any other that finds it unfinished is given up.
         """
-        if facts is None or not facts.checkpoint or facts.step == self._kept or not updates.stand_at(facts.step):
+        if commit is None or not commit.checkpoint or commit.step == self._kept or not updates.stand_at(commit.step):
             return
         mine = [
             index
             for index in self._stages
             if writer_of(index, self._rank, record) == self._worker
-            and not self._store.has_all([saved_key(facts.step, index, self._tensor_rank)])
+            and not self._store.has_all([saved_key(commit.step, index, self._tensor_rank)])
         ]
         if not mine:
             return
-        self._kept = facts.step
-        if facts.finished:
+        self._kept = commit.step
+        if commit.finished:
             self.close()
         if self._writing is not None and not self._writing.done():
             for index in mine:
-                self._post(facts.step, index, Saved(error="the checkpoint before is still being written"))
+                self._post(commit.step, index, Saved(error="the checkpoint before is still being written"))
             return
         for index in mine:
             self._copy(index)
-        self._writing = self._thread.submit(self._write, facts.step, mine)
+        self._writing = self._thread.submit(self._write, commit.step, mine)
 
     def close(self) -> None:
         """Wait until all is written, however long it takes: the launcher knows when that is too long."""

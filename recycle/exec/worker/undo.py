@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.membership.messages import Facts
+from recycle.exec.membership.messages import Commit
 from recycle.exec.model.stage import Stage, copy_state
 
 LOOK_SECONDS = 0.002
@@ -27,11 +27,11 @@ class Undo:
 
     Args:
         stages: those of one worker.
-        decided: the facts of an iteration's commit, None as long as there is none; called from the thread. Without it
+        decided: the commit of an iteration, None as long as there is none; called from the thread. Without it
             nothing is copied early.
     """
 
-    def __init__(self, stages: Mapping[int, Stage], decided: Callable[[int], Facts | None] | None = None) -> None:
+    def __init__(self, stages: Mapping[int, Stage], decided: Callable[[int], Commit | None] | None = None) -> None:
         self._stages, self._decided = stages, decided
         self._before: dict[int, list[torch.Tensor]] = {}
         self._kept: dict[int, int] = {}
@@ -75,20 +75,20 @@ class Undo:
             self._before[index] = [torch.empty_like(tensor) for tensor in self._stages[index].state_tensors()]
         return self._before[index]
 
-    def _copy_in_waits(self, decided: Callable[[int], Facts | None]) -> None:
+    def _copy_in_waits(self, decided: Callable[[int], Commit | None]) -> None:
         with contextlib.suppress(RunError):  # the store is gone; the main thread has seen it too
             while True:
                 self._waits.wait()
                 last = self._last
-                facts = decided(last)
-                if facts is None:
+                commit = decided(last)
+                if commit is None:
                     time.sleep(LOOK_SECONDS)
                     continue
                 while self._waits.is_set():
                     with self._lock:
                         if self._last != last:
                             break
-                        if facts.next_mode == "barrier" or not self._copy_piece():
+                        if commit.next_mode == "barrier" or not self._copy_piece():
                             self._is_due = False
                             self._waits.clear()
 

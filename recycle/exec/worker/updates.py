@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from recycle.errors import RunError
-from recycle.exec.membership.messages import Facts
+from recycle.exec.membership.messages import Commit
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.undo import Undo
 
@@ -21,11 +21,11 @@ class Updates:
     Args:
         stages: the stages that it hosts.
         at: the iteration that their states are from; -1 for the initial state.
-        decided: the facts of an iteration's commit once there are any; see `Undo`.
+        decided: the commit of an iteration once there is one; see `Undo`.
     """
 
     def __init__(
-        self, stages: Mapping[int, Stage], at: int = -1, decided: Callable[[int], Facts | None] | None = None
+        self, stages: Mapping[int, Stage], at: int = -1, decided: Callable[[int], Commit | None] | None = None
     ) -> None:
         self._stages = stages
         self._at = dict.fromkeys(stages, at)
@@ -44,11 +44,11 @@ class Updates:
         """The gradients of `iteration` are summed on all stages, and stay until the next iteration begins."""
         self._reduced = iteration
 
-    def step(self, index: int, facts: Facts) -> None:
+    def step(self, index: int, commit: Commit) -> None:
         """Step a stage as a commit says, which may be not at all."""
-        if facts.clip_factor is not None:
-            self._stages[index].step(facts.step, facts.clip_factor)
-        self._at[index] = facts.step
+        if commit.clip_factor is not None:
+            self._stages[index].step(commit.step, commit.clip_factor)
+        self._at[index] = commit.step
 
     def step_ahead(self, index: int, iteration: int) -> None:
         """Step a stage with the gradient that it has, unclipped, before the commit; `settle` can take it back."""
@@ -73,11 +73,11 @@ class Updates:
             return "undo"
         return "settle" if all(at == committed for at in self._at.values()) else "roll-forward"
 
-    def settle(self, committed: int, facts: Facts | None) -> None:
+    def settle(self, committed: int, commit: Commit | None) -> None:
         """Bring every stage to the committed iteration.
 
         Args:
-            facts: of that commit, None before the first.
+            commit: of that iteration, None before the first.
 
         Raises:
             RunError: a stage is further away than one step, or its gradient is gone; a bug.
@@ -89,6 +89,6 @@ class Updates:
         for index, at in self._at.items():
             if at == committed:
                 continue
-            if facts is None or at != committed - 1 or self._reduced != committed:
+            if commit is None or at != committed - 1 or self._reduced != committed:
                 raise RunError(f"stage {index} is at iteration {at}, the register at {committed}")
-            self.step(index, facts)
+            self.step(index, commit)

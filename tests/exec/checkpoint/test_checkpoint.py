@@ -14,14 +14,14 @@ import torch
 from recycle import JobError, RunError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
-from recycle.exec.membership.messages import Facts
+from recycle.exec.membership.messages import Commit
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 
 JOB = small_job(1, 2, 2, model={"kind": "emulated"})
-FACTS = Facts(0, 1.5, math.nan, None, recent=[0.25, math.nan])
+FACTS = Commit(0, 1.5, math.nan, None, recent=[0.25, math.nan])
 
 
 def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
@@ -30,9 +30,9 @@ def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
     files: dict[str, checkpoint.StoredFile] = {}
     for stage in stages:
         files |= checkpoint.write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
-    facts = Facts(step, FACTS.loss, FACTS.grad_norm, None, recent=FACTS.recent)
+    commit = Commit(step, FACTS.loss, FACTS.grad_norm, None, recent=FACTS.recent)
     shape = {key: getattr(job.shape, key) for key in job.shape.__slots__}
-    made = Manifest(step, facts, shape, checkpoint.identity(job), checkpoint.course(job, None), files)
+    made = Manifest(step, commit, shape, checkpoint.identity(job), checkpoint.course(job, None), files)
     checkpoint.write_manifest(folder, made)
     return folder
 
@@ -58,10 +58,10 @@ def newest(root: Path) -> tuple[int | None, list[str]]:
 
 def test_a_whole_checkpoint_is_found_with_every_float_of_its_commit(root: Path) -> None:
     assert newest(root) == (9, [])
-    facts = checkpoint.verify(checkpoint.folder_of(root, 9)).manifest.facts
-    assert (facts.step, facts.loss, facts.clip_factor, facts.recent[0]) == (9, 1.5, None, 0.25)
-    assert math.isnan(facts.grad_norm)
-    assert math.isnan(facts.recent[1])
+    commit = checkpoint.verify(checkpoint.folder_of(root, 9)).manifest.commit
+    assert (commit.step, commit.loss, commit.clip_factor, commit.recent[0]) == (9, 1.5, None, 0.25)
+    assert math.isnan(commit.grad_norm)
+    assert math.isnan(commit.recent[1])
     names = ["manifest.json", "stage-0000-1-of-1.safetensors", "stage-0001-1-of-1.safetensors"]
     assert sorted(path.name for path in checkpoint.folder_of(root, 9).iterdir()) == names
 

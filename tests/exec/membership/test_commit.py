@@ -9,7 +9,7 @@ import pytest
 
 from recycle import RunError
 from recycle.exec.membership.commit import WINDOW, decide, exact_parts, is_right, soonest_end, step_mode
-from recycle.exec.membership.messages import Facts, Report
+from recycle.exec.membership.messages import Commit, Report
 from tests.exec.runs import job
 
 
@@ -20,9 +20,9 @@ def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() ->
         "1.0": Report({0: [9.0]}, None),
         "1.1": Report({1: [16.0]}, 5.0),
     }
-    facts = decide(job(2, 2, 2), 4, reports)
-    assert (facts.step, facts.loss, facts.grad_norm) == (4, 3.0, 5.0)
-    assert facts.clip_factor == pytest.approx(0.2, rel=1e-6)
+    commit = decide(job(2, 2, 2), 4, reports)
+    assert (commit.step, commit.loss, commit.grad_norm) == (4, 3.0, 5.0)
+    assert commit.clip_factor == pytest.approx(0.2, rel=1e-6)
 
 
 def test_hosts_of_a_stage_that_hold_different_gradients_end_the_run() -> None:
@@ -37,8 +37,8 @@ def test_tensor_ranks_add_what_is_theirs_and_count_once_what_is_common() -> None
         name: Report({0: [own]}, 3.0, replicated={0: [4.0]})
         for name, own in (("0.0", 9.0), ("0.0t1", 12.0), ("1.0", 9.0), ("1.0t1", 12.0))
     }
-    facts = decide(of, 0, reports)
-    assert (facts.loss, facts.grad_norm) == (6.0 / 4, 5.0)
+    commit = decide(of, 0, reports)
+    assert (commit.loss, commit.grad_norm) == (6.0 / 4, 5.0)
     spoilt = reports | {"1.0t1": Report({0: [math.nan]}, 3.0, replicated={0: [4.0]})}
     assert decide(of, 0, spoilt).clip_factor is None
     for name, report, says in (
@@ -51,9 +51,9 @@ def test_tensor_ranks_add_what_is_theirs_and_count_once_what_is_common() -> None
 
 
 def test_a_norm_that_is_not_finite_has_no_clip_factor() -> None:
-    facts = decide(job(1, 2, 1), 0, {"0.0": Report({0: [math.nan]}, None), "0.1": Report({1: [1.0]}, 2.0)})
-    assert facts.clip_factor is None
-    assert math.isnan(facts.grad_norm)
+    commit = decide(job(1, 2, 1), 0, {"0.0": Report({0: [math.nan]}, None), "0.1": Report({1: [1.0]}, 2.0)})
+    assert commit.clip_factor is None
+    assert math.isnan(commit.grad_norm)
 
 
 def test_steps_are_staggered_while_all_recent_norms_are_below_half_the_limit() -> None:
@@ -70,9 +70,9 @@ def test_norms_that_are_not_known_to_be_small_keep_the_barrier(recent: list[floa
 
 def test_the_next_mode_follows_from_the_last_norms_that_the_facts_carry_on() -> None:
     reports = {"0.0": Report({0: [9.0]}, None), "0.1": Report({1: [16.0]}, 1.0)}
-    facts = decide(job(1, 2, 1, train={"clip": 10.5}), 7, reports, [9.0, 1.0, 2.0, 3.0])
-    assert facts.recent == [1.0, 2.0, 3.0, 5.0]
-    assert facts.next_mode == "staggered"
+    commit = decide(job(1, 2, 1, train={"clip": 10.5}), 7, reports, [9.0, 1.0, 2.0, 3.0])
+    assert commit.recent == [1.0, 2.0, 3.0, 5.0]
+    assert commit.next_mode == "staggered"
     assert decide(job(1, 2, 1, train={"clip": 10.0}), 7, reports, [1.0]).next_mode == "barrier"
     assert decide(job(1, 2, 1, train={"clip": 10.5}), 7, reports, [6.0]).next_mode == "barrier"
 
@@ -86,10 +86,10 @@ def test_a_step_taken_ahead_is_right_unless_the_gradient_has_to_be_clipped_or_is
 
 
 def test_a_generation_ends_at_a_boundary_that_nobody_has_passed_yet() -> None:
-    before = Facts(4, 1.0, 1.0, 1.0, last=9)
+    before = Commit(4, 1.0, 1.0, 1.0, last=9)
     assert soonest_end(5, "barrier", before) == 5
     assert soonest_end(5, "staggered", before) == 6
-    assert soonest_end(5, "staggered", Facts(4, 1.0, 1.0, 1.0, last=5)) == 5
+    assert soonest_end(5, "staggered", Commit(4, 1.0, 1.0, 1.0, last=5)) == 5
     assert soonest_end(0, "barrier", None) == 0
 
 

@@ -104,8 +104,8 @@ def test_a_client_reads_what_it_wrote_and_follows_what_others_write(etcd: EtcdSe
 def test_a_wait_ends_when_the_key_is_written_and_costs_no_request(etcd: EtcdServer) -> None:
     one, two = connect(etcd, "wait"), connect(etcd, "wait")
     before = one.client.requests
-    threading.Timer(0.3, two.set, ("commit/1/0", "facts")).start()
-    assert one.wait("commit/1/0", 30) == "facts"
+    threading.Timer(0.3, two.set, ("commit/1/0", "commit")).start()
+    assert one.wait("commit/1/0", 30) == "commit"
     assert one.client.requests == before
     one.erase()
 

@@ -11,7 +11,7 @@ import pytest
 from recycle import RunError
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.member import GenerationOver, Member
-from recycle.exec.membership.messages import GO, VOID, Facts, Record, Report, decode, encode
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report, decode, encode
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store, open_store
 from recycle.sections import MembershipSection
@@ -42,8 +42,8 @@ def theirs(served: tuple[Store, str, str]) -> Iterator[Store]:
     opened.close()
 
 
-def record(generation: int, *live: str) -> Record:
-    return Record(generation, list(live), {worker: worker for worker in live}, "plan")
+def record(generation: int, *live: str) -> GenerationRecord:
+    return GenerationRecord(generation, list(live), {worker: worker for worker in live}, "plan")
 
 
 class Interrupts:
@@ -69,9 +69,9 @@ def member(theirs: Store, interrupts: Interrupts) -> Member:
 
 
 def test_of_two_decisions_on_one_key_the_first_stands(store: Store) -> None:
-    assert store.compare_set("commit/1/3", "", "facts")
+    assert store.compare_set("commit/1/3", "", "commit")
     assert not store.compare_set("commit/1/3", "", VOID)
-    assert store.read("commit/1/3") == "facts"
+    assert store.read("commit/1/3") == "commit"
 
 
 def test_the_register_changes_only_for_who_knows_its_content(store: Store) -> None:
@@ -152,10 +152,10 @@ def test_the_end_of_a_generation_interrupts_until_the_worker_has_left_it(
 def test_a_void_commit_is_the_end_of_the_generation(store: Store, member: Member) -> None:
     store.set("proposal/1", encode(record(1, "0.1")))
     member.next_record()
-    facts = Facts(0, 1.5, 0.25, 1.0)
-    store.set("commit/1/0", encode(facts))
+    commit = Commit(0, 1.5, 0.25, 1.0)
+    store.set("commit/1/0", encode(commit))
     store.set("commit/1/1", VOID)
-    assert member.decision(0) == facts
+    assert member.decision(0) == commit
     with pytest.raises(GenerationOver):
         member.decision(1)
 
@@ -193,14 +193,14 @@ def test_a_worker_that_waits_for_a_commit_says_so_in_its_heartbeat(store: Store,
     store.set("proposal/1", encode(record(1, "0.1")))
     member.next_record()
     member.progress.set_waiting(False)
-    decided: list[Facts] = []
+    decided: list[Commit] = []
     waiting = threading.Thread(target=lambda: decided.append(member.decision(0)))
     waiting.start()
     deadline = time.monotonic() + 10
     while (store.read("beat/0.1") or "").split()[2:3] != ["waiting"] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert (store.read("beat/0.1") or "").split()[2:3] == ["waiting"]
-    store.set("commit/1/0", encode(Facts(0, 1.5, 0.25, 1.0)))
+    store.set("commit/1/0", encode(Commit(0, 1.5, 0.25, 1.0)))
     waiting.join(10)
-    assert [facts.step for facts in decided] == [0]
+    assert [commit.step for commit in decided] == [0]
     assert not member.progress.waiting

@@ -10,9 +10,9 @@ import pytest
 
 from recycle import JobError
 from recycle.exec.launch.shared_directory import SharedRunDirectory
-from recycle.exec.membership.coordinator import Coordinator, Phase
+from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GO, VOID, Facts, Record, Report, decode, encode
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report, decode, encode
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.sections import MembershipSection
@@ -20,7 +20,7 @@ from recycle.shape import Worker
 from tests.exec.runs import job
 
 LIVE = ["0.0", "1.0"]
-FACTS = Facts(4, 1.5, 0.25, 1.0)
+FACTS = Commit(4, 1.5, 0.25, 1.0)
 
 
 class Still:
@@ -66,7 +66,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     hosted.close()
 
 
-def follow(store: Store, record: Record) -> tuple[Coordinator, list[tuple[int, float]]]:
+def follow(store: Store, record: GenerationRecord) -> tuple[Coordinator, list[tuple[int, float]]]:
     """A coordinator that finds this in the register."""
     store.set("register", encode(record))
     store.set("periods/plan", '{"barrier": 7.0}')
@@ -79,26 +79,26 @@ def follow(store: Store, record: Record) -> tuple[Coordinator, list[tuple[int, f
         Still(),
         OnePlan(),
         lambda kind, **details: None,
-        lambda facts, record, period: commits.append((facts.step, period)),
+        lambda commit, record, period: commits.append((commit.step, period)),
         time.monotonic,
     )
     coordinator.take_over(record)
     return coordinator, commits
 
 
-def record(facts: Facts = FACTS, joins: dict[str, str] | None = None) -> Record:
-    return Record(3, LIVE, {w: w for w in LIVE}, "plan", facts.step, facts, joins or {})
+def record(commit: Commit = FACTS, joins: dict[str, str] | None = None) -> GenerationRecord:
+    return GenerationRecord(3, LIVE, {w: w for w in LIVE}, "plan", commit.step, commit, joins or {})
 
 
 def test_a_commit_that_came_no_further_than_the_register_stands_for_all(store: Store) -> None:
     coordinator, commits = follow(store, record())
-    assert decode(store.read("commit/3/4") or "", Facts) == FACTS
+    assert decode(store.read("commit/3/4") or "", Commit) == FACTS
     assert store.read("commit/3/5") == VOID
     assert store.has_all(["stop/3"])
     assert commits == [(4, 7.0)]
     coordinator.tick()
-    after = decode(store.read("register") or "", Record)
-    assert (after.generation, after.committed, after.facts, after.live) == (4, 4, FACTS, LIVE)
+    after = decode(store.read("register") or "", GenerationRecord)
+    assert (after.generation, after.committed, after.commit, after.live) == (4, 4, FACTS, LIVE)
     assert store.read("proposal/4") == encode(after)
 
 
@@ -116,21 +116,21 @@ def test_what_was_decided_before_is_not_decided_again(store: Store) -> None:
     for key, text in (("proposal/3", "as it was"), ("form/3", GO), ("run/3", GO), ("commit/3/4", "as it was")):
         assert store.read(key) == text
     coordinator.tick()
-    assert decode(store.read("register") or "", Record).joins == {}
+    assert decode(store.read("register") or "", GenerationRecord).joins == {}
 
 
 def test_a_worker_whose_copy_may_not_be_complete_copies_again(store: Store) -> None:
     store.set("form/3", GO)
     coordinator, _ = follow(store, record(joins={"1.0": "0.0"}))
     coordinator.tick()
-    assert decode(store.read("register") or "", Record).joins == {"1.0": "0.0"}
+    assert decode(store.read("register") or "", GenerationRecord).joins == {"1.0": "0.0"}
 
 
 def test_a_run_whose_last_step_is_committed_is_finished(store: Store) -> None:
-    last = Facts(8, 1.5, 0.25, 1.0, finished=True)
+    last = Commit(8, 1.5, 0.25, 1.0, finished=True)
     coordinator, commits = follow(store, record(last))
-    assert coordinator.phase is Phase.FINISHED
-    assert decode(store.read("commit/3/8") or "", Facts) == last
+    assert coordinator.phase is GenerationPhase.FINISHED
+    assert decode(store.read("commit/3/8") or "", Commit) == last
     assert commits == [(8, 7.0)]
     assert not store.has_all(["stop/3"])
 

@@ -33,8 +33,8 @@ def test_our_1f1b_gives_megatrons_gradients_and_losses_bit_for_bit(pipelines: in
         theirs = megatron.iteration(step)
         ours.iterate(step)
         assert theirs.replicas_equal
-        assert ours.facts is not None
-        assert ours.facts.loss == sum(theirs.losses[number] for number in range(4 * pipelines)) / (4 * pipelines)
+        assert ours.commit is not None
+        assert ours.commit.loss == sum(theirs.losses[number] for number in range(4 * pipelines)) / (4 * pipelines)
         for pipeline in range(pipelines):
             stages = [ours.stages[Worker(pipeline, rank)][rank] for rank in range(2)]
             gradients = gradients_by_name(stages)

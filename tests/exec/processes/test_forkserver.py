@@ -25,14 +25,14 @@ def until(condition: Callable[[], bool], server: ForkServer) -> None:
 def test_how_a_process_ended_is_not_taken_for_the_end_of_a_later_one_with_its_id(tmp_path: Path) -> None:
     server = ForkServer("emulated")
     try:
-        first = server.fork("no orders", tmp_path / "first.log")
+        first = server.fork("no specification", tmp_path / "first.log")
         until(lambda: first in server.statuses, server)
         for _ in range(ATTEMPTS):  # another process may take the id first
             try:
                 LAST_PID.write_text(str(server.pids[first] - 1))
             except OSError:
                 pytest.skip("the next process id cannot be chosen here; it takes root")
-            second = server.fork("no orders", tmp_path / "second.log")
+            second = server.fork("no specification", tmp_path / "second.log")
             until(lambda asked=second: asked in server.pids, server)  # type: ignore[misc]
             if server.pids[second] == server.pids[first]:
                 break

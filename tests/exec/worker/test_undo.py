@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from recycle.exec.membership.messages import Facts
+from recycle.exec.membership.messages import Commit
 from recycle.exec.model import optimizer
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.undo import Undo
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 
 JOB = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})
-FACTS = Facts(0, 1.0, 0.5, 1.0, "staggered", "staggered")
+FACTS = Commit(0, 1.0, 0.5, 1.0, "staggered", "staggered")
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -27,13 +27,13 @@ def until(condition: Callable[[], bool]) -> None:
 class Counting:
     """Stages of one worker that count the pieces copied early, and those that a step still copies."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, facts: Callable[[int], Facts | None]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, commit: Callable[[int], Commit | None]) -> None:
         monkeypatch.setattr(optimizer, "PIECE", 1024)
         self.stages: dict[int, Stage] = dict(enumerate(build_pipeline(JOB)))
         self.early: dict[int, int] = dict.fromkeys(self.stages, 0)
         for index, stage in self.stages.items():
             monkeypatch.setattr(stage, "keep", self._counting(index, stage.keep))
-        self.undo = Undo(self.stages, facts)
+        self.undo = Undo(self.stages, commit)
 
     def _counting(self, index: int, keep: Callable[..., int]) -> Callable[..., int]:
         def counted(before: object, start: int) -> int:
@@ -67,7 +67,7 @@ def asked() -> list[int]:
 def test_in_a_wait_all_is_copied_once_the_last_step_is_committed(
     monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
-    def decided(step: int) -> Facts | None:
+    def decided(step: int) -> Commit | None:
         asked.append(step)
         return FACTS if len(asked) > 2 else None
 
@@ -113,13 +113,13 @@ def test_what_is_left_when_the_wait_ends_is_copied_by_the_step(monkeypatch: pyte
     assert of.digests() == after
 
 
-@pytest.mark.parametrize("facts", [None, Facts(0, 1.0, 0.5, 1.0, "staggered", "barrier")])
+@pytest.mark.parametrize("commit", [None, Commit(0, 1.0, 0.5, 1.0, "staggered", "barrier")])
 def test_nothing_is_copied_before_the_commit_nor_for_a_step_that_waits_for_its_own(
-    monkeypatch: pytest.MonkeyPatch, asked: list[int], facts: Facts | None
+    monkeypatch: pytest.MonkeyPatch, asked: list[int], commit: Commit | None
 ) -> None:
-    def decided(step: int) -> Facts | None:
+    def decided(step: int) -> Commit | None:
         asked.append(step)
-        return facts
+        return commit
 
     of = Counting(monkeypatch, decided)
     before = of.digests()
@@ -127,7 +127,7 @@ def test_nothing_is_copied_before_the_commit_nor_for_a_step_that_waits_for_its_o
     of.step(0)
     of.undo.expect(1)
     of.undo.waits(True)
-    until(lambda: len(asked) > (3 if facts is None else 0))
+    until(lambda: len(asked) > (3 if commit is None else 0))
     of.undo.waits(False)
     assert not any(of.early.values())
     of.take_back()

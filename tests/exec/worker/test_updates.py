@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recycle import MicroBatch, RunError
-from recycle.exec.membership.messages import Facts
+from recycle.exec.membership.messages import Commit
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.updates import Updates
@@ -18,8 +18,8 @@ GPT = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})
 EMULATED = small_job(1, 2, 2)
 
 
-def facts(step: int, clip_factor: float | None = 1.0) -> Facts:
-    return Facts(step, 1.0, 0.5, clip_factor)
+def commit(step: int, clip_factor: float | None = 1.0) -> Commit:
+    return Commit(step, 1.0, 0.5, clip_factor)
 
 
 def pipeline(kind: str) -> list[Stage]:
@@ -55,7 +55,7 @@ def trained(kind: str, steps: int) -> list[str]:
     for step in range(steps):
         train(stages, updates, step)
         for index in (0, 1):
-            updates.step(index, facts(step))
+            updates.step(index, commit(step))
         after.append(" ".join(digests(stages)))
     return after
 
@@ -72,7 +72,7 @@ def test_a_step_ahead_is_that_of_the_commit_and_undo_restores_every_bit_again_an
                 updates.step_ahead(index, step)
             assert " ".join(digests(stages)) == expected[step + 1]
             assert updates.ahead(step - 1) == [0, 1]
-            updates.settle(step - 1, facts(step - 1) if step else None)
+            updates.settle(step - 1, commit(step - 1) if step else None)
             assert " ".join(digests(stages)) == expected[step]
             assert updates.ahead(step - 1) == []
         train(stages, updates, step)
@@ -89,7 +89,7 @@ def test_what_is_committed_stays_also_in_the_middle_of_the_next_iteration(kind: 
         updates.step_ahead(index, 0)
     stages[0].begin_iteration(1)
     stages[0].forward(MicroBatch(0, 0), None)
-    updates.settle(0, facts(0))
+    updates.settle(0, commit(0))
     assert " ".join(digests(stages)) == expected[1]
 
 
@@ -99,7 +99,7 @@ def test_a_stage_that_is_behind_steps_from_its_reduced_gradient_while_its_neighb
     updates = updates_of(stages)
     train(stages, updates, 0)
     updates.step_ahead(1, 0)
-    updates.settle(0, facts(0))
+    updates.settle(0, commit(0))
     assert " ".join(digests(stages)) == expected[1]
 
 
@@ -108,9 +108,9 @@ def test_a_step_that_a_commit_skips_counts_and_changes_nothing(kind: str) -> Non
     updates = updates_of(stages)
     before = digests(stages)
     train(stages, updates, 0)
-    updates.settle(0, facts(0, None))
+    updates.settle(0, commit(0, None))
     assert digests(stages) == before
-    updates.settle(0, facts(0, None))
+    updates.settle(0, commit(0, None))
 
 
 def test_a_state_with_gradients_that_are_not_numbers_is_taken_back_too() -> None:
@@ -130,8 +130,8 @@ def test_a_stage_whose_gradient_is_gone_cannot_catch_up() -> None:
     stages = pipeline("emulated")
     updates = updates_of(stages)
     with pytest.raises(RunError, match="stage 0 is at iteration -1, the register at 0"):
-        updates.settle(0, facts(0))
+        updates.settle(0, commit(0))
     updates.joined(4)
-    updates.settle(4, facts(4))
+    updates.settle(4, commit(4))
     with pytest.raises(RunError, match="stage 0 is at iteration 4, the register at 6"):
-        updates.settle(6, facts(6))
+        updates.settle(6, commit(6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Orders(Struct, frozen=True):
+class WorkerSpecification(Struct, frozen=True):
     """What the launcher tells a worker process.
 
     Attributes:

@@ -14,10 +14,10 @@ import torch.distributed.checkpoint  # noqa: F401  two threads of one process im
 
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
-from recycle.exec.checkpoint.keeper import Keeper
+from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.checkpoint.saved import saved_key, writer_of
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
@@ -25,11 +25,11 @@ from recycle.job import Job
 from tests.exec.runs import job
 
 LIVE = ["0.0", "0.1", "1.0", "1.1"]
-RECORD = Record(1, LIVE, {name: name for name in LIVE}, "")
+RECORD = GenerationRecord(1, LIVE, {name: name for name in LIVE}, "")
 
 
 class Run:
-    """A job of 2 x 2 without processes: a store, the launcher's keeper, and the savers of those who write."""
+    """A job of 2 x 2 without processes: a store, the launcher's checkpoints, and the savers of those who write."""
 
     def __init__(self, root: Path, of: Job) -> None:
         self.job, self.root, self.seconds = of, root, 0.0
@@ -37,34 +37,36 @@ class Run:
         self.store, _ = LauncherStore.host()
         self.woken = threading.Event()
         log = lambda kind, **details: self.events.append({"kind": kind, **details})  # noqa: E731
-        self.keeper = Keeper(of, root, None, self.store, log, self.woken.set, lambda: self.seconds, [0, 1])
+        self.checkpoints = CheckpointManager(
+            of, root, None, self.store, log, self.woken.set, lambda: self.seconds, [0, 1]
+        )
         self.stages = {name: {int(name[2]): EmulatedStage(of, int(name[2]))} for name in LIVE}
         self.updates = {name: Updates(stages) for name, stages in self.stages.items()}
         self.savers = {
             name: Saver(root, name, int(name[2]), stages, self.store) for name, stages in self.stages.items()
         }
 
-    def commit(self, step: int, last: bool = False) -> Facts:
+    def commit(self, step: int, last: bool = False) -> Commit:
         """Every stage steps, and the launcher's side hears of the commit."""
-        facts = Facts(step, 0.5, 0.25, 1.0, finished=last, checkpoint=self.keeper.due(step, last))
+        commit = Commit(step, 0.5, 0.25, 1.0, finished=last, checkpoint=self.checkpoints.due(step, last))
         for updates in self.updates.values():
-            updates.step(*next(iter((index, facts) for index in updates._stages)))
-        self.keeper.committed(facts, RECORD)
-        return facts
+            updates.step(*next(iter((index, commit) for index in updates._stages)))
+        self.checkpoints.committed(commit, RECORD)
+        return commit
 
-    def write(self, facts: Facts, *names: str, record: Record = RECORD) -> None:
+    def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD) -> None:
         for name in names or LIVE:
-            self.savers[name].keep(record, facts, self.updates[name])
+            self.savers[name].keep(record, commit, self.updates[name])
         for name in names or LIVE:
             self.savers[name].close()
 
     def complete(self, committed: int = 0) -> None:
         """Let the launcher's side do what it can."""
         deadline = time.monotonic() + 30
-        self.keeper.tick(LIVE, committed)
-        while any(pending.finishing for pending in self.keeper._pending.values()) and time.monotonic() < deadline:
+        self.checkpoints.tick(LIVE, committed)
+        while any(pending.finishing for pending in self.checkpoints._pending.values()) and time.monotonic() < deadline:
             self.woken.wait(0.05)
-            self.keeper.tick(LIVE, committed)
+            self.checkpoints.tick(LIVE, committed)
 
     def steps(self) -> list[int]:
         return [step for step, _ in checkpoint.folders(self.root)]
@@ -74,36 +76,37 @@ class Run:
 def run(tmp_path: Path) -> Iterator[Run]:
     started = Run(tmp_path / "checkpoints", job(2, 2, 2, train={"checkpoint_every": 2, "checkpoint_keep": 2}))
     yield started
-    started.keeper.close()
+    started.checkpoints.close()
 
 
 def test_one_host_writes_each_stage_not_always_of_the_same_pipeline() -> None:
     assert [writer_of(stage, stage, RECORD) for stage in (0, 1)] == ["0.0", "1.1"]
     joined = msgspec.structs.replace(RECORD, joins={"1.1": "0.1"})
     assert writer_of(1, 1, joined) == "0.1"
-    moved = Record(1, ["0.0", "0.1"], {"0.0": "0.1", "0.1": "0.0"}, "")
+    moved = GenerationRecord(1, ["0.0", "0.1"], {"0.0": "0.1", "0.1": "0.0"}, "")
     assert [writer_of(stage, stage, moved) for stage in (0, 1)] == ["0.1", "0.0"]
 
 
 def test_every_so_often_and_at_the_end_of_a_run_that_is_long_enough(run: Run) -> None:
-    assert [step for step in range(6) if run.keeper.due(step, False)] == [1, 3, 5]
-    assert run.keeper.due(4, True)
-    assert not run.keeper.due(0, True)
+    assert [step for step in range(6) if run.checkpoints.due(step, False)] == [1, 3, 5]
+    assert run.checkpoints.due(4, True)
+    assert not run.checkpoints.due(0, True)
     never = job(2, 2, 2, train={"checkpoint_every": 0})
     assert not any(
-        Keeper(never, run.root, None, run.store, print, print, time.time, [0, 1]).due(n, True) for n in range(300)
+        CheckpointManager(never, run.root, None, run.store, print, print, time.time, [0, 1]).due(n, True)
+        for n in range(300)
     )
 
 
 def test_what_is_written_is_the_committed_state_although_training_went_on_at_once(run: Run) -> None:
     run.commit(0)
-    facts = run.commit(1)
+    commit = run.commit(1)
     expected = [run.stages[name][stage].state_digest() for stage, name in ((0, "0.0"), (1, "1.1"))]
     for name in LIVE:
-        run.savers[name].keep(RECORD, facts, run.updates[name])
+        run.savers[name].keep(RECORD, commit, run.updates[name])
         for tensor in next(iter(run.stages[name].values())).state_tensors():
             tensor.fill_(3)
-    run.write(facts)
+    run.write(commit)
     run.complete()
     assert [(event["kind"], event["step"]) for event in run.events] == [("checkpoint", 1)]
     assert "error" not in run.events[0], run.events
@@ -114,16 +117,16 @@ def test_what_is_written_is_the_committed_state_although_training_went_on_at_onc
 
 def test_a_step_that_is_not_committed_is_never_written(run: Run) -> None:
     run.commit(0)
-    facts = run.commit(1)
+    commit = run.commit(1)
     for name in LIVE:
         run.updates[name].step_ahead(int(name[2]), 2)
-    run.write(facts)
+    run.write(commit)
     run.complete()
     assert run.events == []
     assert run.steps() == []
     for name in LIVE:
-        run.updates[name].settle(1, facts)
-    run.write(facts)
+        run.updates[name].settle(1, commit)
+    run.write(commit)
     run.complete()
     assert [event["step"] for event in run.events] == [1]
 
@@ -131,8 +134,8 @@ def test_a_step_that_is_not_committed_is_never_written(run: Run) -> None:
 def test_the_copy_is_made_into_the_same_memory_each_time(run: Run) -> None:
     places = set()
     for step in range(6):
-        facts = run.commit(step)
-        run.write(facts)
+        commit = run.commit(step)
+        run.write(commit)
         run.complete(step)
         places |= {tensor.data_ptr() for tensor in run.savers["0.0"]._copies.get(0, [])}
     assert len(places) == 2  # parameters and count
@@ -172,38 +175,38 @@ def test_a_part_that_cannot_be_written_makes_an_event_and_the_next_one_is_tried(
 
 def test_a_writer_that_died_is_stood_in_for_while_its_step_is_the_last_and_given_up_later(run: Run) -> None:
     run.commit(0)
-    facts = run.commit(1)
-    run.write(facts, "0.0")
+    commit = run.commit(1)
+    run.write(commit, "0.0")
     live = ["0.0", "0.1", "1.0"]
-    run.keeper.tick(live, 1)
-    assert run.keeper.busy
-    without = Record(2, live, {name: name for name in live}, "")
-    run.write(facts, *live, record=without)
+    run.checkpoints.tick(live, 1)
+    assert run.checkpoints.busy
+    without = GenerationRecord(2, live, {name: name for name in live}, "")
+    run.write(commit, *live, record=without)
     run.complete(1)
     assert run.events[0].keys() >= {"folder", "seconds"}
     run.commit(2)
     run.write(run.commit(3), "0.0")
-    run.keeper.tick(live, 4)
+    run.checkpoints.tick(live, 4)
     assert run.events[1] == {
         "kind": "checkpoint",
         "step": 3,
         "error": "worker 1.1 ended before it had written its part",
     }
-    assert not run.keeper.busy
+    assert not run.checkpoints.busy
 
 
 def test_one_that_is_not_complete_in_time_is_given_up(run: Run) -> None:
     run.commit(0)
     run.commit(1)
     run.seconds = 601.0
-    run.keeper.tick(LIVE, 1)
+    run.checkpoints.tick(LIVE, 1)
     assert run.events == [{"kind": "checkpoint", "step": 1, "error": "not complete after 600 s"}]
 
 
 def test_going_back_voids_what_was_announced(run: Run) -> None:
     run.commit(0)
-    facts = run.commit(1)
-    run.write(facts, "0.0")
-    run.keeper.start_over()
+    commit = run.commit(1)
+    run.write(commit, "0.0")
+    run.checkpoints.start_over()
     assert not run.store.has_all([saved_key(1, 0)])
-    assert run.keeper.newest(print) is None
+    assert run.checkpoints.newest(print) is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from recycle import Job, Worker
+from recycle.exec.membership.failure_detector import FailureDetector, profiled_seconds, whom_to_fence
 from recycle.exec.membership.progress import Progress
-from recycle.exec.membership.vigil import Vigil, profiled_seconds, who_goes
 from tests.exec.runs import job
 
 A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
@@ -19,10 +19,10 @@ def of() -> Job:
 
 
 class Heard:
-    """A vigil over one worker whose heartbeats a test writes, at every quarter of a second."""
+    """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
     def __init__(self, of: Job) -> None:
-        self.vigil, self.now, self.beats = Vigil(of), 100.0, 0
+        self.detector, self.now, self.beats = FailureDetector(of), 100.0, 0
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
         """Seconds until it counts as lost while its beat says this (None: says nothing new), and why."""
@@ -32,7 +32,7 @@ class Heard:
             if text is not None:
                 self.beats += 1
                 self.said = f"{self.beats} {text}"
-            lost = self.vigil.lost([A], lambda _: self.said, self.now)
+            lost = self.detector.lost([A], lambda _: self.said, self.now)
             if lost:
                 return self.now - began, lost[A]
         return self.now - began, ""
@@ -63,25 +63,25 @@ def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -
 
 
 def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
-    vigil = Vigil(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
+    detector = FailureDetector(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
     for tick in range(40):
         now, beats = tick / 4, {"beat/0.0": f"{tick} 7 waiting 1F 0.1", "beat/0.1": f"{tick} {tick} working 1F 0.1"}
         beats |= {"beat/0.0t1": f"{tick} 7 working 1F 0.1", "beat/0.1t1": "3 7 waiting 1F 0.1"}
-        lost = vigil.lost([A, B], beats.get, now)
+        lost = detector.lost([A, B], beats.get, now)
         assert not lost or now > 4.0
         if len(lost) == 2:
             break
     assert lost == {A: "tensor rank 1: no progress for 4 s in 1F", B: "tensor rank 1: no heartbeat for 4 s"}
-    assert [vigil.is_silent(worker, now) for worker in (A, B)] == [False, True]
-    vigil.forget(B)
-    assert not vigil.is_silent(B, now)
+    assert [detector.is_silent(worker, now) for worker in (A, B)] == [False, True]
+    detector.forget(B)
+    assert not detector.is_silent(B, now)
 
 
 def test_the_profile_counts_where_its_unit_is_known() -> None:
     emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
     assert profiled_seconds(emulated) == 6.0
-    assert Vigil(emulated).patience(None) == 60.0
-    assert Vigil(job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)).patience(None) == 600.0
+    assert FailureDetector(emulated).patience(None) == 60.0
+    assert FailureDetector(job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)).patience(None) == 600.0
     assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
 
 
@@ -105,24 +105,24 @@ def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(mo
 
 
 def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
-    assert who_goes((A, B), [A, B, C, D]) == B
-    assert who_goes((B, A), [A, B, C, D]) == B
-    assert who_goes((A, B), [A, B, C]) == A
-    assert who_goes((A, B), [A, B, D]) == B
-    assert who_goes((A, B), [A, B, C, D], silent=[A]) == A
-    assert who_goes((A, C), [A, B, D]) == C
-    assert who_goes((A, B), [A, B]) is None
+    assert whom_to_fence((A, B), [A, B, C, D]) == B
+    assert whom_to_fence((B, A), [A, B, C, D]) == B
+    assert whom_to_fence((A, B), [A, B, C]) == A
+    assert whom_to_fence((A, B), [A, B, D]) == B
+    assert whom_to_fence((A, B), [A, B, C, D], silent=[A]) == A
+    assert whom_to_fence((A, C), [A, B, D]) == C
+    assert whom_to_fence((A, B), [A, B]) is None
 
 
 @pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
 def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     of: Job, silent: tuple[Worker, ...], seconds: float
 ) -> None:
-    vigil, lost = Vigil(of), {}
+    detector, lost = FailureDetector(of), {}
     for quarter in range(400, 500):
         now = quarter / 4
         beats = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
-        lost = vigil.lost([A, B, C, D], lambda key, of=beats: f"{of[key[5:]]} 1 waiting 0F 0.1", now)  # type: ignore[misc]
+        lost = detector.lost([A, B, C, D], lambda key, of=beats: f"{of[key[5:]]} 1 waiting 0F 0.1", now)  # type: ignore[misc]
         if lost:
             break
     assert set(lost) == set(silent)

@@ -30,7 +30,7 @@ _Numbered = tuple[int, Fault]
 _ROOM_BYTES = 64 << 20
 
 
-class Striker:
+class FaultInjector:
     """The faults of one worker.
 
     Args:
@@ -130,16 +130,16 @@ class Striker:
             time.sleep(3600.0)
 
 
-_STRIKES: dict[str, Callable[[Striker, int, Fault], None]] = {
-    "kill": Striker._await_the_kill,
-    "nan": Striker._spoil,
-    "stop": Striker._stop,
-    "exception": Striker._fail,
-    "segfault": Striker._read_null,
-    "oom": Striker._exhaust_memory,
-    "hang": Striker._hold_the_interpreter,
-    "stall": Striker._stall,
-    "cut": Striker._await_the_cut,
+_STRIKES: dict[str, Callable[[FaultInjector, int, Fault], None]] = {
+    "kill": FaultInjector._await_the_kill,
+    "nan": FaultInjector._spoil,
+    "stop": FaultInjector._stop,
+    "exception": FaultInjector._fail,
+    "segfault": FaultInjector._read_null,
+    "oom": FaultInjector._exhaust_memory,
+    "hang": FaultInjector._hold_the_interpreter,
+    "stall": FaultInjector._stall,
+    "cut": FaultInjector._await_the_cut,
 }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from recycle.shape import Shape, Worker
 
 
-def seats(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
+def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
     """Positions for as many processes as are live, as even over the ranks as can be; None if a rank would stay empty.
 
     Ranks with more live hosts keep the odd ones. A position that is live stays taken where its rank has room.

@@ -8,7 +8,7 @@ import pytest
 
 from recycle import Shape, Worker
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.faults.striker import Striker
+from recycle.exec.faults.injector import FaultInjector
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower
 
@@ -35,14 +35,14 @@ def no_poison() -> None:
 def test_a_kill_strikes_in_the_middle_of_its_phase(phase: str, struck: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.striker.time.sleep", lambda _: None)
-    striker = Striker([(7, parse_fault(f"kill:1.0@3{phase}"))], claimed_by(claimed), no_poison)
+    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", lambda _: None)
+    injector = FaultInjector([(7, parse_fault(f"kill:1.0@3{phase}"))], claimed_by(claimed), no_poison)
     at = []
     for step in (2, 3, 3):
-        striker.begin(program, step)
+        injector.begin(program, step)
         for position, instruction in enumerate(program):
             before = len(claimed)
-            striker.at(position)
+            injector.at(position)
             if len(claimed) > before:
                 at.append((step, str(instruction)))
     assert at[0] == (3, struck)
@@ -55,15 +55,15 @@ def test_a_kill_between_instructions_strikes_once_whatever_iteration_the_worker_
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.striker.time.sleep", lambda _: None)
-    striker = Striker([(7, parse_fault(f"kill:1.0@3.{phase}"))], claimed_by(claimed), no_poison)
-    striker.begin(program, 4)
+    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", lambda _: None)
+    injector = FaultInjector([(7, parse_fault(f"kill:1.0@3.{phase}"))], claimed_by(claimed), no_poison)
+    injector.begin(program, 4)
     for position in range(len(program)):
-        striker.at(position)
-    striker.at_phase(phase, 4)
+        injector.at(position)
+    injector.at_phase(phase, 4)
     assert claimed == []
-    striker.at_phase(phase, 3)
-    striker.at_phase(phase, 3)
+    injector.at_phase(phase, 3)
+    injector.at_phase(phase, 3)
     assert claimed == [7]
 
 
@@ -72,13 +72,13 @@ def test_a_nan_spoils_the_gradients_right_before_the_reduce_and_once_per_run() -
     granted = [True, False]
     spoiled: list[str] = []
     place = 0
-    striker = Striker(
+    injector = FaultInjector(
         [(0, parse_fault("nan:1.0@3"))], lambda _: granted.pop(0), lambda: spoiled.append(str(program[place]))
     )
     for _ in range(2):
-        striker.begin(program, 3)
+        injector.begin(program, 3)
         for place in range(len(program)):
-            striker.at(place)
+            injector.at(place)
     assert spoiled == ["0REDUCE_GRAD"]
     assert granted == []
 
@@ -88,12 +88,12 @@ def test_gradients_are_spoiled_before_whatever_ends_the_worker_at_the_same_place
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.striker.time.sleep", lambda _: None)
+    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", lambda _: None)
     faults = [(0, parse_fault("kill:1.0@3.reduce")), (1, parse_fault("nan:1.0@3"))]
-    striker = Striker(faults, claimed_by(claimed), lambda: None)
-    striker.begin(program, 3)
+    injector = FaultInjector(faults, claimed_by(claimed), lambda: None)
+    injector.begin(program, 3)
     for position in range(len(program)):
-        striker.at(position)
+        injector.at(position)
     assert claimed == [1, 0]
 
 
@@ -102,11 +102,11 @@ def test_a_slow_worker_sleeps_in_proportion_through_its_range_and_in_repeated_it
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     slept: list[float] = []
-    monkeypatch.setattr("recycle.exec.faults.striker.time.sleep", slept.append)
+    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", slept.append)
     first = [True, False, False]
     faults = [(0, parse_fault("slow=3:1.0@2-3")), (1, parse_fault("slow=2:1.0@5"))]
-    striker = Striker(faults, lambda _: bool(first) and first.pop(0), no_poison)
+    injector = FaultInjector(faults, lambda _: bool(first) and first.pop(0), no_poison)
     for step in (1, 2, 3, 3, 4, 5, 6):
-        striker.begin(program, step)
-        striker.computed(0.25)
+        injector.begin(program, step)
+        injector.computed(0.25)
     assert slept == [0.5, 0.5, 0.5, 0.25]

@@ -17,23 +17,23 @@ import msgspec
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Checkpoint, Manifest, folder_of
 from recycle.exec.checkpoint.saved import Saved, saved_key, writer_of
-from recycle.exec.membership.messages import Facts, Record
+from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.store import Store
 from recycle.job import Job
 
 PLAIN = {"last": None, "finished": False, "checkpoint": False}
-"""What a commit's facts announce for the generation it belonged to, and a later run must not heed."""
+"""What a commit announces for the generation that it belonged to, which a later run must not act on."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    facts: Facts
+    commit: Commit
     since: float
     writers: dict[int, str]
     finishing: Future[str] | None = None
 
 
-class Keeper:
+class CheckpointManager:
     """The checkpoints of one run.
 
     Args:
@@ -76,12 +76,12 @@ class Keeper:
         checkpoint.remove(folder_of(self._root, step))  # what an attempt before a restart left of it
         return True
 
-    def committed(self, facts: Facts, record: Record) -> None:
-        """A commit stands; its facts say whether its state is kept."""
-        if facts.checkpoint:
+    def committed(self, commit: Commit, record: GenerationRecord) -> None:
+        """A commit stands; it says whether its state is kept."""
+        if commit.checkpoint:
             writers = {stage: writer_of(stage, rank, record) for stage, rank in enumerate(self._ranks)}
-            self._pending[facts.step] = _Pending(facts, self._now(), writers)
-            self._announced.append(facts.step)
+            self._pending[commit.step] = _Pending(commit, self._now(), writers)
+            self._announced.append(commit.step)
 
     @property
     def busy(self) -> bool:
@@ -103,7 +103,7 @@ class Keeper:
             keys = [key for stage in range(self._job.shape.stages) for key in self._keys(step, stage)]
             if self._store.has_all(keys):
                 saved = [msgspec.json.decode(self._store.read(key) or "", type=Saved) for key in keys]
-                finishing = self._thread.submit(self._finish, pending.facts, saved)
+                finishing = self._thread.submit(self._finish, pending.commit, saved)
                 finishing.add_done_callback(lambda _: self._wake())
                 self._pending[step] = replace(pending, finishing=finishing)
             elif (dead := self._missing(pending, live)) and (step < committed or not live):
@@ -118,20 +118,20 @@ class Keeper:
     def _missing(self, pending: _Pending, live: Collection[str]) -> str | None:
         """A writer that has ended without having written its stage."""
         for stage, writer in pending.writers.items():
-            if writer not in live and not self._store.has_all(self._keys(pending.facts.step, stage)):
+            if writer not in live and not self._store.has_all(self._keys(pending.commit.step, stage)):
                 return writer
         return None
 
-    def _finish(self, facts: Facts, saved: list[Saved]) -> str:
+    def _finish(self, commit: Commit, saved: list[Saved]) -> str:
         """In the thread, as disks take their time: make a checkpoint complete; returns why it is not."""
-        folder = folder_of(self._root, facts.step)
+        folder = folder_of(self._root, commit.step)
         error = next((part.error for part in saved if part.error), "")
         if not error:
             files = {name: stored for part in saved for name, stored in part.files.items()}
             shape = {key: getattr(self._job.shape, key) for key in self._job.shape.__slots__}
             manifest = Manifest(
-                facts.step,
-                msgspec.structs.replace(facts, **PLAIN),
+                commit.step,
+                msgspec.structs.replace(commit, **PLAIN),
                 shape,
                 checkpoint.identity(self._job),
                 checkpoint.course(self._job, self._text_digest),
@@ -144,7 +144,7 @@ class Keeper:
         if error:
             checkpoint.remove(folder)
         else:
-            self._prune(facts.step)
+            self._prune(commit.step)
         return error
 
     def _prune(self, step: int) -> None:

@@ -34,7 +34,7 @@ class _Beat:
     patience: float = 0.0
 
 
-class Vigil:
+class FailureDetector:
     """Listens to the heartbeats of a run.
 
     Args:
@@ -128,7 +128,7 @@ def profiled_seconds(job: Job) -> float:
     return scale * max(*profile.per_stage("forward", stages), *backward, *profile.per_stage("step", stages))
 
 
-def who_goes(pair: Sequence[Worker], live: Collection[Worker], silent: Collection[Worker] = ()) -> Worker | None:
+def whom_to_fence(pair: Sequence[Worker], live: Collection[Worker], silent: Collection[Worker] = ()) -> Worker | None:
     """Which of two workers that cannot reach each other goes, so that the other can go on.
 
     One that is silent, if any; else one that joins and has no state yet; else the one whose stage has more live
