@@ -1,4 +1,4 @@
-"""The Dash application: a page per run directory and one for all schedule files, served on loopback only.
+"""The Dash application: pages as tabs, served on loopback only.
 
 Everything the browser loads comes from this process: plotly.js from the installed plotly, styles from `assets/`.
 """
@@ -9,82 +9,42 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.errors import RecycleError
-from viz.comparison import Comparison
+from viz.comparison import SystemComparison
 from viz.pages import lanes_view
 from viz.pages.address import keep_in_address
-from viz.pages.compare_page import ComparePage
-from viz.pages.explain_page import ExplainPage
-from viz.pages.plans_page import PlansPage
-from viz.pages.run_page import RunPage
-from viz.pages.schedule_page import SchedulePage
-from viz.pages.start_page import StartPage
-from viz.pages.systems_page import SystemsPage
-from viz.pages.validate_page import ValidatePage
+from viz.pages.page import TABS, Page, Workspace
+from viz.pages.registry import open_pages
 from viz.run import Run
-from viz.shelf import Shelf
 from viz.sources import ScheduleFile
 from viz.what_if import WhatIf
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8050
-TABS = "pages"
-
-
-class Page(Protocol):
-    """What the application needs of a page: a name, its components, and their callbacks."""
-
-    prefix: str
-
-    @property
-    def title(self) -> str: ...
-
-    def layout(self) -> html.Div: ...
-
-    def register(self, app: Dash) -> None: ...
 
 
 def build_app(
     sources: Sequence[Run | ScheduleFile],
     what_if: WhatIf | None = None,
     *,
-    comparisons: Mapping[str, Comparison] | None = None,
+    comparisons: Mapping[str, SystemComparison] | None = None,
     is_example: bool = False,
 ) -> Dash:
     """The application that shows `sources`, and plans for any dead workers if `what_if` can tell; pages are tabs.
 
     Args:
         comparisons: of resilience systems, by name.
-        is_example: nobody asked for these sources; a first page says so, and what can be asked for.
+        is_example: nobody asked for these sources; a first page says so, and what can be shown.
     """
-    runs = [source for source in sources if isinstance(source, Run)]
-    files = [source for source in sources if isinstance(source, ScheduleFile)]
-    shelf = Shelf()
-    run_pages = [RunPage(run, f"run{place}", shelf) for place, run in enumerate(runs)]
-    compared = [SystemsPage(one, name, f"systems{n}") for n, (name, one) in enumerate((comparisons or {}).items())]
-    pages: list[Page] = [*compared, *run_pages]
-
-    def now() -> list[Run | ScheduleFile]:
-        return [*files, *(page.run for page in run_pages)]
-
-    if files:
-        pages.append(SchedulePage(files, shelf=shelf))
-    if sources:
-        pages.append(ExplainPage(now, shelf))
-    if runs or len(files) > 1:
-        pages.append(ComparePage(now, shelf))
-    if what_if is not None:
-        pages.append(PlansPage(what_if, shelf))
-    pages.append(ValidatePage(shelf))
-    if is_example:
-        pages.insert(0, StartPage([(page.prefix, page.title) for page in pages]))
-    opened = [address for page in pages[:1] if isinstance(page, SchedulePage) for address in page.addresses()]
+    workspace = Workspace.of(sources, what_if=what_if, comparisons=comparisons or {}, is_example=is_example)
+    pages = open_pages(workspace)
+    opened = pages[0].preloaded_lanes()
     app = Dash(
         "viz",
-        index_string=_index(opened, has_graphs=bool(opened) or _has_steps(pages[0])),
+        index_string=_index(opened, has_graphs=pages[0].begins_with_graph),
         title=f"{pages[0].title} · recycle",
         update_title="",
         assets_folder=_assets(),
@@ -95,17 +55,13 @@ def build_app(
     # A callable layout: a page that is opened again shows a live run as it is then.
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
-    lanes_view.register(app, shelf)
-    lanes_view.draw(opened, shelf)
+    lanes_view.register(app, workspace.cache)
+    lanes_view.draw(opened, workspace.cache)
     keep_in_address(app, TABS, [page.prefix for page in pages])
     _register_opening(app, pages)
     for page in pages:
         page.register(app)
     return app
-
-
-def _has_steps(page: Page) -> bool:
-    return isinstance(page, RunPage) and bool(page.run.steps)
 
 
 _EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
@@ -150,7 +106,7 @@ def _layout(pages: Sequence[Page], title: str) -> html.Div:
         for place, page in enumerate(pages)
     ]
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if title else [html.H1("recycle")]
-    fixtures = [part for page in pages if isinstance(page, PlansPage) for part in page.fixtures()]
+    fixtures = [part for page in pages for part in page.fixtures()]
     content = dcc.Tabs(tabs, value=pages[0].prefix, id=TABS)
     opened = dcc.Store(id="opened", data=[pages[0].prefix])
     return html.Div([html.Header(heading, className="top"), html.Main(content), opened, *fixtures])
@@ -171,8 +127,7 @@ def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
 
 
 def _fresh(page: Page) -> html.Div:
-    if isinstance(page, RunPage):
-        page.refresh()
+    page.refresh()
     return page.layout()
 
 

@@ -15,7 +15,7 @@ _MOST_BYTES = 256 << 20
 _HEAD_BYTES = 80
 
 
-class Change(Struct, frozen=True):
+class RateChange(Struct, frozen=True):
     """What a system went over to.
 
     Attributes:
@@ -37,7 +37,7 @@ class Misfit(Struct, frozen=True):
     reason: str
 
 
-class System(Struct, frozen=True):
+class SystemResult(Struct, frozen=True):
     """A system on a trace; times in seconds, rates in samples per second. `lost` is by cause."""
 
     name: str
@@ -47,7 +47,7 @@ class System(Struct, frozen=True):
     fault_free: float
     seconds: float
     lost: dict[str, float]
-    timeline: list[Change]
+    timeline: list[RateChange]
     layout: str = ""
     misfit: Misfit | None = None
 
@@ -59,7 +59,7 @@ class Reference(Struct, frozen=True):
     layout: str
 
 
-class Trace(Struct, frozen=True):
+class FailureTrace(Struct, frozen=True):
     """A failure trace; `alive` is (time, nodes alive from then on)."""
 
     name: str
@@ -71,16 +71,16 @@ class Trace(Struct, frozen=True):
     references: dict[str, Reference]
 
 
-class Comparison(Struct, frozen=True):
+class SystemComparison(Struct, frozen=True):
     """All systems on all traces, as `recycle compare --json` prints them."""
 
     format: str
     shape: str
-    traces: list[Trace]
-    systems: list[System]
+    traces: list[FailureTrace]
+    systems: list[SystemResult]
     assumptions: list[str] = []
 
-    def of(self, place: int) -> list[System]:
+    def of(self, place: int) -> list[SystemResult]:
         """The systems on the trace at that place: they stand trace by trace, all of one after all of another."""
         each = len(self.systems) // len(self.traces) if self.traces else 0
         return self.systems[place * each : (place + 1) * each]
@@ -95,10 +95,10 @@ def is_comparison(path: Path) -> bool:
         return False
 
 
-def load_comparison(path: Path) -> Comparison:
+def load_comparison(path: Path) -> SystemComparison:
     """Read a comparison. Raises RecycleError when it is broken."""
     try:
-        found = msgspec.json.decode(read_whole(path, RecycleError, _MOST_BYTES), type=Comparison)
+        found = msgspec.json.decode(read_whole(path, RecycleError, _MOST_BYTES), type=SystemComparison)
     except msgspec.DecodeError as error:
         raise RecycleError(f"{path}: is no whole comparison ({error}); write it anew with recycle compare") from None
     if len(found.systems) != len(found.traces) * len({system.name for system in found.systems}):

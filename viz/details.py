@@ -18,8 +18,8 @@ from recycle.ir.simulate import TOLERANCE
 from viz.analysis.memory import memory_curve, sampled
 from viz.analysis.waits import WHY, Input, Output
 from viz.figures.boxes import describe, time_unit
+from viz.lane_cache import CachedLanes
 from viz.lanes import Flag
-from viz.shelf import Shown
 
 MEMORY_PIXELS = 4000
 """Pixels that a memory curve is sampled for; it is drawn in one piece however far the reader zooms in."""
@@ -69,7 +69,7 @@ class Details:
     memory: Memory | None = None
 
 
-def details(shown: Shown, choice: dict[str, Any]) -> Details | None:
+def details(shown: CachedLanes, choice: dict[str, Any]) -> Details | None:
     """The details of what the browser says was chosen; None when that is not in the table."""
     table = shown.table
     operation, lane = choice.get("operation"), choice.get("lane")
@@ -83,17 +83,17 @@ def details(shown: Shown, choice: dict[str, Any]) -> Details | None:
     return None
 
 
-def of_operation(shown: Shown, operation: int) -> Details:
+def of_operation(shown: CachedLanes, operation: int) -> Details:
     """An operation: what it is, what it needed with slack, and what needs it."""
     lane = int(np.searchsorted(shown.table.offsets, operation, side="right")) - 1
     title, *lines = describe(shown.table, operation, lane)
-    source = shown.source
-    if source is None:
+    explainer = shown.explainer
+    if explainer is None:
         return Details(title, lines)
-    row, schedule = source.row(shown.table, operation), source.timeline.schedule
-    told = source.waits.inputs(row)
+    row, schedule = explainer.row(shown.table, operation), explainer.timeline.schedule
+    told = explainer.waits.inputs(row)
     inputs = [need for need in told.shown if isinstance(need, Input)]
-    decided = bool(inputs) and inputs[0].slack <= source.timeline.makespan * TOLERANCE
+    decided = bool(inputs) and inputs[0].slack <= explainer.timeline.makespan * TOLERANCE
     needs = [
         Need(
             str(schedule.instruction(need.row)),
@@ -107,15 +107,15 @@ def of_operation(shown: Shown, operation: int) -> Details:
     ]
     if told.total > len(inputs):
         lines.append(f"needs {told.total - len(inputs)} more, which were there earlier")
-    place_of = partial(source.operation, shown.table)
+    place_of = partial(explainer.operation, shown.table)
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
-    users = [place_of(user.row) for user in source.waits.outputs(row).shown if isinstance(user, Output)]
+    users = [place_of(user.row) for user in explainer.waits.outputs(row).shown if isinstance(user, Output)]
     waited = place_of(inputs[0].row) if decided else -1
     links = Links([i for i in values if i >= 0], [i for i in users if i >= 0], waited)
     return Details(title, lines, needs, links, _memory(shown, lane))
 
 
-def of_gap(shown: Shown, lane: int, start: float, end: float) -> Details:
+def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
     """A gap of a worker: why it is idle, a line for each part that has one cause."""
     table = shown.table
     scale, unit = time_unit(table, table.span)
@@ -126,8 +126,8 @@ def of_gap(shown: Shown, lane: int, start: float, end: float) -> Details:
     title = f"Worker {table.labels[lane]} is idle"
     lines = [f"from {time(start)} to {time(end)}, {time(end - start)}"]
     worker = _worker(shown, lane)
-    if worker is not None and shown.source is not None:
-        bubbles = shown.source.bubbles
+    if worker is not None and shown.explainer is not None:
+        bubbles = shown.explainer.bubbles
         slack = 1e-5 * table.span  # the browser's times are rounded to 24 bits
         gap = bubbles.at(worker, start + slack) if end - start > 2 * slack else None
         while gap is not None and gap.start < end - slack:
@@ -136,7 +136,7 @@ def of_gap(shown: Shown, lane: int, start: float, end: float) -> Details:
     return Details(title, lines, memory=_memory(shown, lane))
 
 
-def of_worker(shown: Shown, lane: int) -> Details:
+def of_worker(shown: CachedLanes, lane: int) -> Details:
     """A worker: what it does in all."""
     table = shown.table
     mine = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
@@ -155,24 +155,24 @@ def of_worker(shown: Shown, lane: int) -> Details:
     return Details(f"Worker {table.labels[lane]}", lines, memory=memory)
 
 
-def _worker(shown: Shown, lane: int) -> int | None:
+def _worker(shown: CachedLanes, lane: int) -> int | None:
     """Index of the lane's worker in the timeline: itself in a plan, the role that it played in what ran."""
-    if shown.source is None:
+    if shown.explainer is None:
         return None
-    if shown.source.ids is None:
+    if shown.explainer.ids is None:
         return lane
     first = int(shown.table.offsets[lane])
     if first == shown.table.offsets[lane + 1]:
         return None
-    return int(shown.source.timeline.schedule.columns.worker[shown.source.row(shown.table, first)])
+    return int(shown.explainer.timeline.schedule.columns.worker[shown.explainer.row(shown.table, first)])
 
 
-def _memory(shown: Shown, lane: int) -> Memory | None:
-    worker, source = _worker(shown, lane), shown.source
-    if worker is None or source is None or shown.table.failed[lane]:
+def _memory(shown: CachedLanes, lane: int) -> Memory | None:
+    worker, explainer = _worker(shown, lane), shown.explainer
+    if worker is None or explainer is None or shown.table.failed[lane]:
         return None
-    limit = source.limits[worker % source.timeline.schedule.shape.ranks] if source.limits else None
-    curve = memory_curve(source.timeline, worker, limit)
-    time, held = sampled(curve, 0.0, source.timeline.makespan, MEMORY_PIXELS)
+    limit = explainer.limits[worker % explainer.timeline.schedule.shape.ranks] if explainer.limits else None
+    curve = memory_curve(explainer.timeline, worker, limit)
+    time, held = sampled(curve, 0.0, explainer.timeline.makespan, MEMORY_PIXELS)
     label = shown.table.labels[lane]
     return Memory(label, time.tolist(), held.tolist(), curve.limit, curve.peak, curve.peak_time)

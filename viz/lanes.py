@@ -257,5 +257,22 @@ class LaneTable:
         )
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One timeline of a picture; `span` makes its time axis longer than the table, to compare panels."""
+
+    title: str
+    table: LaneTable
+    span: float | None = None
+
+
+def on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
+    """The panels with one length of time axis per unit, so that longer looks longer."""
+    longest: dict[str, float] = {}
+    for panel in panels:
+        longest[panel.table.unit] = max(longest.get(panel.table.unit, 0.0), panel.table.span)
+    return [replace(panel, span=longest[panel.table.unit] or None) for panel in panels]
+
+
 def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
     return is_kind(columns.kind, TRANSFER_KINDS)

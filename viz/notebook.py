@@ -9,7 +9,8 @@ from recycle.files import write_whole
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 from viz.export import SVG_LIMIT
-from viz.figures.svg import Panel, svg
+from viz.figures.svg import svg
+from viz.lanes import Panel
 from viz.sources import ScheduleFile, schedule_source
 
 if TYPE_CHECKING:

@@ -8,20 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from recycle.errors import RecycleError
-from recycle.ir.executed import executed_timeline
-from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
-from recycle.job import Job
+from recycle.ir.simulate import Timeline
 from viz.analysis.differences import Alignment, align, require_one_clock, scaled
 from viz.lanes import LaneTable
-from viz.run import Run
-from viz.sources import ScheduleFile
-
-STEPS_OFFERED = 500
 
 
 @dataclass(frozen=True)
@@ -65,6 +58,19 @@ class Operand:
         return self.drawn or replace(LaneTable.from_timeline(self.timeline), unit=self.unit)
 
 
+class Comparable(Protocol):
+    """A source of things to compare; `place` is its own among all sources and stands in its keys."""
+
+    def choices(self, place: int) -> list[Choice]:
+        """What can be compared of it."""
+
+    def suggested(self, place: int) -> list[str]:
+        """Keys of its own that are compared at first: one for a file, a plan and what ran of it for a run."""
+
+    def operand(self, choice: Choice) -> Operand:
+        """What a choice of its own stands for. Raises RecycleError when it has no timeline."""
+
+
 class Operands:
     """All that some sources have to compare.
 
@@ -72,85 +78,33 @@ class Operands:
         now: gives the sources as they are now; a live run is another object once it was read again.
     """
 
-    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]]) -> None:
+    def __init__(self, now: Callable[[], Sequence[Comparable]]) -> None:
         self._now = now
 
     @property
-    def sources(self) -> list[Run | ScheduleFile]:
+    def sources(self) -> list[Comparable]:
         return list(self._now())
 
     def choices(self) -> list[Choice]:
-        """Files first, then of each run its plans and its last STEPS_OFFERED executed steps."""
-        found = []
-        for place, source in enumerate(self.sources):
-            if isinstance(source, ScheduleFile):
-                if source.timeline is not None:
-                    found.append(Choice(f"file/{place}", source.name))
-                continue
-            for phase in source.phases:
-                key = f"plan/{place}/{phase.plan}"
-                if phase.plan and key not in {choice.key for choice in found}:
-                    found.append(Choice(key, f"{source.name}: plan of steps {phase.steps}, {phase.alive}"))
-            for step in (source.trace.steps if source.trace else [])[-STEPS_OFFERED:]:
-                found.append(Choice(f"step/{place}/{step}", f"{source.name}: executed step {step}"))
-        return found
+        """All choices, source by source."""
+        return [choice for place, source in enumerate(self.sources) for choice in source.choices(place)]
 
     def first_choice(self) -> list[str]:
         """What is compared at first: the first two files, or of a run the step worth a look and its plan."""
-        files = [choice.key for choice in self.choices() if choice.key.startswith("file/")]
-        if len(files) >= 2:
-            return files[:2]
-        for place, run in enumerate(self.sources):
-            if not isinstance(run, Run) or run.trace is None:
-                continue
-            moments = [moment.step for moment in run.moments]
-            step = moments[1] if len(moments) > 1 else moments[0] if moments else run.trace.steps[-1]
-            if step in run.trace.steps and (plan := run.plan_of(step)):
-                return [f"plan/{place}/{plan}", f"step/{place}/{step}"]
-        return [choice.key for choice in self.choices()][:2]
+        suggested = [source.suggested(place) for place, source in enumerate(self.sources)]
+        files = [keys[0] for keys in suggested if len(keys) == 1]
+        pairs = [keys for keys in suggested if len(keys) > 1]
+        if len(files) >= 2 or not pairs:
+            return files[:2] if len(files) >= 2 else [choice.key for choice in self.choices()][:2]
+        return pairs[0]
 
     def get(self, key: str) -> Operand:
         """The operand of a key. Raises RecycleError when there is none, or it has no timeline."""
-        titles = {choice.key: choice.title for choice in self.choices()}
-        if key not in titles:
-            raise RecycleError(f"compare: {key!r} is not there to be compared")
-        kind, place, *rest = key.split("/")
-        source = self.sources[int(place)]
-        if isinstance(source, ScheduleFile):
-            assert source.timeline is not None
-            limits = stated_limits(source.schedule)
-            return Operand(key, titles[key], source.timeline, executed=False, limits=limits, drawn=source.lanes)
-        if kind == "plan":
-            plan = source.plan(rest[0])
-            if plan is None:
-                raise RecycleError(f"{source.name}: plan {rest[0]} cannot be read")
-            job = _job(source)
-            unit, limits = (job.seconds_per_unit, _job_limits(job)) if job else (None, None)
-            timeline = simulate(lower(plan), source.profile)
-            return Operand(key, titles[key], timeline, False, unit, stated_limits(plan) or limits)
-        assert source.trace is not None
-        step = int(rest[0])
-        window = source.trace.window(step, step, source.trace.generations_of(step)[-1])
-        job = _job(source)
-        limits = _job_limits(job) if job else None
-        return Operand(
-            key, titles[key], executed_timeline(window, source.profile), executed=True, limits=limits, in_seconds=True
-        )
-
-
-def _job(run: Run) -> Job | None:
-    try:
-        return Job.load(run.path / "job.toml")
-    except RecycleError:
-        return None
-
-
-def _job_limits(job: Job) -> tuple[float, ...] | None:
-    try:
-        limits = job.activation_limits()
-    except RecycleError:  # in bytes, and the profile that weighs activations is gone
-        return None
-    return None if limits is None else tuple(limits)
+        for place, source in enumerate(self.sources):
+            for choice in source.choices(place):
+                if choice.key == key:
+                    return source.operand(choice)
+        raise RecycleError(f"compare: {key!r} is not there to be compared")
 
 
 def stated_limits(schedule: Schedule) -> tuple[float, ...] | None:

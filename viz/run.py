@@ -1,4 +1,5 @@
-"""A run directory as the viewer needs it: metrics, events, plans, trace, and the phases between changes of membership.
+"""A run directory as the viewer needs it: metrics, events, plans, trace, and its segments between changes of
+membership.
 
 Reads what can be read. Whatever is missing or broken becomes a line in `problems`, and the rest is shown; only a
 folder that is no run directory at all is an error. A live run has no `trace.json` yet, its logs are merged instead.
@@ -6,6 +7,8 @@ folder that is no run directory at all is an error. A live run has no `trace.jso
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,11 +30,17 @@ from recycle.ir.trace import Trace, read_lines
 from recycle.job import Job
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
-from viz.lanes import LaneTable
+from viz.lanes import LaneTable, Panel
+from viz.operands import Choice, Operand, stated_limits
+
+STEPS_OFFERED = 500
+"""Executed steps of a run that can be chosen to compare."""
+REFRESH_SECONDS = 4.0
+"""Between two readings of a run that goes on."""
 
 
 @dataclass(frozen=True)
-class Phase:
+class RunSegment:
     """Consecutive steps that ran in one generation with one plan."""
 
     first: int
@@ -50,7 +59,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Moment:
+class NotableStep:
     """A step worth looking at, and why."""
 
     title: str
@@ -58,7 +67,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Figures:
+class PlanFigures:
     """What a plan promises: seconds (or units of the profile) per iteration, and how far that is from the bound."""
 
     period: float
@@ -170,38 +179,40 @@ class Run:
         return tuple(sorted(dead))
 
     @cached_property
-    def phases(self) -> list[Phase]:
+    def segments(self) -> list[RunSegment]:
         """The run as stretches of steps between changes of plan or generation."""
 
         def key(step: int) -> tuple[int, str]:
             tried = self.generations_of(step)
             return (tried[-1] if tried else -1, self.plan_of(step) or "")
 
-        phases = []
+        segments = []
         for (generation, plan), steps in groupby(self.steps, key=key):
             members = list(steps)
             failed = self.failed_in(members[0])
-            phases.append(Phase(members[0], members[-1], plan or None, generation if generation >= 0 else None, failed))
-        return phases
+            segments.append(
+                RunSegment(members[0], members[-1], plan or None, generation if generation >= 0 else None, failed)
+            )
+        return segments
 
     @cached_property
-    def moments(self) -> list[Moment]:
+    def notable_steps(self) -> list[NotableStep]:
         """Before, during and after the first failure; or one step of a run without failures.
 
-        The second step of a phase is taken where there is one: the first runs with the optimizer's barrier.
+        The second step of a segment is taken where there is one: the first runs with the optimizer's barrier.
         """
-        phases = self.phases
-        broken = next((i for i, phase in enumerate(phases) if phase.failed), None)
+        segments = self.segments
+        broken = next((i for i, segment in enumerate(segments) if segment.failed), None)
         if broken is None:
-            return [Moment("a step of the run", _settled(phases[0]))] if phases else []
-        moments = [Moment("before the failure", phases[broken - 1].last)] if broken else []
-        moments.append(Moment("during the failure", _settled(phases[broken])))
-        after = next((phase for phase in phases[broken + 1 :] if not phase.failed), None)
+            return [NotableStep("a step of the run", _settled(segments[0]))] if segments else []
+        moments = [NotableStep("before the failure", segments[broken - 1].last)] if broken else []
+        moments.append(NotableStep("during the failure", _settled(segments[broken])))
+        after = next((segment for segment in segments[broken + 1 :] if not segment.failed), None)
         if after is not None:
-            moments.append(Moment("after the return", _settled(after)))
+            moments.append(NotableStep("after the return", _settled(after)))
         return moments
 
-    def figures(self, digest: str | None) -> Figures | None:
+    def figures(self, digest: str | None) -> PlanFigures | None:
         """Period, bound and gap of a plan: as its planner wrote them, else simulated; None when it cannot be timed."""
         plan = self.plan(digest)
         if plan is None:
@@ -213,7 +224,7 @@ class Run:
             return None
         stated = {name: _number(plan.metadata.get(name)) for name in ("period", "lower_bound", "gap")}
         period = stated["period"] if stated["period"] is not None else timeline.period
-        return Figures(period, timeline.makespan, stated["lower_bound"], stated["gap"], plan.optimizer)
+        return PlanFigures(period, timeline.makespan, stated["lower_bound"], stated["gap"], plan.optimizer)
 
     def measured(self, first: int, last: int) -> float | None:
         """Median seconds from one step to the next among `first` to `last`, as executed; see `Trace.period`."""
@@ -269,13 +280,98 @@ class Run:
             return None
         return self.trace.window(step, step, tried[-1] if generation is None else generation)
 
+    def panels(self) -> list[Panel]:
+        """The steps worth looking at, planned and executed."""
+        shown = []
+        for step in self.notable_steps:
+            for what, lanes in (("planned", self.planned_lanes), ("executed", self.executed_lanes)):
+                table = lanes(step.step)
+                if table is not None and len(table):
+                    shown.append(Panel(f"{step.title.capitalize()}, step {step.step}: {what}", table))
+        return shown
+
+    def choices(self, place: int) -> list[Choice]:
+        """Its plans, then its last STEPS_OFFERED executed steps."""
+        plans: dict[str, str] = {}
+        for segment in self.segments:
+            if segment.plan:
+                plans.setdefault(segment.plan, f"{self.name}: plan of steps {segment.steps}, {segment.alive}")
+        steps = (self.trace.steps if self.trace else [])[-STEPS_OFFERED:]
+        return [
+            *(Choice(f"plan/{place}/{plan}", title) for plan, title in plans.items()),
+            *(Choice(f"step/{place}/{step}", f"{self.name}: executed step {step}") for step in steps),
+        ]
+
+    def suggested(self, place: int) -> list[str]:
+        """A plan and an executed step of it: during the failure when there was one."""
+        if self.trace is None:
+            return []
+        notable = [step.step for step in self.notable_steps]
+        step = notable[1] if len(notable) > 1 else notable[0] if notable else self.trace.steps[-1]
+        plan = self.plan_of(step)
+        return [f"plan/{place}/{plan}", f"step/{place}/{step}"] if plan and step in self.trace.steps else []
+
+    def operand(self, choice: Choice) -> Operand:
+        kind, _, name = choice.key.split("/")
+        job = self._job
+        if kind == "step":
+            assert self.trace is not None
+            window = self.trace.window(int(name), int(name), self.trace.generations_of(int(name))[-1])
+            executed = executed_timeline(window, self.profile)
+            limits = _limits(job) if job else None
+            return Operand(choice.key, choice.title, executed, executed=True, limits=limits, in_seconds=True)
+        plan = self.plan(name)
+        if plan is None:
+            raise RecycleError(f"{self.name}: plan {name} cannot be read")
+        unit, limits = (job.seconds_per_unit, _limits(job)) if job else (None, None)
+        timeline = simulate(lower(plan), self.profile)
+        return Operand(choice.key, choice.title, timeline, False, unit, stated_limits(plan) or limits)
+
+    @cached_property
+    def _job(self) -> Job | None:
+        """The job as the run resolved it, None where it cannot be read any more."""
+        try:
+            return Job.load(self.path / "job.toml")
+        except RecycleError:
+            return None
+
     def _complain(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
 
 
-def _settled(phase: Phase) -> int:
-    return min(phase.first + 1, phase.last)
+class LiveRun:
+    """A run directory that is read again while its run goes on; `run` is what was read last."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._read_again_at = time.monotonic() + REFRESH_SECONDS
+        self._lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Read a live run again, however many browsers ask: once per REFRESH_SECONDS, and for a tenth of the time."""
+        with self._lock:
+            began = time.monotonic()
+            if self.run.live and began >= self._read_again_at:
+                try:
+                    self.run = load_run(self.run.path)
+                except RecycleError as error:
+                    self.run.problems[:] = [str(error)]
+                ended = time.monotonic()
+                self._read_again_at = ended + max(REFRESH_SECONDS, 10 * (ended - began))
+
+
+def _settled(segment: RunSegment) -> int:
+    return min(segment.first + 1, segment.last)
+
+
+def _limits(job: Job) -> tuple[float, ...] | None:
+    """Activations that the worker of each rank may hold, where the job tells."""
+    try:
+        limits = job.activation_limits()
+    except RecycleError:  # in bytes, and the profile that weighs activations is gone
+        return None
+    return None if limits is None else tuple(limits)
 
 
 def _number(value: Any) -> float | None:

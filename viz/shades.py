@@ -26,17 +26,17 @@ TOLERANCE = 0.01
 MOST_BYTES = 100_000_000
 
 
-class Scale(NamedTuple):
+class ShadeEdges(NamedTuple):
     """From `some` on it is earlier or later, from `much` on much; in the unit of the timelines."""
 
     some: float
     much: float
 
 
-def scale_of(first: Timeline, matches: Matches) -> Scale:
+def edges_of(first: Timeline, matches: Matches) -> ShadeEdges:
     """Two shades either way: up to half of the largest difference, and beyond."""
     some = TOLERANCE * first.makespan
-    return Scale(some, max(some, float(np.abs(matches.delta).max(initial=0.0)) / 2))
+    return ShadeEdges(some, max(some, float(np.abs(matches.delta).max(initial=0.0)) / 2))
 
 
 def later(table: LaneTable, matches: Matches) -> npt.NDArray[np.float32]:
@@ -71,7 +71,7 @@ class Shades:
             return self._kept.get(digest)
 
 
-def told(address: str, scale: Scale, title: str) -> dict[str, Any]:
+def for_canvas(address: str, scale: ShadeEdges, title: str) -> dict[str, Any]:
     """What the canvas needs to colour by: where the differences are, against what, and the shades."""
     return {"address": address, "edges": list(scale), "title": title, "paints": [asdict(paint) for paint in SHADES]}
 

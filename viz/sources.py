@@ -12,8 +12,9 @@ from recycle.ir.check import Finding, check
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.profile import Profile
-from viz.lanes import LaneTable
-from viz.memory import give_back
+from viz.free_memory import release_memory
+from viz.lanes import LaneTable, Panel
+from viz.operands import Choice, Operand, stated_limits
 from viz.run import Run, load_run
 
 
@@ -38,6 +39,22 @@ class ScheduleFile:
     def name(self) -> str:
         return self.path.name
 
+    def panels(self) -> list[Panel]:
+        """Its timeline; none where no instruction takes time."""
+        return [Panel(self.name, self.lanes)] if len(self.lanes) else []
+
+    def choices(self, place: int) -> list[Choice]:
+        return [Choice(f"file/{place}", self.name)] if self.timeline is not None else []
+
+    def suggested(self, place: int) -> list[str]:
+        return [choice.key for choice in self.choices(place)]
+
+    def operand(self, choice: Choice) -> Operand:
+        if self.timeline is None:
+            raise RecycleError(f"{self.name}: {self.problem}")
+        limits = stated_limits(self.schedule)
+        return Operand(choice.key, choice.title, self.timeline, executed=False, limits=limits, drawn=self.lanes)
+
 
 def load_schedule(path: str | Path, profile: Profile | None = None) -> ScheduleFile:
     """Read a schedule file of any format and time it, in units of `profile` (1 for each of F, I and W when left out).
@@ -52,13 +69,13 @@ def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = No
     """A schedule as if it had been read from `path`, checked and timed as `load_schedule` does."""
     profile = profile or Profile.uniform()
     findings = tuple(check(schedule, profile=profile))
-    give_back()
+    release_memory()
     try:
         timeline = simulate(schedule, profile)
     except RecycleError as error:
         return ScheduleFile(path, schedule, None, LaneTable.until_stuck(schedule, profile), findings, str(error))
     lanes = LaneTable.from_timeline(timeline)
-    give_back()
+    release_memory()
     return ScheduleFile(path, schedule, timeline, lanes, findings, "")
 
 

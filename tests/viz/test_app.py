@@ -19,11 +19,11 @@ from viz.app import build_app, serve
 from viz.figures.axes import AXES_CONFIG
 from viz.figures.boxes import label
 from viz.figures.timeline import CONFIG
+from viz.lane_cache import LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
-from viz.run import load_run
-from viz.shelf import Shelf
+from viz.run import LiveRun, load_run
 from viz.sources import load_schedule, load_source
 
 
@@ -37,14 +37,14 @@ def views(component: Any) -> list[dict[str, Any]]:
     return here + views(component["props"].get("children"))
 
 
-def table_of(shelf: Shelf, view: dict[str, Any]) -> LaneTable:
-    shown = shelf.get(Path(view["data-address"]).stem)
+def table_of(cache: LaneCache, view: dict[str, Any]) -> LaneTable:
+    shown = cache.get(Path(view["data-address"]).stem)
     assert shown is not None
     return shown.table
 
 
 def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -> None:
-    page = RunPage(load_run(run_dir))
+    page = RunPage(LiveRun(load_run(run_dir)))
     shown, options, attempt, hidden = page.timelines(4, None)
     component = plain(shown)
     assert [text for text in words(component) if text.startswith(("Planned", "Executed"))] == [
@@ -53,7 +53,7 @@ def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -
     ]
     assert (options, attempt, hidden) == ([{"label": "generation 1", "value": 1}], 1, "hidden")
     for view in views(component):
-        table = table_of(page.shelf, view)
+        table = table_of(page.cache, view)
         assert [table.labels[lane] for lane in np.flatnonzero(table.failed)] == ["1.1"]
         assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= {label(table, i) for i in np.flatnonzero(table.has(Flag.REROUTED))}
     assert [graph["config"] for graph in graphs(component)] == [AXES_CONFIG] * 2
@@ -61,7 +61,7 @@ def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -
 
 
 def test_a_step_tried_twice_offers_both_attempts(run_dir: Path) -> None:
-    page = RunPage(load_run(run_dir))
+    page = RunPage(LiveRun(load_run(run_dir)))
     _, options, attempt, hidden = page.timelines(3, None)
     assert options == [{"label": "generation 0 (broken off)", "value": 0}, {"label": "generation 1", "value": 1}]
     assert (attempt, hidden) == (1, "")
@@ -71,15 +71,15 @@ def test_a_step_tried_twice_offers_both_attempts(run_dir: Path) -> None:
 
 
 def test_the_attempt_of_another_step_does_not_stick(run_dir: Path) -> None:
-    assert RunPage(load_run(run_dir)).timelines(7, 0)[2] == 2
+    assert RunPage(LiveRun(load_run(run_dir))).timelines(7, 0)[2] == 2
 
 
 def test_the_page_opens_during_the_failure(run_dir: Path) -> None:
-    page = RunPage(load_run(run_dir))
+    page = RunPage(LiveRun(load_run(run_dir)))
     slider = page.slider()
     assert (slider["min"], slider["max"], slider["value"]) == (0, 8, 4)
     assert slider["marks"] == {0: "0", 3: "3", 6: "6", 8: "8"}
-    assert words(plain(page.moments())) == [
+    assert words(plain(page.notable_steps())) == [
         "before the failure: step 2",
         "during the failure: step 4",
         "after the return: step 7",
@@ -87,14 +87,14 @@ def test_the_page_opens_during_the_failure(run_dir: Path) -> None:
 
 
 def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> None:
-    rows = RunPage(load_run(run_dir)).phase_rows()
+    rows = RunPage(LiveRun(load_run(run_dir))).segment_rows()
     assert rows[1][:7] == ["3 to 5", "without 1.1", "bbbb1111", "staggered", 11.0, 10.0, "10.0%"]
     assert rows[1][7] == "0.212 s"
     assert rows[0][5:7] == [None, None]
 
 
 def test_losses_live_workers_and_events_are_drawn(run_dir: Path) -> None:
-    (curves,) = graphs(plain(RunPage(load_run(run_dir)).overview()))
+    (curves,) = graphs(plain(RunPage(LiveRun(load_run(run_dir))).overview()))
     assert curves["figure"]["data"][1]["y"] == [6, 6, 6, 5, 5, 5, 6, 6, 6]
     assert [note["text"] for note in curves["figure"]["layout"]["annotations"]] == ["1.1 failed", "1.1 back"]
     assert curves["config"] == CONFIG
@@ -105,7 +105,7 @@ def test_an_empty_run_says_what_will_appear(run_dir: Path) -> None:
         (run_dir / file).unlink()
     for log in (run_dir / "logs").iterdir():
         log.unlink()
-    page = RunPage(load_run(run_dir))
+    page = RunPage(LiveRun(load_run(run_dir)))
     texts = words(plain(page.layout()))
     assert "No step is committed yet." in texts
     assert "No plan is in use yet." in texts
@@ -115,7 +115,7 @@ def test_an_empty_run_says_what_will_appear(run_dir: Path) -> None:
 
 def test_problems_stand_above_what_can_be_drawn(run_dir: Path) -> None:
     (run_dir / "plans" / "bbbb1111.json").write_text("{")
-    page = RunPage(load_run(run_dir))
+    page = RunPage(LiveRun(load_run(run_dir)))
     texts = words(plain(page.overview()))
     assert texts[0] == "1 problem"
     assert "bbbb1111.json" in texts[1]
@@ -130,11 +130,11 @@ def test_a_live_run_is_read_again(
     path = make_run(tmp_path / "run", live=True)
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (path / "metrics.jsonl").write_text("".join(lines[:5]))
-    page = RunPage(load_run(path))
+    page = RunPage(LiveRun(load_run(path)))
     (path / "metrics.jsonl").write_text("".join(lines))
     page.refresh()
     assert len(page.run.metrics) == 5
-    monkeypatch.setattr("viz.pages.run_page.time.monotonic", lambda: 1e9)
+    monkeypatch.setattr("viz.run.time.monotonic", lambda: 1e9)
     page.refresh()
     assert len(page.run.metrics) == 9
 
@@ -286,7 +286,7 @@ def test_the_first_iteration_of_a_live_run_appears_by_itself(
     client = build_app([load_source(path)]).server.test_client()
     (path / "aside").rename(path / "logs")
     (path / "metrics.jsonl").write_text(metrics)
-    monkeypatch.setattr("viz.pages.run_page.time.monotonic", lambda: 1e9)
+    monkeypatch.setattr("viz.run.time.monotonic", lambda: 1e9)
     follow: list[str] = ["follow"]
     changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, began=False, follow=follow)
     assert changed["run0-began"] == {"data": True}
@@ -302,9 +302,9 @@ def test_the_first_iteration_of_a_live_run_appears_by_itself(
 
 
 def test_a_live_run_opens_at_its_newest_step_and_follows(tmp_path: Path, make_run: Callable[..., Path]) -> None:
-    live = RunPage(load_run(make_run(tmp_path / "live", live=True)))
+    live = RunPage(LiveRun(load_run(make_run(tmp_path / "live", live=True))))
     assert live.slider()["value"] == 8
     assert of_type(plain(live.layout()), "Checklist")[0]["value"] == ["follow"]
-    finished = RunPage(load_run(make_run(tmp_path / "finished")))
+    finished = RunPage(LiveRun(load_run(make_run(tmp_path / "finished"))))
     assert finished.slider()["value"] == 4
     assert of_type(plain(finished.layout()), "Checklist")[0]["className"] == "hidden"

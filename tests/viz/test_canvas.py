@@ -20,7 +20,7 @@ from tests.viz.serving import served
 from viz.analysis.search import SearchError, parse, search
 from viz.figures import palette
 from viz.figures.boxes import boxes
-from viz.figures.raster import BUSY, Window, utilisation
+from viz.figures.raster import BUSY, Viewport, utilisation
 from viz.lanes import LaneTable
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -173,7 +173,7 @@ def test_bands_hold_the_exact_shares_of_time(opened: Callable[..., Page]) -> Non
     assert page.show(t0=0.0, t1=table.span, y0=0, y1=table.lanes) == 0
     width = page(f"() => Math.round({VIEW}.place.width)")
     view = page(f"() => {VIEW}.view")
-    shares = utilisation(table, Window(view["t0"], view["t1"], 0, table.lanes), width, table.lanes)[0]
+    shares = utilisation(table, Viewport(view["t0"], view["t1"], 0, table.lanes), width, table.lanes)[0]
     for x in (width // 50, width // 7, width // 2, width - width // 50):
         column = rgb(page(COLUMN, x))
         edge = 64 / len(column)  # a pixel of ground above the band of each pipeline

@@ -14,7 +14,7 @@ from recycle import RecycleError
 from tests.cli.command import Command
 from tests.viz.components import of_type, plain, words
 from viz.app import build_app
-from viz.comparison import Change, Comparison, System, is_comparison, load_comparison
+from viz.comparison import RateChange, SystemComparison, SystemResult, is_comparison, load_comparison
 from viz.figures.comparison import goodput_figure, lost_figure, rates_figure, steps
 from viz.pages.systems_page import SystemsPage
 
@@ -36,7 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def comparison(file: Path) -> Comparison:
+def comparison(file: Path) -> SystemComparison:
     return load_comparison(file)
 
 
@@ -49,7 +49,7 @@ def test_a_comparison_is_known_by_its_first_words(file: Path, tmp_path: Path) ->
     assert not is_comparison(tmp_path / "none")
 
 
-def test_bars_are_the_goodput_and_lines_the_scaled_references(comparison: Comparison) -> None:
+def test_bars_are_the_goodput_and_lines_the_scaled_references(comparison: SystemComparison) -> None:
     trace, systems = comparison.traces[1], comparison.of(1)
     figure = goodput_figure(trace, systems)
     (bars,) = figure.data
@@ -60,7 +60,7 @@ def test_bars_are_the_goodput_and_lines_the_scaled_references(comparison: Compar
     assert trace.references["1f1b"].goodput == pytest.approx(18 / 27)
 
 
-def test_shares_of_time_are_those_that_were_booked(comparison: Comparison) -> None:
+def test_shares_of_time_are_those_that_were_booked(comparison: SystemComparison) -> None:
     systems = [system for system in comparison.of(0) if system.fits]
     assert len(systems) == len(comparison.of(0)) - 1
     shown: dict[str, float] = dict.fromkeys((system.name for system in systems), 0.0)
@@ -71,7 +71,7 @@ def test_shares_of_time_are_those_that_were_booked(comparison: Comparison) -> No
         assert shown[system.name] == pytest.approx(100 * (1 - system.goodput / system.fault_free), abs=0.05)
 
 
-def test_rates_stand_above_the_nodes_alive(comparison: Comparison) -> None:
+def test_rates_stand_above_the_nodes_alive(comparison: SystemComparison) -> None:
     trace = comparison.traces[0]
     *lines, alive = rates_figure(trace, comparison.of(0)).data
     assert [line.name for line in lines] == [system.name for system in comparison.of(0) if system.fits]
@@ -83,20 +83,20 @@ def test_rates_stand_above_the_nodes_alive(comparison: Comparison) -> None:
 
 
 def test_pauses_are_drawn_when_they_are_long_enough_to_be_seen() -> None:
-    def system(pause: float) -> System:
+    def system(pause: float) -> SystemResult:
         changes = [
-            Change(0.0, "start", 0.0, 5.0),
-            Change(36000.0, "stop", pause, 4.0),
-            Change(43200.0, "join", 0.0, 5.0),
+            RateChange(0.0, "start", 0.0, 5.0),
+            RateChange(36000.0, "stop", pause, 4.0),
+            RateChange(43200.0, "join", 0.0, 5.0),
         ]
-        return System("x", "y", True, 4.0, 5.0, 72000.0, {}, changes)
+        return SystemResult("x", "y", True, 4.0, 5.0, 72000.0, {}, changes)
 
     assert steps(system(3600.0)) == ([0, 10, 11, 12, 20], [5, 0, 4, 5, 5])
     assert steps(system(36.0)) == ([0, 10, 12, 20], [5, 4, 5, 5])
     assert steps(system(1e9)) == ([0, 10, 12, 20], [5, 0, 5, 5])
 
 
-def test_the_page_shows_one_trace_and_lets_another_be_chosen(comparison: Comparison) -> None:
+def test_the_page_shows_one_trace_and_lets_another_be_chosen(comparison: SystemComparison) -> None:
     page = SystemsPage(comparison, "comparison.json", "systems0")
     first = plain(page.layout())
     (choice,) = of_type(first, "Dropdown")
@@ -134,7 +134,7 @@ def test_a_broken_comparison_is_refused_in_one_line(
     assert Command(capsys)("view", broken, "--port", "0").refused("comparison.json", says)
 
 
-def test_markup_in_names_is_text(comparison: Comparison) -> None:
+def test_markup_in_names_is_text(comparison: SystemComparison) -> None:
     from msgspec.structs import replace
 
     harm = "<img src=x onerror=alert(1)>"

@@ -10,29 +10,29 @@ import pytest
 
 from recycle import Profile, Schedule, Timeline, lower, simulate
 from viz.details import Details, details
+from viz.lane_cache import CachedLanes, Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.run import load_run
-from viz.shelf import Shelf, Shown, Source
 
 
-def shown_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> Shown:
-    shelf = Shelf()
-    found = shelf.get(shelf.put(LaneTable.from_timeline(timeline), Source(timeline, limits=limits)))
+def shown_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> CachedLanes:
+    cache = LaneCache()
+    found = cache.get(cache.put(LaneTable.from_timeline(timeline), Explainer(timeline, limits=limits)))
     assert found is not None
     return found
 
 
-def place(shown: Shown, text: str) -> int:
+def place(shown: CachedLanes, text: str) -> int:
     return next(i for i in range(len(shown.table)) if str(shown.table.instruction(i)) == text)
 
 
-def told(shown: Shown, **choice: Any) -> Details:
+def told(shown: CachedLanes, **choice: Any) -> Details:
     answer = details(shown, choice)
     assert answer is not None
     return answer
 
 
-def texts(shown: Shown, operations: list[int]) -> list[str]:
+def texts(shown: CachedLanes, operations: list[int]) -> list[str]:
     return [str(shown.table.instruction(operation)) for operation in operations]
 
 
@@ -75,8 +75,8 @@ def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
     table, ran = run.executed_lanes(4), run.executed(4)
     assert table is not None
     assert ran is not None
-    shelf = Shelf()
-    shown = shelf.get(shelf.put(table, Source(*ran)))
+    cache = LaneCache()
+    shown = cache.get(cache.put(table, Explainer(*ran)))
     assert shown is not None
     for operation in range(len(table)):
         row = ran[1].tolist().index(int(table.instruction_id[operation]))
@@ -133,11 +133,11 @@ def test_what_is_not_there_is_not_told(broken_timeline: Timeline, choice: dict[s
 
 def test_the_shelf_keeps_what_was_used_last(broken_timeline: Timeline, healthy: Schedule) -> None:
     first, second = LaneTable.from_timeline(broken_timeline), LaneTable.from_timeline(simulate(healthy))
-    shelf = Shelf(most_bytes=1)
-    digest = shelf.put(first)
-    assert shelf.put(first) == digest
-    other = shelf.put(second)
-    assert shelf.get(digest) is None
-    assert shelf.get(other) is not None
-    assert shelf.put(first) == digest
-    assert shelf.get(digest) is not None
+    cache = LaneCache(most_bytes=1)
+    digest = cache.put(first)
+    assert cache.put(first) == digest
+    other = cache.put(second)
+    assert cache.get(digest) is None
+    assert cache.get(other) is not None
+    assert cache.put(first) == digest
+    assert cache.get(digest) is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recycle import RecycleError, Schedule, Shape
-from viz.export import SVG_LIMIT, export, panels
+from viz.export import SVG_LIMIT, export
 from viz.figures import palette
 from viz.sources import load_source
 
@@ -51,8 +51,8 @@ def test_a_schedule_is_a_page_with_its_figures(schedule_file: Path, tmp_path: Pa
     export(tmp_path / "plan.html", [load_source(schedule_file)])
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert outside_references(page) == []
-    assert "<th>makespan</th><td>11</td>" in page
-    assert "<th>lower bound</th><td>10</td>" in page
+    assert '<th scope="row">makespan</th><td>11</td>' in page
+    assert '<th scope="row">lower bound</th><td>10</td>' in page
 
 
 def test_a_name_cannot_become_markup(tmp_path: Path, broken: Schedule) -> None:
@@ -78,7 +78,7 @@ def test_a_run_without_iterations_exports_a_page_but_no_svg(run_dir: Path, tmp_p
     for log in (run_dir / "logs").iterdir():
         log.unlink()
     source = load_source(run_dir)
-    assert panels(source) == []
+    assert source.panels() == []
     export(tmp_path / "run.html", [source])
     assert "No iteration ran yet." in (tmp_path / "run.html").read_text(encoding="utf-8")
     with pytest.raises(RecycleError, match="nothing to draw"):

@@ -11,9 +11,9 @@ from recycle import Timeline
 from tests.viz.components import plain, words
 from viz.app import build_app
 from viz.figures.axes import AXES_CONFIG, axes_figure
+from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import answer
-from viz.shelf import Shelf, Source
 from viz.sources import load_source
 from viz.wire import decode, encode
 
@@ -71,9 +71,9 @@ def test_a_picture_that_cannot_be_is_refused_in_a_line(client: Any, address: str
 
 
 def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) -> None:
-    shelf = Shelf()
-    digest = shelf.put(LaneTable.from_timeline(broken_timeline), Source(broken_timeline))
-    told, links = answer(shelf, {"address": f"lanes/{digest}.bin", "operation": 2})
+    cache = LaneCache()
+    digest = cache.put(LaneTable.from_timeline(broken_timeline), Explainer(broken_timeline))
+    told, links = answer(cache, {"address": f"lanes/{digest}.bin", "operation": 2})
     texts = words(plain(told))
     assert texts[0] == "0B0.0"
     assert "none: waited for this" in texts
@@ -84,7 +84,7 @@ def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) 
 
 @pytest.mark.parametrize("choice", [None, [], "x", {"address": 3}, {"address": "lanes/x.bin", "operation": 1}])
 def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> None:
-    told, links = answer(Shelf(), choice)
+    told, links = answer(LaneCache(), choice)
     assert links is None
     assert words(plain(told)) in ([], ["These lanes are no longer kept. Load the page again."])
 

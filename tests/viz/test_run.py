@@ -1,4 +1,4 @@
-"""A run directory is read as far as it can be read, and its phases follow the membership."""
+"""A run directory is read as far as it can be read, and its segments follow the membership."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DEAD = (Worker(1, 1),)
 def test_phases_are_the_stretches_between_changes(run_dir: Path) -> None:
     run = load_run(run_dir)
     assert run.problems == []
-    assert [(p.steps, p.plan, p.generation, p.failed) for p in run.phases] == [
+    assert [(p.steps, p.plan, p.generation, p.failed) for p in run.segments] == [
         ("0 to 2", "aaaa0000", 0, ()),
         ("3 to 5", "bbbb1111", 1, DEAD),
         ("6 to 8", "aaaa0000", 2, ()),
     ]
-    assert [(moment.title, moment.step) for moment in run.moments] == [
+    assert [(moment.title, moment.step) for moment in run.notable_steps] == [
         ("before the failure", 2),
         ("during the failure", 4),
         ("after the return", 7),
@@ -112,19 +112,19 @@ def spoil_log(path: Path) -> str:
 def test_damage_is_a_problem_and_the_rest_is_shown(run_dir: Path, damage: Callable[[Path], str]) -> None:
     message = damage(run_dir)
     run = load_run(run_dir)
-    phases = run.phases
-    assert [run.figures(phase.plan) is not None for phase in phases].count(True) >= 2
+    segments = run.segments
+    assert [run.figures(segment.plan) is not None for segment in segments].count(True) >= 2
     assert any(message in problem for problem in run.problems)
     assert len(run.metrics) == 9
-    assert [phase.steps for phase in phases] == ["0 to 2", "3 to 5", "6 to 8"]
-    assert [phase.failed for phase in phases] == [(), DEAD, ()]
+    assert [segment.steps for segment in segments] == ["0 to 2", "3 to 5", "6 to 8"]
+    assert [segment.failed for segment in segments] == [(), DEAD, ()]
     assert (run.executed_lanes(4) is None) == (damage is spoil_log)
 
 
 def test_without_generation_events_the_plan_says_who_is_dead(run_dir: Path) -> None:
     (run_dir / "events.jsonl").unlink()
     run = load_run(run_dir)
-    assert [phase.failed for phase in run.phases] == [(), DEAD, ()]
+    assert [segment.failed for segment in run.segments] == [(), DEAD, ()]
     assert run.events == []
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_just_began_is_empty_not_broken(run_dir: Path) -> None:
         (run_dir / name).unlink()
     shutil.rmtree(run_dir / "logs")
     run = load_run(run_dir)
-    assert (run.steps, run.phases, run.moments, run.problems, run.live) == ([], [], [], [], True)
+    assert (run.steps, run.segments, run.notable_steps, run.problems, run.live) == ([], [], [], [], True)
 
 
 def test_sources_are_recognised(run_dir: Path, schedule_file: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from viz.comparison import System, Trace
+from viz.comparison import FailureTrace, SystemResult
 from viz.figures.palette import FAILURE, FONT, GRID, INK, MUTED, OPTIMIZER, PAPER
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
@@ -20,7 +20,7 @@ SHORTEST = 1 / 1000
 _BAR = 34
 
 
-def rates_figure(trace: Trace, systems: Sequence[System]) -> go.Figure:
+def rates_figure(trace: FailureTrace, systems: Sequence[SystemResult]) -> go.Figure:
     """Samples per second of each system over the hours of a trace, and below how many nodes are alive."""
     figure = go.Figure()
     for place, system in enumerate(system for system in systems if system.fits):
@@ -48,7 +48,7 @@ def rates_figure(trace: Trace, systems: Sequence[System]) -> go.Figure:
     return figure
 
 
-def steps(system: System) -> tuple[list[float], list[float]]:
+def steps(system: SystemResult) -> tuple[list[float], list[float]]:
     """Hours and the rate from each on, 0 in pauses of SHORTEST and longer; the last is the end of the trace."""
     hours: list[float] = []
     rates: list[float] = []
@@ -69,7 +69,7 @@ def steps(system: System) -> tuple[list[float], list[float]]:
     return hours, rates
 
 
-def goodput_figure(trace: Trace, systems: Sequence[System]) -> go.Figure:
+def goodput_figure(trace: FailureTrace, systems: Sequence[SystemResult]) -> go.Figure:
     """A bar of committed samples per second for each system; lines are what no failure, and an ideal, would give."""
     figure = go.Figure()
     names = [system.name for system in systems]
@@ -101,7 +101,7 @@ def goodput_figure(trace: Trace, systems: Sequence[System]) -> go.Figure:
     return figure
 
 
-def lost_figure(systems: Sequence[System]) -> go.Figure:
+def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
     """Where the time went: per system a bar of the shares of time that each cause took; the rest was progress."""
     figure = go.Figure()
     shown = [system for system in systems if system.fits and system.seconds]

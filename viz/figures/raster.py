@@ -32,7 +32,7 @@ _INDEX = {colour: place for place, colour in reversed(list(enumerate(_COLOURS)))
 
 
 @dataclass(frozen=True)
-class Window:
+class Viewport:
     """What is drawn: times `t0` to `t1` of the rows `y0` to `y1`, row i being lane i, from y = i to i + 1."""
 
     t0: float
@@ -41,11 +41,11 @@ class Window:
     y1: float
 
     @classmethod
-    def whole(cls, table: LaneTable) -> Window:
+    def whole(cls, table: LaneTable) -> Viewport:
         return cls(0.0, table.span or 1.0, 0.0, max(table.lanes, 1))
 
 
-def png(table: LaneTable, width: int, height: int, window: Window | None = None, *, clear: bool = False) -> bytes:
+def png(table: LaneTable, width: int, height: int, window: Viewport | None = None, *, clear: bool = False) -> bytes:
     """The picture as PNG.
 
     Args:
@@ -54,10 +54,10 @@ def png(table: LaneTable, width: int, height: int, window: Window | None = None,
     Raises:
         ValueError: the size is not 1 to MOST_PIXELS pixels, or the window is empty or not finite.
     """
-    return encode_png(raster(table, width, height, window or Window.whole(table)), clear=clear)
+    return encode_png(raster(table, width, height, window or Viewport.whole(table)), clear=clear)
 
 
-def raster(table: LaneTable, width: int, height: int, window: Window) -> Pixels:
+def raster(table: LaneTable, width: int, height: int, window: Viewport) -> Pixels:
     """The picture as indices into the palette, [row of pixels, column]. Raises ValueError as `png` does."""
     if width < 1 or height < 1 or width * height > MOST_PIXELS:
         raise ValueError(f"a picture has 1 to {MOST_PIXELS} pixels, not {width} x {height}")
@@ -78,7 +78,7 @@ def raster(table: LaneTable, width: int, height: int, window: Window) -> Pixels:
     return picture
 
 
-def _visible(table: LaneTable, window: Window, first: int, last: int) -> npt.NDArray[np.int64]:
+def _visible(table: LaneTable, window: Viewport, first: int, last: int) -> npt.NDArray[np.int64]:
     rows = np.arange(table.offsets[first], table.offsets[last]) if last > first else np.zeros(0, dtype=np.int64)
     start, end = table.start[rows], table.end[rows]
     return rows[(end > window.t0) & (start < window.t1) & (end > start)]
@@ -108,7 +108,9 @@ def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> Iterator[_Part]:
             yield _Part(mine, PAINTS.index(paint), begin, end, top, bottom, (bottom - top) / height)
 
 
-def _rectangles(picture: Pixels, table: LaneTable, window: Window, rows: npt.NDArray[np.int64], per_row: float) -> None:
+def _rectangles(
+    picture: Pixels, table: LaneTable, window: Viewport, rows: npt.NDArray[np.int64], per_row: float
+) -> None:
     width = picture.shape[1]
     per_time = width / (window.t1 - window.t0)
     lane = np.searchsorted(table.offsets, rows, side="right") - 1
@@ -130,7 +132,7 @@ def _rectangles(picture: Pixels, table: LaneTable, window: Window, rows: npt.NDA
                 box[[0, -1], :] = box[:, [0, -1]] = _INDEX[INK]
 
 
-def _bands(picture: Pixels, table: LaneTable, window: Window, rows: npt.NDArray[np.int64], per_row: float) -> None:
+def _bands(picture: Pixels, table: LaneTable, window: Viewport, rows: npt.NDArray[np.int64], per_row: float) -> None:
     height, width = picture.shape
     per_band = max(1, int(np.ceil(LEAST_BAND / per_row - 1e-9)))
     shares = utilisation(table, window, width, per_band, rows)
@@ -152,7 +154,7 @@ BUSY = tuple(place for place, paint in enumerate(PAINTS) if paint.key != "commun
 
 
 def utilisation(
-    table: LaneTable, window: Window, columns: int, per_band: int, rows: npt.NDArray[np.int64] | None = None
+    table: LaneTable, window: Viewport, columns: int, per_band: int, rows: npt.NDArray[np.int64] | None = None
 ) -> Floats:
     """Share of time spent in each paint of BUSY, exact: [band of `per_band` lanes, paint, column of the window].
 
@@ -184,7 +186,7 @@ def utilisation(
     return shares
 
 
-def _failed(picture: Pixels, table: LaneTable, window: Window, per_row: float) -> None:
+def _failed(picture: Pixels, table: LaneTable, window: Viewport, per_row: float) -> None:
     height, width = picture.shape
     for lane in np.flatnonzero(table.failed).tolist():
         y0 = round((lane - window.y0) * per_row)

@@ -7,7 +7,6 @@ each with its own time axis; one legend ends the picture.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import floor, log10
 from xml.sax.saxutils import escape, quoteattr
 
@@ -15,20 +14,11 @@ import numpy as np
 
 from viz.figures.boxes import Box, boxes, describe, group_edges, time_unit
 from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, FONT, GRID, INK, MUTED, PAINTS, PAPER, RULE
-from viz.lanes import Flag, LaneTable
+from viz.lanes import Flag, LaneTable, Panel
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT = 30, 30, 34, 14, 34, 16
 CHARACTER, TEXT = 6.6, 11
 """Pixels that a character of a label takes at most, and the labels' font size."""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One timeline of a picture; `span` makes its time axis longer than the table, to compare panels."""
-
-    title: str
-    table: LaneTable
-    span: float | None = None
 
 
 def svg(panels: Sequence[Panel], *, width: int = 960) -> str:

@@ -28,15 +28,16 @@ from viz.analysis.differences import (
 from viz.figures.boxes import time_unit
 from viz.figures.delta import delta_figure
 from viz.figures.palette import SHADES
+from viz.free_memory import release_memory
+from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
-from viz.memory import give_back
 from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
 from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
 from viz.pages.lanes_view import FOREVER, lanes_address
+from viz.pages.page import Page, Workspace
 from viz.run import Run
-from viz.shades import TOLERANCE, Shades, as_attribute, later, scale_of, told
-from viz.shelf import Shelf, Source
+from viz.shades import TOLERANCE, Shades, as_attribute, edges_of, for_canvas, later
 from viz.sources import ScheduleFile
 
 MOST_COMPARED, DIFFERENCES_SHOWN = 4, 12
@@ -46,7 +47,7 @@ LETTER_PIXELS = 14
 """What a lane's name takes more when it says whose it is."""
 
 
-class Comparison(NamedTuple):
+class ComparedPair(NamedTuple):
     """One operand held against the first."""
 
     first: Operand
@@ -70,7 +71,7 @@ class Compared(NamedTuple):
 
     operands: list[Operand]
     tables: list[LaneTable]
-    pairs: list[Comparison]
+    pairs: list[ComparedPair]
     said: list[str]
 
     @property
@@ -83,23 +84,29 @@ class Compared(NamedTuple):
         return all(table.workers == self.tables[0].workers for table in self.tables)
 
 
-class ComparePage:
+class ComparePage(Page):
     """The page that compares what `sources` hold; `prefix` keeps its component names apart from other pages'."""
 
     title = "Compare"
+    invitation = "Both on one axis: which instructions start later, where the time goes, where they first differ."
 
     def __init__(
         self,
         now: Callable[[], Sequence[Run | ScheduleFile]],
-        shelf: Shelf | None = None,
+        cache: LaneCache | None = None,
         prefix: str = "compare",
     ) -> None:
         self.operands = Operands(now)
-        self.shelf = shelf or Shelf()
+        self.cache = cache or LaneCache()
         self.shades = Shades()
         self.prefix = prefix
         self._last: tuple[Any, Compared] | None = None
         self._lock, self._telling = threading.Lock(), threading.Lock()
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        is_enough = workspace.runs or len(workspace.files) > 1
+        return [cls(workspace.sources, workspace.cache)] if is_enough else []
 
     def layout(self) -> html.Div:
         choices = self.operands.choices()
@@ -119,7 +126,7 @@ class ComparePage:
                     html.Div(
                         [
                             dcc.Dropdown(
-                                id=f"{self.prefix}-chosen",
+                                id=self.name("chosen"),
                                 options=options,
                                 value=self.operands.first_choice(),
                                 multi=True,
@@ -128,10 +135,10 @@ class ComparePage:
                             ),
                             html.Div(
                                 [
-                                    _choice("Colour", f"{self.prefix}-colour", _COLOURS),
-                                    _choice("Lanes", f"{self.prefix}-arrangement", _ARRANGEMENTS),
+                                    _choice("Colour", self.name("colour"), _COLOURS),
+                                    _choice("Lanes", self.name("arrangement"), _ARRANGEMENTS),
                                     dcc.Checklist(
-                                        id=f"{self.prefix}-ghost",
+                                        id=self.name("ghost"),
                                         options=[{"label": "Outline the first in the others", "value": "ghost"}],
                                         value=[],
                                     ),
@@ -144,8 +151,8 @@ class ComparePage:
                     caption="The first one is what the others are held against. At most four.",
                 ),
                 *linked.stores(self.prefix),
-                parts.awaited(f"{self.prefix}-lanes"),
-                parts.awaited(f"{self.prefix}-answer"),
+                parts.awaited(self.name("lanes")),
+                parts.awaited(self.name("answer")),
             ]
         )
 
@@ -178,9 +185,9 @@ class ComparePage:
             parts.card("Lanes", linked.linked(self.prefix, *blocks), parts.legend(), *legends),
         ]
 
-    def _shaded(self, pair: Comparison, table: LaneTable) -> dict[str, Any]:
+    def _shaded(self, pair: ComparedPair, table: LaneTable) -> dict[str, Any]:
         address = self.shades.put(later(table, pair.matches))
-        return told(address, scale_of(pair.first.timeline, pair.matches), pair.first.title)
+        return for_canvas(address, edges_of(pair.first.timeline, pair.matches), pair.first.title)
 
     def _stacked(
         self, compared: Compared, coloured: Sequence[dict[str, Any] | None], left: int, ghost: bool
@@ -194,12 +201,12 @@ class ComparePage:
                     operand.title,
                     table,
                     f"{self.prefix}-{place}",
-                    self.shelf,
+                    self.cache,
                     linked=self.prefix,
                     place=place,
                     span=compared.span,
                     left=left,
-                    source=Source(operand.timeline, limits=operand.limits),
+                    explainer=Explainer(operand.timeline, limits=operand.limits),
                     ghost=first if ghost and place and first.workers == table.workers else None,
                     more={"data-shades": as_attribute([shade])} if shade else None,
                 )
@@ -210,7 +217,7 @@ class ComparePage:
         """One canvas: of each worker the lane of the first, below it that of the second, and so on."""
         first, *others = compared.tables
         addresses = [
-            lanes_address(self.shelf.put(table, Source(operand.timeline, limits=operand.limits)))
+            lanes_address(self.cache.put(table, Explainer(operand.timeline, limits=operand.limits)))
             for operand, table in zip(compared.operands[1:], others, strict=True)
         ]
         title = "; ".join(f"{chr(65 + place)}: {operand.title}" for place, operand in enumerate(compared.operands))
@@ -218,16 +225,16 @@ class ComparePage:
             title,
             first,
             f"{self.prefix}-all",
-            self.shelf,
+            self.cache,
             linked=self.prefix,
             span=compared.span,
             left=left,
             rows=first.lanes * len(compared.tables),
-            source=Source(compared.operands[0].timeline, limits=compared.operands[0].limits),
+            explainer=Explainer(compared.operands[0].timeline, limits=compared.operands[0].limits),
             more={"data-with": json.dumps(addresses), "data-shades": as_attribute([None, *coloured])},
         )
 
-    def _delta(self, pair: Comparison, compared: Compared, left: int, place: int) -> html.Div:
+    def _delta(self, pair: ComparedPair, compared: Compared, left: int, place: int) -> html.Div:
         scale, word = time_unit(compared.tables[0], compared.span)
         figure = delta_figure(pair.first.timeline, pair.second.timeline, pair.matches, compared.span, scale, word)
         heading = f"How much later instructions start in {pair.second.title}"
@@ -247,7 +254,7 @@ class ComparePage:
             *(self.difference(pair, place) for place, pair in enumerate(compared.pairs)),
             *(self.largest(pair) for pair in compared.pairs),
         ]
-        give_back()
+        release_memory()
         return said
 
     def compared(self, keys: Sequence[str]) -> Compared:
@@ -257,9 +264,9 @@ class ComparePage:
             if self._last is None or self._last[0] != asked:
                 operands, said = on_one_axis([self.operands.get(key) for key in asked[0]])
                 first, *others = operands
-                pairs = [Comparison(first, other, match(first.timeline, other.timeline)) for other in others]
+                pairs = [ComparedPair(first, other, match(first.timeline, other.timeline)) for other in others]
                 self._last = asked, Compared(operands, [operand.lanes for operand in operands], pairs, said)
-                give_back()
+                release_memory()
             return self._last[1]
 
     def figures(self, operands: Sequence[Operand]) -> Any:
@@ -276,7 +283,7 @@ class ComparePage:
         head = ("", f"makespan{unit}", "against the first", f"period{unit}", "bubbles", "live workers")
         return parts.table(head, rows)
 
-    def difference(self, pair: Comparison, place: int) -> html.Section:
+    def difference(self, pair: ComparedPair, place: int) -> html.Section:
         """Where the difference of the makespans comes from, and where the two part."""
         a, b = pair.first.timeline, pair.second.timeline
         unit = f" ({pair.first.unit})" if pair.first.unit else ""
@@ -319,7 +326,7 @@ class ComparePage:
             ),
         )
 
-    def largest(self, pair: Comparison) -> html.Details:
+    def largest(self, pair: ComparedPair) -> html.Details:
         """The instructions whose starts differ most."""
         a, b, matches = pair.first.timeline, pair.second.timeline, pair.matches
         order = np.argsort(-np.abs(matches.delta), kind="stable")[:DIFFERENCES_SHOWN]
@@ -349,12 +356,12 @@ class ComparePage:
         lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
         if arrangement == "interleaved" and compared.is_same_workers:
             lane, graph = lane * len(compared.tables) + graph, 0
-        return linked.goto([linked.Place(lane, float(timeline.start[row]), float(timeline.end[row]))], graph)
+        return linked.goto([linked.LaneInterval(lane, float(timeline.start[row]), float(timeline.end[row]))], graph)
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the route of the differences."""
         linked.register(app, self.prefix)
-        chosen, arrangement = f"{self.prefix}-chosen", f"{self.prefix}-arrangement"
+        chosen, arrangement = self.name("chosen"), self.name("arrangement")
 
         def shades(digest: str) -> Response:
             content = self.shades.get(digest) or abort(404)
@@ -363,23 +370,23 @@ class ComparePage:
         app.server.add_url_rule("/shades/<digest>.bin", "shades", shades)
 
         @app.callback(
-            Output(f"{self.prefix}-lanes", "children"),
+            Output(self.name("lanes"), "children"),
             Input(chosen, "value"),
-            Input(f"{self.prefix}-colour", "value"),
+            Input(self.name("colour"), "value"),
             Input(arrangement, "value"),
-            Input(f"{self.prefix}-ghost", "value"),
+            Input(self.name("ghost"), "value"),
         )
         def draw(keys: list[str] | None, colour: Colour, how: Arrangement, ghost: list[str] | None) -> Any:
             with self._telling:
                 return self.lanes(keys or [], colour, how, bool(ghost))
 
-        @app.callback(Output(f"{self.prefix}-answer", "children"), Input(chosen, "value"))
+        @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"))
         def show(keys: list[str] | None) -> Any:
             with self._telling:  # after the lanes, which are there first
                 return self.compare(keys or [])
 
         @app.callback(
-            Output(f"{self.prefix}-goto", "data"),
+            Output(self.name("goto"), "data"),
             Input({"type": f"{self.prefix}-show", "place": ALL, "which": ALL}, "n_clicks"),
             State(chosen, "value"),
             State(arrangement, "value"),
@@ -406,11 +413,11 @@ def _choice(title: str, identifier: str, options: dict[str, str]) -> html.Div:
     return html.Div([html.Span(title), dcc.RadioItems(id=identifier, options=listed, value=chosen, inline=True)])
 
 
-def _shade_legend(pair: Comparison, compared: Compared) -> html.Ul:
+def _shade_legend(pair: ComparedPair, compared: Compared) -> html.Ul:
     """What the shades of one timeline stand for, with their lengths of time."""
     scale, unit = time_unit(compared.tables[0], compared.span)
     some, much = (
-        f"{length * scale:.4g}{unit and ' ' + unit}" for length in scale_of(pair.first.timeline, pair.matches)
+        f"{length * scale:.4g}{unit and ' ' + unit}" for length in edges_of(pair.first.timeline, pair.matches)
     )
     words = (
         f"over {much} earlier «",

@@ -28,13 +28,14 @@ from viz.analysis.search import SearchError, search
 from viz.analysis.waits import Waits, name
 from viz.figures.boxes import time_unit
 from viz.figures.memory_strip import memory_figure
+from viz.free_memory import release_memory
+from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
-from viz.memory import give_back
 from viz.operands import Operand, Operands
 from viz.pages import linked, parts
 from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
+from viz.pages.page import Page, Workspace
 from viz.run import Run
-from viz.shelf import Shelf, Source
 from viz.sources import ScheduleFile
 
 BUBBLES_SHOWN, HITS_SHOWN, WORKERS_OFFERED = 12, 40, 2000
@@ -43,28 +44,28 @@ BUBBLES_SHOWN, HITS_SHOWN, WORKERS_OFFERED = 12, 40, 2000
 class Explained:
     """One operand with what the page asks of it, each worked out once."""
 
-    def __init__(self, operand: Operand, shelf: Shelf) -> None:
-        self.operand, self.timeline, self.shelf = operand, operand.timeline, shelf
+    def __init__(self, operand: Operand, cache: LaneCache) -> None:
+        self.operand, self.timeline, self.cache = operand, operand.timeline, cache
 
     @cached_property
     def table(self) -> LaneTable:
         return self.operand.lanes
 
     @cached_property
-    def source(self) -> Source:
+    def explainer(self) -> Explainer:
         """What the canvas asks of it; that of another page which shows the same lanes, where there is one."""
-        made = Source(self.timeline, limits=self.operand.limits)
-        shown = self.shelf.get(self.shelf.put(self.table, made))
-        kept = shown.source if shown else None
+        made = Explainer(self.timeline, limits=self.operand.limits)
+        shown = self.cache.get(self.cache.put(self.table, made))
+        kept = shown.explainer if shown else None
         return kept if kept and (kept.timeline, kept.limits) == (made.timeline, made.limits) else made
 
     @property
     def waits(self) -> Waits:
-        return self.source.waits
+        return self.explainer.waits
 
     @property
     def bubbles(self) -> Bubbles:
-        return self.source.bubbles
+        return self.explainer.bubbles
 
     @cached_property
     def slack(self) -> Any:
@@ -80,25 +81,27 @@ class Explained:
         return self.timeline.schedule.shape.worker_at(int(np.argmax(shares)))
 
 
-class ExplainPage:
+class ExplainPage(Page):
     """The page that explains one of what `now` gives; `prefix` keeps its component names apart from other pages'."""
 
     title = "Explain"
+    invitation = "Why it takes that long: the critical path, bubbles by cause, memory, a search."
 
     def __init__(
         self,
         now: Callable[[], Sequence[Run | ScheduleFile]],
-        shelf: Shelf | None = None,
+        cache: LaneCache | None = None,
         prefix: str = "explain",
     ) -> None:
         self.operands = Operands(now)
-        self.shelf = shelf or Shelf()
+        self.cache = cache or LaneCache()
         self.prefix = prefix
         self._last: tuple[Any, Explained] | None = None
         self._lock, self._telling = threading.Lock(), threading.Lock()
 
-    def name(self, part: str) -> str:
-        return f"{self.prefix}-{part}"
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(workspace.sources, workspace.cache)] if workspace.sources() else []
 
     def layout(self) -> html.Div:
         choices = self.operands.choices()
@@ -148,7 +151,7 @@ class ExplainPage:
         with self._lock:
             asked = (key, self.operands.sources)
             if self._last is None or self._last[0] != asked:
-                self._last = asked, Explained(self.operands.get(key), self.shelf)
+                self._last = asked, Explained(self.operands.get(key), self.cache)
             return self._last[1]
 
     def path(self, one: Explained) -> html.Section:
@@ -185,8 +188,8 @@ class ExplainPage:
             linked.linked(
                 self.prefix,
                 lanes_view(
-                    one.operand.title, table, f"{self.prefix}-0", self.shelf, linked=self.prefix,
-                    span=table.span or None, left=left, source=one.source,
+                    one.operand.title, table, f"{self.prefix}-0", self.cache, linked=self.prefix,
+                    span=table.span or None, left=left, explainer=one.explainer,
                 ),
                 html.Div(
                     [
@@ -310,7 +313,7 @@ class ExplainPage:
             worker = one.timeline.schedule.position(row)[0]
             start, end = float(one.timeline.start[row]), float(one.timeline.end[row])
         lane = one.timeline.schedule.shape.worker_index(worker)
-        return linked.goto([linked.Place(lane, start, end)])
+        return linked.goto([linked.LaneInterval(lane, start, end)])
 
     def _told(self, answer: Callable[[], Any], quietly: bool = False) -> Any:
         """The answer, or what is wrong; nothing if `quietly`, where another answer says it. One at a time: what several
@@ -321,7 +324,7 @@ class ExplainPage:
             except RecycleError as error:
                 return [] if quietly else parts.problems([str(error)])
             finally:
-                give_back()
+                release_memory()
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks."""

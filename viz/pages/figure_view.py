@@ -14,11 +14,11 @@ from dash import html
 
 from viz.figures.axes import RIGHT
 from viz.figures.axes import gutter as gutter_of
+from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_address
 from viz.pages.lanes_view import lanes_view as canvas_view
-from viz.shelf import Shelf, Source
 
 
 def gutter(tables: Iterable[LaneTable]) -> int:
@@ -57,14 +57,14 @@ def lanes_view(
     title: str,
     table: LaneTable,
     name: str,
-    shelf: Shelf,
+    cache: LaneCache,
     *,
     linked: str = "",
     place: int = 0,
     span: float | None = None,
     left: int | None = None,
     rows: int | None = None,
-    source: Source | None = None,
+    explainer: Explainer | None = None,
     ghost: LaneTable | None = None,
     more: Mapping[str, str] | None = None,
 ) -> html.Div:
@@ -73,15 +73,15 @@ def lanes_view(
     Args:
         name, linked, span, left, rows, more: as of `pages.lanes_view`.
         place: in the block.
-        source: what explains a selection.
+        explainer: what explains a selection.
         ghost: lanes of the same workers, whose work is outlined.
     """
     attributes = dict(more or {})
     if ghost is not None:
-        attributes["data-ghost"] = lanes_address(shelf.put(ghost))
+        attributes["data-ghost"] = lanes_address(cache.put(ghost))
     spoken = f"{title}. {parts.summary(table)}"
     drawn = canvas_view(
-        name, table, shelf, spoken=spoken, source=source, span=span, linked=linked, left=left, rows=rows,
+        name, table, cache, spoken=spoken, explainer=explainer, span=span, linked=linked, left=left, rows=rows,
         more=attributes,
     )  # fmt: skip
     marked: dict[str, Any] = {"data-place": str(place)}

@@ -17,11 +17,11 @@ from recycle.ir.simulate import Timeline
 from viz.details import Details, details
 from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure, margins
 from viz.figures.boxes import time_unit
-from viz.figures.raster import Window, png
+from viz.figures.raster import Viewport, png
+from viz.lane_cache import WHOLE, Explainer, LaneCache
 from viz.lanes import Grouping, LaneTable
 from viz.operands import stated_limits
 from viz.pages.first_picture import first_picture
-from viz.shelf import WHOLE, Shelf, Source
 
 LANE_PIXELS, LEAST_PIXELS, SCREEN = 32, 110, "76vh"
 FOREVER = "public, max-age=31536000, immutable"
@@ -30,10 +30,10 @@ FOREVER = "public, max-age=31536000, immutable"
 def lanes_view(
     name: str,
     table: LaneTable,
-    shelf: Shelf,
+    cache: LaneCache,
     *,
     spoken: str,
-    source: Source | None = None,
+    explainer: Explainer | None = None,
     grouping: Grouping = "pipeline",
     span: float | None = None,
     linked: str = "",
@@ -46,13 +46,13 @@ def lanes_view(
     Args:
         name: tells it from others of the application; it stands in links to the page.
         spoken: what a screen reader is told that it shows.
-        source: what knows why the operations of `table` lie where they lie.
+        explainer: what knows why the operations of `table` lie where they lie.
         span: length of the time axis when it is to be longer than the table's own.
         linked: timelines with the same word here, not empty, keep one time axis.
         left, rows: as of `axes_figure`.
         more: attributes for the canvas, see `assets/lanes_derived.js` and `lanes_layers.js`.
     """
-    address = lanes_address(shelf.put(table, source))
+    address = lanes_address(cache.put(table, explainer))
     height = max(LEAST_PIXELS, LANE_PIXELS * (rows or table.lanes)) + TOP + BOTTOM
     scale, _ = time_unit(table, span or table.span)
     image: dict[str, Any] = {"role": "img", "aria-label": spoken}
@@ -102,9 +102,9 @@ def lanes_view(
     )
 
 
-def source_of(timeline: Timeline | None) -> Source | None:
-    """The source of lanes that are those of a planned timeline; None where there is none."""
-    return Source(timeline, limits=stated_limits(timeline.schedule)) if timeline is not None else None
+def explainer_of(timeline: Timeline | None) -> Explainer | None:
+    """The explainer of lanes that are those of a planned timeline; None where there is none."""
+    return Explainer(timeline, limits=stated_limits(timeline.schedule)) if timeline is not None else None
 
 
 def lanes_address(digest: str) -> str:
@@ -112,10 +112,10 @@ def lanes_address(digest: str) -> str:
     return f"lanes/{digest}.bin"
 
 
-def draw(addresses: Sequence[str], shelf: Shelf) -> None:
+def draw(addresses: Sequence[str], cache: LaneCache) -> None:
     """Have the pictures of these lanes ready before a browser asks."""
     for address in addresses:
-        if (shown := shelf.get(_digest(address))) is not None:
+        if (shown := cache.get(_digest(address))) is not None:
             _ = shown.picture
 
 
@@ -128,11 +128,11 @@ def picture_address(address: str, grouping: Grouping = "pipeline") -> str:
     return f"{address.removesuffix('.bin')}.png" + (f"?grouping={grouping}" if grouping != "pipeline" else "")
 
 
-def register(app: Dash, shelf: Shelf) -> None:
+def register(app: Dash, cache: LaneCache) -> None:
     """Add the routes and the callbacks of all timelines."""
 
     def lanes(digest: str) -> Response:
-        shown = shelf.get(digest) or abort(404)
+        shown = cache.get(digest) or abort(404)
         if digest in request.if_none_match:
             return Response(status=304, headers={"ETag": f'"{digest}"', "Cache-Control": FOREVER})
         answer = Response(shown.content, mimetype="application/octet-stream")
@@ -141,14 +141,14 @@ def register(app: Dash, shelf: Shelf) -> None:
         return answer
 
     def picture(digest: str) -> Response:
-        shown = shelf.get(digest) or abort(404)
+        shown = cache.get(digest) or abort(404)
         headers = {"Cache-Control": FOREVER}
         if not request.args:
             return Response(shown.picture, mimetype="image/png", headers=headers)
         table = shown.table.ordered("stage") if request.args.get("grouping") == "stage" else shown.table
-        whole = Window.whole(table)
+        whole = Viewport.whole(table)
         try:
-            window = Window(*(float(request.args.get(k, getattr(whole, k))) for k in ("t0", "t1", "y0", "y1")))
+            window = Viewport(*(float(request.args.get(k, getattr(whole, k))) for k in ("t0", "t1", "y0", "y1")))
             width, height = (
                 int(request.args.get(key, size)) for key, size in zip(("width", "height"), WHOLE, strict=True)
             )
@@ -167,7 +167,7 @@ def register(app: Dash, shelf: Shelf) -> None:
         prevent_initial_call=True,
     )
     def tell(choice: Any) -> Any:
-        return answer(shelf, choice)
+        return answer(cache, choice)
 
     in_browser: Any = app.clientside_callback
     in_browser(
@@ -178,11 +178,11 @@ def register(app: Dash, shelf: Shelf) -> None:
     )
 
 
-def answer(shelf: Shelf, choice: Any) -> tuple[Any, Any]:
+def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
     """The details of a choice as they stand on the page, and its links for the canvas."""
     if not isinstance(choice, dict):
         return [], None
-    shown = shelf.get(_digest(str(choice.get("address"))))
+    shown = cache.get(_digest(str(choice.get("address"))))
     if shown is None:
         return html.P("These lanes are no longer kept. Load the page again.", className="hint"), None
     told = details(shown, choice)

@@ -60,7 +60,7 @@ function () {
 """
 
 
-class Place(NamedTuple):
+class LaneInterval(NamedTuple):
     """A stretch of a lane of the drawn table, in the table's time."""
 
     lane: int
@@ -83,7 +83,7 @@ def stores(prefix: str) -> list[Any]:
     return [dcc.Store(id=f"{prefix}-goto"), dcc.Store(id=f"{prefix}-range")]
 
 
-def goto(places: Sequence[Place], graph: int = 0) -> dict[str, Any]:
+def goto(places: Sequence[LaneInterval], graph: int = 0) -> dict[str, Any]:
     """For the store: the places to go to, all in the graph at that place of the block."""
     return {"graph": graph, "places": [list(place) for place in places]}
 

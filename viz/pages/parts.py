@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 from dash import dcc, html
 
 from viz.figures.palette import PAINTS
-from viz.figures.timeline import CONFIG
-from viz.lanes import Flag, LaneTable
+from viz.figures.timeline import CONFIG, note, timeline_figure
+from viz.lane_cache import Explainer, LaneCache
+from viz.lanes import Flag, LaneTable, Panel, on_one_axis
 from viz.pages.lanes_view import lanes_view
-from viz.shelf import Shelf, Source
 
 Cell = str | float | int | None
 
@@ -75,25 +75,41 @@ def show(cell: Cell) -> str:
 
 def legend() -> html.Ul:
     """What colours, stripes and bands mean."""
-    entries = [html.Li([html.Span(className=f"swatch {paint.key}"), paint.name]) for paint in PAINTS]
-    entries.append(html.Li([html.Span(className="swatch rerouted"), "Re-routed, with its home: F1.0"]))
-    entries.append(html.Li([html.Span(className="swatch failed"), "Failed worker"]))
+    entries = [_entry(paint.name, paint.key, paint.fill) for paint in PAINTS]
+    entries += [_entry("Re-routed, with its home: F1.0", "rerouted"), _entry("Failed worker", "failed")]
     return html.Ul(entries, className="legend")
+
+
+def _entry(text: str, key: str, colour: str = "") -> html.Li:
+    style: dict[str, Any] = {"style": {"background": colour}} if colour else {}
+    return html.Li([html.Span(className=f"swatch {key}", **style), text])
+
+
+def pictures(panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:
+    """Timelines as figures that need no server, on one time axis; `nothing` is said where there are none."""
+    if not panels:
+        return empty(nothing)
+    shown = []
+    for panel in on_one_axis(panels):
+        figure = graph(timeline_figure(panel.table, span=panel.span))
+        left_out = [html.P(note(panel.table), className="hint")] if note(panel.table) else []
+        shown += [html.Div([html.H3(panel.title), figure], className="lanes"), *left_out]
+    return card("Timelines", *shown, legend())
 
 
 def timeline(
     title: str,
     lanes: LaneTable,
     name: str,
-    shelf: Shelf,
+    cache: LaneCache,
     *,
-    source: Source | None = None,
+    explainer: Explainer | None = None,
     span: float | None = None,
     linked: str = "",
 ) -> html.Div:
     """A timeline with its heading and what a screen reader is told of it; arguments as of `lanes_view`."""
     spoken = f"{title}. {summary(lanes)}"
-    drawn = lanes_view(name, lanes, shelf, spoken=spoken, source=source, span=span, linked=linked)
+    drawn = lanes_view(name, lanes, cache, spoken=spoken, explainer=explainer, span=span, linked=linked)
     return html.Div([html.H3(title), drawn], className="lanes")
 
 

@@ -14,9 +14,10 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from recycle.shape import Worker
+from viz.lane_cache import Explainer, LaneCache
 from viz.pages import parts
 from viz.pages.figure_view import lanes_view
-from viz.shelf import Shelf, Source
+from viz.pages.page import TABS, Page, Workspace
 from viz.what_if import Answer, WhatIf
 
 BUTTONS = 512
@@ -35,25 +36,26 @@ function (state) {
 }
 """
 
-Change = dict[str, Any]
+FailureState = dict[str, Any]
 """The state: `failed`, names of workers, and `history`, the lists before it, oldest first."""
 
 
-class PlansPage:
+class PlansPage(Page):
     """The page of a job's plans; `prefix` keeps its component names apart from other pages'."""
 
     title = "Plans and what-if"
+    invitation = "Press a worker to fail it. The plan is made on the spot; the one before stays as an outline."
 
-    def __init__(self, what_if: WhatIf, shelf: Shelf | None = None, prefix: str = "plans") -> None:
+    def __init__(self, what_if: WhatIf, cache: LaneCache | None = None, prefix: str = "plans") -> None:
         self.what_if = what_if
-        self.shelf = shelf or Shelf()
+        self.cache = cache or LaneCache()
         self.prefix = prefix
 
-    def name(self, part: str) -> str:
-        return f"{self.prefix}-{part}"
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(workspace.what_if, workspace.cache)] if workspace.what_if is not None else []
 
     def fixtures(self) -> list[Any]:
-        """What the application keeps while other pages are open."""
         return [
             dcc.Location(id=self.name("address"), refresh=False),
             dcc.Store(id=self.name("state"), data={"failed": [], "history": []}),
@@ -174,7 +176,7 @@ class PlansPage:
         top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
         return parts.card("Library", html.Div(html.Table([top, html.Tbody(rows)]), className="facts"), caption=caption)
 
-    def answer(self, state: Change) -> list[Any]:
+    def answer(self, state: FailureState) -> list[Any]:
         """What the plan costs, beside the one before and the fault-free one."""
         failed = self._workers(state["failed"])
         now = self.what_if.answer(failed)
@@ -199,27 +201,27 @@ class PlansPage:
             ),
         ]
 
-    def lanes(self, state: Change) -> Any:
+    def lanes(self, state: FailureState) -> Any:
         """The lanes of the plan, the plan before as outlines."""
         now, before = self.what_if.answer(self._workers(state["failed"])), self._before(state)
         if before is not None:
-            self.shelf.put(before.lanes, Source(before.timeline, limits=before.plan.limits))
+            self.cache.put(before.lanes, Explainer(before.timeline, limits=before.plan.limits))
         return lanes_view(
             "",
             now.lanes,
             self.name("all"),
-            self.shelf,
+            self.cache,
             span=max(now.lanes.span, before.lanes.span if before else 0.0),
-            source=Source(now.timeline, limits=now.plan.limits),
+            explainer=Explainer(now.timeline, limits=now.plan.limits),
             ghost=before.lanes if before else None,
         )
 
-    def toggled(self, state: Change, worker: Worker) -> Change:
+    def toggled(self, state: FailureState, worker: Worker) -> FailureState:
         """The state with one more or one less failed worker."""
         failed = self._workers(state["failed"])
         return self.changed(state, failed ^ {worker})
 
-    def changed(self, state: Change, failed: frozenset[Worker]) -> Change:
+    def changed(self, state: FailureState, failed: frozenset[Worker]) -> FailureState:
         """The state with other failed workers. Raises PlanError when no plan is for them."""
         self.what_if.answer(failed)
         names = [str(worker) for worker in sorted(failed)]
@@ -227,7 +229,7 @@ class PlansPage:
             return state
         return {"failed": names, "history": [*state["history"], state["failed"]][-HISTORY:]}
 
-    def undone(self, state: Change) -> Change:
+    def undone(self, state: FailureState) -> FailureState:
         """The state before the last change."""
         *history, last = state["history"] or [state["failed"]]
         return {"failed": last, "history": history}
@@ -237,14 +239,14 @@ class PlansPage:
         stated = parse_qs((search or "").lstrip("?")).get("fail")
         return self.what_if.parse(stated[0]) if stated else None
 
-    def saved(self, state: Change) -> dict[str, Any]:
+    def saved(self, state: FailureState) -> dict[str, Any]:
         """File name and text of the plan, for a download; `recycle check` and `recycle view` read it."""
         failed = self._workers(state["failed"])
         names = "-".join(map(str, sorted(failed)[:8])) + (f"-and-{len(failed) - 8}-more" if len(failed) > 8 else "")
         text = self.what_if.answer(failed).plan.text()
         return {"content": text, "filename": f"plan-without-{names}.json" if failed else "plan.json"}
 
-    def _before(self, state: Change) -> Answer | None:
+    def _before(self, state: FailureState) -> Answer | None:
         return self._try(self._workers(state["history"][-1])) if state["history"] else None
 
     def _try(self, failed: frozenset[Worker]) -> Answer | None:
@@ -272,7 +274,7 @@ class PlansPage:
             prevent_initial_call=True,
         )
         def change(
-            _: list[int], __: list[int], typed: str | None, ___: int, ____: int, state: Change
+            _: list[int], __: list[int], typed: str | None, ___: int, ____: int, state: FailureState
         ) -> tuple[Any, Any]:
             pressed, value = ctx.triggered_id, ctx.triggered[0]["value"]
             if pressed is None or value is None or (not value and pressed != self.name("typed")):
@@ -295,7 +297,7 @@ class PlansPage:
             State(state_id, "data"),
             prevent_initial_call=True,
         )
-        def press_name(choice: Any, state: Change) -> tuple[Any, Any]:
+        def press_name(choice: Any, state: FailureState) -> tuple[Any, Any]:
             worker = self.named(choice)
             return self._told(lambda: self.toggled(state, worker)) if worker else (no_update, no_update)
 
@@ -308,7 +310,7 @@ class PlansPage:
                 self.name("lanes"), "id"
             ),  # else Dash forgets it where a deep link sets the state before the page is there
         )
-        def show(state: Change, _: str) -> tuple[Any, Any, Any]:
+        def show(state: FailureState, _: str) -> tuple[Any, Any, Any]:
             try:
                 answer, lanes = self.answer(state), self.lanes(state)
             except RecycleError as error:
@@ -326,17 +328,17 @@ class PlansPage:
             State(state_id, "data"),
             prevent_initial_call=True,
         )
-        def save(clicks: int, state: Change) -> Any:
+        def save(clicks: int, state: FailureState) -> Any:
             return self.saved(state) if clicks else no_update
 
         @app.callback(
             Output(state_id, "data", allow_duplicate=True),
-            Output("pages", "value", allow_duplicate=True),
+            Output(TABS, "value", allow_duplicate=True),
             Input(self.name("address"), "search"),
             State(state_id, "data"),
             prevent_initial_call="initial_duplicate",
         )
-        def open_address(search: str | None, state: Change) -> tuple[Any, Any]:
+        def open_address(search: str | None, state: FailureState) -> tuple[Any, Any]:
             try:
                 failed = self.from_address(search)
                 return (no_update, no_update) if failed is None else (self.changed(state, failed), self.prefix)

@@ -1,64 +1,59 @@
 """The page of a run: losses and live workers, what each plan promised and gave, and planned against executed steps.
 
-`RunPage` holds the run, reads it again while it is live, and answers the page's callbacks; each of them is a plain
-method, so tests call it without a browser.
+Each answer to a callback is a plain method, so that tests call it without a browser.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from recycle.errors import RecycleError
 from viz.figures.curves import curves_figure, event_text
+from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
 from viz.pages.address import keep_in_address
 from viz.pages.figure_view import without_ground
-from viz.pages.lanes_view import source_of
-from viz.run import Run, load_run
-from viz.shelf import Shelf, Source
+from viz.pages.lanes_view import explainer_of
+from viz.pages.page import Page, Workspace
+from viz.run import REFRESH_SECONDS, LiveRun, Run
 
-REFRESH_SECONDS = 4.0
 EVENTS_SHOWN = 60
 
 
-class RunPage:
+class RunPage(Page):
     """The page of one run directory; `prefix` keeps its component names apart from other pages'."""
 
-    def __init__(self, run: Run, prefix: str = "run", shelf: Shelf | None = None) -> None:
-        self.run = run
+    def __init__(self, live: LiveRun, prefix: str = "run", cache: LaneCache | None = None) -> None:
+        self.live = live
         self.prefix = prefix
-        self.shelf = shelf or Shelf()
-        self._read_again_at = time.monotonic() + REFRESH_SECONDS
-        self._lock = threading.Lock()
+        self.cache = cache or LaneCache()
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(live, f"run{place}", workspace.cache) for place, live in enumerate(workspace.runs)]
+
+    @property
+    def run(self) -> Run:
+        """The run as it was read last."""
+        return self.live.run
 
     @property
     def title(self) -> str:
         return self.run.name
 
-    def name(self, part: str) -> str:
-        return f"{self.prefix}-{part}"
+    @property
+    def begins_with_graph(self) -> bool:
+        return bool(self.run.steps)
 
     def refresh(self) -> None:
-        """Read a live run again, however many browsers ask: once per REFRESH_SECONDS, and for a tenth of the time."""
-        with self._lock:
-            began = time.monotonic()
-            if self.run.live and began >= self._read_again_at:
-                try:
-                    self.run = load_run(self.run.path)
-                except RecycleError as error:
-                    self.run.problems[:] = [str(error)]
-                ended = time.monotonic()
-                self._read_again_at = ended + max(REFRESH_SECONDS, 10 * (ended - began))
+        self.live.refresh()
 
     def first_step(self) -> int | None:
         """The step shown at first: during the failure when there was one."""
-        moments = self.run.moments
+        moments = self.run.notable_steps
         during = next((moment for moment in moments if moment.title.startswith("during")), None)
         return during.step if during else moments[0].step if moments else None
 
@@ -76,7 +71,7 @@ class RunPage:
                         [
                             html.Div(
                                 [
-                                    html.Div(self.moments(), id=self.name("moments"), className="moments"),
+                                    html.Div(self.notable_steps(), id=self.name("moments"), className="moments"),
                                     dcc.Checklist(
                                         id=self.name("follow"),
                                         options=[{"label": "Follow the newest step", "value": "follow"}],
@@ -116,10 +111,10 @@ class RunPage:
         )
 
     def slider(self) -> dict[str, Any]:
-        """Range, marks and first value of the step slider; marks where a phase begins."""
+        """Range, marks and first value of the step slider; marks where a segment begins."""
         steps = self.run.steps or [0]
         marks = {steps[0]: str(steps[0]), steps[-1]: str(steps[-1])}
-        marks |= {phase.first: str(phase.first) for phase in self.run.phases}
+        marks |= {segment.first: str(segment.first) for segment in self.run.segments}
         first = self.newest() if self.run.live else self.first_step()
         tooltip = {"placement": "bottom", "always_visible": False}
         value = first if first is not None else steps[0]
@@ -130,7 +125,7 @@ class RunPage:
         steps = self.run.trace.steps if self.run.trace else self.run.steps
         return steps[-1] if steps else None
 
-    def moments(self) -> list[Any]:
+    def notable_steps(self) -> list[Any]:
         """A button for each step worth a look."""
         return [
             html.Button(
@@ -138,26 +133,33 @@ class RunPage:
                 id={"type": self.name("moment"), "step": moment.step},
                 n_clicks=0,
             )
-            for moment in self.run.moments
+            for moment in self.run.notable_steps
         ]
 
     def overview(self) -> list[Any]:
         """Everything above the timelines."""
         run = self.run
-        rows = self.phase_rows()
+        rows = self.segment_rows()
         curves: Any = parts.empty(
             "No step is committed yet.", f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         )
         if run.metrics:
             figure = without_ground(curves_figure(run.metrics, run.events, run.workers))
             curves = html.Div(parts.graph(figure, id=self.name("curves")), className="figure-view")
-        plans: Any = parts.table(PHASE_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
+        plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         return [
             parts.problems(run.problems),
             html.P([html.Span(word) for word in self.facts()], className="chips"),
             parts.card("Loss and live workers", curves),
             parts.card("Plans in use", plans, caption=PLANS_CAPTION),
         ]
+
+    def exported(self) -> list[Any]:
+        """Curves, plans, the notable steps and the events."""
+        problems, *overview = self.overview()
+        heading = html.H2(self.run.name, className="source")
+        timelines = parts.pictures(self.run.panels(), "No iteration ran yet.")
+        return [problems, heading, *overview, timelines, parts.card("Events", self.events())]
 
     def events(self) -> Any:
         """The table of events, or that there are none."""
@@ -178,17 +180,17 @@ class RunPage:
         words.append("running, or ended early" if run.live else "finished")
         return words
 
-    def phase_rows(self) -> list[list[parts.Cell]]:
-        """A row per stretch of steps with one plan, see PHASE_HEAD."""
+    def segment_rows(self) -> list[list[parts.Cell]]:
+        """A row per stretch of steps with one plan, see PLANS_HEAD."""
         rows: list[list[parts.Cell]] = []
-        for phase in self.run.phases:
-            figures = self.run.figures(phase.plan)
-            measured = self.run.measured(phase.first, phase.last)
+        for segment in self.run.segments:
+            figures = self.run.figures(segment.plan)
+            measured = self.run.measured(segment.first, segment.last)
             rows.append(
                 [
-                    phase.steps,
-                    phase.alive,
-                    phase.plan[:12] if phase.plan else None,
+                    segment.steps,
+                    segment.alive,
+                    segment.plan[:12] if segment.plan else None,
                     figures.optimizer if figures else None,
                     figures.period if figures else None,
                     figures.lower_bound if figures else None,
@@ -219,16 +221,16 @@ class RunPage:
             shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
         else:
             title = f"Planned, step {step}{_reroutes(planned)}"
-            source = source_of(run.planned(step, chosen))
-            shown.append(parts.timeline(title, planned, self.name("planned"), self.shelf, source=source))
+            explainer = explainer_of(run.planned(step, chosen))
+            shown.append(parts.timeline(title, planned, self.name("planned"), self.cache, explainer=explainer))
         if executed is None:
             hint = "An iteration is traced when all of it ran." if run.live else ""
             shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
         else:
             title = f"Executed, step {step}{_reroutes(executed)}"
             ran = run.executed(step, chosen)
-            source = Source(*ran) if ran else None
-            shown.append(parts.timeline(title, executed, self.name("executed"), self.shelf, source=source))
+            explainer = Explainer(*ran) if ran else None
+            shown.append(parts.timeline(title, executed, self.name("executed"), self.cache, explainer=explainer))
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:
@@ -298,11 +300,11 @@ class RunPage:
             controls = "controls" if self.run.steps else "controls hidden"
             limits = (slider["min"], slider["max"], slider["marks"])
             shown = "" if self.run.live else "hidden"
-            page = self.overview(), self.moments(), controls, *limits, not self.run.live, self.events(), begins
+            page = self.overview(), self.notable_steps(), controls, *limits, not self.run.live, self.events(), begins
             return *page, step, step, shown
 
 
-PHASE_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
+PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
 PLANS_CAPTION = (
     "Period: distance of two iterations in steady state, in units of the profile; the bound is proven for that failure."
     " Measured: median seconds from first start to last end of an iteration."

@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dash import Dash, html
+from dash import html
 
 from recycle.ir.simulate import Timeline
+from viz.lane_cache import LaneCache
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_address, source_of
-from viz.shelf import Shelf
+from viz.pages.lanes_view import explainer_of, lanes_address
+from viz.pages.page import Page, Workspace
 from viz.sources import ScheduleFile
 
 FINDINGS_SHOWN, WORKERS_SHOWN = 30, 64
 FINDINGS_HEAD = ("rule", "severity", "worker", "position", "instruction", "message")
 
 
-class SchedulePage:
+class SchedulePage(Page):
     """The page of schedule files; `prefix` keeps its component names apart from other pages'."""
 
-    def __init__(self, files: Sequence[ScheduleFile], prefix: str = "schedules", shelf: Shelf | None = None) -> None:
+    invitation = "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run."
+
+    def __init__(
+        self, files: Sequence[ScheduleFile], prefix: str = "schedules", cache: LaneCache | None = None
+    ) -> None:
         self.files = files
         self.prefix = prefix
-        self.shelf = shelf or Shelf()
+        self.cache = cache or LaneCache()
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(workspace.files, cache=workspace.cache)] if workspace.files else []
 
     @property
     def title(self) -> str:
@@ -45,9 +54,19 @@ class SchedulePage:
             ]
         )
 
-    def addresses(self) -> list[str]:
+    def exported(self) -> list[Any]:
+        """Of each file its name, what is wrong with it, its timeline and findings; and the figures of all."""
+        shown: list[Any] = []
+        for file in self.files:
+            shown.append(html.H2(file.name, className="source"))
+            shown.append(parts.problems([file.problem] if file.problem else []))
+            shown.append(parts.pictures(file.panels(), f"{file.name} holds no instruction."))
+        shown.append(parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION))
+        return [*shown, *(self.findings(file) for file in self.files if file.findings)]
+
+    def preloaded_lanes(self) -> list[str]:
         """Where the browser finds the lanes of each file."""
-        return [lanes_address(self.shelf.put(file.lanes, source_of(file.timeline))) for file in self.files]
+        return [lanes_address(self.cache.put(file.lanes, explainer_of(file.timeline))) for file in self.files]
 
     def timelines(self) -> list[Any]:
         """The lanes of each file, all with the time axis of the longest."""
@@ -64,8 +83,8 @@ class SchedulePage:
                 title,
                 file.lanes,
                 name,
-                self.shelf,
-                source=source_of(file.timeline),
+                self.cache,
+                explainer=explainer_of(file.timeline),
                 span=span or None,
                 linked=self.prefix,
             )
@@ -115,9 +134,6 @@ class SchedulePage:
         """A row per finding, see FINDINGS_HEAD, at most FINDINGS_SHOWN."""
         shown = file.findings[:FINDINGS_SHOWN]
         return [[f.rule, f.severity, f.worker, f.position, f.instruction, f.message] for f in shown]
-
-    def register(self, app: Dash) -> None:
-        """The page has no callbacks beside those of its timelines."""
 
 
 def _most(values: Sequence[float | None]) -> float:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dash import ALL, Dash, Input, Output, ctx, html, no_update
 
 from viz.pages import parts
-
-
-class Door(NamedTuple):
-    """A page to open from here: its prefix, and what one finds behind it."""
-
-    prefix: str
-    title: str
-    text: str
-
+from viz.pages.page import TABS, Page, Workspace
 
 COMMANDS = (
     ("recycle view plan.json", "a schedule: its lanes, figures and findings"),
@@ -27,32 +19,30 @@ COMMANDS = (
     ("recycle view comparison.json", "resilience systems over a failure trace, from recycle compare"),
     ("recycle view plan.json --export plan.svg", "a picture; .html for a page that needs no server"),
 )
-_TEXTS = {
-    "schedules": "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run.",
-    "explain": "Why it takes that long: the critical path, bubbles by cause, memory, a search.",
-    "compare": "Both on one axis: who starts later, where the time goes, where they part.",
-    "plans": "Press a worker to fail it. The plan is made on the spot; the one before stays as an outline.",
-    "validate": "Drop a schedule file of your own: findings with their rule, and the place of each.",
-}
 
 
-class StartPage:
-    """The page that comes first without any file; `others` are the pages to open from it."""
+class StartPage(Page):
+    """The page that comes first when no file was given."""
 
     title = "Start"
 
-    def __init__(self, others: Sequence[tuple[str, str]], prefix: str = "start") -> None:
-        self.prefix = prefix
-        self.doors = [Door(name, title, _TEXTS[name]) for name, title in others if name in _TEXTS]
+    def __init__(self, workspace: Workspace, prefix: str = "start") -> None:
+        self.workspace, self.prefix = workspace, prefix
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(workspace)] if workspace.is_example else []
 
     def layout(self) -> html.Div:
-        doors = [
+        """A button for each page that has an invitation, and the commands."""
+        links = [
             html.Button(
-                [html.Strong(door.title), html.Span(door.text)],
-                id={"type": f"{self.prefix}-door", "page": door.prefix},
+                [html.Strong(page.title), html.Span(page.invitation)],
+                id={"type": self.name("link"), "page": page.prefix},
                 n_clicks=0,
             )
-            for door in self.doors
+            for page in self.workspace.pages
+            if page.invitation
         ]
         rows: list[Any] = [html.Tr([html.Td(html.Code(command)), html.Td(text)]) for command, text in COMMANDS]
         return html.Div(
@@ -64,7 +54,7 @@ class StartPage:
                         " worker 1.2, in units of one forward.",
                         className="says",
                     ),
-                    html.Div(doors, className="start"),
+                    html.Div(links, className="start"),
                 ),
                 parts.card(
                     "To see your own",
@@ -78,8 +68,8 @@ class StartPage:
         """Add the page's callback."""
 
         @app.callback(
-            Output("pages", "value", allow_duplicate=True),
-            Input({"type": f"{self.prefix}-door", "page": ALL}, "n_clicks"),
+            Output(TABS, "value", allow_duplicate=True),
+            Input({"type": self.name("link"), "page": ALL}, "n_clicks"),
             prevent_initial_call=True,
         )
         def open_page(clicks: list[int]) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
 
-from viz.comparison import Comparison
+from viz.comparison import SystemComparison
 from viz.figures.comparison import goodput_figure, lost_figure, rates_figure
 from viz.pages import parts
 from viz.pages.figure_view import figure_view, without_ground
+from viz.pages.page import Page, Workspace
 
 HEAD = ("system", "runs", "goodput", "fault-free", "ETTR")
 PAUSES = "Pauses shorter than a thousandth of the time are left out here; below they count."
@@ -19,23 +21,30 @@ CAPTION = (
 )
 
 
-class SystemsPage:
+class SystemsPage(Page):
     """A comparison, one trace at a time."""
 
-    def __init__(self, comparison: Comparison, name: str, prefix: str) -> None:
-        self.comparison, self.title, self.prefix = comparison, name, prefix
+    title = ""
+
+    def __init__(self, comparison: SystemComparison, title: str, prefix: str) -> None:
+        self.comparison, self.title, self.prefix = comparison, title, prefix
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        named = enumerate(workspace.comparisons.items())
+        return [cls(comparison, name, f"systems{place}") for place, (name, comparison) in named]
 
     def layout(self) -> html.Div:
         """The choice of a trace where there are several, and what the first one gives."""
         traces = self.comparison.traces
         options: Any = [{"label": _label(trace.name, trace.failures), "value": n} for n, trace in enumerate(traces)]
-        chosen = dcc.Dropdown(options, 0, id=f"{self.prefix}-trace", clearable=False, searchable=False)
-        choice = [html.Div([html.Label("Failures", htmlFor=f"{self.prefix}-trace"), chosen], className="controls")]
+        chosen = dcc.Dropdown(options, 0, id=self.name("trace"), clearable=False, searchable=False)
+        choice = [html.Div([html.Label("Failures", htmlFor=self.name("trace")), chosen], className="controls")]
         if not traces:
             return html.Div(parts.empty("The comparison holds no trace.", "Write one with recycle compare."))
         hidden = "" if len(traces) > 1 else "hidden"
         return html.Div(
-            [html.Div(choice, className=hidden), html.Div(self.shown(0), id=f"{self.prefix}-shown"), self.assumptions()]
+            [html.Div(choice, className=hidden), html.Div(self.shown(0), id=self.name("shown")), self.assumptions()]
         )
 
     def shown(self, place: int) -> list[Any]:
@@ -63,7 +72,7 @@ class SystemsPage:
             "lost": (lost_figure(systems), "Share of time that each system lost, by cause"),
         }
         views = {
-            name: figure_view("", without_ground(figure), f"{self.prefix}-{name}", said)
+            name: figure_view("", without_ground(figure), self.name(name), said)
             for name, (figure, said) in figures.items()
         }
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
@@ -84,7 +93,7 @@ class SystemsPage:
     def register(self, app: Dash) -> None:
         """Add the callback of the choice."""
 
-        shown, chosen = Output(f"{self.prefix}-shown", "children"), Input(f"{self.prefix}-trace", "value")
+        shown, chosen = Output(self.name("shown"), "children"), Input(self.name("trace"), "value")
 
         @app.callback(shown, chosen, prevent_initial_call=True)
         def show(place: int) -> list[Any]:

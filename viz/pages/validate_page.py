@@ -17,11 +17,12 @@ from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, 
 
 from recycle.ir.check import Finding, explain
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
+from viz.free_memory import release_memory
+from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
-from viz.memory import give_back
 from viz.pages import linked, parts
 from viz.pages.figure_view import lanes_view
-from viz.shelf import Shelf, Source
+from viz.pages.page import Page, Workspace
 
 FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
 PLACES_SHOWN = 12
@@ -30,19 +31,21 @@ PLACES_SHOWN = 12
 FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a Megatron table"
 
 
-class ValidatePage:
+class ValidatePage(Page):
     """The page that takes files; `prefix` keeps its component names apart from other pages'."""
 
     title = "Validate"
+    invitation = "Drop a schedule file of your own: findings with their rule, and the place of each."
 
-    def __init__(self, shelf: Shelf | None = None, prefix: str = "validate") -> None:
-        self.shelf = shelf or Shelf()
+    def __init__(self, cache: LaneCache | None = None, prefix: str = "validate") -> None:
+        self.cache = cache or LaneCache()
         self.prefix = prefix
         self._files: OrderedDict[str, Dropped] = OrderedDict()
         self._lock = threading.Lock()
 
-    def name(self, part: str) -> str:
-        return f"{self.prefix}-{part}"
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(workspace.cache)]
 
     def layout(self) -> html.Div:
         return html.Div(
@@ -77,7 +80,7 @@ class ValidatePage:
         with self._lock:
             if key not in self._files:
                 self._files[key] = read_dropped(contents, name)
-                give_back()
+                release_memory()
                 sizes = [len(file.schedule.columns) if file.schedule else 0 for file in self._files.values()]
                 while len(sizes) > 1 and (len(sizes) > KEPT or sum(sizes) > KEPT_INSTRUCTIONS):
                     self._files.popitem(last=False)
@@ -168,16 +171,22 @@ class ValidatePage:
         halt = file.lanes.halt
         order = "" if halt is None else f"It runs until {halt:.6g} and hangs. What never runs is pale, back to back."
         table = _badged(file.lanes, _per_worker(file.findings))
-        source = Source(file.timeline) if file.timeline else None
+        explainer = Explainer(file.timeline) if file.timeline else None
         view = lanes_view(
-            file.name, table, f"{self.prefix}-0", self.shelf, linked=self.prefix, span=table.span or None, source=source
+            file.name,
+            table,
+            f"{self.prefix}-0",
+            self.cache,
+            linked=self.prefix,
+            span=table.span or None,
+            explainer=explainer,
         )
         return parts.card("Lanes", linked.linked(self.prefix, view), parts.legend(), caption=order)
 
     def place_of(self, file: Dropped, finding: Finding) -> dict[str, Any] | None:
         """Where a finding lies, for `linked.goto`."""
         places = file.places(finding)[:PLACES_SHOWN]
-        return linked.goto([linked.Place(*place) for place in places]) if places else None
+        return linked.goto([linked.LaneInterval(*place) for place in places]) if places else None
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of what a request may hold."""

@@ -31,7 +31,7 @@ def page(healthy: Schedule, broken: Schedule) -> ComparePage:
 
 
 def table_of(page: ComparePage, address: str) -> LaneTable:
-    shown = page.shelf.get(Path(address).stem)
+    shown = page.cache.get(Path(address).stem)
     assert shown is not None
     return shown.table
 

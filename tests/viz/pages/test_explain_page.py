@@ -111,12 +111,12 @@ def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: ExplainP
     one = page.explained("file/0")
     (canvas,) = canvases(plain(page.lanes(one)))
     assert canvas["data-name"] == "explain-0"
-    shown = page.shelf.get(Path(canvas["data-address"]).stem)
+    shown = page.cache.get(Path(canvas["data-address"]).stem)
     assert shown is not None
-    assert shown.source is one.source
+    assert shown.explainer is one.explainer
     gap = one.bubbles.longest(1)[0]
     lane = one.timeline.schedule.shape.worker_index(gap.worker)
-    told, _ = answer(page.shelf, {"address": canvas["data-address"], "lane": lane, "from": gap.start, "to": gap.end})
+    told, _ = answer(page.cache, {"address": canvas["data-address"], "lane": lane, "from": gap.start, "to": gap.end})
     assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(told))
 
 

@@ -10,11 +10,11 @@ import pytest
 from recycle import Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import of_type, plain
-from viz.figures.raster import Window, png, raster
+from viz.figures.raster import Viewport, png, raster
+from viz.lane_cache import WHOLE, LaneCache
 from viz.lanes import LaneTable
 from viz.pages.first_picture import first_picture, nice_ticks
 from viz.pages.lanes_view import lanes_view, picture_address
-from viz.shelf import WHOLE, Shelf
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_the_picture_covers_its_part_of_a_longer_axis(broken_timeline: Timeline)
 
 
 def test_a_timeline_begins_with_its_picture_unless_it_is_made_of_several(broken_timeline: Timeline) -> None:
-    table, shelf = LaneTable.from_timeline(broken_timeline), Shelf()
-    (image,) = of_type(plain(lanes_view("one", table, shelf, spoken="lanes", grouping="stage")), "Img")
-    assert image["src"] == picture_address(f"lanes/{shelf.put(table)}.bin", "stage")
-    derived = lanes_view("two", table, shelf, spoken="lanes", more={"data-with": "[]"})
+    table, cache = LaneTable.from_timeline(broken_timeline), LaneCache()
+    (image,) = of_type(plain(lanes_view("one", table, cache, spoken="lanes", grouping="stage")), "Img")
+    assert image["src"] == picture_address(f"lanes/{cache.put(table)}.bin", "stage")
+    derived = lanes_view("two", table, cache, spoken="lanes", more={"data-with": "[]"})
     assert of_type(plain(derived), "Img") == []
 
 
@@ -63,7 +63,7 @@ def test_idle_time_is_transparent_on_a_page_and_opaque_in_a_file(broken_timeline
     at = clear.index(b"tRNS")
     alphas = clear[at + 4 : at + 4 + int.from_bytes(clear[at - 4 : at], "big")]
     lines = np.frombuffer(zlib.decompress(clear[clear.index(b"IDAT") + 4 :]), np.uint8).reshape(40, 61)[:, 1:]
-    assert np.array_equal(lines, raster(table, 60, 40, Window.whole(table)))
+    assert np.array_equal(lines, raster(table, 60, 40, Viewport.whole(table)))
     seen = np.array([*alphas, *[255] * (256 - len(alphas))], np.uint8)[lines]
     busy = sum(end > start for start, end in zip(table.start, table.end, strict=True))
     assert busy
@@ -72,8 +72,8 @@ def test_idle_time_is_transparent_on_a_page_and_opaque_in_a_file(broken_timeline
 
 
 def test_the_shelf_makes_the_picture_of_all_lanes_once(broken_timeline: Timeline) -> None:
-    table, shelf = LaneTable.from_timeline(broken_timeline), Shelf()
-    shown = shelf.get(shelf.put(table))
+    table, cache = LaneTable.from_timeline(broken_timeline), LaneCache()
+    shown = cache.get(cache.put(table))
     assert shown is not None
     assert shown.picture == png(table, *WHOLE, clear=True)
     assert shown.picture is shown.picture

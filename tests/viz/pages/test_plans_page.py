@@ -65,10 +65,10 @@ def test_the_old_plan_is_outlined_over_the_new_ones_lanes(page: PlansPage) -> No
     assert "data-ghost" not in before
     spans = [page.what_if.answer(page.what_if.parse(names)).timeline.makespan for names in ("1.1", "")]
     assert float(now["data-span"]) == max(spans)
-    shown = page.shelf.get(Path(now["data-address"]).stem)
+    shown = page.cache.get(Path(now["data-address"]).stem)
     assert shown is not None
     assert [shown.table.labels[lane] for lane in np.flatnonzero(shown.table.failed)] == ["1.1"]
-    assert shown.source is not None
+    assert shown.explainer is not None
 
 
 def test_the_address_restores_the_failures(page: PlansPage) -> None:
@@ -123,7 +123,7 @@ def test_all_of_many_workers_are_drawn_and_the_answer_stays_small() -> None:
     page = PlansPage(WhatIf(job, None, lambda failed: plan(job, failed, quick=True)))
     component = plain(page.lanes({"failed": ["7.5"], "history": [[]]}))
     (view,) = canvases(component)
-    shown = page.shelf.get(Path(view["data-address"]).stem)
+    shown = page.cache.get(Path(view["data-address"]).stem)
     assert shown is not None
     assert shown.table.lanes == 128
     assert len(shown.table) > 3 * 16 * 16 * 8

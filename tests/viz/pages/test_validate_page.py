@@ -74,7 +74,7 @@ def test_lanes_carry_their_number_of_findings() -> None:
     page = ValidatePage()
     component = plain(page.lanes(file))
     (canvas,) = canvases(component)
-    shown = page.shelf.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
+    shown = page.cache.get(canvas["data-address"].removeprefix("lanes/").removesuffix(".bin"))
     assert shown is not None
     assert shown.table.labels[47 * 4 + 3] == "47.3 ▲1"
     place = page.place_of(file, file.findings[0])

@@ -7,7 +7,7 @@ import gc
 import sys
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return what was freed. glibc keeps freed blocks below 32 MB, which are most columns of a large schedule."""
     gc.collect()
     if not sys.platform.startswith("linux"):

@@ -21,11 +21,11 @@ from viz.wire import encode
 
 WHOLE = 1200, 600
 MOST_BYTES = 400_000_000
-"""What the shelf may hold; the tables used last stay, and at least one."""
+"""What the cache may hold; the tables used last stay, and at least one."""
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class Explainer:
     """What knows why the operations of a table lie where they lie.
 
     Attributes:
@@ -59,12 +59,12 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """A table on the shelf, its `lanes.bin`, and where it comes from if that is known."""
+class CachedLanes:
+    """A table on the cache, its `lanes.bin`, and where it comes from if that is known."""
 
     table: LaneTable
     content: bytes
-    source: Source | None
+    explainer: Explainer | None
 
     @cached_property
     def picture(self) -> bytes:
@@ -72,16 +72,16 @@ class Shown:
         return png(self.table, *WHOLE, clear=True)
 
 
-class Shelf:
+class LaneCache:
     """Tables by the hash of their `lanes.bin`. Safe to use from several threads."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.most_bytes = most_bytes
-        self._shown: OrderedDict[str, Shown] = OrderedDict()
+        self._shown: OrderedDict[str, CachedLanes] = OrderedDict()
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def put(self, table: LaneTable, source: Source | None = None) -> str:
+    def put(self, table: LaneTable, explainer: Explainer | None = None) -> str:
         """Keep a table (lanes by pipeline, then rank) and return its hash."""
         known = self._digests.get(table)
         if known is not None and self.get(known) is not None:
@@ -90,13 +90,13 @@ class Shelf:
         digest = hashlib.sha256(content).hexdigest()[:32]
         with self._lock:
             self._digests[table] = digest
-            self._shown[digest] = Shown(table, content, source)
+            self._shown[digest] = CachedLanes(table, content, explainer)
             self._shown.move_to_end(digest)
             while len(self._shown) > 1 and sum(len(shown.content) for shown in self._shown.values()) > self.most_bytes:
                 self._shown.popitem(last=False)
         return digest
 
-    def get(self, digest: str) -> Shown | None:
+    def get(self, digest: str) -> CachedLanes | None:
         """The table of that hash; None when it was never there, or others took its place."""
         with self._lock:
             if digest in self._shown:

@@ -1,0 +1,110 @@
+"""What a page of the viewer is, and what the pages of one application have in common.
+
+A page is a subclass of `Page` in a file of its own and a line in `viz.pages.registry`; the application and the HTML
+export know pages by this class only.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dash import Dash, html
+
+from viz.comparison import SystemComparison
+from viz.lane_cache import LaneCache
+from viz.run import LiveRun, Run
+from viz.sources import ScheduleFile
+from viz.what_if import WhatIf
+
+TABS = "pages"
+"""Identifier of the tabs; a page opens another by setting their value to its prefix."""
+
+
+@dataclass
+class Workspace:
+    """What one application shows, shared by its pages.
+
+    Attributes:
+        files: schedule files, in the order in which they were named.
+        runs: run directories, read again while they are live.
+        what_if: plans for any dead workers; None without a job or library.
+        comparisons: of resilience systems, by name.
+        is_example: nobody asked for these sources.
+        cache: the lanes that the browser fetches.
+        pages: the pages that were opened for all this.
+    """
+
+    files: Sequence[ScheduleFile] = ()
+    runs: Sequence[LiveRun] = ()
+    what_if: WhatIf | None = None
+    comparisons: Mapping[str, SystemComparison] = field(default_factory=dict)
+    is_example: bool = False
+    cache: LaneCache = field(default_factory=LaneCache)
+    pages: list[Page] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sources: Sequence[Run | ScheduleFile], **rest: Any) -> Workspace:
+        """The workspace of some sources; `rest` are other attributes."""
+        files = [source for source in sources if isinstance(source, ScheduleFile)]
+        runs = [LiveRun(source) for source in sources if isinstance(source, Run)]
+        return cls(files, runs, **rest)
+
+    def sources(self) -> list[Run | ScheduleFile]:
+        """All files and runs as they are now; a live run is another object once it was read again."""
+        return [*self.files, *(live.run for live in self.runs)]
+
+
+class Page(Protocol):
+    """One tab of the application.
+
+    Attributes:
+        prefix: tells the page and the identifiers of its components from those of others.
+        invitation: what one finds on the page, for the list on the first page; "" leaves it out.
+    """
+
+    prefix: str
+    invitation: str = ""
+
+    @classmethod
+    @abstractmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        """The pages of this class that the application shows for a workspace, none where there is nothing for it."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What the tab says."""
+
+    @abstractmethod
+    def layout(self) -> html.Div:
+        """The page's components; called again whenever a browser opens the page."""
+
+    def register(self, app: Dash) -> None:
+        """Add the page's callbacks and routes; a page without any leaves this out."""
+
+    def refresh(self) -> None:
+        """Read again what may have changed; called before `layout`."""
+
+    def fixtures(self) -> Sequence[Any]:
+        """Components that the application keeps while other pages are open."""
+        return ()
+
+    def preloaded_lanes(self) -> Sequence[str]:
+        """Addresses of the lanes that the browser should fetch before anything else where this page comes first."""
+        return ()
+
+    @property
+    def begins_with_graph(self) -> bool:
+        """Whether the page needs plotly.js as soon as it is opened."""
+        return bool(self.preloaded_lanes())
+
+    def exported(self) -> Sequence[Any]:
+        """The page's content without controls, for a file that needs no server; nothing if left out."""
+        return ()
+
+    def name(self, part: str) -> str:
+        """Identifier of one of the page's components."""
+        return f"{self.prefix}-{part}"

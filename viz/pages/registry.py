@@ -1,0 +1,30 @@
+"""The pages that the viewer knows, in the order of their tabs. A new page is one line here."""
+
+from __future__ import annotations
+
+from viz.pages.compare_page import ComparePage
+from viz.pages.explain_page import ExplainPage
+from viz.pages.page import Page, Workspace
+from viz.pages.plans_page import PlansPage
+from viz.pages.run_page import RunPage
+from viz.pages.schedule_page import SchedulePage
+from viz.pages.start_page import StartPage
+from viz.pages.systems_page import SystemsPage
+from viz.pages.validate_page import ValidatePage
+
+PAGES: tuple[type[Page], ...] = (
+    StartPage,
+    SystemsPage,
+    RunPage,
+    SchedulePage,
+    ExplainPage,
+    ComparePage,
+    PlansPage,
+    ValidatePage,
+)
+
+
+def open_pages(workspace: Workspace) -> list[Page]:
+    """The pages for what a workspace holds, in the order of their tabs; the workspace keeps them."""
+    workspace.pages = [page for kind in PAGES for page in kind.pages_of(workspace)]
+    return workspace.pages
