@@ -31,8 +31,8 @@ from recycle.exec.launch.launcher import train
 from recycle.exec.processes.processes import ForkServer
 from recycle.exec.profile.executed import executed
 from recycle.ir.families import one_f_one_b, zb_h1, zb_h2
+from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import with_barrier
-from recycle.ir.trace import read
 from tests.exec.megatron_reference import MegatronReference
 
 WARM_UP = 10
@@ -179,7 +179,7 @@ def our_seconds(
         result = train(
             job, folder / "run", steps=steps, schedule=schedule if staggered else with_barrier(schedule), server=server
         )
-        trace = read(folder / "run" / "trace.json")
+        trace = read_trace(folder / "run" / "trace.json")
         profile = executed(folder / "run").profile
     finally:
         shutil.rmtree(folder)

@@ -24,8 +24,8 @@ from recycle import Job, Schedule, Worker, simulate
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import train
 from recycle.exec.processes.processes import ForkServer
+from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import with_barrier
-from recycle.ir.trace import read
 from recycle.solve.planner import plan, plan_for_training
 
 WARM_UP = 3
@@ -122,7 +122,7 @@ def executed_seconds(job: Job, server: ForkServer, schedule: Schedule, steps: in
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     try:
         result = train(job, folder / "run", steps=steps, schedule=schedule, server=server)
-        trace = read(folder / "run" / "trace.json")
+        trace = read_trace(folder / "run" / "trace.json")
     finally:
         shutil.rmtree(folder)
     assert set(result.modes) == ({"barrier", "staggered"} if schedule.optimizer == "staggered" else {"barrier"})

@@ -3,6 +3,10 @@
 The public API, re-exported by name. Heavy packages (torch, mip, numba, dash) load only when a function needs them.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from recycle.errors import JobError, PlanError, RecycleError, RunError, ScheduleError
 from recycle.ir.check import Finding, check
 from recycle.ir.lower import lower
@@ -31,3 +35,13 @@ __all__ = [
     "lower",
     "simulate",
 ]
+
+
+def _draw(schedule: Schedule, profile: Profile | None, title: str) -> Any:
+    """What `schedule.show()` returns; the viewer loads when it is first asked for a picture."""
+    from viz.notebook import show
+
+    return show(schedule, profile, title)
+
+
+Schedule.drawn_by = _draw

@@ -11,9 +11,9 @@ import pytest
 
 from recycle import ScheduleError, Shape, check
 from recycle.ir import families
-from recycle.ir.formats import native
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
+from recycle.ir.schedule import Schedule
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -101,8 +101,8 @@ def test_the_family_and_the_test_of_the_family_page_run(monkeypatch: pytest.Monk
 
 def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None:
     (text,) = blocks("docs/file-format.md", "json")
-    schedule = native.loads(text)
-    assert native.dumps(schedule) == text
+    schedule = Schedule.loads(text)
+    assert schedule.dumps() == text
     assert check(schedule) == []
     keys = (DOCS / "file-format.md").read_text().split("## Instructions")[0]
     assert all(f"`{key}`" in keys for key in json.loads(text))

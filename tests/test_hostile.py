@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recycle import Job, JobError, Profile, RecycleError, Shape, lower, simulate
-from recycle.ir import trace
+from recycle import Job, JobError, Profile, RecycleError, Shape, lower, runs, simulate
 from recycle.ir.families import one_f_one_b
+from recycle.ir.formats import run_trace
 from recycle.job import explain_job
 from tests.hostile import any_bytes, mutated, read_or_refused, restructured, retold
 
@@ -52,9 +52,9 @@ def trace_file(folder: Path) -> bytes:
     for worker in SCHEDULE.shape.workers():
         rows = range(*SCHEDULE.columns.offsets[SCHEDULE.shape.worker_index(worker) :][:2].tolist())
         ran = [(SCHEDULE.instruction(row), float(timeline.start[row]), float(timeline.end[row])) for row in rows]
-        trace.append_iteration(trace.log_path(folder, worker), 0, 0, worker, ran)
+        runs.append_iteration(runs.log_path(folder, worker), 0, 0, worker, ran)
     (folder / "events.jsonl").write_text('{"time": 0.5, "kind": "fault", "worker": "0.1", "step": 0}\n')
-    trace.write(trace.merge(folder, SCHEDULE.shape), folder / "trace.json")
+    run_trace.write_trace(runs.read_logs(folder, SCHEDULE.shape), folder / "trace.json")
     return (folder / "trace.json").read_bytes()
 
 
@@ -75,7 +75,7 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return Reader(Job.load, JobError, use_job, JOBS)
     if request.param == "profile":
         return Reader(Profile.load, JobError, use_profile, PROFILES)
-    return Reader(trace.read, RecycleError, len, [trace_file(tmp_path_factory.mktemp("run"))])
+    return Reader(run_trace.read_trace, RecycleError, len, [trace_file(tmp_path_factory.mktemp("run"))])
 
 
 def survives(reader: Reader, file: Path, content: bytes) -> None:

@@ -1,37 +1,88 @@
-"""Imports: light at the top, and in one direction between the packages."""
+"""Imports go one way: from the command line down to the words that all share."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
-
-# What a part of the tree may import of the others, besides the words that all share.
-SHARED = {
-    "recycle",
-    "recycle.errors",
-    "recycle.endpoints",
-    "recycle.nodes",
-    "recycle.shape",
-    "recycle.files",
-    "recycle.json_objects",
+TORCH = {"torch", "megatron"}
+WORDS = ("errors", "shape", "files", "json_objects", "endpoints", "nodes")
+JOB = ("job", "sections", "profile", "layers", "analytic")
+LAYERS: dict[str, tuple[str, ...]] = {
+    **{f"recycle.{name}": tuple(f"recycle.{other}" for other in WORDS) for name in WORDS},
+    **{f"recycle.{name}": tuple(f"recycle.{other}" for other in (*WORDS, *JOB)) for name in JOB},
 }
-ALLOWED = {
-    "recycle/ir": {"recycle.ir", "recycle.job", "recycle.profile"},
-    "recycle/solve": {"recycle.solve", "recycle.plans", "recycle.ir", "recycle.job", "recycle.profile"},
-    "recycle/exec": {"recycle.exec", "recycle.plans", "recycle.ir", "recycle.job", "recycle.sections",
-                     "recycle.profile"},
-    "recycle/systems": {"recycle.systems", "recycle.solve", "recycle.plans", "recycle.ir", "recycle.job",
-                        "recycle.sections", "recycle.profile", "recycle.layers", "recycle.analytic"},
-    "viz": {"viz", "recycle.plans", "recycle.ir", "recycle.job", "recycle.profile"},
-}  # fmt: skip
-TORCHLESS = ("recycle/ir", "recycle/solve", "recycle/systems", "viz")
+"""What each part may import beside itself; a part is the longest name here that a module's name begins with."""
+LAYERS["recycle.ir"] = LAYERS["recycle.job"]
+LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recycle.ir"])
+LAYERS["recycle.solve"] = LAYERS["viz"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.plans"])
+LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
+EXEC = (
+    *("data", "model", "transport", "membership", "faults", "checkpoint", "worker", "processes", "planning"),
+    *("launch", "profile"),
+)
+"""The folders of recycle.exec in order: each may import those before it."""
+for place, folder in enumerate(EXEC):
+    LAYERS[f"recycle.exec.{folder}"] = (
+        *LAYERS["recycle.solve"],
+        *(f"recycle.exec.{before}" for before in EXEC[:place]),
+    )
+LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec.launch",)
+"""The public name of the executor, and what torchrun starts, stand above its folders."""
+LAYERS["recycle.cli"] = LAYERS["recycle"] = ("recycle", "viz")
+TORCHLESS = ("recycle.ir", "recycle.plans", "recycle.runs", "recycle.solve", "recycle.systems", "recycle.cli", "viz")
+
+
+def name_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {name_of(file): file for top in ("recycle", "viz") for file in sorted((ROOT / top).rglob("*.py"))}
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """All that is imported anywhere: in functions, for types only, and by `import_module` of a literal name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports are not used here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (str(name.value) for name in node.args if isinstance(name, ast.Constant))
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    return frozenset(imported(ast.parse(FILES[module].read_text())))
+
+
+def ours(module: str) -> set[str]:
+    """The files of recycle and viz that `module` imports, with the packages that are loaded on the way to them."""
+    found = set()
+    for name in imports(module):
+        while name and name not in FILES:  # a class or function: its file
+            name = name.rpartition(".")[0]
+        while "." in name and not within(module, name):
+            found.add(name)
+            name = name.rpartition(".")[0]
+    return found
+
+
+def part_of(module: str) -> str:
+    return max((part for part in LAYERS if within(module, part)), key=len)
 
 
 def run(code: str) -> str:
@@ -52,44 +103,23 @@ def test_building_checking_and_timing_a_small_schedule_loads_nothing_heavy() -> 
     assert run(code) == "[]"
 
 
-def imports(file: Path) -> set[str]:
-    """Modules that a file imports anywhere, inside functions too."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def within(module: str, packages: set[str]) -> bool:
-    return any(module == package or module.startswith(package + ".") for package in packages)
-
-
-@pytest.mark.parametrize("part", ALLOWED)
-def test_a_package_imports_only_what_lies_below_it(part: str) -> None:
-    wrong = []
-    for file in sorted((ROOT / part).rglob("*.py")):
-        ours = {m for m in imports(file) if m.split(".")[0] in ("recycle", "viz")}
-        top = {m for m in ours if m.startswith("recycle.") and m.count(".") == 1 and m.split(".")[1][0].isupper()}
-        others = {m for m in ours - top if not within(m, ALLOWED[part] | SHARED - {"recycle"})}
-        wrong += [f"{file.relative_to(ROOT)}: {module}" for module in sorted(others)]
+@pytest.mark.parametrize("part", LAYERS)
+def test_a_part_imports_only_what_its_layer_may(part: str) -> None:
+    allowed = (part, *LAYERS[part])
+    files = [module for module in FILES if part_of(module) == part]
+    assert files
+    wrong = [f"{module} imports {name}" for module in files for name in sorted(ours(module))
+             if not any(within(name, other) for other in allowed)]  # fmt: skip
     assert wrong == []
+
+
+def test_every_folder_of_the_executor_has_its_place() -> None:
+    assert sorted(EXEC) == sorted(path.parent.name for path in (ROOT / "recycle/exec").glob("*/__init__.py"))
 
 
 @pytest.mark.parametrize("part", TORCHLESS)
 def test_planning_and_viewing_need_no_torch(part: str) -> None:
-    files = sorted((ROOT / part).rglob("*.py"))
-    assert [file for file in files if within_any(imports(file), {"torch", "megatron"})] == []
-
-
-def within_any(modules: set[str], packages: set[str]) -> bool:
-    return any(within(module, packages) for module in modules)
-
-
-def test_the_job_and_the_profile_stand_below_everything() -> None:
-    prices = {"recycle.profile", "recycle.layers", "recycle.analytic", "recycle.sections"}
-    for name in ("job", "sections", "profile", "layers", "shape", "errors", "files"):
-        ours = {m for m in imports(ROOT / "recycle" / f"{name}.py") if m.startswith("recycle.")}
-        assert not {m for m in ours if not within(m, SHARED - {"recycle"} | prices)}
+    using = {
+        module for module in FILES if within(module, part) for name in imports(module) if name.split(".")[0] in TORCH
+    }
+    assert using == set()

@@ -19,16 +19,15 @@ from typing import Any
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir import trace as traces
 from recycle.ir.dependencies import Rows
 from recycle.ir.executed import executed_timeline
-from recycle.ir.formats.run_trace import executed_schedule
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
-from recycle.ir.trace import Trace, read_lines
+from recycle.ir.trace import Trace, executed_schedule
 from recycle.job import Job
 from recycle.profile import Profile
+from recycle.runs import TRACE, load_trace, read_lines, read_logs
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable, Panel
 from viz.operands import Choice, Operand, stated_limits
@@ -409,17 +408,17 @@ def load_run(path: str | Path) -> Run:
     trace = None
     if shape is not None:
         try:
-            trace = traces.load(path, shape)
+            trace = load_trace(path, shape)
         except RecycleError as error:
             problems.append(str(error))
-            if (path / traces.FILE_NAME).exists():  # the logs it was merged from may still be whole
+            if (path / TRACE).exists():  # the logs it was merged from may still be whole
                 try:
-                    trace = traces.merge(path, shape)
+                    trace = read_logs(path, shape)
                 except RecycleError as another:
                     problems.append(str(another))
     if trace is not None and not len(trace):
         trace = None
-    return Run(path, shape, profile, metrics, events, trace, problems, live=not (path / traces.FILE_NAME).exists())
+    return Run(path, shape, profile, metrics, events, trace, problems, live=not (path / TRACE).exists())
 
 
 def _job(path: Path, problems: list[str]) -> tuple[Shape | None, Profile]:

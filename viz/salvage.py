@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RecycleError
-from recycle.ir.formats import native
+from recycle.ir import native
 from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.schedule import Schedule
 from recycle.shape import Shape, Worker
@@ -36,7 +36,7 @@ def salvage(content: bytes, name: str) -> tuple[Schedule, list[str]] | None:
                 left_out.append(str(error))
                 continue
             kept[worker] = " ".join(_readable(shape, worker, text, left_out))
-        return native.loads(msgspec.json.encode({**file, "programs": kept}), name), left_out
+        return Schedule.loads(msgspec.json.encode({**file, "programs": kept}), name), left_out
     except (RecycleError, msgspec.MsgspecError, KeyError, TypeError, AttributeError, RecursionError, UnicodeError):
         return None
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from recycle.errors import RecycleError
 from recycle.ir import formats
-from recycle.ir import trace as traces
 from recycle.ir.check import Finding, check
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.profile import Profile
+from recycle.runs import TRACE
 from viz.free_memory import release_memory
 from viz.lanes import LaneTable, Panel
 from viz.operands import Choice, Operand, stated_limits
@@ -90,7 +90,7 @@ def load_source(path: str | Path) -> Run | ScheduleFile:
         return load_run(path)
     if not path.exists():
         raise RecycleError(f"{path}: no such file or run directory")
-    if path.name == traces.FILE_NAME:
+    if path.name == TRACE:
         raise RecycleError(f"{path}: is the trace of a run: view its folder, recycle view {path.parent}")
     beside = path.with_name(f"{path.stem}.profile.json")
     return load_schedule(path, Profile.load(beside) if beside.is_file() else None)

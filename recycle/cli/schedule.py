@@ -59,7 +59,6 @@ def schedule(
     """
     from recycle.ir import formats
     from recycle.ir.families import FAMILIES, TWO_CHUNKS
-    from recycle.ir.formats import native
     from recycle.ir.lower import lower as lowered
     from recycle.shape import Shape
 
@@ -85,18 +84,18 @@ def schedule(
         about = {"file": str(output), "family": family, "shape": asdict(shape), "instructions": len(built.columns)}
         print(json.dumps(about) if as_json else f"{output}: {family}, {shape}, {len(built.columns)} instructions")
     elif as_json or not sys.stdout.isatty():
-        print(native.dumps(built), end="")
+        print(built.dumps(), end="")
     else:
         _show(built)
 
 
 def _show(schedule: Schedule) -> None:
     from recycle.ir.simulate import simulate
-    from recycle.ir.text_grid import DRAWN, text_grid
+    from recycle.ir.text_grid import DRAWN
 
     timeline = simulate(schedule)
     if schedule.shape.worker_count <= DRAWN:
-        print(text_grid(timeline, shutil.get_terminal_size((120, 24)).columns))
+        print(timeline.text(shutil.get_terminal_size((120, 24)).columns))
     print(f"{schedule.metadata['family']}, {schedule.shape}, {len(schedule.columns)} instructions")
     print(f"makespan {timeline.makespan:g}   period {timeline.period:g}   bubble ratio {timeline.bubble_ratio:.4g}")
     print("times 1,1,1; -o FILE writes the schedule, --json prints the file")

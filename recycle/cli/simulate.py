@@ -118,11 +118,11 @@ def _gaps(schedule: Schedule, gaps: Gaps) -> list[list[dict[str, Any]] | None]:
 
 def _print(timeline: Timeline, gaps: Gaps) -> None:
     from recycle.ir.gaps import GapCause
-    from recycle.ir.text_grid import DRAWN, text_grid
+    from recycle.ir.text_grid import DRAWN
 
     schedule = timeline.schedule
     if schedule.shape.worker_count <= DRAWN and timeline.makespan:
-        print(text_grid(timeline, _width()))
+        print(timeline.text(_width()))
     _print_table(schedule, _load_columns(timeline))
     print("seconds in which a worker does nothing, by what it waits for")
     _print_table(schedule, _gap_columns(schedule, gaps))

@@ -15,10 +15,9 @@ import numpy as np
 
 from recycle.ir.columns import Columns
 from recycle.ir.dependencies import Dependencies, Rows, compute_order, dependencies
-from recycle.ir.formats.run_trace import executed_schedule
 from recycle.ir.graph import Floats
 from recycle.ir.simulate import Timeline, event_edges
-from recycle.ir.trace import Trace
+from recycle.ir.trace import Trace, executed_schedule
 from recycle.profile import Profile
 
 

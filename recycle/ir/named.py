@@ -16,5 +16,5 @@ def named_schedule(name: str, shape: Shape) -> Schedule:
     if name in FAMILIES:
         return FAMILIES[name](shape)
     if not Path(name).exists():
-        raise JobError(f"--schedule {name}: is neither a file nor a family; families are {', '.join(FAMILIES)}")
+        raise JobError(f"schedule {name}: is neither a file nor a family; families are {', '.join(FAMILIES)}")
     return formats.read(name)

@@ -6,16 +6,17 @@ what every hot path works on; instruction objects are made on demand for people 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from recycle.errors import JobError, ScheduleError
+from recycle.files import read_whole, write_whole
+from recycle.ir import native
 from recycle.ir.columns import Columns, columns_of
 from recycle.ir.instruction import (
     COMPUTE_KINDS,
@@ -58,7 +59,10 @@ class Schedule:
         optimizer: "staggered" (each stage steps on its own time) or "barrier" (all stages step together).
         ties: groups of stages that share a weight and so reduce together.
         metadata: family or planner, parameters, parent; JSON values only.
+        drawn_by: what draws a schedule; set by the public API, since the viewer stands above the IR.
     """
+
+    drawn_by: ClassVar[Callable[[Schedule, Profile | None, str], Any]]
 
     shape: Shape
     columns: Columns
@@ -240,23 +244,52 @@ class Schedule:
         """The same schedule with these metadata entries added or replaced."""
         return replace(self, metadata={**self.metadata, **metadata})
 
-    def save(self, path: str | Path) -> None:
-        """Write the native file (see recycle.ir.formats.native). Replaces the file whole or not at all."""
-        from recycle.ir.formats import native
+    def dumps(self) -> str:
+        """The text of the native file (see recycle.ir.native). Raises ScheduleError when `metadata` is not JSON."""
+        shape = self.shape
+        usual = self.placement == loop_placement(shape)
+        placement = {str(w): list(stages) for w, stages in zip(shape.workers(), self.placement, strict=True)}
+        return native.encode(
+            native.NativeFile(
+                shape={name: getattr(shape, name) for name in shape.__slots__},
+                optimizer=self.optimizer,
+                failed=[str(worker) for worker in sorted(self.failed)],
+                placement=None if usual else placement,
+                ties=[list(group) for group in self.ties],
+                metadata=dict(self.metadata),
+                programs=self.text(),
+            )
+        )
 
-        native.write(self, path)
+    @classmethod
+    def loads(cls, text: str | bytes, name: str = "schedule") -> Schedule:
+        """The schedule in the text of a native file; `name` begins every error message. Raises ScheduleError."""
+        try:
+            file = native.decode(text)
+            return cls.from_text(
+                Shape(**file.shape),
+                file.programs,
+                placement=None if file.placement is None else dict(file.placement.items()),
+                failed=file.failed,
+                optimizer=file.optimizer,
+                ties=file.ties,
+                metadata=file.metadata,
+            )
+        except (ScheduleError, JobError) as error:
+            raise ScheduleError(f"{name}: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the native file. Replaces the file whole or not at all."""
+        write_whole(path, self.dumps())
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
         """Read a native file. Raises ScheduleError that names the file and the place."""
-        from recycle.ir.formats import native
-
-        return native.read(path)
+        return cls.loads(read_whole(path, ScheduleError), str(path))
 
     def show(self, profile: Profile | None = None, title: str = "") -> Any:
         """The lanes as a picture that notebooks draw (see `viz.notebook.Picture`), timed by `profile`."""
-        # The viewer stands above the IR, which therefore names it and does not import it.
-        return import_module("viz.notebook").show(self, profile, title)
+        return self.drawn_by(profile, title)
 
     def __eq__(self, other: object) -> bool:
         """Same shape, programs, placement, failed workers, optimizer and ties; metadata does not count."""

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,18 +32,16 @@ from recycle.ir.dependencies import (
     serial_ends,
     serial_order,
 )
+from recycle.ir.gaps import Gaps, find_gaps
 from recycle.ir.graph import Floats, earliest, topological_order
 from recycle.ir.instruction import COMPUTE_KINDS, SEND_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.schedule import Schedule
+from recycle.ir.text_grid import text_grid
+from recycle.ir.timed import TOLERANCE as TOLERANCE
+from recycle.ir.timed import TimedSchedule
 from recycle.profile import Profile
-
-if TYPE_CHECKING:
-    from recycle.ir.gaps import Gaps
-
-TOLERANCE = 1e-9
-"""Relative slack when two times count as equal."""
 
 
 @dataclass(frozen=True)
@@ -171,31 +168,8 @@ _COST = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Timeline:
-    """When everything happens in one iteration from idle, and how often iterations can follow each other.
-
-    Attributes:
-        schedule: the lowered schedule that was timed.
-        profile: what it was timed with.
-        start, end: seconds per row of `schedule.columns`; of a send: when its transfer is under way.
-        last: for each row, then each join, the node it waited for last, -1 if none.
-        period: seconds between two iterations in steady state.
-        dependencies: what each row needs.
-    """
-
-    schedule: Schedule
-    profile: Profile
-    start: Floats
-    end: Floats
-    last: Rows
-    period: float
-    dependencies: Dependencies
-
-    @cached_property
-    def makespan(self) -> float:
-        """Last end minus first start of one iteration from idle."""
-        return float(self.end.max() - self.start.min()) if len(self.end) else 0.0
+class Timeline(TimedSchedule):
+    """A timed schedule (see `TimedSchedule` for its attributes) with all that is asked of it."""
 
     def _per_worker(self, values: list[float]) -> list[float | None]:
         dead = self.schedule.failed
@@ -293,24 +267,16 @@ class Timeline:
         ]
 
     def gaps(self, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
-        """What every worker waits for whenever it does nothing (see `recycle.ir.gaps`).
-
-        Args:
-            limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
-            byte_limit: bytes that any worker may hold, static bytes of its stages included.
-
-        Raises:
-            JobError: `limits` has not one entry per rank.
-        """
-        from recycle.ir.gaps import find_gaps
-
+        """What every worker waits for whenever it does nothing; arguments and errors as of `gaps.find_gaps`."""
         return find_gaps(self, limits, byte_limit)
+
+    def text(self, width: int = 120) -> str:
+        """The timeline drawn as text, a lane of at most `width` characters per worker (see `text_grid`)."""
+        return text_grid(self.schedule, self.start, self.end, width)
 
     def show(self, width: int = 120) -> str:
         """Print the timeline as text, a lane per worker, and return it."""
-        from recycle.ir.text_grid import text_grid
-
-        text = text_grid(self, width)
+        text = self.text(width)
         print(text)
         return text
 

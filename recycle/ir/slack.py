@@ -7,16 +7,11 @@ Limits: nothing else moves along, and the period is not looked at.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from recycle.ir.dependencies import group_edges
 from recycle.ir.graph import Floats, earliest
-from recycle.ir.simulate import event_edges, event_graph
-
-if TYPE_CHECKING:
-    from recycle.ir.simulate import Timeline
+from recycle.ir.simulate import Timeline, event_edges, event_graph
 
 
 def slack(timeline: Timeline) -> Floats:

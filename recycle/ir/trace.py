@@ -1,42 +1,27 @@
 """Trace: what really ran, and when. The executed counterpart of a Timeline, over all steps of a run.
 
-While a run is live every worker process appends one line per iteration to its own `logs/k.r.trace.jsonl`
-(`append_iteration`), and processes are killed at any byte, so a reader skips what is not a whole line. `merge` builds
-the trace of a run directory; `write` and `read` keep it as Chrome trace JSON, which Perfetto opens too.
-
 Lanes are processes, named by the position they started in; `role` is the position in the plan that a process played,
 and the workers inside instructions (`@1.0`) are roles as well. Times are seconds since the start of the run on one
-machine's `time.monotonic()`: traces of several machines are not aligned here.
+machine's `time.monotonic()`: traces of several machines are not aligned here. `recycle.runs` reads the trace of a run
+directory, `recycle.ir.formats.run_trace` the file that keeps it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from recycle.errors import JobError, RecycleError, ScheduleError
-from recycle.files import read_whole, write_whole
-from recycle.ir import chrome
 from recycle.ir.columns import Columns, Ints
-from recycle.ir.graph import Floats
+from recycle.ir.graph import Floats, Rows
 from recycle.ir.instruction import Instruction, Transfer, parse_instruction
-from recycle.ir.schedule import Schedule, loop_placement
+from recycle.ir.schedule import Placement, Schedule, loop_placement
 from recycle.shape import Shape, Worker
-
-FORMAT, VERSION = "recycle-trace", 1
-FILE_NAME = "trace.json"
-LOG_SUFFIX = ".trace.jsonl"
-MOST_BYTES = 2**32
-"""Size of the largest trace or log that is read; a long run fills far more than a schedule."""
-_Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,99 +136,8 @@ def away_from(columns: Columns, pipeline: Ints) -> npt.NDArray[np.bool_]:
     return np.asarray(sum(((home >= 0) & (home != pipeline) for home in homes), np.zeros(len(columns), np.bool_)))
 
 
-class _Iteration(msgspec.Struct, frozen=True):
-    """One line of a process's trace log."""
-
-    step: _Count
-    generation: _Count
-    role: str
-    instructions: list[tuple[str, float, float]]
-
-
-def log_path(run_dir: str | Path, worker: Worker) -> Path:
-    """Where the process that started as `worker` keeps its trace."""
-    return Path(run_dir) / "logs" / f"{worker}{LOG_SUFFIX}"
-
-
-def append_iteration(
-    path: str | Path,
-    step: int,
-    generation: int,
-    role: Worker | str,
-    instructions: Iterable[tuple[Instruction | str, float, float]],
-) -> None:
-    """Add one executed iteration to a process's trace log, as one line.
-
-    Args:
-        path: the log, see `log_path`; made with its folder when missing.
-        role: the position in the plan that the process played.
-        instructions: (instruction or its text, start, end) in the order of execution, seconds since the run's start.
-
-    Raises:
-        RecycleError: the file cannot be written.
-    """
-    rows = [[str(what), round(float(start), 9), round(float(end), 9)] for what, start, end in instructions]
-    line = {"step": step, "generation": generation, "role": str(role), "instructions": rows}
-    _append_line(Path(path), msgspec.json.encode(line))
-
-
-def _append_line(path: Path, line: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as stream:
-            # A process killed in the middle of a line leaves no newline; its successor must not continue that line.
-            if stream.seek(0, os.SEEK_END) and stream.seek(-1, os.SEEK_END) >= 0 and stream.read(1) != b"\n":
-                line = b"\n" + line
-            stream.write(line + b"\n")
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def merge(run_dir: str | Path, shape: Shape) -> Trace:
-    """The trace of a run directory, from `logs/*.trace.jsonl` and `events.jsonl`.
-
-    Works on a live run. Lines that are not whole JSON are skipped: their process was killed, or is writing.
-
-    Raises:
-        RecycleError: a whole line does not say what it must; the message names file and line.
-    """
-    run_dir = Path(run_dir)
-    builder = _Builder(shape)
-    for path in sorted((run_dir / "logs").glob(f"*{LOG_SUFFIX}")):
-        try:
-            process = shape.require(Worker.parse(path.name.removesuffix(LOG_SUFFIX)), str(path))
-        except JobError as error:
-            raise RecycleError(str(error)) from None
-        for number, line in read_lines(path):
-            try:
-                iteration = msgspec.convert(line, _Iteration, strict=False)
-                role = shape.require(Worker.parse(iteration.role), "role")
-                for text, start, end in iteration.instructions:
-                    builder.add(process, role, iteration.generation, iteration.step, text, start, end)
-            except (msgspec.ValidationError, JobError, ScheduleError) as error:
-                raise RecycleError(f"{path}: line {number}: {error}") from None
-    return builder.build(event for _, event in read_lines(run_dir / "events.jsonl"))
-
-
-def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line number from 1, object) of the whole lines of a `.jsonl` file; none when there is no such file.
-
-    A line that is not a JSON object is skipped: it was cut short when its process was killed.
-    """
-    if not Path(path).exists():
-        return []
-    content = read_whole(path, RecycleError, MOST_BYTES)
-    lines = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        try:
-            lines.append((number, msgspec.json.decode(line, type=dict[str, Any])))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-    return lines
-
-
-class _Builder:
-    """Collects rows in any order of processes and turns them into the columns of a Trace."""
+class TraceBuilder:
+    """Collects executed instructions in any order of processes, and builds the Trace that holds them all."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -255,7 +149,12 @@ class _Builder:
     def add(
         self, process: Worker, role: Worker, generation: int, step: int, text: str, start: float, end: float
     ) -> None:
-        """Add one executed instruction. Raises ScheduleError when `text` is none, JobError at a peer out of shape."""
+        """Add one executed instruction.
+
+        Raises:
+            ScheduleError: `text` is no instruction.
+            JobError: the instruction names a peer outside the shape.
+        """
         code = self.codes.get(text)
         if code is None:
             instruction = parse_instruction(text, self.shape.pipelines == 1)
@@ -268,6 +167,7 @@ class _Builder:
         self.times.append((start, end))
 
     def build(self, events: Iterable[Mapping[str, Any]]) -> Trace:
+        """The trace of all that was added, with the lines of `events.jsonl`."""
         # Each text is parsed once; the rows then are copies of the rows of one program that holds every text once.
         parsed = Schedule.build(self.shape, {Worker(0, 0): self.vocabulary}).columns
         rows = np.array(self.rows, dtype=np.int64).reshape(-1, 5)
@@ -281,116 +181,22 @@ class _Builder:
         return Trace(self.shape, parsed.take(rows[:, 4], offsets), role, generation, step, start, end, tuple(events))
 
 
-def write(trace: Trace, path: str | Path) -> None:
-    """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track."""
-    shape = {name: getattr(trace.shape, name) for name in trace.shape.__slots__}
-    other = {"format": FORMAT, "version": VERSION, "shape": shape, "clock": "seconds since run start"}
-    write_whole(path, chrome.document(other, _chrome_events(trace)))
+def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:
+    """(the programs that ran, in role names; the row of `ran` of each of their rows), of one generation of one step."""
+    shape = ran.shape
+    rows = np.argsort(ran.role, kind="stable")
+    counts = np.bincount(ran.role, minlength=shape.worker_count)
+    columns = ran.columns.take(rows, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    failed = frozenset(worker for worker, count in zip(shape.workers(), counts.tolist(), strict=True) if not count)
+    return Schedule(shape, columns, _placement_of(shape, columns), failed), rows
 
 
-def _chrome_events(trace: Trace) -> Iterator[chrome.Event]:
-    track = chrome.track_of(trace.columns)
-    start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
-    for w in np.flatnonzero(np.diff(trace.columns.offsets)).tolist():
-        pid, worker = w + 1, trace.shape.worker_at(w)
-        rows = slice(int(trace.columns.offsets[w]), int(trace.columns.offsets[w + 1]))
-        tids, titles = chrome.thread_ids(track[rows], start[rows], end[rows])
-        yield from chrome.process(pid, f"worker {worker}", w)
-        yield from chrome.threads(pid, titles)
-        for row, tid in enumerate(tids.tolist(), rows.start):
-            home = int(trace.columns.pipeline[row])
-            name, category = str(trace.instruction(row)), chrome.TRACKS[track[row]]
-            arguments: dict[str, Any] = {
-                "instruction": name,
-                "worker": str(worker),
-                "role": str(trace.shape.worker_at(trace.role[row])),
-                "step": int(trace.step[row]),
-                "generation": int(trace.generation[row]),
-            }
-            if home >= 0:
-                arguments |= {"home": home, "rerouted": bool(trace.rerouted[row])}
-            yield chrome.slice_event(name, category, pid, tid, int(start[row]), int(end[row]), arguments)
-    for event in trace.events:
-        seconds = event.get("time")
-        moment = round(seconds * 1e9) if isinstance(seconds, int | float) else 0
-        yield chrome.instant_event(str(event.get("kind", "event")), "event", moment, dict(event))
-
-
-class _Arguments(msgspec.Struct, frozen=True):
-    instruction: str
-    worker: str
-    role: str
-    step: _Count
-    generation: _Count
-
-
-class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
-    ts: chrome.Moment
-    dur: chrome.Duration
-    args: _Arguments
-
-
-class _Instant(msgspec.Struct, frozen=True, tag_field="ph", tag="i"):
-    args: dict[str, Any] = {}
-
-
-class _Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
-    pass
-
-
-class _Other(msgspec.Struct, frozen=True):
-    format: str
-    version: int
-    shape: dict[str, int]
-
-
-class _ChromeFile(msgspec.Struct, frozen=True):
-    traceEvents: list[_Slice | _Instant | _Title]
-
-
-def read(path: str | Path) -> Trace:
-    """Read what `write` wrote; instructions, steps, generations, workers and events exactly, times to the nanosecond.
-
-    Raises:
-        RecycleError: the file cannot be read, is not a trace of recycle, or an event of it is not whole.
-    """
-    return loads(read_whole(path, RecycleError, MOST_BYTES), str(path))
-
-
-def loads(content: bytes, name: str) -> Trace:
-    """The trace in a file's content, as `read` says; `name` begins every error message. Raises ScheduleError."""
-    try:
-        other = msgspec.convert(chrome.decode(content, chrome.Head, name).otherData, _Other)
-    except msgspec.ValidationError as error:
-        raise ScheduleError(f"{name}: is not a trace that recycle wrote: otherData: {error}") from None
-    if (other.format, other.version) != (FORMAT, VERSION):
-        raise ScheduleError(f'{name}: otherData must say "format": "{FORMAT}", "version": {VERSION}')
-    try:
-        shape = Shape(**other.shape)
-    except (TypeError, JobError) as error:
-        raise ScheduleError(f"{name}: otherData.shape: {error}") from None
-    builder, events = _Builder(shape), []
-    for place, event in enumerate(chrome.decode(content, _ChromeFile, name).traceEvents):
-        if isinstance(event, _Instant):
-            events.append(event.args)
-        if not isinstance(event, _Slice):
-            continue
-        try:
-            process = shape.require(Worker.parse(event.args.worker), "worker")
-            role = shape.require(Worker.parse(event.args.role), "role")
-            first = round(event.ts * 1000)
-            last = first + round(event.dur * 1000)
-            text, generation, step = event.args.instruction, event.args.generation, event.args.step
-            builder.add(process, role, generation, step, text, first / 1e9, last / 1e9)
-        except (JobError, ScheduleError) as error:
-            raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
-    try:
-        return builder.build(events)
-    except ScheduleError as error:
-        raise ScheduleError(f"{name}: {error}") from None
-
-
-def load(run_dir: str | Path, shape: Shape) -> Trace:
-    """The trace of a run: its `trace.json`, or while the run is live what its logs hold so far."""
-    merged = Path(run_dir) / FILE_NAME
-    return read(merged) if merged.exists() else merge(run_dir, shape)
+def _placement_of(shape: Shape, columns: Columns) -> Placement:
+    """The stages that each worker worked for; of one without instructions those of its first live peer."""
+    usual, found = loop_placement(shape), dict[int, tuple[int, ...]]()
+    for w, (first, end) in enumerate(pairwise(columns.offsets.tolist())):
+        if first < end:
+            stages = np.unique(columns.stage[first:end])
+            found[w] = tuple(stages[stages < shape.stages].tolist())
+    of_rank = {w % shape.ranks: stages for w, stages in reversed(found.items())}
+    return tuple(found.get(w, of_rank.get(w % shape.ranks, usual[w])) for w in range(shape.worker_count))

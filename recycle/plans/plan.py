@@ -19,7 +19,6 @@ import msgspec
 
 from recycle.errors import PlanError
 from recycle.files import write_whole
-from recycle.ir.formats import native
 from recycle.ir.schedule import Schedule
 from recycle.plans.moves import Move
 from recycle.plans.roles import align, assign_roles, rename
@@ -93,7 +92,7 @@ class Plan:
         """The plan file's text: a native schedule file."""
         figures = {**self.summary(), "profile": self.profile, "limits": self.limits and list(self.limits)}
         metadata = {**self.schedule.metadata, **figures, "planner": dict(self.planner), "plan_version": VERSION}
-        return native.dumps(replace(self.schedule, metadata=metadata))
+        return replace(self.schedule, metadata=metadata).dumps()
 
     def save(self, path: str | Path) -> None:
         """Write the plan file; whole or not at all."""
@@ -125,7 +124,7 @@ class Plan:
     @classmethod
     def from_text(cls, text: str | bytes, name: str = "plan") -> Plan:
         """Read `text()` back. Raises ScheduleError or PlanError that begin with `name`."""
-        return cls.from_schedule(native.loads(text, name), name)
+        return cls.from_schedule(Schedule.loads(text, name), name)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -168,5 +167,5 @@ class _Metadata(msgspec.Struct):
 
 def schedule_hash(schedule: Schedule) -> str:
     """Content hash of what runs: shape, programs, failed workers and optimizer; not of how it was found."""
-    text = native.dumps(replace(schedule, metadata={}))
+    text = replace(schedule, metadata={}).dumps()
     return hashlib.sha256(text.encode()).hexdigest()[:16]

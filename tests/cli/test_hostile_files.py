@@ -12,10 +12,9 @@ import pytest
 
 from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b
-from recycle.ir.formats import native
 from tests.cli.command import Command
 
-PLAN = native.dumps(one_f_one_b(Shape(1, 2, 2)))
+PLAN = one_f_one_b(Shape(1, 2, 2)).dumps()
 SECONDS = 60
 
 

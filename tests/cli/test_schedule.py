@@ -10,7 +10,6 @@ import pytest
 
 from recycle import Schedule, Shape, lower
 from recycle.ir.families import FAMILIES, TWO_CHUNKS, interleaved, one_f_one_b, v_min
-from recycle.ir.formats import native
 from tests.cli.command import Command
 from tests.ir.families.chunks import ANY, chunks_of
 
@@ -49,7 +48,7 @@ def test_a_wrong_number_of_chunks_is_refused(command: Command, family: str) -> N
 def test_a_group_size_is_an_option_of_interleaved_alone(command: Command) -> None:
     arguments = ("-P", 2, "-m", 5, "-V", 2)
     outcome = command("schedule", "interleaved", *arguments, "--group-size", 3)
-    assert native.loads(outcome.out) == interleaved(Shape(1, 2, 5, 2), group_size=3)
+    assert Schedule.loads(outcome.out) == interleaved(Shape(1, 2, 5, 2), group_size=3)
     assert command("schedule", "interleaved", *arguments).refused("divisible by ranks = 2 or a group_size, got 5")
     assert command("schedule", "interleaved", *arguments, "--group-size", 4).refused("group_size must be", "got 4")
     for family in FAMILIES.keys() - {"interleaved"}:
@@ -65,7 +64,7 @@ def test_lower_and_barrier_are_options(command: Command, tmp_path: Path) -> None
 
 def test_without_a_file_the_schedule_itself_is_printed(command: Command) -> None:
     outcome = command("schedule", "1f1b", "-P", 2, "-m", 2)
-    assert native.loads(outcome.out) == one_f_one_b(Shape(1, 2, 2))
+    assert Schedule.loads(outcome.out) == one_f_one_b(Shape(1, 2, 2))
 
 
 def test_bad_input_is_refused_in_one_line_and_writes_nothing(command: Command, tmp_path: Path) -> None:
@@ -105,13 +104,13 @@ def test_the_console_script_and_its_version() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_v_a_family_gets_the_chunks_it_takes(command: Command, family: str) -> None:
     outcome = command("schedule", family, "-P", 2, "-m", 4)
-    assert native.loads(outcome.out).shape.chunks == (2 if family in TWO_CHUNKS else 1)
+    assert Schedule.loads(outcome.out).shape.chunks == (2 if family in TWO_CHUNKS else 1)
 
 
 def test_times_are_what_an_order_is_made_for(command: Command) -> None:
     outcome = command("schedule", "v-min", "-P", 4, "-m", 8, "--times", "2,3,1")
-    assert native.loads(outcome.out) == v_min(Shape(1, 4, 8, 2), times=(2, 3, 1))
-    assert native.loads(outcome.out) != v_min(Shape(1, 4, 8, 2))
+    assert Schedule.loads(outcome.out) == v_min(Shape(1, 4, 8, 2), times=(2, 3, 1))
+    assert Schedule.loads(outcome.out) != v_min(Shape(1, 4, 8, 2))
     assert command("schedule", "gpipe", "-P", 4, "-m", 8, "--times", "2,3,1").refused(
         "--times: gpipe takes none, it is for zb-v, v-half, v-min"
     )

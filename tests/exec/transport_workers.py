@@ -21,7 +21,6 @@ from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import GlooTransport, form_group, open_sockets, shut_sockets
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.transport.lanes import Communicators, LaneTransport, lanes_of
-from recycle.ir.formats import native
 from recycle.ir.instruction import (
     Instruction,
     RecvActivation,
@@ -63,7 +62,7 @@ class TransportWorkers:
         pipes = [pipe for _, pipe in self._members[: len(schedule.live)]]
         assert len(pipes) == len(schedule.live)
         for place, pipe in enumerate(pipes):
-            pipe.send((kind, f"case{self._cases}", native.dumps(schedule), place, action, iterations, victim))
+            pipe.send((kind, f"case{self._cases}", schedule.dumps(), place, action, iterations, victim))
         if victim >= 0:
             self._members[victim][0].join(ANSWER_SECONDS)
             self._store.set(f"case{self._cases}/over", "1")
@@ -118,7 +117,7 @@ def _case(
     n: int,
     victim: int,
 ) -> None:
-    schedule = lower(native.loads(text))
+    schedule = lower(Schedule.loads(text))
     members = sorted(schedule.live)
     role, over = members[place], threading.Event()
     program = schedule.program(role)

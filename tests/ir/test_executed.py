@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import Profile, Shape, Timeline, lower, simulate
-from recycle.ir import trace as traces
+from recycle import Profile, Shape, Timeline, lower, runs, simulate
 from recycle.ir.executed import executed_timeline, first_impossible, transfer_leads
 from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import GapCause
+from recycle.ir.trace import Trace
 from recycle.shape import Worker
 
 SHAPE = Shape(pipelines=2, ranks=3, micro_batches=3)
@@ -20,10 +20,10 @@ PROFILE = Profile.uniform(link=0.25)
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Callable[..., traces.Trace]:
+def record(tmp_path: Path) -> Callable[..., Trace]:
     """Writes a timeline as an executor would, receives announced when the worker comes to them, and reads it back."""
 
-    def write(timeline: Timeline, shift: dict[str, float]) -> traces.Trace:
+    def write(timeline: Timeline, shift: dict[str, float]) -> Trace:
         schedule = timeline.schedule
         for w, worker in enumerate(SHAPE.workers()):
             late, now, ran = 100.0 + shift.get(str(worker), 0.0), 0.0, []
@@ -36,13 +36,13 @@ def record(tmp_path: Path) -> Callable[..., traces.Trace]:
                     end = start
                 ran.append((instruction, late + start, late + end))
                 now = max(now, end)
-            traces.append_iteration(traces.log_path(tmp_path, worker), 0, 0, worker, ran)
-        return traces.merge(tmp_path, SHAPE).window(0, 0)
+            runs.append_iteration(runs.log_path(tmp_path, worker), 0, 0, worker, ran)
+        return runs.read_logs(tmp_path, SHAPE).window(0, 0)
 
     return write
 
 
-def test_what_ran_as_planned_has_the_plans_times_and_bubbles(record: Callable[..., traces.Trace]) -> None:
+def test_what_ran_as_planned_has_the_plans_times_and_bubbles(record: Callable[..., Trace]) -> None:
     planned = simulate(lower(one_f_one_b(SHAPE)), PROFILE)
     ran = executed_timeline(record(planned, {}), PROFILE)
     assert ran.schedule == planned.schedule
@@ -54,7 +54,7 @@ def test_what_ran_as_planned_has_the_plans_times_and_bubbles(record: Callable[..
     assert transfer_leads(ran).min() == pytest.approx(0.25)
 
 
-def test_a_value_used_before_it_was_sent_is_found(record: Callable[..., traces.Trace]) -> None:
+def test_a_value_used_before_it_was_sent_is_found(record: Callable[..., Trace]) -> None:
     planned = simulate(lower(one_f_one_b(SHAPE)), PROFILE)
     ran = executed_timeline(record(planned, {"1.1": 5.0}), PROFILE)
     found = first_impossible(ran)
@@ -63,7 +63,7 @@ def test_a_value_used_before_it_was_sent_is_found(record: Callable[..., traces.T
     assert found.seconds == pytest.approx(4.75)
 
 
-def test_who_does_not_begin_though_all_is_there_is_told_apart(record: Callable[..., traces.Trace]) -> None:
+def test_who_does_not_begin_though_all_is_there_is_told_apart(record: Callable[..., Trace]) -> None:
     planned = simulate(lower(one_f_one_b(SHAPE)), PROFILE)
     rows = np.arange(int(planned.schedule.columns.offsets[1]))
     late = rows[planned.start[rows] >= 1.0]  # worker 0.0 pauses for a second before its second forward

@@ -25,5 +25,5 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_is_refused_with_the_families() -> None:
-    with pytest.raises(JobError, match=r"--schedule 1f2b: is neither a file nor a family; families are gpipe, 1f1b"):
+    with pytest.raises(JobError, match=r"schedule 1f2b: is neither a file nor a family; families are gpipe, 1f1b"):
         named_schedule("1f2b", SHAPE)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
-from recycle.ir import trace as traces
+from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, runs, simulate
 from recycle.ir.families import one_f_one_b
+from recycle.ir.formats import run_trace
 
 SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
 WITHOUT_1_1 = {
@@ -100,7 +100,7 @@ def make_run(healthy: Schedule, broken: Schedule) -> Callable[..., Path]:
         for name, lines in (("metrics", metrics), ("events", events)):
             (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if not live:
-            traces.write(traces.merge(path, SHAPE), path / "trace.json")
+            run_trace.write_trace(runs.read_logs(path, SHAPE), path / "trace.json")
         return path
 
     return write
@@ -118,7 +118,7 @@ def _execute(path: Path, timeline: Timeline, step: int, generation: int, begin: 
             for row in rows
             if timeline.end[row] <= until
         ]
-        traces.append_iteration(traces.log_path(path, worker), step, generation, worker, ran)
+        runs.append_iteration(runs.log_path(path, worker), step, generation, worker, ran)
 
 
 @pytest.fixture

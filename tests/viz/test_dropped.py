@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b
-from recycle.ir.formats import native
 from tests.hostile import any_bytes, mutated
 from viz.dropped import MOST_BYTES, inspect, read_dropped
 from viz.lanes import Flag
@@ -23,7 +22,7 @@ def contents(content: bytes) -> str:
 
 
 def test_a_native_file_is_read_checked_and_timed(broken: Schedule) -> None:
-    found = read_dropped(contents(native.dumps(broken).encode()), "plan.json")
+    found = read_dropped(contents(broken.dumps().encode()), "plan.json")
     assert (found.name, found.problem, found.findings) == ("plan.json", "", ())
     assert found.schedule == broken
     assert found.timeline is not None
@@ -41,7 +40,7 @@ def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None
     text = broken.text()
     text["0.0"] = "0F0.0 0F0.1 0B0.1 0B0.0 0B0.0"
     wrong = Schedule.from_text(broken.shape, text, failed=["1.1"])
-    found = inspect(native.dumps(wrong).encode(), "wrong.json")
+    found = inspect(wrong.dumps().encode(), "wrong.json")
     assert found.lanes is not None
     assert found.timeline is not None
     (duplicate,) = [finding for finding in found.findings if finding.rule == "duplicate"]
@@ -58,7 +57,7 @@ def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None
 
 def test_what_deadlocks_is_drawn_as_far_as_it_runs() -> None:
     wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"})
-    found = inspect(native.dumps(wrong).encode(), "wrong.json")
+    found = inspect(wrong.dumps().encode(), "wrong.json")
     assert found.timeline is None
     assert found.problem.startswith("the schedule deadlocks")
     assert found.lanes is not None
@@ -68,9 +67,7 @@ def test_what_deadlocks_is_drawn_as_far_as_it_runs() -> None:
 
 
 def test_what_cannot_be_read_of_a_file_is_left_out_and_the_rest_is_drawn() -> None:
-    text = (
-        native.dumps(one_f_one_b(Shape(1, 2, 2))).replace("0F0.1", "0F0.1 0Q0.1").replace('"0.1"', '"0.9": "", "0.1"')
-    )
+    text = one_f_one_b(Shape(1, 2, 2)).dumps().replace("0F0.1", "0F0.1 0Q0.1").replace('"0.1"', '"0.9": "", "0.1"')
     found = inspect(text.encode(), "mine.json")
     assert found.schedule is not None
     assert found.left_out == (
@@ -85,7 +82,7 @@ def test_what_cannot_be_read_of_a_file_is_left_out_and_the_rest_is_drawn() -> No
 
 def test_all_of_a_circle_of_waits_has_its_places() -> None:
     wrong = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1", "0.1": "1F0.0 1F0.1 1B0.0 1B0.1"})
-    found = inspect(native.dumps(wrong).encode(), "wrong.json")
+    found = inspect(wrong.dumps().encode(), "wrong.json")
     (circle,) = [finding for finding in found.findings if finding.rule == "deadlock"]
     assert found.lanes is not None
     drawn = {
@@ -100,7 +97,7 @@ def test_all_of_a_circle_of_waits_has_its_places() -> None:
 def test_a_send_that_nobody_receives_leads_to_who_needs_it() -> None:
     sent = "0F0.0 0SEND_F0.0@0.1 0RECV_B0.0@0.1 0B0.0"
     wrong = Schedule.from_text(Shape(1, 2, 1), {"0.0": sent, "0.1": "1F0.0 1B0.0 1SEND_B0.0@0.0"})
-    found = inspect(native.dumps(wrong).encode(), "wrong.json")
+    found = inspect(wrong.dumps().encode(), "wrong.json")
     (loose,) = [finding for finding in found.findings if finding.rule == "unreceived"]
     assert [other.instruction for other in loose.others] == ["1F0.0"]
     assert [lane for lane, *_ in found.places(loose)] == [0, 1]
@@ -170,7 +167,7 @@ def test_a_long_name_is_cut_in_the_middle() -> None:
     assert name.endswith("…aaaaaa.json")
 
 
-SEEDS = [native.dumps(one_f_one_b(Shape(1, 2, 2))).encode(), b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"]
+SEEDS = [one_f_one_b(Shape(1, 2, 2)).dumps().encode(), b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"]
 
 
 @settings(derandomize=True, max_examples=120, deadline=None, database=None)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
-from recycle.ir import trace as traces
+from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, runs, simulate
+from recycle.ir.formats import run_trace
 from recycle.ir.instruction import Kind
 from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
 
@@ -98,7 +98,7 @@ def test_a_plan_says_which_process_plays_a_role(broken_timeline: Timeline) -> No
 
 
 def test_an_executed_step_starts_at_zero_and_keeps_its_origin(run_dir: Path, broken: Schedule) -> None:
-    trace = traces.read(run_dir / "trace.json")
+    trace = run_trace.read_trace(run_dir / "trace.json")
     window = trace.window(4, 4)
     table = LaneTable.from_trace(window, failed=[Worker(1, 1)])
     assert table.start.min() == 0.0
@@ -113,7 +113,7 @@ def test_an_executed_step_starts_at_zero_and_keeps_its_origin(run_dir: Path, bro
 
 def test_a_process_in_another_role_says_so(tmp_path: Path) -> None:
     shape = Shape(pipelines=2, ranks=1, micro_batches=1)
-    traces.append_iteration(traces.log_path(tmp_path, Worker(1, 0)), 0, 1, "0.0", [("0F0.0", 1.0, 2.0)])
-    table = LaneTable.from_trace(traces.merge(tmp_path, shape))
+    runs.append_iteration(runs.log_path(tmp_path, Worker(1, 0)), 0, 1, "0.0", [("0F0.0", 1.0, 2.0)])
+    table = LaneTable.from_trace(runs.read_logs(tmp_path, shape))
     assert table.labels == ("0.0", "1.0 as 0.0")
     assert not table.has(Flag.REROUTED).any()

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import Shape, Timeline, Worker, simulate
-from recycle.ir import trace as traces
+from recycle import Shape, Timeline, Worker, runs, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import STAGE_KINDS, Kind
 from viz.figures.boxes import boxes
@@ -48,8 +47,8 @@ def test_numbers_beyond_a_byte_are_kept() -> None:
 def test_microseconds_are_kept_late_in_a_long_run(tmp_path: Path) -> None:
     shape = Shape(pipelines=1, ranks=1, micro_batches=1)
     rows = [("0F0.0", 864_000.0, 864_000.000_010), ("0B0.0", 864_000.000_010, 864_000.000_030)]
-    traces.append_iteration(traces.log_path(tmp_path, Worker(0, 0)), 7, 0, "0.0", rows)
-    read = decode(encode(LaneTable.from_trace(traces.merge(tmp_path, shape))))
+    runs.append_iteration(runs.log_path(tmp_path, Worker(0, 0)), 7, 0, "0.0", rows)
+    read = decode(encode(LaneTable.from_trace(runs.read_logs(tmp_path, shape))))
     assert read["origin"] == 864_000.0
     assert read["end"] == pytest.approx([10e-6, 30e-6], abs=1e-9)
 

@@ -19,8 +19,9 @@ from recycle.errors import JobError, RecycleError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Checkpoint
 from recycle.files import read_whole
-from recycle.ir.trace import MOST_BYTES, read_lines
+from recycle.ir.formats.run_trace import MOST_BYTES
 from recycle.job import Job
+from recycle.runs import read_lines
 from recycle.shape import Shape
 
 _STAMP = re.compile(r"\d{8}-\d{6}")

@@ -30,8 +30,8 @@ from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.waker import Waker
 from recycle.ir.schedule import Schedule
-from recycle.ir.trace import merge, write
 from recycle.job import Job
+from recycle.runs import merge_logs
 from recycle.shape import Worker
 
 LEAVE_SECONDS = 30.0
@@ -213,7 +213,7 @@ class Coordination:
             if len(parts) == len(keys):
                 digests[str(worker)] = joined_digests(parts)
         self._event("finished", step=self._coordinator.record.committed, digests=digests)
-        write(merge(self._directory.path, self._job.shape), self._directory.path / "trace.json")
+        merge_logs(self._directory.path, self._job.shape)
         self._store.set("finished", "1")
 
     def fail(self, message: str) -> None:

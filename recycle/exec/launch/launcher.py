@@ -42,9 +42,9 @@ from recycle.exec.transport.connections import cut
 from recycle.exec.transport.transports import require_gpus, transport_of
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.schedule import Schedule
-from recycle.ir.trace import merge, write
 from recycle.job import Job
 from recycle.plans import with_ties
+from recycle.runs import merge_logs
 from recycle.shape import Worker
 
 STRIKE_SECONDS = 0.002
@@ -426,7 +426,7 @@ class _Launcher:
             if len(parts) == self._tensor_parallel:
                 self.result.digests[str(worker)] = joined_digests(parts)
         try:
-            write(merge(self.directory.path, self.job.shape), self.directory.path / "trace.json")
+            merge_logs(self.directory.path, self.job.shape)
         except RecycleError as error:
             self._warn(f"no trace.json: {error}")
 

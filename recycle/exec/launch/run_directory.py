@@ -20,8 +20,8 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import Earlier
 from recycle.exec.launch.line_log import LineLog
 from recycle.files import write_whole
-from recycle.ir.trace import FILE_NAME
 from recycle.job import Job
+from recycle.runs import TRACE
 
 
 class RunDirectory:
@@ -78,13 +78,13 @@ class RunDirectory:
         """The merged trace is outdated; the logs stay, unless workers of another shape wrote them."""
         if earlier.shape == job.shape:
             with contextlib.suppress(FileNotFoundError):
-                (self.path / FILE_NAME).unlink()
+                (self.path / TRACE).unlink()
             return
         aside = self.path / "earlier"
         aside.mkdir(exist_ok=True)
         aside = aside / str(len(list(aside.iterdir())))
         aside.mkdir()
-        for name in ("logs", "job.toml", FILE_NAME):
+        for name in ("logs", "job.toml", TRACE):
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(aside / name)
 

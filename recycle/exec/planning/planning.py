@@ -33,7 +33,6 @@ from recycle.exec.membership.messages import Mode
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
 from recycle.ir.check import check
-from recycle.ir.formats import native
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
@@ -208,7 +207,7 @@ class PlanService:
         periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
         if schedule.optimizer == "staggered":
             periods["staggered"] = simulate(schedule, profile).period
-        text = native.dumps(schedule) if plan is None else replace(plan, schedule=schedule).text()
+        text = schedule.dumps() if plan is None else replace(plan, schedule=schedule).text()
         digest = schedule_hash(schedule)
         try:
             write_whole(self._directory / f"{digest}.json", text)
@@ -265,7 +264,7 @@ class _Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._lines = self._process.stdin, self._process.stdout
-        self._requests.write(json.dumps({"job": job.to_toml(), "like": native.dumps(like) if like else None}) + "\n")
+        self._requests.write(json.dumps({"job": job.to_toml(), "like": like.dumps() if like else None}) + "\n")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -315,7 +314,7 @@ def _serve(name: str, parent: str) -> None:
         return  # the launcher has ended
     told = json.loads(first)
     job = Job.from_toml(told["job"])
-    like = {"like": native.loads(told["like"])} if told["like"] else {}
+    like = {"like": Schedule.loads(told["like"])} if told["like"] else {}
     for line in sys.stdin:
         question = msgspec.json.decode(line, type=Question)
         known: Any = {} if question.failed is None else {"failed": [Worker.parse(name) for name in question.failed]}

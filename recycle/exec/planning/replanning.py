@@ -16,8 +16,8 @@ from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Report
 from recycle.exec.planning.drift import Drift
 from recycle.exec.planning.planning import PlanService, Question
-from recycle.ir.formats import native
 from recycle.ir.lower import with_barrier
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.plans import Plan, failure_vector
@@ -152,7 +152,7 @@ class Replanner:
             ready = self._plans.prepare(plan.schedule, plan, asked.profile)
         except RecycleError:
             return None
-        running = native.loads(now.text, "the plan in use")
+        running = Schedule.loads(now.text, "the plan in use")
         is_staggered = "staggered" in ready.periods and "staggered" in now.periods
         before = simulate(running if is_staggered else with_barrier(running), asked.profile).period
         after = ready.periods["staggered" if is_staggered else "barrier"]

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir import trace
 from recycle.ir.instruction import Kind
+from recycle.ir.trace import Trace
 from recycle.job import Job
 from recycle.profile import Link, Profile
+from recycle.runs import load_trace, read_lines
 
 _NAMES = {
     Kind.FORWARD: "forward",
@@ -63,10 +64,10 @@ def executed(directory: str | Path) -> Executed:
     job = Job.load(directory / "job.toml")
     profile = job.profile()
     unit = job.seconds_per_unit
-    measured = _measured(trace.load(directory, job.shape), job, profile)
+    measured = _measured(load_trace(directory, job.shape), job, profile)
     if measured is None:
         raise RecycleError(f"{directory}: no iteration was executed in it, so there is nothing to profile")
-    lines = [line for _, line in trace.read_lines(directory / "metrics.jsonl")]
+    lines = [line for _, line in read_lines(directory / "metrics.jsonl")]
     periods = _periods(lines)
     planned = [line["period"] * unit for line, _ in periods] if unit is not None else []
     errors = [line["period_error"] for line, _ in periods if line.get("period_error") is not None]
@@ -93,7 +94,7 @@ def _periods(lines: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any]
     return found
 
 
-def _measured(ran: trace.Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
+def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
     """The fields of a profile that the trace tells; None when some stage did not run."""
     stages, c = job.shape.stages, ran.columns
     seconds = ran.end - ran.start
@@ -121,7 +122,7 @@ def _measured(ran: trace.Trace, job: Job, profile: Profile) -> dict[str, Any] | 
     return {**found, "reduce": _reduces(ran, stages), "speed": _speeds(per_worker, found, job)}
 
 
-def _reduces(ran: trace.Trace, stages: int) -> list[float]:
+def _reduces(ran: Trace, stages: int) -> list[float]:
     c, seconds = ran.columns, ran.end - ran.start
     found = []
     for stage in range(stages):

@@ -22,7 +22,7 @@ from recycle.exec.worker.interpreter import Interpreter, Timed
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
 from recycle.ir.instruction import Compute, Instruction, OptimizerStep, OverlappedPair, ReduceGradients, Transfer
-from recycle.ir.trace import append_iteration
+from recycle.runs import append_iteration
 
 
 class TraceLog:

@@ -24,7 +24,6 @@ from recycle.exec.transport.transports import Transports
 from recycle.exec.worker.iterations import Iterations, TraceLog
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
-from recycle.ir.formats import native
 from recycle.ir.instruction import Instruction
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
@@ -100,7 +99,7 @@ class WorkerLoop:
             return None
         self.member.progress.begins("form")
         self.injector.at_phase("form", record.committed + 1)
-        schedule = native.loads(self.member.plan(record.plan), f"plan {record.plan}")
+        schedule = Schedule.loads(self.member.plan(record.plan), f"plan {record.plan}")
         role = Worker.parse(record.roles[self.member.worker])
         transport: GroupTransport | None = None
         try:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from recycle.errors import ScheduleError
 from recycle.files import read_whole, write_whole
-from recycle.ir.formats import chrome_trace, megatron_table, native, torch_csv
+from recycle.ir import native
+from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 
@@ -40,7 +41,7 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    "native": Format((".json",), native.loads, native.dumps, native.recognises),
+    "native": Format((".json",), Schedule.loads, Schedule.dumps, native.recognises),
     "chrome-trace": Format(
         (".trace.json", ".chrome.json", ".json"),
         chrome_trace.loads,

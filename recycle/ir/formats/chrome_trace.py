@@ -32,15 +32,16 @@ import numpy as np
 
 from recycle.errors import JobError, ScheduleError
 from recycle.files import read_whole
-from recycle.ir import chrome, trace
+from recycle.ir import chrome, native
 from recycle.ir.columns import Columns
 from recycle.ir.dependencies import CARRIERS, Cause, Rows, dependencies
-from recycle.ir.formats import native, profiler_trace, run_trace
+from recycle.ir.formats import profiler_trace, run_trace
 from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Instruction, Kind, parse_instruction
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.memory import activation_changes
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.trace import away_from
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
@@ -93,7 +94,7 @@ def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
 
 def _head(schedule: Schedule) -> dict[str, Any]:
     empty = Columns.from_arrays(np.zeros(schedule.shape.worker_count + 1, dtype=np.int64))
-    native_file = json.loads(native.dumps(replace(schedule, columns=empty)))
+    native_file = json.loads(replace(schedule, columns=empty).dumps())
     return {key: native_file[key] for key in _HEAD}
 
 
@@ -101,7 +102,7 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
     lowered, shape = timeline.schedule, timeline.schedule.shape
     c, offsets = lowered.columns, lowered.columns.offsets.tolist()
     pipeline = c.worker // shape.ranks
-    rerouted = trace.away_from(c, pipeline)
+    rerouted = away_from(c, pipeline)
     start, end = chrome.nanoseconds(timeline.start), chrome.nanoseconds(timeline.end)
     track = chrome.track_of(c)
     transfers = _transfers(lowered).tolist()
@@ -285,7 +286,7 @@ def _from_timeline(content: bytes, name: str) -> Schedule:
     if missing:
         raise ScheduleError(f"{name}: otherData: {missing[0]} is missing")
     head = {"format": native.FORMAT, "version": native.VERSION, **{key: other[key] for key in _HEAD}, "programs": {}}
-    empty = native.loads(json.dumps(head), f"{name}: otherData")
+    empty = Schedule.loads(json.dumps(head), f"{name}: otherData")
     programs = _placed(empty.shape, other["instructions"], content, name)
     if other.get("profile") != Profile().to_json():
         _log.warning("%s: left out the times and the profile that they follow from", name)
@@ -330,4 +331,4 @@ def _placed(shape: Shape, counts: Any, content: bytes, name: str) -> dict[Worker
     }
 
 
-_READERS = {FORMAT: _from_timeline, trace.FORMAT: run_trace.loads}
+_READERS = {FORMAT: _from_timeline, run_trace.FORMAT: run_trace.loads}

@@ -1,26 +1,143 @@
-"""The schedule that a run executed: the programs of the last whole step of a trace that `recycle train` wrote.
+"""The file of an executed trace, `trace.json`: Chrome trace JSON, which Perfetto opens too; and the schedule in it.
 
-What a trace does not hold is lost: pairs ran as an F and then a B; workers without any instruction are failed; a
-worker hosts the stages it worked for, and one without instructions those of its first live peer; whether steps waited
-for a barrier is not recorded, "staggered" is assumed. Names are roles, those of the plan.
+The schedule that a run executed is made of the programs of the last whole step. What a trace does not hold is lost:
+pairs ran as an F and then a B; workers without any instruction are failed; a worker hosts the stages it worked for, and
+one without instructions those of its first live peer; whether steps waited for a barrier is not recorded, "staggered"
+is assumed. Names are roles, those of the plan.
 """
 
 from __future__ import annotations
 
 import logging
-from itertools import pairwise
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
-from recycle.errors import ScheduleError
-from recycle.ir import trace
-from recycle.ir.columns import Columns
-from recycle.ir.graph import Rows
+from recycle.errors import JobError, RecycleError, ScheduleError
+from recycle.files import read_whole, write_whole
+from recycle.ir import chrome
 from recycle.ir.instruction import Kind
-from recycle.ir.schedule import Placement, Schedule, loop_placement
-from recycle.shape import Shape
+from recycle.ir.schedule import Schedule
+from recycle.ir.trace import Trace, TraceBuilder, executed_schedule
+from recycle.shape import Shape, Worker
 
 _log = logging.getLogger(__name__)
+FORMAT, VERSION = "recycle-trace", 1
+MOST_BYTES = 2**32
+"""Size of the largest trace or log that is read; a long run fills far more than a schedule."""
+Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track."""
+    shape = {name: getattr(trace.shape, name) for name in trace.shape.__slots__}
+    other = {"format": FORMAT, "version": VERSION, "shape": shape, "clock": "seconds since run start"}
+    write_whole(path, chrome.document(other, _chrome_events(trace)))
+
+
+def _chrome_events(trace: Trace) -> Iterator[chrome.Event]:
+    track = chrome.track_of(trace.columns)
+    start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
+    for w in np.flatnonzero(np.diff(trace.columns.offsets)).tolist():
+        pid, worker = w + 1, trace.shape.worker_at(w)
+        rows = slice(int(trace.columns.offsets[w]), int(trace.columns.offsets[w + 1]))
+        tids, titles = chrome.thread_ids(track[rows], start[rows], end[rows])
+        yield from chrome.process(pid, f"worker {worker}", w)
+        yield from chrome.threads(pid, titles)
+        for row, tid in enumerate(tids.tolist(), rows.start):
+            home = int(trace.columns.pipeline[row])
+            name, category = str(trace.instruction(row)), chrome.TRACKS[track[row]]
+            arguments: dict[str, Any] = {
+                "instruction": name,
+                "worker": str(worker),
+                "role": str(trace.shape.worker_at(trace.role[row])),
+                "step": int(trace.step[row]),
+                "generation": int(trace.generation[row]),
+            }
+            if home >= 0:
+                arguments |= {"home": home, "rerouted": bool(trace.rerouted[row])}
+            yield chrome.slice_event(name, category, pid, tid, int(start[row]), int(end[row]), arguments)
+    for event in trace.events:
+        seconds = event.get("time")
+        moment = round(seconds * 1e9) if isinstance(seconds, int | float) else 0
+        yield chrome.instant_event(str(event.get("kind", "event")), "event", moment, dict(event))
+
+
+class _Arguments(msgspec.Struct, frozen=True):
+    instruction: str
+    worker: str
+    role: str
+    step: Count
+    generation: Count
+
+
+class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
+    ts: chrome.Moment
+    dur: chrome.Duration
+    args: _Arguments
+
+
+class _Instant(msgspec.Struct, frozen=True, tag_field="ph", tag="i"):
+    args: dict[str, Any] = {}
+
+
+class _Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
+    pass
+
+
+class _Other(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    shape: dict[str, int]
+
+
+class _ChromeFile(msgspec.Struct, frozen=True):
+    traceEvents: list[_Slice | _Instant | _Title]
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read what `write_trace` wrote: everything exactly, times to the nanosecond.
+
+    Raises:
+        RecycleError: the file cannot be read, is not a trace of recycle, or an event of it is not whole.
+    """
+    return parse_trace(read_whole(path, RecycleError, MOST_BYTES), str(path))
+
+
+def parse_trace(content: bytes, name: str) -> Trace:
+    """The trace in a file's content, as `read_trace` says; `name` begins every error message. Raises ScheduleError."""
+    try:
+        other = msgspec.convert(chrome.decode(content, chrome.Head, name).otherData, _Other)
+    except msgspec.ValidationError as error:
+        raise ScheduleError(f"{name}: is not a trace that recycle wrote: otherData: {error}") from None
+    if (other.format, other.version) != (FORMAT, VERSION):
+        raise ScheduleError(f'{name}: otherData must say "format": "{FORMAT}", "version": {VERSION}')
+    try:
+        shape = Shape(**other.shape)
+    except (TypeError, JobError) as error:
+        raise ScheduleError(f"{name}: otherData.shape: {error}") from None
+    builder, events = TraceBuilder(shape), []
+    for place, event in enumerate(chrome.decode(content, _ChromeFile, name).traceEvents):
+        if isinstance(event, _Instant):
+            events.append(event.args)
+        if not isinstance(event, _Slice):
+            continue
+        try:
+            process = shape.require(Worker.parse(event.args.worker), "worker")
+            role = shape.require(Worker.parse(event.args.role), "role")
+            first = round(event.ts * 1000)
+            last = first + round(event.dur * 1000)
+            text, generation, step = event.args.instruction, event.args.generation, event.args.step
+            builder.add(process, role, generation, step, text, first / 1e9, last / 1e9)
+        except (JobError, ScheduleError) as error:
+            raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
+    try:
+        return builder.build(events)
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from None
 
 
 def loads(content: bytes, name: str) -> Schedule:
@@ -29,7 +146,7 @@ def loads(content: bytes, name: str) -> Schedule:
     Raises:
         ScheduleError: the file is no such trace, or no step of it ran completely.
     """
-    executed = trace.loads(content, name)
+    executed = parse_trace(content, name)
     shape = executed.shape
     for step in reversed(executed.steps):
         ran = executed.window(step, step, executed.generations_of(step)[-1])
@@ -50,30 +167,9 @@ def loads(content: bytes, name: str) -> Schedule:
     return schedule.with_metadata(executed={"step": step, "generation": generation})
 
 
-def executed_schedule(ran: trace.Trace) -> tuple[Schedule, Rows]:
-    """(the programs that ran, in role names; the row of `ran` of each of their rows), of one generation of one step."""
-    shape = ran.shape
-    rows = np.argsort(ran.role, kind="stable")
-    counts = np.bincount(ran.role, minlength=shape.worker_count)
-    columns = ran.columns.take(rows, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-    failed = frozenset(worker for worker, count in zip(shape.workers(), counts.tolist(), strict=True) if not count)
-    return Schedule(shape, columns, _placement_of(shape, columns), failed), rows
-
-
-def _is_whole(ran: trace.Trace) -> bool:
+def _is_whole(ran: Trace) -> bool:
     """Whether every stage forwarded every micro-batch."""
     c, shape = ran.columns, ran.shape
     forwards = c.kind == Kind.FORWARD
     found = np.unique(np.stack([c.stage[forwards], c.pipeline[forwards], c.index[forwards]]), axis=1)
     return bool(found.shape[1] == shape.stages * shape.global_micro_batches)
-
-
-def _placement_of(shape: Shape, columns: Columns) -> Placement:
-    """The stages that each worker worked for; of one without instructions those of its first live peer."""
-    usual, found = loop_placement(shape), dict[int, tuple[int, ...]]()
-    for w, (first, end) in enumerate(pairwise(columns.offsets.tolist())):
-        if first < end:
-            stages = np.unique(columns.stage[first:end])
-            found[w] = tuple(stages[stages < shape.stages].tolist())
-    of_rank = {w % shape.ranks: stages for w, stages in reversed(found.items())}
-    return tuple(found.get(w, of_rank.get(w % shape.ranks, usual[w])) for w in range(shape.worker_count))

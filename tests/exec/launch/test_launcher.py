@@ -15,7 +15,7 @@ import pytest
 
 from recycle import Job, JobError, RunError
 from recycle.exec.launch.observer import Observer
-from recycle.ir.trace import merge, read_lines
+from recycle.runs import read_lines, read_logs
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 3
@@ -135,7 +135,7 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     lines = [line for _, line in read_lines(tmp_path / "run" / "metrics.jsonl")]
     assert [line["step"] for line in lines] == list(range(len(lines)))
     assert lines
-    assert merge(tmp_path / "run", job(2, 2, 2).shape).steps
+    assert read_logs(tmp_path / "run", job(2, 2, 2).shape).steps
     if sent == signal.SIGINT:
         assert "interrupted after step" in output
 

@@ -8,7 +8,7 @@ import pytest
 
 from recycle import Job, RunError, Schedule, check, lower
 from recycle.exec.launch.launcher import RunResult
-from recycle.ir.trace import read
+from recycle.ir.formats.run_trace import read_trace
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 7
@@ -106,7 +106,7 @@ def test_a_stage_without_a_live_host_ends_the_run_naming_the_stage(launch: Run, 
 def test_the_trace_shows_who_ran_the_dead_workers_micro_batches(emulated: Job, launch: Run) -> None:
     run = launch(emulated, STEPS, "kill:1.1@3")
     assert run.directory is not None
-    trace = read(run.directory / "trace.json")
+    trace = read_trace(run.directory / "trace.json")
     assert trace.steps == list(range(STEPS))
     after = trace.window(5, 5)
     rerouted = {

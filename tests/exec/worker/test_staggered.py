@@ -16,8 +16,9 @@ from recycle.exec import run as run_here
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.observer import Observer
 from recycle.ir.families import interleaved, one_f_one_b
+from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import lower, with_barrier
-from recycle.ir.trace import log_path, read, read_lines
+from recycle.runs import log_path, read_lines
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 7
@@ -99,7 +100,7 @@ def test_neighbouring_stages_are_in_different_iterations_at_the_same_time(launch
     for schedule in (deferred, with_barrier(deferred)):
         run = launch(of, STEPS, schedule=schedule, planner=None)
         assert run.directory is not None
-        trace = read(run.directory / "trace.json")
+        trace = read_trace(run.directory / "trace.json")
         found = 0
         for step in range(1, STEPS - 1):
             this, following = trace.window(step, step), trace.window(step + 1, step + 1)
@@ -115,7 +116,7 @@ def test_a_worker_holds_no_more_than_in_one_iteration(launch: Run) -> None:
     of = job(3, 2, 2, train=FAR)
     run = launch(of, STEPS)
     assert run.directory is not None
-    trace = read(run.directory / "trace.json")
+    trace = read_trace(run.directory / "trace.json")
     for worker in trace.processes:
         rows = [r for r in range(len(trace)) if trace.process[r] == trace.shape.worker_index(worker)]
         ordered = sorted(rows, key=lambda r: float(trace.start[r]))

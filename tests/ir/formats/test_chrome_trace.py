@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
+from recycle import Profile, Schedule, ScheduleError, Shape, Worker, check, lower, runs, simulate
 from recycle.files import write_whole
 from recycle.ir import formats
-from recycle.ir import trace as traces
 from recycle.ir.families import interleaved, one_f_one_b
-from recycle.ir.formats import chrome_trace
+from recycle.ir.formats import chrome_trace, run_trace
 from tests.ir.random_schedules import random_schedule
 
 TIMES = Profile(1.0, 2.0, 0.5, latency=0.25, weight_stash=0.5)
@@ -374,11 +373,11 @@ def log(run: Path, schedule: Schedule, step: int, workers: Sequence[Worker], pla
     for worker in workers:
         process = Worker.parse(players.get(str(worker), str(worker)))
         ran = [(one, step + n / 100, step + n / 100 + 0.01) for n, one in enumerate(schedule.program(worker))]
-        traces.append_iteration(traces.log_path(run, process), step, 7, worker, ran)
+        runs.append_iteration(runs.log_path(run, process), step, 7, worker, ran)
 
 
 def merged(run: Path, shape: Shape) -> Path:
-    traces.write(traces.merge(run, shape), run / "trace.json")
+    run_trace.write_trace(runs.read_logs(run, shape), run / "trace.json")
     return run / "trace.json"
 
 

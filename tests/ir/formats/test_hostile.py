@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recycle import Schedule, ScheduleError, Shape, check, lower, simulate
-from recycle.ir import formats
+from recycle.ir import formats, native
 from recycle.ir.families import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1
-from recycle.ir.formats import native, torch_csv
+from recycle.ir.formats import torch_csv
 from tests.hostile import any_bytes, mutated, read_or_refused, restructured, retold
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -35,7 +35,7 @@ SCHEDULES = (
 
 def seeds(name: str) -> list[bytes]:
     """What the format writes of the schedules that it can hold."""
-    dumps, texts = formats.FORMATS[name].dumps or native.dumps, []
+    dumps, texts = formats.FORMATS[name].dumps or Schedule.dumps, []
     for schedule in SCHEDULES:
         with contextlib.suppress(ScheduleError):
             texts.append("".join(dumps(schedule)).encode())
@@ -68,7 +68,7 @@ def survives(name: str, content: bytes) -> None:
     lower(schedule)
     with contextlib.suppress(ScheduleError):
         assert simulate(schedule).makespan >= 0
-    assert native.loads(native.dumps(schedule)) == schedule
+    assert Schedule.loads(schedule.dumps()) == schedule
 
 
 @pytest.mark.parametrize("name", READABLE)

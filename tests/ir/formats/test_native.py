@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from recycle import Schedule, ScheduleError, Shape, lower
 from recycle.ir import formats
 from recycle.ir.families import one_f_one_b
-from recycle.ir.formats import native
 from tests.ir.random_schedules import random_schedule
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -24,7 +23,7 @@ CASES = Path(__file__).parents[2] / "cases"
 def test_a_written_schedule_reads_back_equal(rng: random.Random, lowered: bool) -> None:
     schedule = random_schedule(rng).with_metadata(parent="abc", gap=0.5)
     schedule = lower(schedule) if lowered else schedule
-    again = native.loads(native.dumps(schedule))
+    again = Schedule.loads(schedule.dumps())
     assert again == schedule
     assert dict(again.metadata) == dict(schedule.metadata)
 
@@ -32,7 +31,7 @@ def test_a_written_schedule_reads_back_equal(rng: random.Random, lowered: bool) 
 @pytest.mark.parametrize("name", ["1f1b_lowered.json", "adaptive_without_1.2.json"])
 def test_the_golden_file_is_read_and_written_byte_for_byte(name: str) -> None:
     text = (CASES / name).read_text()
-    assert native.dumps(native.loads(text, name)) == text
+    assert Schedule.loads(text, name).dumps() == text
 
 
 def test_the_golden_1f1b_is_what_the_family_builds_today() -> None:
@@ -40,7 +39,7 @@ def test_the_golden_1f1b_is_what_the_family_builds_today() -> None:
 
 
 def document(**changes: object) -> str:
-    built = json.loads(native.dumps(one_f_one_b(Shape(1, 2, 2))))
+    built = json.loads(one_f_one_b(Shape(1, 2, 2)).dumps())
     built.update(changes)
     return json.dumps({key: value for key, value in built.items() if value is not ...})
 
@@ -74,15 +73,15 @@ def document(**changes: object) -> str:
 )
 def test_a_file_that_is_no_schedule_is_refused_by_name_and_place(text: str, complaint: str) -> None:
     with pytest.raises(ScheduleError, match=complaint) as error:
-        native.loads(text, "plan.json")
+        Schedule.loads(text, "plan.json")
     assert str(error.value).startswith("plan.json: ")
 
 
 def test_binary_content_is_refused() -> None:
     with pytest.raises(ScheduleError, match=r"plan\.json: "):
-        native.loads(b"\x00\xff\xfe", "plan.json")
+        Schedule.loads(b"\x00\xff\xfe", "plan.json")
     with pytest.raises(ScheduleError, match=r"plan\.json: "):
-        native.loads(document().encode().replace(b"1f1b", b"\xff\xfe"), "plan.json")
+        Schedule.loads(document().encode().replace(b"1f1b", b"\xff\xfe"), "plan.json")
 
 
 def test_metadata_that_json_cannot_hold_is_refused_and_leaves_the_old_file(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_metadata_that_json_cannot_hold_is_refused_and_leaves_the_old_file(tmp_p
 
 def test_a_format_is_known_by_suffix_then_by_content(tmp_path: Path) -> None:
     schedule = one_f_one_b(Shape(1, 2, 2))
-    (tmp_path / "plan").write_text(native.dumps(schedule))
+    (tmp_path / "plan").write_text(schedule.dumps())
     (tmp_path / "notes.txt").write_text("nothing")
     assert formats.read(tmp_path / "plan") == schedule
     assert formats.read(tmp_path / "plan", "native") == schedule

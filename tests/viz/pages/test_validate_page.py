@@ -9,7 +9,6 @@ import pytest
 
 from recycle import Schedule, Shape
 from recycle.ir.families import one_f_one_b
-from recycle.ir.formats import native
 from tests.viz.components import canvases, graphs, of_type, plain, words
 from viz.app import build_app
 from viz.dropped import MOST_BYTES, Dropped, inspect
@@ -17,7 +16,7 @@ from viz.pages.validate_page import KEPT, ValidatePage
 
 
 def dropped(schedule: Schedule, name: str = "mine.json") -> Dropped:
-    return inspect(native.dumps(schedule).encode(), name)
+    return inspect(schedule.dumps().encode(), name)
 
 
 @pytest.fixture

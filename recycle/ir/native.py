@@ -3,22 +3,20 @@
     {"format": "recycle-schedule", "version": 1, "shape": {...}, "optimizer": "staggered", "failed": ["1.2"],
      "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}
 
-`placement` is null when chunk c of rank r is on stage c * P + r, else worker -> stages.
+`placement` is null when chunk c of rank r is on stage c * P + r, else worker -> stages. This module knows the file's
+text and what it must hold; `Schedule.dumps` and `Schedule.loads` turn a schedule into it and back.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from recycle.errors import JobError, ScheduleError
-from recycle.files import read_whole, write_whole
-from recycle.ir.schedule import Schedule, loop_placement
+from recycle.errors import ScheduleError
 from recycle.json_objects import entries
-from recycle.shape import Shape, Worker
+from recycle.shape import Shape
 
 FORMAT, VERSION = "recycle-schedule", 1
 _MOST_BYTES_BESIDE = 2**25
@@ -26,44 +24,33 @@ _MOST_BYTES_BESIDE = 2**25
 their text."""
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    format: str
-    version: int
+class NativeFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a file holds, in its own words: `shape` by the names of `Shape`, workers as text."""
+
+    format: str = FORMAT
+    version: int = VERSION
     shape: dict[str, int]
-    programs: dict[str, str]
     optimizer: Literal["staggered", "barrier"] = "staggered"
     failed: list[str] = []
     placement: dict[str, list[int]] | None = None
     ties: list[list[int]] = []
     metadata: dict[str, Any] = {}
+    programs: dict[str, str]
 
 
-def dumps(schedule: Schedule) -> str:
+def encode(file: NativeFile) -> str:
     """The file's text. Raises ScheduleError when the metadata holds what JSON cannot."""
-    shape = schedule.shape
-    usual = schedule.placement == loop_placement(shape)
-    head: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "shape": {name: getattr(shape, name) for name in shape.__slots__},
-        "optimizer": schedule.optimizer,
-        "failed": [str(worker) for worker in sorted(schedule.failed)],
-        "placement": None
-        if usual
-        else {str(w): list(stages) for w, stages in zip(shape.workers(), schedule.placement, strict=True)},
-        "ties": [list(group) for group in schedule.ties],
-        "metadata": dict(schedule.metadata),
-    }
+    head = {key: value for key, value in msgspec.structs.asdict(file).items() if key != "programs"}
     try:
         lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}," for key, value in head.items()]
     except (TypeError, ValueError, RecursionError) as error:
         raise ScheduleError(f"metadata: only finite JSON values can be written ({error})") from None
-    programs = ",\n".join(f"    {json.dumps(w)}: {json.dumps(text)}" for w, text in schedule.text().items())
+    programs = ",\n".join(f"    {json.dumps(w)}: {json.dumps(text)}" for w, text in file.programs.items())
     return "{\n" + "\n".join(lines) + '\n  "programs": {\n' + programs + "\n  }\n}\n"
 
 
-def loads(text: str | bytes, name: str = "schedule") -> Schedule:
-    """The schedule that `text` holds; `name` begins every error message. Raises ScheduleError."""
+def decode(text: str | bytes) -> NativeFile:
+    """What `text` holds; the programs in it are unread. Raises ScheduleError."""
     try:
         head = entries(text, ScheduleError)
         version = _value(head, "version")
@@ -72,31 +59,18 @@ def loads(text: str | bytes, name: str = "schedule") -> Schedule:
         if version != VERSION:
             raise ScheduleError(f"version {version!r} is not known; this recycle reads version {VERSION}")
         _refuse_ambiguous_or_bloated(head)
-        file = msgspec.json.decode(text, type=_File)
-        unknown = set(file.shape) - set(Shape.__slots__)
-        if unknown:
-            raise ScheduleError(f"shape: unknown key {sorted(unknown)[0]!r}; known are {', '.join(Shape.__slots__)}")
-        missing = {"pipelines", "ranks", "micro_batches"} - set(file.shape)
-        if missing:
-            raise ScheduleError(f"shape: {sorted(missing)[0]} is missing")
-        placement: dict[Worker | str, list[int]] | None = None
-        if file.placement is not None:
-            placement = dict(file.placement.items())
-        return Schedule.from_text(
-            Shape(**file.shape),
-            file.programs,
-            placement=placement,
-            failed=file.failed,
-            optimizer=file.optimizer,
-            ties=file.ties,
-            metadata=file.metadata,
-        )
+        file = msgspec.json.decode(text, type=NativeFile)
     except msgspec.ValidationError as error:
-        raise ScheduleError(f"{name}: {error}") from None
+        raise ScheduleError(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ScheduleError(f"{name}: not valid JSON, perhaps truncated: {error}") from None
-    except (ScheduleError, JobError) as error:
-        raise ScheduleError(f"{name}: {error}") from None
+        raise ScheduleError(f"not valid JSON, perhaps truncated: {error}") from None
+    unknown = set(file.shape) - set(Shape.__slots__)
+    if unknown:
+        raise ScheduleError(f"shape: unknown key {sorted(unknown)[0]!r}; known are {', '.join(Shape.__slots__)}")
+    missing = {"pipelines", "ranks", "micro_batches"} - set(file.shape)
+    if missing:
+        raise ScheduleError(f"shape: {sorted(missing)[0]} is missing")
+    return file
 
 
 def _value(head: dict[str, msgspec.Raw], name: str) -> Any:
@@ -122,13 +96,3 @@ def _refuse_ambiguous_or_bloated(head: dict[str, msgspec.Raw]) -> None:
 def recognises(content: bytes) -> bool:
     """Whether a file that begins so is a native schedule file."""
     return f'"{FORMAT}"'.encode() in content[:4096]
-
-
-def read(path: str | Path) -> Schedule:
-    """Read a schedule file. Raises ScheduleError that names the file and the place."""
-    return loads(read_whole(path, ScheduleError), str(path))
-
-
-def write(schedule: Schedule, path: str | Path) -> None:
-    """Write a schedule file; a reader sees the old file or the new one, never a part."""
-    write_whole(path, dumps(schedule))

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import RecycleError, Shape, Worker, simulate
-from recycle.ir import trace as traces
+from recycle import RecycleError, Shape, Worker, runs, simulate
 from recycle.ir.families import one_f_one_b
+from recycle.ir.formats import run_trace
 
 SHAPE = Shape(pipelines=2, ranks=2, micro_batches=2)
 
@@ -32,14 +32,14 @@ def run_directory(path: Path, steps: int = 3, seconds: float = 0.00123456789) ->
             ]
             swapped = step == steps - 1 and worker.rank == 1
             process = Worker(1 - worker.pipeline, 1) if swapped else worker
-            traces.append_iteration(traces.log_path(path, process), step, int(swapped), worker, ran)
+            runs.append_iteration(runs.log_path(path, process), step, int(swapped), worker, ran)
     events = [{"time": 0.5, "kind": "fault", "worker": "1.1", "step": 1}, {"time": 0.75, "kind": "generation"}]
     (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return path
 
 
 def test_merge_builds_the_columns_of_the_whole_run(tmp_path: Path) -> None:
-    trace = traces.merge(run_directory(tmp_path), SHAPE)
+    trace = runs.read_logs(run_directory(tmp_path), SHAPE)
     lowered = simulate(one_f_one_b(SHAPE)).schedule
     assert len(trace) == 3 * len(lowered.columns)
     assert trace.steps == [0, 1, 2]
@@ -51,7 +51,7 @@ def test_merge_builds_the_columns_of_the_whole_run(tmp_path: Path) -> None:
 
 
 def test_a_process_that_plays_another_role_is_not_rerouted(tmp_path: Path) -> None:
-    trace = traces.merge(run_directory(tmp_path), SHAPE).window(2, 2)
+    trace = runs.read_logs(run_directory(tmp_path), SHAPE).window(2, 2)
     mine = trace.process == SHAPE.worker_index(Worker(0, 1))
     assert {str(SHAPE.worker_at(role)) for role in trace.role[mine]} == {"1.1"}
     assert set(trace.columns.pipeline[mine]) == {1, -1}
@@ -59,16 +59,16 @@ def test_a_process_that_plays_another_role_is_not_rerouted(tmp_path: Path) -> No
 
 
 def test_work_of_another_home_is_rerouted(tmp_path: Path) -> None:
-    path = traces.log_path(tmp_path, Worker(0, 1))
-    traces.append_iteration(path, 4, 2, "0.1", [("1F0.1", 0.0, 1.0), ("1F1.0", 1.0, 2.0), ("1STEP", 2.0, 2.0)])
-    assert traces.merge(tmp_path, SHAPE).rerouted.tolist() == [False, True, False]
+    path = runs.log_path(tmp_path, Worker(0, 1))
+    runs.append_iteration(path, 4, 2, "0.1", [("1F0.1", 0.0, 1.0), ("1F1.0", 1.0, 2.0), ("1STEP", 2.0, 2.0)])
+    assert runs.read_logs(tmp_path, SHAPE).rerouted.tolist() == [False, True, False]
 
 
 def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
-    path = traces.log_path(tmp_path, Worker(1, 0))
+    path = runs.log_path(tmp_path, Worker(1, 0))
     for step, generation in ((0, 0), (1, 0), (1, 1), (2, 1)):
-        traces.append_iteration(path, step, generation, "1.0", [("0F1.0", float(step), step + 1.0)])
-    trace = traces.merge(tmp_path, SHAPE)
+        runs.append_iteration(path, step, generation, "1.0", [("0F1.0", float(step), step + 1.0)])
+    trace = runs.read_logs(tmp_path, SHAPE)
     assert trace.generations_of(1) == [0, 1]
     assert trace.window(1, 1).generation.tolist() == [0, 1]
     assert trace.period(0, 0) == 1.0
@@ -80,11 +80,11 @@ def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
 def test_the_period_is_from_start_to_start_of_a_worker_in_the_generations_that_counted(tmp_path: Path) -> None:
     """Worker 0.1 runs the same steps two seconds later, so that neighbours overlap; step 1 is tried twice."""
     for worker, late in (("0.0", 0.0), ("0.1", 2.0)):
-        path = traces.log_path(tmp_path, Worker.parse(worker))
+        path = runs.log_path(tmp_path, Worker.parse(worker))
         for step, generation, start in ((0, 0, 0.0), (1, 0, 2.5), (1, 1, 3.0), (2, 1, 6.0), (3, 1, 9.5)):
             rows = [("0F0.0", start + late, start + late + 1.0), ("0B0.0", start + late + 2.0, start + late + 4.0)]
-            traces.append_iteration(path, step, generation, worker, rows)
-    trace = traces.merge(tmp_path, SHAPE)
+            runs.append_iteration(path, step, generation, worker, rows)
+    trace = runs.read_logs(tmp_path, SHAPE)
     assert trace.period(0, 2) == 3.0
     assert trace.period(2, 3) == 3.5
     assert trace.period(1, 1) == 6.0
@@ -92,22 +92,22 @@ def test_the_period_is_from_start_to_start_of_a_worker_in_the_generations_that_c
 
 
 def test_a_line_cut_short_by_a_kill_is_skipped_and_its_successor_is_kept(tmp_path: Path) -> None:
-    path = traces.log_path(tmp_path, Worker(0, 0))
-    traces.append_iteration(path, 0, 0, "0.0", [("0F0.0", 0.0, 1.0)])
-    traces.append_iteration(path, 1, 0, "0.0", [("0F0.1", 1.0, 2.0)])
+    path = runs.log_path(tmp_path, Worker(0, 0))
+    runs.append_iteration(path, 0, 0, "0.0", [("0F0.0", 0.0, 1.0)])
+    runs.append_iteration(path, 1, 0, "0.0", [("0F0.1", 1.0, 2.0)])
     for cut in (1, 10, 60):
         whole = path.read_bytes()
         path.write_bytes(whole[:-cut])
-        assert traces.merge(tmp_path, SHAPE).steps == ([0, 1] if cut == 1 else [0])
-        traces.append_iteration(path, 5, 1, "0.0", [("0F0.0", 2.0, 3.0)])
-        assert traces.merge(tmp_path, SHAPE).steps == ([0, 1, 5] if cut == 1 else [0, 5])
+        assert runs.read_logs(tmp_path, SHAPE).steps == ([0, 1] if cut == 1 else [0])
+        runs.append_iteration(path, 5, 1, "0.0", [("0F0.0", 2.0, 3.0)])
+        assert runs.read_logs(tmp_path, SHAPE).steps == ([0, 1, 5] if cut == 1 else [0, 5])
         path.write_bytes(whole)
 
 
 def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> None:
-    trace = traces.merge(run_directory(tmp_path), SHAPE)
-    traces.write(trace, tmp_path / "trace.json")
-    again = traces.read(tmp_path / "trace.json")
+    trace = runs.read_logs(run_directory(tmp_path), SHAPE)
+    run_trace.write_trace(trace, tmp_path / "trace.json")
+    again = run_trace.read_trace(tmp_path / "trace.json")
     assert again.shape == trace.shape
     assert again.columns.same_as(trace.columns)
     for name in ("role", "generation", "step"):
@@ -119,24 +119,24 @@ def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> Non
 
 def test_load_prefers_the_merged_file_and_reads_a_live_run(tmp_path: Path) -> None:
     run_directory(tmp_path)
-    assert len(traces.load(tmp_path, SHAPE)) == len(traces.merge(tmp_path, SHAPE))
-    traces.write(traces.merge(tmp_path, SHAPE).window(0, 0), tmp_path / "trace.json")
-    assert traces.load(tmp_path, SHAPE).steps == [0]
+    assert len(runs.load_trace(tmp_path, SHAPE)) == len(runs.read_logs(tmp_path, SHAPE))
+    run_trace.write_trace(runs.read_logs(tmp_path, SHAPE).window(0, 0), tmp_path / "trace.json")
+    assert runs.load_trace(tmp_path, SHAPE).steps == [0]
 
 
 def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
-    trace = traces.merge(tmp_path, SHAPE)
+    trace = runs.read_logs(tmp_path, SHAPE)
     assert (len(trace), trace.steps, trace.processes, trace.events) == (0, [], [], ())
     assert (trace.period(0, 9), trace.generations_of(0)) == (None, [])
-    traces.write(trace, tmp_path / "trace.json")
-    assert len(traces.read(tmp_path / "trace.json")) == 0
+    run_trace.write_trace(trace, tmp_path / "trace.json")
+    assert len(run_trace.read_trace(tmp_path / "trace.json")) == 0
 
 
 def test_the_chrome_trace_has_one_process_per_worker_and_tracks_without_partial_overlap(tmp_path: Path) -> None:
-    path = traces.log_path(tmp_path, Worker(0, 0))
+    path = runs.log_path(tmp_path, Worker(0, 0))
     sends = [("0SEND_F0.0@0.1", 0.0, 2.0), ("0SEND_F0.1@0.1", 1.0, 3.0), ("0SEND_F1.0@1.1", 2.0, 4.0)]
-    traces.append_iteration(path, 0, 0, "0.0", [*sends[:2], ("0F0.0", 0.0, 1.0), sends[2]])
-    traces.write(traces.merge(tmp_path, SHAPE), tmp_path / "trace.json")
+    runs.append_iteration(path, 0, 0, "0.0", [*sends[:2], ("0F0.0", 0.0, 1.0), sends[2]])
+    run_trace.write_trace(runs.read_logs(tmp_path, SHAPE), tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in slices} == {1}
@@ -163,7 +163,7 @@ def test_a_whole_line_that_is_wrong_is_named(tmp_path: Path, line: dict[str, obj
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "0.0.trace.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(RecycleError, match=rf"0\.0\.trace\.jsonl: {message}"):
-        traces.merge(tmp_path, SHAPE)
+        runs.read_logs(tmp_path, SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,6 @@ def test_a_whole_line_that_is_wrong_is_named(tmp_path: Path, line: dict[str, obj
 def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "trace.json").write_text(text)
     with pytest.raises(RecycleError, match=rf"trace\.json: .*{message}"):
-        traces.read(tmp_path / "trace.json")
+        run_trace.read_trace(tmp_path / "trace.json")
     with pytest.raises(RecycleError, match="cannot be read"):
-        traces.read(tmp_path / "absent.json")
+        run_trace.read_trace(tmp_path / "absent.json")

@@ -1,0 +1,130 @@
+"""What a run directory holds of the executed instructions: written while the run goes on, read by anyone.
+
+Every worker process appends one line per iteration to its own `logs/k.r.trace.jsonl` (`append_iteration`). Processes
+are killed at any byte, so a reader skips what is not a whole line. `merge_logs` writes the whole run's `trace.json`;
+`load_trace` reads that file, or while there is none the logs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from recycle.errors import JobError, RecycleError, ScheduleError
+from recycle.files import read_whole
+from recycle.ir.formats import run_trace
+from recycle.ir.instruction import Instruction
+from recycle.ir.trace import Trace, TraceBuilder
+from recycle.shape import Shape, Worker
+
+TRACE, EVENTS = "trace.json", "events.jsonl"
+"""Names of a run directory's files."""
+TRACE_LOG_SUFFIX = ".trace.jsonl"
+
+
+class _Iteration(msgspec.Struct, frozen=True):
+    """One line of a process's trace log."""
+
+    step: run_trace.Count
+    generation: run_trace.Count
+    role: str
+    instructions: list[tuple[str, float, float]]
+
+
+def log_path(run_dir: str | Path, worker: Worker) -> Path:
+    """Where the process that started as `worker` keeps its trace."""
+    return Path(run_dir) / "logs" / f"{worker}{TRACE_LOG_SUFFIX}"
+
+
+def append_iteration(
+    path: str | Path,
+    step: int,
+    generation: int,
+    role: Worker | str,
+    instructions: Iterable[tuple[Instruction | str, float, float]],
+) -> None:
+    """Add one executed iteration to a process's trace log, as one line.
+
+    Args:
+        path: the log, see `log_path`; made with its folder when missing.
+        role: the position in the plan that the process played.
+        instructions: (instruction or its text, start, end) in the order of execution, seconds since the run's start.
+
+    Raises:
+        RecycleError: the file cannot be written.
+    """
+    rows = [[str(what), round(float(start), 9), round(float(end), 9)] for what, start, end in instructions]
+    line = {"step": step, "generation": generation, "role": str(role), "instructions": rows}
+    _append_line(Path(path), msgspec.json.encode(line))
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as stream:
+            # A process killed in the middle of a line leaves no newline; its successor must not continue that line.
+            if stream.seek(0, os.SEEK_END) and stream.seek(-1, os.SEEK_END) >= 0 and stream.read(1) != b"\n":
+                line = b"\n" + line
+            stream.write(line + b"\n")
+    except OSError as error:
+        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
+    """The trace of a run directory, from `logs/*.trace.jsonl` and `events.jsonl`; the run may still go on.
+
+    Raises:
+        RecycleError: a whole line does not say what it must; the message names file and line.
+    """
+    run_dir = Path(run_dir)
+    builder = TraceBuilder(shape)
+    for path in sorted((run_dir / "logs").glob(f"*{TRACE_LOG_SUFFIX}")):
+        try:
+            process = shape.require(Worker.parse(path.name.removesuffix(TRACE_LOG_SUFFIX)), str(path))
+        except JobError as error:
+            raise RecycleError(str(error)) from None
+        for number, line in read_lines(path):
+            try:
+                iteration = msgspec.convert(line, _Iteration, strict=False)
+                role = shape.require(Worker.parse(iteration.role), "role")
+                for text, start, end in iteration.instructions:
+                    builder.add(process, role, iteration.generation, iteration.step, text, start, end)
+            except (msgspec.ValidationError, JobError, ScheduleError) as error:
+                raise RecycleError(f"{path}: line {number}: {error}") from None
+    return builder.build(event for _, event in read_lines(run_dir / EVENTS))
+
+
+def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
+    """(line number from 1, object) of the whole lines of a `.jsonl` file; none when there is no such file.
+
+    A line that is not a JSON object is skipped: it was cut short when its process was killed.
+    """
+    if not Path(path).exists():
+        return []
+    content = read_whole(path, RecycleError, run_trace.MOST_BYTES)
+    lines = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        try:
+            lines.append((number, msgspec.json.decode(line, type=dict[str, Any])))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    return lines
+
+
+def merge_logs(run_dir: str | Path, shape: Shape) -> None:
+    """Write `trace.json` from the logs of a run that has ended. Raises RecycleError as `read_logs` does."""
+    run_trace.write_trace(read_logs(run_dir, shape), Path(run_dir) / TRACE)
+
+
+def load_trace(run_dir: str | Path, shape: Shape) -> Trace:
+    """The trace of a run: its `trace.json`, or while there is none what its logs hold so far.
+
+    Raises:
+        RecycleError: a file cannot be read, or says what no run writes.
+    """
+    merged = Path(run_dir) / TRACE
+    return run_trace.read_trace(merged) if merged.exists() else read_logs(run_dir, shape)
