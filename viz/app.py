@@ -57,7 +57,7 @@ def build_app(
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, workspace.cache)
     lanes_view.draw(opened, workspace.cache)
-    keep_in_address(app, TABS, [page.prefix for page in pages])
+    keep_in_address(app, TABS, State(TABS, "children"))
     _register_opening(app, pages)
     for page in pages:
         page.register(app)

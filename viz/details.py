@@ -17,7 +17,8 @@ from recycle.ir.instruction import TRANSFER_KINDS, is_kind
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.memory import memory_curve, sampled
 from viz.analysis.waits import WHY, Input, Output
-from viz.figures.boxes import describe, time_unit
+from viz.figures.boxes import describe
+from viz.figures.time_axis import time_unit
 from viz.lane_cache import CachedLanes
 from viz.lanes import Flag
 
@@ -118,11 +119,7 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
 def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
     """A gap of a worker: why it is idle, a line for each part that has one cause."""
     table = shown.table
-    scale, unit = time_unit(table, table.span)
-
-    def time(value: float) -> str:
-        return f"{value * scale:.6g}{unit and ' ' + unit}"
-
+    time = time_unit(table).text
     title = f"Worker {table.labels[lane]} is idle"
     lines = [f"from {time(start)} to {time(end)}, {time(end - start)}"]
     worker = _worker(shown, lane)

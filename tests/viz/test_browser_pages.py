@@ -160,7 +160,7 @@ def test_a_pressed_worker_fails_the_address_says_so_and_undo_takes_it_back(brows
     press(browser, ".row button", "Undo")
     wait(browser, lambda: "fail=0.0,1.1" in browser.current_url)
     ready(browser, "plans-all")
-    browser.execute_script("recycle.views.get('plans-all').tellLane(3)")  # a press on the name of 1.1
+    browser.execute_script("recycle.views.get('plans-all').sendLane(3)")  # a press on the name of 1.1
     wait(browser, lambda: "fail=0.0" in browser.current_url and "1.1" not in browser.current_url.split("fail=")[1])
     assert browser.get_log("browser") == []
 

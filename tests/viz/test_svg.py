@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from recycle import Schedule, Timeline, simulate
-from viz.figures.svg import svg, ticks
+from viz.figures.svg import svg
+from viz.figures.time_axis import ticks
 from viz.lanes import LaneTable, Panel
 
 GOLDEN = Path(__file__).parent.parent / "cases" / "timeline_1f1b_without_1.1.svg"

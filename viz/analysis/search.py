@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from recycle.errors import RecycleError
 from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Kind, is_kind
-from viz.figures.boxes import time_unit
+from viz.figures.time_axis import time_unit
 from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
 
 Mask = npt.NDArray[np.bool_]

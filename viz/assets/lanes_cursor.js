@@ -15,13 +15,13 @@
   /* `t` in the unit of the axes of `plots`; null takes the line away. */
   function draw(plots, t) {
     for (const plot of plots) {
-      const { xaxis, yaxis } = plot._fullLayout || {};
-      if (!xaxis || (t === null && !plot.querySelector(":scope > .lanes-cursor"))) continue;
-      const [low, high] = xaxis.range, share = t === null ? -1 : (t - low) / (high - low), { style } = line(plot);
+      const axes = recycle.axes(plot);
+      if (!axes || (t === null && !plot.querySelector(":scope > .lanes-cursor"))) continue;
+      const { place } = axes, [low, high] = axes.x, share = t === null ? -1 : (t - low) / (high - low), { style } = line(plot);
       style.display = share >= 0 && share <= 1 ? "block" : "none";
-      style.transform = `translateX(${Math.round(xaxis._offset + share * xaxis._length)}px)`;
-      style.top = `${yaxis._offset}px`;
-      style.height = `${yaxis._length}px`;
+      style.transform = `translateX(${Math.round(place.left + share * place.width)}px)`;
+      style.top = `${place.top}px`;
+      style.height = `${place.height}px`;
     }
   }
 
@@ -34,9 +34,10 @@
   /* Over a figure the pointer is followed here, over lanes by their view. */
   document.addEventListener("pointermove", (event) => {
     const plot = event.target.closest && event.target.closest(".linked .figure-view .js-plotly-plot");
-    const block = plot && plot.closest(".linked"), { xaxis } = (plot && plot._fullLayout) || {};
-    if (!xaxis) return;
-    const share = (event.clientX - plot.getBoundingClientRect().left - xaxis._offset) / xaxis._length, [low, high] = xaxis.range;
-    draw(block.querySelectorAll(".js-plotly-plot"), share >= 0 && share <= 1 ? low + share * (high - low) : null);
+    const axes = plot && recycle.axes(plot);
+    if (!axes) return;
+    const { left, width } = axes.place, [low, high] = axes.x;
+    const share = (event.clientX - plot.getBoundingClientRect().left - left) / width;
+    draw(plot.closest(".linked").querySelectorAll(".js-plotly-plot"), share >= 0 && share <= 1 ? low + share * (high - low) : null);
   }, { passive: true });
 })(window.recycle = window.recycle || {});

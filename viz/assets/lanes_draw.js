@@ -45,7 +45,7 @@
       context.clip();
       context.translate(this.left, this.top);
       if (level === 2) this._labels(context);
-      this._failedLabels(context);
+      this.failedLabels(context);
       if (marks.matches) for (const operation of marks.matches) this._outline(context, operation, this.theme.ink, 2, [3, 2]);
       if (marks.path) this._path(context);
       if (marks.links && level > 0) this._links(context, marks.links, marks.selected);
@@ -178,7 +178,7 @@
       }
     }
 
-    _failedLabels(context) {
+    failedLabels(context) {
       if (this.perRow < 14 * this.ratio) return;
       const { table, theme } = this, size = Math.min(12 * this.ratio, this.perRow * 0.5);
       context.font = `600 ${size}px ${theme.font}`;

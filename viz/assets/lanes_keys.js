@@ -56,12 +56,12 @@
     }
     if (table.span > idle + least) gaps.push([idle, table.span]);
     const next = dir > 0 ? gaps.find(([from]) => from >= t - least) : gaps.reverse().find(([, to]) => to <= t + least);
-    if (next) view.selectGap(lane_, ...next); else view.say(`no ${dir > 0 ? "later" : "earlier"} gap on worker ${table.labels[lane_]}`);
+    if (next) view.selectGap(lane_, ...next); else view.announce(`no ${dir > 0 ? "later" : "earlier"} gap on worker ${table.labels[lane_]}`);
   }
 
   function worker(view) {
     const lane_ = view.gap ? view.gap.lane : view.selected >= 0 ? view.table.laneOf(view.selected) : -1;
-    if (lane_ >= 0) view.tellLane(lane_); else view.say("select an operation or a gap of the worker first");
+    if (lane_ >= 0) view.sendLane(lane_); else view.announce("select an operation or a gap of the worker first");
   }
 
   function violation(view) {
@@ -70,7 +70,7 @@
       const i = (Math.max(view.selected, -1) + n + table.length) % table.length;
       if (table.has(i, "VIOLATION")) return view.select(i);
     }
-    return view.say("no operation breaks a rule");
+    return view.announce("no operation breaks a rule");
   }
 
   /* How the lanes shown spend the time shown. */
@@ -80,7 +80,7 @@
     const spent = table.busy.map((paint, place) => [table.paints[paint].name, shares[place * 3]]).filter(([, share]) => share > 0);
     const busy = spent.reduce((sum, [, share]) => sum + share, 0), percent = (share) => `${(100 * share).toFixed(1)} %`;
     const lanes = Math.ceil(Math.min(rows.count, y1)) - Math.max(0, Math.floor(y0));
-    view.say([
+    view.announce([
       `${table.time(from)} to ${table.time(to)}, ${lanes} rows: busy ${percent(busy)}, bubble ${percent(1 - busy)}`,
       ...spent.map(([name, share]) => `${name.toLowerCase()} ${percent(share)}`),
     ].join("; "));
@@ -186,14 +186,14 @@
   /* Selects the next operation that the query finds, and outlines the first thousand. */
   function find(view, query, dir = 1) {
     let found;
-    try { found = recycle.search(view.table, query); } catch (error) { return view.say(error.message); }
+    try { found = recycle.search(view.table, query); } catch (error) { return view.announce(error.message); }
     view.matches = found && found.slice(0, 1000);
     view.redraw();
-    if (!found) return view.say("");
-    if (!found.length) return view.say(`nothing is ${query}`);
+    if (!found) return view.announce("");
+    if (!found.length) return view.announce(`nothing is ${query}`);
     const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
     const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;
     view.select(found[chosen]);
-    return view.say(`${chosen + 1} of ${found.length}: ${view.table.instruction(found[chosen])}`);
+    return view.announce(`${chosen + 1} of ${found.length}: ${view.table.instruction(found[chosen])}`);
   }
 })(window.recycle = window.recycle || {});

@@ -43,7 +43,7 @@
     context.stroke();
     context.setLineDash([]);
     context.globalAlpha = 1;
-    picture._failedLabels(context); // which the outlines may have crossed
+    picture.failedLabels(context); // which the outlines may have crossed
   }
 
   /* Frames around the places, numbered, with a line from each to the next. */

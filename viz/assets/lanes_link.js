@@ -12,7 +12,7 @@
     if (recycle.active !== view || !view.used) return;
     clearTimeout(timer);
     timer = setTimeout(() => {
-      if (!view.root.isConnected || !view.plot._fullLayout) return;
+      if (!view.root.isConnected || !recycle.axes(view.plot)) return;
       const { t0, t1, y0, y1 } = view.view, query = new URLSearchParams(location.search);
       const words = {
         view: view.name, plan: digest(view), t0: short(t0), t1: short(t1), lanes: `${short(y0)}-${short(y1)}`,
@@ -34,7 +34,7 @@
     }
     const number = (name) => (query.get(name) ? Number(query.get(name)) : NaN), same = query.get("plan") === digest(view);
     const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger));
-    if (query.get("group") === "stage" || folded.size) view._rows(query.get("group") === "stage" ? "stage" : "pipeline", folded);
+    if (query.get("group") === "stage" || folded.size) view.setRows(query.get("group") === "stage" ? "stage" : "pipeline", folded);
     const [t0, t1] = [number("t0"), number("t1")], window_ = {};
     if (t1 > t0) Object.assign(window_, { t0, t1 });
     if (lanes && Number(lanes[2]) > Number(lanes[1])) Object.assign(window_, { y0: Number(lanes[1]), y1: Number(lanes[2]) });

@@ -57,7 +57,7 @@
     const copy = Object.assign(document.createElement("button"), { type: "button", textContent: "Copy the table" });
     place.setAttribute("aria-label", "Table of what is in view");
     copy.addEventListener("click", () => navigator.clipboard.writeText(place.copied)
-      .then(() => view.say("copied"), () => view.say("the browser does not allow to copy: mark the table and copy that")));
+      .then(() => view.announce("copied"), () => view.announce("the browser does not allow to copy: mark the table and copy that")));
     place.append(copy, Object.assign(element("div"), { className: "facts" }));
     view.root.querySelector(".lanes-status").before(place);
     return place;

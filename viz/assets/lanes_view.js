@@ -3,7 +3,7 @@
    the selection is written to a dcc.Store, from which the server makes the details. */
 (function (recycle) {
   "use strict";
-  const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, TELL = 60;
+  const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, SEND = 60;
   recycle.views = new Map();
   recycle.lastOf = new Map(); // name -> what was shown last, for a timeline that takes another's place
 
@@ -37,15 +37,11 @@
 
     /* Time and rows that the axes show now. */
     get view() {
-      const { xaxis, yaxis } = this.plot._fullLayout;
-      const [t0, t1] = xaxis.range.map((value) => value / this.scale), [y1, y0] = yaxis.range;
-      return { t0, t1, y0, y1 };
+      const { x, y } = this.dragged || recycle.axes(this.plot);
+      return { t0: x[0] / this.scale, t1: x[1] / this.scale, y0: y[1], y1: y[0] };
     }
 
-    get place() {
-      const { xaxis, yaxis } = this.plot._fullLayout;
-      return { left: xaxis._offset, top: yaxis._offset, width: xaxis._length, height: yaxis._length };
-    }
+    get place() { return recycle.axes(this.plot).place; }
 
     get margin() { return 0.004 * this.span; }
 
@@ -58,11 +54,24 @@
       this.wanted = want;
       if (waiting) return;
       requestAnimationFrame(() => {
-        const { t0, t1, y0, y1 } = this.wanted;
+        const { t0, t1, y0, y1 } = this.wanted, x = [t0 * this.scale, t1 * this.scale];
         this.wanted = null;
         if (!this.root.isConnected) return;
-        window.Plotly.relayout(this.plot, { "xaxis.range": [t0 * this.scale, t1 * this.scale], "yaxis.range": [y1, y0] });
+        window.Plotly.relayout(this.plot, { "xaxis.range": x, "yaxis.range": [y1, y0], ...this._otherTicks(x) });
       });
+    }
+
+    /* Ticks of another distance, where the range asks for them. Set here and not left to Plotly, as the canvas draws the
+       grid that belongs to them. */
+    _otherTicks([low, high]) {
+      const step = recycle.tickStep(high - low, this.place.width);
+      return step === this.plot.layout.xaxis.dtick ? {} : { "xaxis.dtick": step };
+    }
+
+    /* Times of the ticks in view. */
+    get ticks() {
+      const { t0, t1 } = this.view, step = this.plot.layout.xaxis.dtick / this.scale, first = Math.ceil(t0 / step);
+      return Array.from({ length: Math.max(0, Math.floor(t1 / step) - first + 1) }, (_, place) => (first + place) * step);
     }
 
     fit() { this.show({ t0: -Infinity, t1: Infinity, y0: -Infinity, y1: Infinity }); }
@@ -93,12 +102,12 @@
       this.asked = true;
       requestAnimationFrame(() => {
         this.asked = false;
-        if (this.root.isConnected && this.plot._fullLayout) this._draw();
+        if (this.root.isConnected && recycle.axes(this.plot)) this._draw();
       });
     }
 
     _draw() {
-      const began = performance.now(), { width, height } = this.plot._fullLayout, plot = this.place;
+      const began = performance.now(), { graph: { width, height }, place: plot } = recycle.axes(this.plot);
       if (!this.context) { this.root.dataset.drawn = "picture"; return recycle.picture(this, plot); }
       const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
       const wide = Math.round(width * ratio), high = Math.round(height * ratio);
@@ -108,7 +117,7 @@
         canvas.style.width = `${width}px`;
         canvas.style.height = `${height}px`;
       }
-      this.theme.ticks = (this.plot._fullLayout.xaxis._vals || []).map((tick) => tick.x / this.scale);
+      this.theme.ticks = this.ticks;
       const picture = new recycle.Picture(this.table, this.rows, this.view, plot, ratio, this.theme);
       if (!this.raster || this.raster.width !== picture.width || this.raster.height !== picture.height) {
         this.raster = new recycle.Raster(picture.width, picture.height);
@@ -143,7 +152,13 @@
 
     _listen() {
       const { signal } = this.ended, moved = () => { this.redraw(); this._follow(); recycle.remember(this); };
-      for (const event of ["plotly_relayouting", "plotly_relayout"]) this.plot.on(event, moved);
+      this.plot.on("plotly_relayouting", (changes) => { this.dragged = this._dragged(changes); moved(); });
+      this.plot.on("plotly_relayout", () => {
+        this.dragged = null;
+        const ticks = this._otherTicks(this.plot.layout.xaxis.range);
+        if (Object.keys(ticks).length && !this.wanted) window.Plotly.relayout(this.plot, ticks);
+        moved();
+      });
       this.plot.on("plotly_afterplot", () => this.redraw());
       matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
       const stage = this.root.querySelector(".lanes-stage");
@@ -152,8 +167,19 @@
       stage.addEventListener("pointermove", (event) => this._hover(event), true);
       stage.addEventListener("pointerleave", () => { this._hide(); recycle.cursor(this, null); });
       stage.addEventListener("wheel", (event) => this._wheel(event), { capture: true, passive: false });
-      stage.addEventListener("pointerdown", (event) => { this.down = [event.clientX, event.clientY]; }, true);
+      stage.addEventListener("pointerdown", (event) => {
+        this.down = [event.clientX, event.clientY];
+        this.downInside = this.under(event).inside;
+      }, true);
       window.addEventListener("pointerup", (event) => this._up(event), { capture: true, signal });
+    }
+
+    /* The ranges in the middle of a drag, which Plotly writes into the layout when it ends; null while a zoom box is drawn,
+       which moves nothing until then. */
+    _dragged(changes) {
+      if (this.downInside && this.plot.layout.dragmode === "zoom") return null;
+      const { x, y } = recycle.axes(this.plot), of = (axis, range) => range.map((value, end) => changes[`${axis}.range[${end}]`] ?? value);
+      return { x: of("xaxis", x), y: of("yaxis", y) };
     }
 
     /* What lies under the pointer: {t, row, lane, operation, inside}. */
@@ -223,17 +249,17 @@
       return gap ? this.selectGap(found.lane, ...gap) : this.clear();
     }
 
-    /* A click beside the axes folds a group; on a lane's own name it is told to the server. */
+    /* A click beside the axes folds a group; on a lane's own name it is sent to the server. */
     _gutter({ row, lane }) {
       const group = this.rows.groupAt(row);
       if (group && this.rows.hasGroups && (row === group.top || lane < 0 || this.level === 0)) return this.fold(group.key);
-      if (lane >= 0) this.tellLane(lane);
+      if (lane >= 0) this.sendLane(lane);
       return undefined;
     }
 
-    tellLane(lane) {
-      this.say(`worker ${this.table.labels[lane]}`);
-      this._tell({ lane });
+    sendLane(lane) {
+      this.announce(`worker ${this.table.labels[lane]}`);
+      this._send({ lane });
     }
 
     /* Ctrl: zoom time; Alt: zoom lanes; Shift: pan; alone: scroll the lanes, and at their end the page. */
@@ -253,8 +279,8 @@
       this.selected = operation;
       this.gap = this.links = this.places = null;
       this._reveal(operation);
-      this.say(this.table.describe(operation, this.table.laneOf(operation)).join("; "), true);
-      this._tell({ operation });
+      this.announce(this.table.describe(operation, this.table.laneOf(operation)).join("; "), true);
+      this._send({ operation });
       this.redraw();
     }
 
@@ -262,16 +288,16 @@
       this.selected = -1;
       this.links = this.places = null;
       this.gap = { lane, from, to };
-      this.say(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`, true);
-      this._tell({ lane, from, to });
+      this.announce(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`, true);
+      this._send({ lane, from, to });
       this.redraw();
     }
 
     clear() {
       this.selected = -1;
       this.gap = this.links = this.places = null;
-      this.say("");
-      this._tell(null);
+      this.announce("");
+      this._send(null);
       this.redraw();
     }
 
@@ -313,44 +339,44 @@
       this.redraw();
     }
 
-    group() { this._rows(this.rows.grouping === "stage" ? "pipeline" : "stage", new Set()); }
+    group() { this.setRows(this.rows.grouping === "stage" ? "pipeline" : "stage", new Set()); }
 
     fold(key) {
       const folded = new Set(this.rows.folded);
       if (!folded.delete(key)) folded.add(key);
-      this._rows(this.rows.grouping, folded);
+      this.setRows(this.rows.grouping, folded);
     }
 
     foldAll() {
       const keys = this.rows.groups.map((group) => group.key);
-      this._rows(this.rows.grouping, new Set(this.rows.folded.size ? [] : keys));
+      this.setRows(this.rows.grouping, new Set(this.rows.folded.size ? [] : keys));
     }
 
     /* Other rows: all of them are shown when all were; else the row at the top stays. Linked timelines of the same lanes go along. */
-    _rows(grouping, folded, alone = false) {
-      if (this.linked && !alone) for (const other of this._linked()) if (other.table.lanes === this.table.lanes) other._rows(grouping, folded, true);
+    setRows(grouping, folded, alone = false) {
+      if (this.linked && !alone) for (const other of this._linked()) if (other.table.lanes === this.table.lanes) other.setRows(grouping, folded, true);
       const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
       this.rows = new recycle.Rows(this.table, grouping, folded);
       this.onRows();
       this.show(all ? { y0: 0, y1: this.rows.count } : { y0: this.rows.rowOf[top], y1: this.rows.rowOf[top] + (y1 - y0) });
-      this.say(`${this.rows.count} rows, by ${this.rows.title}`);
+      this.announce(`${this.rows.count} rows, by ${this.rows.title}`);
       recycle.remember(this);
       this.redraw();
     }
 
-    /* A line below the lanes, read out; `told` when the details will say the same in full. */
-    say(text, told = false) {
+    /* A line below the lanes, read out; `isDescribed` when the details below will say the same in full. */
+    announce(text, isDescribed = false) {
       this.status.textContent = text;
-      this.status.classList.toggle("told", told);
+      this.status.classList.toggle("described", isDescribed);
       recycle.remember(this);
     }
 
-    _tell(choice) {
+    _send(choice) {
       const data = choice && (this.table.toServer ? this.table.toServer(choice) : { ...choice, address: this.root.dataset.address });
-      clearTimeout(this.telling);
-      this.telling = setTimeout(() => {
+      clearTimeout(this.sending);
+      this.sending = setTimeout(() => {
         if (this.root.isConnected) window.dash_clientside.set_props({ type: "lanes-choice", name: this.name }, { data });
-      }, TELL);
+      }, SEND);
     }
 
     _linked() {
@@ -385,8 +411,8 @@
     };
     const ready = new Promise((done) => {
       const look = () => {
-        const plot = root.querySelector(".js-plotly-plot"), layout = plot && plot._fullLayout;
-        if (plot && plot.on && layout && layout.xaxis && layout.xaxis._length > 0) done(plot);
+        const plot = root.querySelector(".js-plotly-plot"), axes = plot && plot.on && recycle.axes(plot);
+        if (axes && axes.place.width > 0) done(plot);
         else if (root.isConnected) requestAnimationFrame(look);
       };
       look();

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from viz.figures.boxes import time_unit
 from viz.figures.palette import FONT, MUTED
+from viz.figures.time_axis import OVERHANG, tick_step, time_unit
 from viz.figures.timeline import CONFIG
 from viz.lanes import LaneTable
 
 TOP, BOTTOM, RIGHT = 8, 40, 14
-OVERHANG = 0.004
-"""Share of the time axis that is shown before its begin and after its end."""
 CHARACTER = 6.8
 """Pixels that a character of a lane's name takes."""
 AXES_CONFIG: dict[str, Any] = {
@@ -33,7 +31,7 @@ def axes_figure(
         rows: when it is not one per lane.
     """
     length = span or table.span or 1.0
-    length *= time_unit(table, length)[0]
+    unit = time_unit(table, length)
     hidden = {"showgrid": False, "zeroline": False, "automargin": False}
     layout = {
         "autosize": True,
@@ -46,21 +44,16 @@ def axes_figure(
         "font": {"family": FONT, "size": 12, "color": MUTED},
         "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)"},
         "xaxis": {
-            "title": {"text": axis_title(table, span), "standoff": 6},
-            "range": [-OVERHANG * length, (1 + OVERHANG) * length],
+            **unit.axis(length),
             "ticks": "outside",
+            "tick0": 0,
+            "dtick": tick_step((1 + 2 * OVERHANG) * length * unit.scale),
             **hidden,
         },
         "yaxis": {"range": [rows or table.lanes, 0], "showticklabels": False, **hidden},
     }
     # Axes are drawn only for a trace. A dict, as go.Figure would look at every key, and send a template of 7 kB along.
     return {"data": [{"type": "scatter", "x": [None], "y": [None]}], "layout": layout}
-
-
-def axis_title(table: LaneTable, span: float | None = None) -> str:
-    """What the time axis says of its unit."""
-    _, unit = time_unit(table, span or table.span or 1.0)
-    return f"time ({unit})" if unit else "time (units of the profile)"
 
 
 def margins(table: LaneTable, left: int | None = None) -> tuple[int, int, int, int]:

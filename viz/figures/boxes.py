@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from recycle.ir.instruction import KIND_CLASSES, Kind, OverlappedPair
 from viz.figures.palette import BACKWARD_INPUT, BACKWARD_WEIGHT, COMMUNICATION, FORWARD, OPTIMIZER, REDUNDANT, Paint
+from viz.figures.time_axis import time_unit
 from viz.lanes import NO_PIPELINE, Flag, LaneTable
 
 WORK_TOP, WORK_BOTTOM, STRIP_TOP, STRIP_BOTTOM = -0.40, 0.34, 0.36, 0.46
@@ -133,8 +134,7 @@ def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
     """What a person wants to know of an operation, a line each: instruction, kind, worker, times, home, marks."""
     instruction = table.instruction(operation)
     start, end = float(table.start[operation]), float(table.end[operation])
-    scale, unit = time_unit(table, table.span)
-    begin, until, long = (f"{value * scale:.6g}{unit and ' ' + unit}" for value in (start, end, end - start))
+    begin, until, long = map(time_unit(table).text, (start, end, end - start))
     lines = [
         str(instruction),
         NAMES[Kind(table.kind[operation])],
@@ -161,10 +161,3 @@ def group_edges(table: LaneTable) -> list[int]:
     by_rank = [i for i, (above, below) in enumerate(steps, 1) if above.rank != below.rank]
     fewest = min(by_pipeline, by_rank, key=len)
     return fewest if len(fewest) < len(steps) else []
-
-
-def time_unit(table: LaneTable, span: float) -> tuple[float, str]:
-    """(factor, unit) for times on an axis of length `span`: seconds or milliseconds, or plain numbers for a plan."""
-    if table.unit != "s":
-        return 1.0, ""
-    return (1.0, "s") if span >= 2.0 else (1000.0, "ms")

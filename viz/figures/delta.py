@@ -27,6 +27,7 @@ from viz.figures.palette import (
     REDUNDANT,
     RULE,
 )
+from viz.figures.time_axis import TimeUnit
 
 POINTS, BINS = 2000, 800
 HEIGHT = 170
@@ -39,10 +40,9 @@ _GROUPS = (
 )
 
 
-def delta_figure(
-    first: Timeline, second: Timeline, matches: Matches, span: float, scale: float, unit: str
-) -> go.Figure:
-    """The figure; `span` is the length of the time axis, `scale` and `unit` those of the timelines beside it."""
+def delta_figure(first: Timeline, second: Timeline, matches: Matches, span: float, unit: TimeUnit) -> go.Figure:
+    """The figure; `span` is the length of the time axis, `unit` that of the timelines beside it."""
+    scale = unit.scale
     figure = go.Figure()
     time, delta = matches.time * scale, matches.delta * scale
     delta = np.where(np.abs(delta) <= span * scale * TOLERANCE, 0.0, delta)
@@ -50,7 +50,7 @@ def delta_figure(
         _add_points(figure, first, second, matches, time, delta)
     elif len(time):
         _add_envelope(figure, time, delta, span * scale)
-    figure.update_layout(_layout(span * scale, unit, float(np.abs(delta).max(initial=0.0))))
+    figure.update_layout(_layout(span, unit, float(np.abs(delta).max(initial=0.0))))
     return figure
 
 
@@ -98,7 +98,7 @@ def _add_envelope(figure: go.Figure, time: Any, delta: Any, span: float) -> None
         )
 
 
-def _layout(length: float, unit: str, most: float) -> dict[str, Any]:
+def _layout(span: float, unit: TimeUnit, most: float) -> dict[str, Any]:
     return {
         "height": HEIGHT,
         "margin": {"l": 8, "r": 16, "t": 14, "b": 40},
@@ -107,8 +107,8 @@ def _layout(length: float, unit: str, most: float) -> dict[str, Any]:
         "plot_bgcolor": BAND,
         "font": {"family": FONT, "size": 12, "color": INK},
         "xaxis": {
-            "title": {"text": f"time in the first ({unit})" if unit else "time in the first", "standoff": 6},
-            "range": [-0.004 * length, 1.004 * length],
+            **unit.axis(span),
+            "title": {"text": "time in the first" + (f" ({unit.word})" if unit.word else ""), "standoff": 6},
             "gridcolor": GRID,
             "zeroline": False,
         },

@@ -6,17 +6,19 @@ import plotly.graph_objects as go
 
 from viz.analysis.memory import MemoryCurve, sampled
 from viz.figures.palette import FAILURE, FONT, FORWARD, GRID, INK
+from viz.figures.time_axis import TimeUnit
 
 PIXELS, HEIGHT = 2000, 150
 
 
-def memory_figure(curve: MemoryCurve, instruction: str, span: float, scale: float, unit: str) -> go.Figure:
+def memory_figure(curve: MemoryCurve, instruction: str, span: float, unit: TimeUnit) -> go.Figure:
     """The figure.
 
     Args:
         instruction: the one that sets the peak.
-        span: length of the time axis; `scale` and `unit` are those of the timelines beside it.
+        span: length of the time axis; `unit` is that of the timelines beside it.
     """
+    scale = unit.scale
     time, held = sampled(curve, 0.0, span, PIXELS)
     figure = go.Figure()
     figure.add_scatter(
@@ -53,8 +55,7 @@ def memory_figure(curve: MemoryCurve, instruction: str, span: float, scale: floa
         showlegend=False,
         font={"family": FONT, "size": 12, "color": INK},
         xaxis={
-            "title": {"text": f"time ({unit})" if unit else "time (units of the profile)", "standoff": 6},
-            "range": [-0.004 * span * scale, 1.004 * span * scale],
+            **unit.axis(span),
             "gridcolor": GRID,
             "zeroline": False,
         },

@@ -7,13 +7,13 @@ each with its own time axis; one legend ends the picture.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, log10
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
-from viz.figures.boxes import Box, boxes, describe, group_edges, time_unit
+from viz.figures.boxes import Box, boxes, describe, group_edges
 from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, FONT, GRID, INK, MUTED, PAINTS, PAPER, RULE
+from viz.figures.time_axis import ticks, time_unit
 from viz.lanes import Flag, LaneTable, Panel
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT = 30, 30, 34, 14, 34, 16
@@ -122,15 +122,6 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
         ink = f'text-anchor="middle" fill="{box.paint.ink}"{weight}'
         text = _text(x + width / 2, top + height / 2 + 4, box.label, ink)
     return f'<g class="{mark}"><title>{tooltip}</title>{rectangle}{text}</g>'
-
-
-def ticks(span: float, about: int = 10) -> list[float]:
-    """Round numbers from 0 to `span`, at most `about` + 1 of them."""
-    if span <= 0:
-        return [0.0]
-    magnitude = 10.0 ** floor(log10(span / about))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if span / (factor * magnitude) <= about + 1e-9)
-    return [round(i * step, 12) for i in range(int(span / step + 1e-9) + 1)]
 
 
 def _legend(panels: Sequence[Panel], left: float, top: float) -> list[str]:

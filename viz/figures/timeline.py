@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from viz.figures.boxes import Box, boxes, describe, group_edges, time_unit
+from viz.figures.boxes import Box, boxes, describe, group_edges
 from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, FONT, GRID, INK, MUTED, PAPER, RULE, Paint
+from viz.figures.time_axis import OVERHANG, TimeUnit, time_unit
 from viz.lanes import LaneTable
 
 TEXT_LIMIT, BAR_LIMIT, PATH_LIMIT = 1000, 2000, 100_000
@@ -38,11 +39,11 @@ def timeline_figure(table: LaneTable, *, span: float | None = None) -> go.Figure
         span: length of the time axis when it is to be longer than the table's own, to compare two figures.
     """
     length = span or table.span or 1.0
-    scale, unit = time_unit(table, length)
-    length *= scale
+    unit = time_unit(table, length)
+    scale = unit.scale
     figure = go.Figure()
     figure.update_layout(_layout(table, length, unit))
-    _mark_failed(figure, table, length)
+    _mark_failed(figure, table, length * scale)
     drawn = [box for box in boxes(table) if box.end > box.start]
     if len(table) <= BAR_LIMIT:
         _add_bars(figure, table, drawn, scale)
@@ -60,7 +61,7 @@ def note(table: LaneTable) -> str:
     return ""
 
 
-def _layout(table: LaneTable, length: float, unit: str) -> dict[str, Any]:
+def _layout(table: LaneTable, span: float, unit: TimeUnit) -> dict[str, Any]:
     lanes = max(table.lanes, 1)
     lane = max(LEAST_LANE_PIXELS, min(LANE_PIXELS, LANES_PIXELS // lanes))
     return {
@@ -76,8 +77,7 @@ def _layout(table: LaneTable, length: float, unit: str) -> dict[str, Any]:
         "hoverlabel": {"bgcolor": PAPER, "bordercolor": MUTED, "font": {"color": INK, "size": 12}, "align": "left"},
         "dragmode": "zoom",
         "xaxis": {
-            "title": {"text": f"time ({unit})" if unit else "time (units of the profile)", "standoff": 6},
-            "range": [-0.004 * length, 1.004 * length],
+            **unit.axis(span),
             "gridcolor": GRID,
             "zeroline": False,
             "ticks": "outside",
@@ -103,8 +103,8 @@ def _mark_failed(figure: go.Figure, table: LaneTable, length: float) -> None:
     figure.add_bar(
         orientation="h",
         name=FAILED_LABEL,
-        base=[-0.004 * length] * len(lanes),
-        x=[1.008 * length] * len(lanes),
+        base=[-OVERHANG * length] * len(lanes),
+        x=[(1 + 2 * OVERHANG) * length] * len(lanes),
         y=lanes,
         width=[0.9] * len(lanes),  # without it bars take their height from the spacing of their own trace
         marker={

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, Input, Output
+from dash import ClientsideFunction, Dash, Input, Output, State
 
 
-def keep_in_address(app: Dash, identifier: str, allowed: Sequence[str] | None = None) -> None:
+def keep_in_address(app: Dash, identifier: str, *tabs: State) -> None:
     """Restore the control's `value` from the address under its own identifier, and write it there when it changes.
 
     Args:
-        allowed: values that it may have; an address that says another is passed over. All numbers if left out.
+        tabs: the tabs whose values it may have, an address that says another is passed over. All numbers if left out.
     """
     in_browser: Any = app.clientside_callback
-    constants = f"{json.dumps(identifier)}, value, {json.dumps(allowed)}"
     in_browser(
-        f"function (value) {{ return window.recycle.address({constants}); }}",
+        ClientsideFunction("recycle", "keepInAddress"),
         Output(identifier, "value", allow_duplicate=True),
         Input(identifier, "value"),
+        *tabs,
         prevent_initial_call="initial_duplicate",
     )

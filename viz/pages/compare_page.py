@@ -25,9 +25,9 @@ from viz.analysis.differences import (
     shares,
     split,
 )
-from viz.figures.boxes import time_unit
 from viz.figures.delta import delta_figure
 from viz.figures.palette import SHADES
+from viz.figures.time_axis import time_unit
 from viz.free_memory import release_memory
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
@@ -235,8 +235,8 @@ class ComparePage(Page):
         )
 
     def _delta(self, pair: ComparedPair, compared: Compared, left: int, place: int) -> html.Div:
-        scale, word = time_unit(compared.tables[0], compared.span)
-        figure = delta_figure(pair.first.timeline, pair.second.timeline, pair.matches, compared.span, scale, word)
+        unit = time_unit(compared.tables[0], compared.span)
+        figure = delta_figure(pair.first.timeline, pair.second.timeline, pair.matches, compared.span, unit)
         heading = f"How much later instructions start in {pair.second.title}"
         spoken = f"{heading}, {pair.first.title} being zero"
         return figure_view(heading, on_the_page(figure, left), linked.graph_id(self.prefix, place), spoken)
@@ -415,10 +415,8 @@ def _choice(title: str, identifier: str, options: dict[str, str]) -> html.Div:
 
 def _shade_legend(pair: ComparedPair, compared: Compared) -> html.Ul:
     """What the shades of one timeline stand for, with their lengths of time."""
-    scale, unit = time_unit(compared.tables[0], compared.span)
-    some, much = (
-        f"{length * scale:.4g}{unit and ' ' + unit}" for length in edges_of(pair.first.timeline, pair.matches)
-    )
+    unit = time_unit(compared.tables[0], compared.span)
+    some, much = (unit.text(length, 4) for length in edges_of(pair.first.timeline, pair.matches))
     words = (
         f"over {much} earlier «",
         f"over {some} earlier ‹",

@@ -26,8 +26,8 @@ from viz.analysis.memory import memory_curve
 from viz.analysis.ranges import range_statistics
 from viz.analysis.search import SearchError, search
 from viz.analysis.waits import Waits, name
-from viz.figures.boxes import time_unit
 from viz.figures.memory_strip import memory_figure
+from viz.figures.time_axis import time_unit
 from viz.free_memory import release_memory
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
@@ -216,8 +216,7 @@ class ExplainPage(Page):
         limit = limits[worker.rank] if limits else None
         curve = memory_curve(timeline, timeline.schedule.shape.worker_index(worker), limit)
         setter = str(timeline.schedule.instruction(curve.peak_row)) if curve.peak_row >= 0 else "nothing"
-        scale, unit = time_unit(table, table.span)
-        figure = on_the_page(memory_figure(curve, setter, table.span or 1.0, scale, unit), left)
+        figure = on_the_page(memory_figure(curve, setter, table.span or 1.0, time_unit(table)), left)
         spoken = f"Worker {worker} holds at most {curve.peak:.4g} activations, from {setter} on"
         spoken += f"; its limit is {limit:g}." if limit is not None else "; no limit is known."
         return figure_view("", figure, linked.graph_id(self.prefix, 1), spoken, spoken)
@@ -225,7 +224,8 @@ class ExplainPage(Page):
     def in_view(self, one: Explained, shown: Sequence[float] | None) -> html.Div:
         """Work by kind and bubbles by cause between two times of the axis; of all when `shown` is None."""
         table = one.table
-        scale, unit = time_unit(table, table.span)
+        unit = time_unit(table)
+        scale, word = unit
         begin, end = (value / scale for value in shown) if shown else (0.0, one.timeline.makespan)
         found = range_statistics(one.timeline, one.bubbles.gaps, begin, end)
         rows: list[list[parts.Cell]] = []
@@ -235,9 +235,9 @@ class ExplainPage(Page):
             rows.append(["of that re-routed", found.rerouted * scale, f"{found.share(found.rerouted):.1%}"])
         for cause, seconds in sorted(found.bubbles.items(), key=lambda item: -item[1]):
             rows.append([f"idle: {TITLES[cause]}", seconds * scale, f"{found.share(seconds):.1%}"])
-        where = f"{found.begin * scale:.5g} to {found.end * scale:.5g}{unit and ' ' + unit}"
+        where = f"{found.begin * scale:.5g} to {unit.text(found.end, 5)}"
         words = f"From {where}: {found.operations:,} instructions on {found.workers:,} live workers."
-        head = ("", f"worker time{unit and f' ({unit})'}", "share")
+        head = ("", f"worker time{word and f' ({word})'}", "share")
         return html.Div([html.P(words, className="hint"), parts.table(head, rows)])
 
     def longest(self, one: Explained) -> html.Section:

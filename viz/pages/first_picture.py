@@ -6,16 +6,14 @@ just started, however many operations there are. The canvas covers the same plac
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from dash import html
 
-from viz.figures.axes import OVERHANG, axis_title
-from viz.figures.boxes import time_unit
+from viz.figures.time_axis import OVERHANG, ticks, time_unit
 from viz.lanes import LaneTable
 
-MOST_TICKS, MOST_NAMES = 10, 24
+MOST_NAMES = 24
 
 
 def first_picture(table: LaneTable, source: str, span: float, margins: tuple[int, int, int, int]) -> html.Div:
@@ -29,29 +27,22 @@ def first_picture(table: LaneTable, source: str, span: float, margins: tuple[int
     left, top, right, bottom = margins
     place: dict[str, Any] = {"left": left, "top": top, "right": right, "bottom": bottom}
     start, share = OVERHANG / (1 + 2 * OVERHANG), 1 / (1 + 2 * OVERHANG)
-    scale, _ = time_unit(table, span)
+    unit = time_unit(table, span)
+    length = span * unit.scale
     wide: Any = {"left": _percent(start), "width": _percent(share * table.span / span)}
-    ticks = [
-        html.Span(f"{tick:.6g}", className="tick", style={"left": _percent(start + share * tick / (span * scale))})
-        for tick in nice_ticks(span * scale)
+    shown = [
+        html.Span(f"{tick:.6g}", className="tick", style={"left": _percent(start + share * tick / length)})
+        for tick in ticks(length, OVERHANG)
     ]
     every = max(1, -(-table.lanes // MOST_NAMES))
     names = [
         html.Span(table.labels[lane], className="name", style={"top": _percent((lane + 0.5) / table.lanes)})
         for lane in range(0, table.lanes, every)
     ]
-    title = html.Span(axis_title(table, span), className="title")
+    title = html.Span(unit.title, className="title")
     picture = html.Img(src=source, alt="", style=wide)
     hidden: dict[str, Any] = {"aria-hidden": "true"}  # the canvas says what is shown
-    return html.Div([picture, *ticks, *names, title], className="lanes-first", style=place, **hidden)
-
-
-def nice_ticks(length: float) -> list[float]:
-    """From 0 to `length`, every 2, 5 or 10 of a power of ten, as Plotly's axes have them; MOST_TICKS + 1 at most."""
-    rough = length * (1 + 2 * OVERHANG) / MOST_TICKS
-    power: float = 10.0 ** math.floor(math.log10(rough))
-    step = power * next(factor for factor in (2, 5, 10) if factor * power >= rough)
-    return [count * step for count in range(int(length * (1 + OVERHANG) / step) + 1)]
+    return html.Div([picture, *shown, *names, title], className="lanes-first", style=place, **hidden)
 
 
 def _percent(share: float) -> str:

@@ -16,8 +16,8 @@ from flask import Response, abort, request
 from recycle.ir.simulate import Timeline
 from viz.details import Details, details
 from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure, margins
-from viz.figures.boxes import time_unit
 from viz.figures.raster import Viewport, png
+from viz.figures.time_axis import TimeUnit, time_unit
 from viz.lane_cache import WHOLE, Explainer, LaneCache
 from viz.lanes import Grouping, LaneTable
 from viz.operands import stated_limits
@@ -54,14 +54,13 @@ def lanes_view(
     """
     address = lanes_address(cache.put(table, explainer))
     height = max(LEAST_PIXELS, LANE_PIXELS * (rows or table.lanes)) + TOP + BOTTOM
-    scale, _ = time_unit(table, span or table.span)
     image: dict[str, Any] = {"role": "img", "aria-label": spoken}
     live: dict[str, Any] = {"aria-live": "polite"}
     attributes: dict[str, Any] = {
         "data-name": name,
         "data-address": address,
         "data-grouping": grouping,
-        "data-scale": str(scale),
+        "data-scale": str(time_unit(table, span).scale),
         "data-span": str(span or table.span),
         "data-linked": linked,
         **({} if table.halt is None else {"data-halt": str(table.halt)}),
@@ -166,7 +165,7 @@ def register(app: Dash, cache: LaneCache) -> None:
         Input({"type": "lanes-choice", "name": MATCH}, "data"),
         prevent_initial_call=True,
     )
-    def tell(choice: Any) -> Any:
+    def show_details(choice: Any) -> Any:
         return answer(cache, choice)
 
     in_browser: Any = app.clientside_callback
@@ -185,20 +184,20 @@ def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
     shown = cache.get(_digest(str(choice.get("address"))))
     if shown is None:
         return html.P("These lanes are no longer kept. Load the page again.", className="hint"), None
-    told = details(shown, choice)
-    if told is None:
+    found = details(shown, choice)
+    if found is None:
         return [], None
-    return _card(told, *time_unit(shown.table, shown.table.span)), {
-        **asdict(told.links),
-        "memory": asdict(told.memory) if told.memory else None,
+    return _card(found, time_unit(shown.table)), {
+        **asdict(found.links),
+        "memory": asdict(found.memory) if found.memory else None,
         "operation": choice.get("operation"),
         "address": choice.get("address"),
     }
 
 
-def _card(told: Details, scale: float, unit: str) -> html.Div:
-    body: list[Any] = [html.H4(told.title), html.Ul([html.Li(line) for line in told.lines])]
-    if told.needs:
+def _card(found: Details, unit: TimeUnit) -> html.Div:
+    body: list[Any] = [html.H4(found.title), html.Ul([html.Li(line) for line in found.lines])]
+    if found.needs:
         head = html.Tr([html.Th(text, scope="col") for text in ("needed", "of worker", "why", "there at", "slack")])
         rows = [
             html.Tr(
@@ -206,13 +205,11 @@ def _card(told: Details, scale: float, unit: str) -> html.Div:
                     html.Th(need.instruction, scope="row"),
                     html.Td(need.worker),
                     html.Td(need.why),
-                    html.Td(f"{need.arrived * scale:.6g}{unit and ' ' + unit}"),
-                    html.Td(
-                        "none: waited for this" if need.decided else f"{need.slack * scale:.6g}{unit and ' ' + unit}"
-                    ),
+                    html.Td(unit.text(need.arrived)),
+                    html.Td("none: waited for this" if need.decided else unit.text(need.slack)),
                 ]
             )
-            for need in told.needs
+            for need in found.needs
         ]
         body.append(html.Div(html.Table([html.Thead(head), html.Tbody(rows)]), className="facts"))
     return html.Div(body, className="selection")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from recycle.shape import Worker
@@ -25,16 +25,6 @@ BUTTONS = 512
 ENTRIES_SHOWN = 100
 HISTORY = 50
 CHANGE_SHOWN = "Outlined: where the plan before had it, once lanes are high enough."
-
-_ADDRESS = """
-function (state) {
-  const query = new URLSearchParams(window.location.search);
-  if (state && state.failed.length) { query.set('fail', state.failed.join(',')); } else { query.delete('fail'); }
-  const text = query.toString().replaceAll('%2C', ',');
-  window.history.replaceState(null, '', window.location.pathname + (text ? '?' + text : ''));
-  return window.dash_clientside.no_update;
-}
-"""
 
 FailureState = dict[str, Any]
 """The state: `failed`, names of workers, and `history`, the lists before it, oldest first."""
@@ -345,8 +335,9 @@ class PlansPage(Page):
             except RecycleError:
                 return no_update, self.prefix
 
-        app.clientside_callback(  # type: ignore[no-untyped-call]
-            _ADDRESS,
+        in_browser: Any = app.clientside_callback
+        in_browser(
+            ClientsideFunction("recycle", "failedInAddress"),
             Output(self.name("addressed"), "data"),
             Input(state_id, "data"),
             prevent_initial_call=True,

@@ -16,6 +16,7 @@ from viz.analysis.differences import match
 from viz.figures import delta as delta_module
 from viz.figures.axes import AXES_CONFIG
 from viz.figures.delta import delta_figure
+from viz.figures.time_axis import TimeUnit
 from viz.figures.timeline import CONFIG
 from viz.lanes import LaneTable
 from viz.pages.compare_page import ComparePage
@@ -172,7 +173,7 @@ def test_many_differences_are_drawn_as_the_least_and_the_most(monkeypatch: pytes
     shape = Shape(1, 4, 8)
     a, b = simulate(one_f_one_b(shape)), simulate(zb_h1(shape))
     found = match(a, b)
-    figure = delta_figure(a, b, found, a.makespan, 1.0, "")
+    figure = delta_figure(a, b, found, a.makespan, TimeUnit(1.0, ""))
     least, most = figure.data
     assert max(most.y) == found.delta.max()
     assert min(least.y) == found.delta.min()

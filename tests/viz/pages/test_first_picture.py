@@ -11,14 +11,15 @@ from recycle import Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from tests.viz.components import of_type, plain
 from viz.figures.raster import Viewport, png, raster
+from viz.figures.time_axis import OVERHANG, ticks
 from viz.lane_cache import WHOLE, LaneCache
 from viz.lanes import LaneTable
-from viz.pages.first_picture import first_picture, nice_ticks
+from viz.pages.first_picture import first_picture
 from viz.pages.lanes_view import lanes_view, picture_address
 
 
 @pytest.mark.parametrize(
-    ("length", "ticks"),
+    ("length", "expected"),
     [
         (27.0, [0, 5, 10, 15, 20, 25]),
         (1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
@@ -26,8 +27,8 @@ from viz.pages.lanes_view import lanes_view, picture_address
         (1023.0, [0, 200, 400, 600, 800, 1000]),
     ],
 )
-def test_ticks_are_round_and_within_the_axis(length: float, ticks: list[float]) -> None:
-    assert nice_ticks(length) == pytest.approx(ticks)
+def test_ticks_are_round_and_within_the_axis(length: float, expected: list[float]) -> None:
+    assert ticks(length, OVERHANG) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("lanes", [1, 24, 25, 1536])
