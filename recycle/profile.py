@@ -129,8 +129,14 @@ class Profile:
         return cls(forward, backward_input, backward_weight, step=step, latency=link, weight_stash=weight_stash)
 
     def per_stage(self, name: str, stages: int) -> list[float]:
-        """The attribute `name` as a list over `stages` stages. Raises JobError when a list has another length."""
+        """The attribute `name` as a list over `stages` stages; F's where R's own is None.
+
+        Raises:
+            JobError: a list has another length.
+        """
         value = getattr(self, name)
+        if value is None and name == "redundant_forward":
+            value = self.forward
         if not isinstance(value, list):
             return [float(value)] * stages
         if len(value) != stages:

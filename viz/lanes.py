@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns
 from recycle.ir.graph import Floats, earliest
-from recycle.ir.instruction import TRANSFER_KINDS, Instruction, is_kind
+from recycle.ir.instruction import Instruction, Transfer, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, durations, event_graph
@@ -50,7 +50,7 @@ class LaneTable:
         failed: whether each lane's worker is dead.
         offsets: operations of lane i are `offsets[i]` to `offsets[i + 1]`.
         start, end: time from the origin, float64.
-        kind: `Kind`, uint8.
+        kind: number of the kind of instruction, uint8.
         micro_batch: index in its home pipeline, uint32; NO_MICRO_BATCH for reduce and step.
         stage: stage that runs it, uint16.
         pipeline: home of the micro-batch, uint16; NO_PIPELINE for reduce and step.
@@ -275,4 +275,4 @@ def on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
 
 
 def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
-    return is_kind(columns.kind, TRANSFER_KINDS)
+    return is_kind(columns.kind, Transfer)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.instruction import KIND_CLASSES, Kind, StageWide
+from recycle.ir.instruction import KIND_CLASSES, OverlappedPair, StageWide
 from viz.figures.boxes import LETTERS, NAMES, PARTS
 from viz.figures.palette import COMMUNICATION, FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAINTS
 from viz.lanes import Flag, LaneTable
@@ -98,11 +98,11 @@ def describe_table(table: LaneTable) -> dict[str, Any]:
         "kinds": [
             {
                 "token": cls.token,
-                "name": NAMES[Kind(kind)],
-                "letter": LETTERS.get(Kind(kind), "F" if kind == Kind.OVERLAPPED_PAIR else cls.token),
+                "name": NAMES[int(kind)],
+                "letter": LETTERS.get(int(kind), "F" if kind == OverlappedPair.kind else cls.token),
                 "numbered": kind not in LETTERS,
                 "homed": not issubclass(cls, StageWide),
-                "parts": [[places[part[0].key], *part[1:]] for part in PARTS[Kind(kind)](table.weight_share)],
+                "parts": [[places[part[0].key], *part[1:]] for part in PARTS[int(kind)](table.weight_share)],
             }
             for kind, cls in enumerate(KIND_CLASSES)
         ],

@@ -71,11 +71,11 @@ def _told(finding: Finding) -> dict[str, Any]:
 
 def _explain(code: str, as_json: bool) -> None:
     from recycle.ir.check import explain
-    from recycle.ir.rules import RULES
+    from recycle.ir.rules import all_rules
 
     rule = explain(code)
     if rule is None:
-        raise ScheduleError(f"{code!r} is not a rule: known are {', '.join(rule.code for rule in RULES)}")
+        raise ScheduleError(f"{code!r} is not a rule: known are {', '.join(rule.code for rule in all_rules())}")
     if as_json:
         told = {"rule": rule.code, "severity": rule.severity, "title": rule.title, "documentation": rule.documentation}
         print(json.dumps(told))

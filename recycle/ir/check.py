@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recycle.errors import JobError
-from recycle.ir.rules import RULES, Finding, Inspection, Rule
+from recycle.ir.rules import Finding, Inspection, Rule, all_rules
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 from recycle.shape import Worker
@@ -43,7 +43,7 @@ def check(
         raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {shape.ranks}")
     inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run)
     findings: list[Finding] = []
-    for rule in RULES:
+    for rule in all_rules():
         if not (rule.presumes_valid and any(finding.severity == "error" for finding in findings)):
             findings += rule.findings(inspection)
 
@@ -56,4 +56,4 @@ def check(
 
 def explain(code: str) -> Rule | None:
     """The rule with this code, None when there is none; its `documentation` is a paragraph for people."""
-    return next((rule for rule in RULES if rule.code == code), None)
+    return next((rule for rule in all_rules() if rule.code == code), None)

@@ -24,7 +24,7 @@ from recycle.errors import ScheduleError
 from recycle.files import MOST_BYTES
 from recycle.ir.columns import Columns
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import RECV_KINDS, SEND_KINDS
+from recycle.ir.kinds import Receive, Send, is_kind
 
 Nanoseconds = npt.NDArray[np.int64]
 Event = dict[str, Any]
@@ -131,7 +131,7 @@ def instant_event(name: str, category: str, moment: int, arguments: Mapping[str,
 def track_of(columns: Columns) -> npt.NDArray[np.int64]:
     """Index into TRACKS of each row."""
     kind = columns.kind
-    return np.where(np.isin(kind, list(SEND_KINDS)), 1, np.where(np.isin(kind, list(RECV_KINDS)), 2, 0))
+    return np.where(is_kind(kind, Send), 1, np.where(is_kind(kind, Receive), 2, 0))
 
 
 def thread_ids(

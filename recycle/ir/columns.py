@@ -22,7 +22,7 @@ class Columns:
     """One row per instruction, grouped by worker index in program order.
 
     Attributes:
-        kind: `Kind` of the row, uint8.
+        kind: number of the row's kind, its place in `KIND_CLASSES`, uint8.
         stage: stage that runs it.
         pipeline, index: the micro-batch `pipeline.index`; -1 where the kind has none.
         peer: worker index at the other end of a transfer, else -1.

@@ -1,21 +1,21 @@
 """THE rule of what an instruction needs. Checker, simulator, lowering, planner, interpreter and viewer all ask here.
 
-The rule is the two small tables `NEEDS` and `PRODUCES`: each instruction needs values (an activation, an input
-gradient, a weight gradient of some stage and micro-batch) and produces values. `needs` reads the tables for one
-instruction; `dependencies` reads them for a whole schedule at once and gives a graph over its rows.
+What a kind needs and produces (an activation, an input gradient, a weight gradient of some stage and micro-batch) is in
+its row of the table of kinds. `needs` and `produced` read the row of one instruction; `dependencies` reads the table
+for a whole schedule at once and gives a graph over its rows.
 
 A value that crosses a stage boundary between two workers goes by SEND and RECV: the send needs the producer, the
 receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly.
 Beyond data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP
-needs its REDUCE_GRAD, and with the barrier the commit, which is all of them. Carried into the next iteration: the
-next F (or R) of a stage needs its STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
+needs its REDUCE_GRAD, and with the barrier the commit, which is all of them; any other stage-wide kind needs the one
+that it follows. Carried into the next iteration: what begins a micro-batch's work at a stage (F, R) needs the stage's
+STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,30 +23,24 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Ints
 from recycle.ir.instruction import (
-    COMPUTE_KINDS,
-    RECV_KINDS,
-    SEND_KINDS,
-    STAGE_KINDS,
-    TRANSFER_KINDS,
+    CARRIERS,
+    Backward,
     Compute,
+    Forward,
     Instruction,
-    Kind,
+    OptimizerStep,
     OverlappedPair,
+    Receive,
+    ReduceGradients,
+    Send,
+    StageWide,
     Transfer,
-    is_kind,
 )
+from recycle.ir.kinds import KIND_CLASSES, ValueKind, is_kind, kinds_where
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch
 
 Rows = npt.NDArray[np.int64]
-
-
-class ValueKind(IntEnum):
-    """What instructions hand to each other."""
-
-    ACTIVATION = 0
-    INPUT_GRADIENT = 1
-    WEIGHT_GRADIENT = 2
 
 
 class Value(NamedTuple):
@@ -57,36 +51,6 @@ class Value(NamedTuple):
     micro_batch: MicroBatch
 
 
-_A, _G, _W = ValueKind
-NEEDS: dict[Kind, tuple[tuple[ValueKind, int], ...]] = {
-    Kind.FORWARD: ((_A, -1),),
-    Kind.BACKWARD: ((_A, 0), (_G, +1)),
-    Kind.BACKWARD_INPUT: ((_A, 0), (_G, +1)),
-    Kind.BACKWARD_WEIGHT: ((_G, 0),),
-    Kind.REDUNDANT_FORWARD: ((_A, -1),),
-    Kind.SEND_ACTIVATION: ((_A, 0),),
-    Kind.SEND_GRADIENT: ((_G, 0),),
-    Kind.RECV_ACTIVATION: ((_A, -1),),
-    Kind.RECV_GRADIENT: ((_G, +1),),
-}
-"""Kind -> (value needed, stage it comes from, relative to the instruction's). Values beyond the ends do not exist."""
-
-NEVER_SENT = frozenset({Kind.REDUNDANT_FORWARD})
-"""Kinds whose worker must make what they need itself: no transfer brings it."""
-
-PRODUCES: dict[Kind, tuple[ValueKind, ...]] = {
-    Kind.FORWARD: (_A,),
-    Kind.BACKWARD: (_G, _W),
-    Kind.BACKWARD_INPUT: (_G,),
-    Kind.BACKWARD_WEIGHT: (_W,),
-}
-CARRIERS: dict[ValueKind, tuple[Kind, Kind]] = {
-    _A: (Kind.SEND_ACTIVATION, Kind.RECV_ACTIVATION),
-    _G: (Kind.SEND_GRADIENT, Kind.RECV_GRADIENT),
-}
-"""The send and the receive that carry a value to another worker."""
-
-
 def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
     """The values that one instruction waits for, in a model of `stages` stages."""
     if isinstance(instruction, OverlappedPair):
@@ -95,9 +59,18 @@ def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
         return ()
     return tuple(
         Value(kind, instruction.stage + offset, instruction.micro_batch)
-        for kind, offset in NEEDS[instruction.kind]
+        for kind, offset in instruction.row.needs
         if 0 <= instruction.stage + offset < stages
     )
+
+
+def produced(instruction: Instruction) -> tuple[Value, ...]:
+    """The values that one instruction makes."""
+    if isinstance(instruction, OverlappedPair):
+        return produced(instruction.forward) + produced(instruction.backward)
+    if not isinstance(instruction, Compute):
+        return ()
+    return tuple(Value(kind, instruction.stage, instruction.micro_batch) for kind in instruction.row.produces)
 
 
 class Cause(IntEnum):
@@ -128,12 +101,12 @@ class Why(IntEnum):
     """the value is made on another worker and never received on this one"""
     NO_SEND = 3
     """a receive whose peer never sends this value here"""
-    NO_REDUCE = 4
-    """a step without a reduce of its stage on the same worker"""
+    NO_PREDECESSOR = 4
+    """a step without a reduce of its stage on the same worker, or another kind without the one that it follows"""
 
 
 class Missing(NamedTuple):
-    """A need that nothing meets: of row `row`, for value `value` (None for NO_REDUCE)."""
+    """A need that nothing meets: of row `row`, for value `value` (None for NO_PREDECESSOR)."""
 
     row: int
     why: Why
@@ -177,11 +150,6 @@ class Dependencies:
     def all_steps(self) -> int:
         return self.nodes - 1
 
-    @cached_property
-    def by_target(self) -> tuple[Rows, Rows]:
-        """CSR of predecessors: those of node n are `sources[offsets[n]:offsets[n + 1]]`."""
-        return group_edges(self.source, self.target, self.nodes)
-
 
 def group_edges(values: Rows, keys: Rows, nodes: int) -> tuple[Rows, Rows]:
     """CSR grouping: (offsets, values sorted by key)."""
@@ -213,17 +181,19 @@ class Work:
 def work(schedule: Schedule) -> Work:
     """The schedule's rows with every overlapped pair taken apart."""
     c, shape = schedule.columns, schedule.shape
-    pair = np.flatnonzero(c.kind == Kind.OVERLAPPED_PAIR)
+    is_pair = c.kind == OverlappedPair.kind
+    pair = np.flatnonzero(is_pair)
     row = np.concatenate([np.arange(len(c)), pair])
-    kind = np.concatenate([np.where(c.kind == Kind.OVERLAPPED_PAIR, Kind.FORWARD, c.kind), np.full(len(pair), 1)])
+    kind = np.concatenate([np.where(is_pair, Forward.kind, c.kind), np.full(len(pair), Backward.kind)])
     stage = np.concatenate([c.stage, c.stage2[pair]]).astype(np.int64)
     pipeline = np.concatenate([c.pipeline, c.pipeline2[pair]]).astype(np.int64)
     index = np.concatenate([c.index, c.index2[pair]]).astype(np.int64)
-    wide = is_kind(kind, STAGE_KINDS)
+    kind = kind.astype(np.uint8)
+    wide = is_kind(kind, StageWide)
     inside = (pipeline >= 0) & (pipeline < shape.pipelines) & (index >= 0) & (index < shape.micro_batches)
     valid = (stage >= 0) & (stage < shape.stages) & (wide | inside)
     micro_batch = np.where(wide, -1, pipeline * shape.micro_batches + index)
-    return Work(row, kind.astype(np.uint8), stage, micro_batch, c.worker[row].astype(np.int64), valid)
+    return Work(row, kind, stage, micro_batch, c.worker[row].astype(np.int64), valid)
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
@@ -269,9 +239,9 @@ class _Builder:
 
     def build(self) -> Dependencies:
         rows = len(self.columns)
-        self.has_transfers = bool(self._rows(*(kind for pair in CARRIERS.values() for kind in pair)).size)
-        for consumer in (kind for kind in NEEDS if kind in COMPUTE_KINDS):
-            for value, offset in NEEDS[consumer]:
+        self.has_transfers = bool(self._rows(Transfer).size)
+        for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute)):
+            for value, offset in consumer.row.needs:
                 self._consumers(consumer, value, offset)
         for value, (send, receive) in CARRIERS.items():
             self._senders(send, value)
@@ -290,8 +260,8 @@ class _Builder:
 
     def crossings(self) -> Crossings:
         found: list[tuple[Rows, Rows, Rows]] = []
-        for consumer in (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT):
-            for value, offset in NEEDS[consumer]:
+        for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute) and cls.row.sent):
+            for value, offset in consumer.row.needs:
                 if offset:
                     pieces, made_by = self._lookup(value, self._rows(consumer), offset)
                     away = self.work.worker[pieces] != self.work.worker[made_by]
@@ -305,14 +275,14 @@ class _Builder:
         row = self.work.row
         return Crossings(value_of[first], stage[first], micro_batch[first], row[made_by[first]], row[pieces[first]])
 
-    def _rows(self, *kinds: Kind) -> Rows:
-        """Pieces of work (not rows) of these kinds that lie inside the shape."""
-        return np.flatnonzero(is_kind(self.work.kind, kinds) & self.work.valid)
+    def _rows(self, *classes: type[Instruction]) -> Rows:
+        """Pieces of work (not rows) of these classes that lie inside the shape."""
+        return np.flatnonzero(is_kind(self.work.kind, classes) & self.work.valid)
 
     def _producers(self, value: ValueKind) -> Rows:
         """Piece that makes `value` of (stage, micro-batch), flat; -1 where none does; the first where several do."""
         table = np.full(self.shape.stages * self.micro_batches, -1, dtype=np.int64)
-        pieces = self._rows(*(kind for kind, made in PRODUCES.items() if value in made))[::-1]
+        pieces = self._rows(*kinds_where(lambda row: value in row.produces))[::-1]
         table[self.work.stage[pieces] * self.micro_batches + self.work.micro_batch[pieces]] = pieces
         return table
 
@@ -337,12 +307,12 @@ class _Builder:
     def _key(self, kind_pieces: Rows, worker: Rows, stage: Rows) -> Rows:
         return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[kind_pieces]
 
-    def _consumers(self, consumer: Kind, value: ValueKind, offset: int) -> None:
+    def _consumers(self, consumer: type[Compute], value: ValueKind, offset: int) -> None:
         """F to R: from the local producer, from the local receive, or (compute-only) from wherever it is made."""
         row, worker = self.work.row, self.work.worker
         pieces, made_by = self._lookup(value, self._rows(consumer), offset)
         local = worker[pieces] == worker[made_by]
-        if offset == 0 or consumer in NEVER_SENT:
+        if offset == 0 or not consumer.row.sent:
             self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
             self._miss(pieces[~local], Why.NOT_LOCAL, value, offset)
             return
@@ -361,17 +331,17 @@ class _Builder:
         self._edge(row[made_by[~there]], row[pieces[~there]], Cause.DATA)
         self._miss(pieces[~there], Why.NOT_RECEIVED, value, offset)
 
-    def _senders(self, send: Kind, value: ValueKind) -> None:
+    def _senders(self, send: type[Send], value: ValueKind) -> None:
         row, worker = self.work.row, self.work.worker
         pieces, made_by = self._lookup(value, self._rows(send), 0)
         local = worker[pieces] == worker[made_by]
         self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
         self._miss(pieces[~local], Why.NOT_LOCAL, value, 0)
 
-    def _receivers(self, send: Kind, receive: Kind, value: ValueKind) -> None:
+    def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
         """The n-th receive of a value from a peer pairs with the peer's n-th send of that value to here."""
         row, worker, stage = self.work.row, self.work.worker, self.work.stage
-        (_, offset) = NEEDS[receive][0]
+        (_, offset) = receive.row.needs[0]
         sends, receives = self._rows(send), self._rows(receive)
         peer = self.columns.peer.astype(np.int64)
         lane = self.shape.worker_count
@@ -389,27 +359,36 @@ class _Builder:
         row, worker, stage = self.work.row, self.work.worker, self.work.stage
         groups = _tie_groups(self.shape.stages, self.schedule.ties) + rows
         commit = int(groups.max()) + 1 if len(groups) else rows
-        gradients = self._rows(*(kind for kind, made in PRODUCES.items() if ValueKind.WEIGHT_GRADIENT in made))
-        reduces, steps = self._rows(Kind.REDUCE_GRADIENTS), self._rows(Kind.OPTIMIZER_STEP)
-        forwards = self._rows(Kind.FORWARD, Kind.REDUNDANT_FORWARD)
+        gradients = self._rows(*kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces))
+        reduces, steps = self._rows(ReduceGradients), self._rows(OptimizerStep)
+        begins = self._rows(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
         self._edge(row[gradients], groups[stage[gradients]], Cause.REDUCE)
         self._edge(groups[stage[reduces]], row[reduces], Cause.REDUCE)
         self._edge(row[reduces], np.full(len(reduces), commit), Cause.REDUCE)
         host = worker * self.shape.stages + stage
-        reduced = _find(host[reduces], host[steps])
-        there = reduced >= 0
-        self._edge(row[reduces[reduced[there]]], row[steps[there]], Cause.STEP)
-        self.missing += [Missing(int(row[piece]), Why.NO_REDUCE, None) for piece in steps[~there].tolist()]
+        for follower in KIND_CLASSES:
+            if follower.row.follows is None:
+                continue
+            firsts, thens = self._rows(follower.row.follows), self._rows(follower)
+            found = _find(host[firsts], host[thens])
+            there = found >= 0
+            self._edge(row[firsts[found[there]]], row[thens[there]], Cause.STEP)
+            self.missing += [Missing(int(row[piece]), Why.NO_PREDECESSOR, None) for piece in thens[~there].tolist()]
         self._edge(row[steps], np.full(len(steps), commit + 1), Cause.STEP)
         if self.schedule.optimizer == "barrier":
             self._edge(np.full(len(steps), commit), row[steps], Cause.STEP)
-            self.carried.append((np.full(len(forwards), commit + 1), row[forwards]))
+            self.carried.append((np.full(len(begins), commit + 1), row[begins]))
         else:
             self.carried.append((np.full(len(steps), commit), row[steps]))
-            stepped = _find(host[steps], host[forwards])
+            stepped = _find(host[steps], host[begins])
             there = stepped >= 0
-            self.carried.append((row[steps[stepped[there]]], row[forwards[there]]))
+            self.carried.append((row[steps[stepped[there]]], row[begins[there]]))
         return groups
+
+
+def _begins_work(cls: type[Instruction]) -> bool:
+    """Whether a kind is the first of a micro-batch at its stage: it needs nothing that the stage made before."""
+    return all(offset for _, offset in cls.row.needs)
 
 
 def _tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
@@ -452,14 +431,14 @@ def _numbered(keys: Rows, most: int) -> Rows:
 
 def compute_order(columns: Columns) -> tuple[Rows, Rows]:
     """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
-    rows = np.flatnonzero(~is_kind(columns.kind, TRANSFER_KINDS))
+    rows = np.flatnonzero(~is_kind(columns.kind, Transfer))
     same = columns.worker[rows[1:]] == columns.worker[rows[:-1]]
     return rows[:-1][same], rows[1:][same]
 
 
 def lane_order(columns: Columns) -> tuple[Rows, Rows]:
     """Edges of lane order: each send to the next send of the same directed pair of workers."""
-    rows = np.flatnonzero(is_kind(columns.kind, SEND_KINDS))
+    rows = np.flatnonzero(is_kind(columns.kind, Send))
     lane = columns.worker[rows].astype(np.int64) << 32 | columns.peer[rows]
     order = np.argsort(lane, kind="stable")
     rows, lane = rows[order], lane[order]
@@ -487,7 +466,7 @@ def serial_ends(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
 
 def _transfers_in_order(columns: Columns, sends: Rows) -> tuple[Ints, Rows]:
     """(worker, send) of each transfer end, by worker and place; receives without a send are passed over."""
-    rows = np.flatnonzero(is_kind(columns.kind, TRANSFER_KINDS))
-    is_receive = is_kind(columns.kind[rows], RECV_KINDS)
+    rows = np.flatnonzero(is_kind(columns.kind, Transfer))
+    is_receive = is_kind(columns.kind[rows], Receive)
     transfer = np.where(is_receive, sends[rows], rows)
     return columns.worker[rows[transfer >= 0]], transfer[transfer >= 0]

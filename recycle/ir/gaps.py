@@ -30,7 +30,8 @@ from recycle.errors import JobError
 from recycle.ir.columns import Columns
 from recycle.ir.dependencies import Rows
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.instruction import Compute, OverlappedPair, StageWide, Transfer, is_kind
+from recycle.ir.kinds import kinds_where
 from recycle.ir.memory import activation_changes, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.ir.timed import TOLERANCE, TimedSchedule
@@ -146,7 +147,7 @@ def find_gaps(timeline: TimedSchedule, limits: Sequence[float] | None = None, by
     ordered = _cut(np.append(ready, np.inf)[fits], start, end, slack)
     limited = _cut(np.append(ready, np.inf)[exceeds], start, ordered, slack)
     there = _cut(made, start, limited, slack)
-    waiting = np.where(is_kind(c.kind, STAGE_KINDS)[row], GapCause.REDUCE, GapCause.INPUT)
+    waiting = np.where(is_kind(c.kind, StageWide)[row], GapCause.REDUCE, GapCause.INPUT)
     none = np.full(len(row), -1, dtype=np.int64)
     pieces = [
         (start, there, waiting, none),
@@ -171,7 +172,7 @@ def _is_live(schedule: Schedule) -> Flags:
 def _gaps_before_rows(timeline: TimedSchedule) -> tuple[Rows, Floats]:
     """(row, when its worker became idle) of each row that its idle worker has to wait for."""
     c = timeline.schedule.columns
-    rows = np.flatnonzero(~is_kind(c.kind, TRANSFER_KINDS) & _is_live(timeline.schedule)[c.worker])
+    rows = np.flatnonzero(~is_kind(c.kind, Transfer) & _is_live(timeline.schedule)[c.worker])
     idle = np.zeros(len(rows))
     same = c.worker[rows[1:]] == c.worker[rows[:-1]]
     idle[1:][same] = timeline.end[rows[:-1][same]]
@@ -182,7 +183,7 @@ def _gaps_before_rows(timeline: TimedSchedule) -> tuple[Rows, Floats]:
 def _nothing_left(timeline: TimedSchedule) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
     """The gap of each live worker after its last instruction, as columns of `Gaps`."""
     schedule, c = timeline.schedule, timeline.schedule.columns
-    rows = np.flatnonzero(~is_kind(c.kind, TRANSFER_KINDS))
+    rows = np.flatnonzero(~is_kind(c.kind, Transfer))
     idle = np.zeros(schedule.shape.worker_count)
     np.maximum.at(idle, c.worker[rows], timeline.end[rows])
     workers = np.flatnonzero(_is_live(schedule))
@@ -211,7 +212,7 @@ def _needed(timeline: TimedSchedule, row: Rows, end: Floats) -> tuple[Floats, Ro
 def _ready(timeline: TimedSchedule) -> Floats:
     """When all that a compute needs is there; infinite for rows that are no compute."""
     graph = timeline.dependencies
-    computes = is_kind(timeline.schedule.columns.kind, COMPUTE_KINDS)
+    computes = is_kind(timeline.schedule.columns.kind, (Compute, OverlappedPair))
     ready = np.where(computes, 0.0, np.inf)
     edges = np.flatnonzero((graph.source < graph.rows) & (graph.target < graph.rows))
     edges = edges[computes[graph.target[edges]]]
@@ -262,7 +263,7 @@ def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) ->
     rank = np.empty(len(ready), dtype=np.int64)
     rank[by_time] = np.arange(len(ready))
     nobody = len(ready)
-    grows = is_kind(c.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR, Kind.REDUNDANT_FORWARD)) & bool(memories)
+    grows = is_kind(c.kind, kinds_where(lambda row: row.holds)) & bool(memories)
     others = np.where(np.isfinite(ready) & ~grows, rank, nobody)
     fits = _range_min(others, row, c.offsets[c.worker[row] + 1], nobody)
     exceeds = np.full(len(row), nobody, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""The instructions: frozen, fully identified, without time.
+"""The instructions: frozen, fully identified, without time. Each class with its row of the table (`recycle.ir.kinds`).
 
-One class per kind; its text form is the repr, the file syntax and what errors print. `parse_instruction` reads one,
-`KIND_CLASSES` is the one table of kinds. The notation extends that of `torch.distributed.pipelining`:
+An instruction's text form is the repr, the file syntax and what errors print; `parse_instruction` reads one. The
+notation extends that of `torch.distributed.pipelining`:
 
     instruction = stage kind [ micro_batch ] [ "@" worker ] | "(" F-or-B ";" F-or-B ")"
     micro_batch = pipeline "." index      input may leave "pipeline." out when there is one pipeline
@@ -10,103 +10,154 @@ One class per kind; its text form is the repr, the file syntax and what errors p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import ClassVar
-
-import numpy as np
-import numpy.typing as npt
 
 from recycle.errors import ScheduleError
+from recycle.ir.kinds import (
+    KIND_CLASSES,
+    Compute,
+    Instruction,
+    InstructionKind,
+    Receive,
+    Send,
+    StageWide,
+    Transfer,
+    ValueKind,
+    is_kind,
+    reads_kinds,
+    register,
+)
 from recycle.shape import MicroBatch, Worker
 
+__all__ = [
+    "CARRIERS",
+    "KIND_CLASSES",
+    "Backward",
+    "BackwardInput",
+    "BackwardWeight",
+    "Compute",
+    "Forward",
+    "Instruction",
+    "OptimizerStep",
+    "OverlappedPair",
+    "Receive",
+    "RecvActivation",
+    "RecvGradient",
+    "ReduceGradients",
+    "Send",
+    "SendActivation",
+    "SendGradient",
+    "StageWide",
+    "Transfer",
+    "is_kind",
+    "parse_instruction",
+]
 
-class Kind(IntEnum):
-    """Row value of the `kind` column; the index into `KIND_CLASSES`."""
-
-    FORWARD = 0
-    BACKWARD = 1
-    BACKWARD_INPUT = 2
-    BACKWARD_WEIGHT = 3
-    OVERLAPPED_PAIR = 4
-    SEND_ACTIVATION = 5
-    RECV_ACTIVATION = 6
-    SEND_GRADIENT = 7
-    RECV_GRADIENT = 8
-    REDUCE_GRADIENTS = 9
-    OPTIMIZER_STEP = 10
-    REDUNDANT_FORWARD = 11
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Instruction:
-    """Anything a worker's program may hold."""
-
-    kind: ClassVar[Kind]
-    token: ClassVar[str]
-
-    def __repr__(self) -> str:
-        return str(self)
+_ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Compute(Instruction):
-    """Work of one stage on one micro-batch."""
-
-    stage: int
-    micro_batch: MicroBatch
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.token}{self.micro_batch}"
-
-
+@register(
+    InstructionKind(
+        token="F",
+        title="forward",
+        needs=((_ACTIVATION, -1),),
+        produces=(_ACTIVATION,),
+        required=True,
+        seconds=("forward",),
+        holds=True,
+        run=lambda worker, one, activation: worker.stages[one.stage].forward(one.micro_batch, activation),
+        in_torch=True,
+        paints=("forward",),
+    )
+)
 class Forward(Compute):
     """`2F1.5`: stage 2's forward of micro-batch 5 of pipeline 1."""
 
     __slots__ = ()
-    kind, token = Kind.FORWARD, "F"
 
 
+@register(
+    InstructionKind(
+        token="B",
+        title="backward (input and weight)",
+        needs=((_ACTIVATION, 0), (_INPUT_GRADIENT, +1)),
+        produces=(_INPUT_GRADIENT, _WEIGHT_GRADIENT),
+        required=True,
+        seconds=("backward_input", "backward_weight"),
+        frees=lambda profile: 1.0,
+        run=lambda worker, one, gradient: worker.stages[one.stage].backward(one.micro_batch, gradient),
+        in_torch=True,
+        paints=("input", "weight"),
+        words=("backward",),
+    )
+)
 class Backward(Compute):
     """`2B1.5`: input and weight gradients in one go."""
 
     __slots__ = ()
-    kind, token = Kind.BACKWARD, "B"
 
 
+@register(
+    InstructionKind(
+        token="I",
+        title="backward for the input",
+        needs=((_ACTIVATION, 0), (_INPUT_GRADIENT, +1)),
+        produces=(_INPUT_GRADIENT,),
+        required=True,
+        seconds=("backward_input",),
+        frees=lambda profile: 1 - profile.weight_stash,
+        run=lambda worker, one, gradient: worker.stages[one.stage].backward_input(one.micro_batch, gradient),
+        in_torch=True,
+        paints=("input",),
+        words=("backward",),
+    )
+)
 class BackwardInput(Compute):
     """`2I1.5`: the gradient for the stage's input; the stage before waits for nothing else."""
 
     __slots__ = ()
-    kind, token = Kind.BACKWARD_INPUT, "I"
 
 
+@register(
+    InstructionKind(
+        token="W",
+        title="backward for the weights",
+        needs=((_INPUT_GRADIENT, 0),),
+        produces=(_WEIGHT_GRADIENT,),
+        required=True,
+        seconds=("backward_weight",),
+        frees=lambda profile: profile.weight_stash,
+        run=lambda worker, one: worker.stages[one.stage].backward_weight(one.micro_batch),
+        in_torch=True,
+        paints=("weight",),
+        words=("backward",),
+    )
+)
 class BackwardWeight(Compute):
     """`2W1.5`: the gradient for the stage's weights; may wait until the stage's reduce."""
 
     __slots__ = ()
-    kind, token = Kind.BACKWARD_WEIGHT, "W"
 
 
-class RedundantForward(Compute):
-    """`2R1.5`: stage 2's forward again, by the worker of stage 1, which holds a copy of stage 2 (Bamboo).
-
-    What it makes is kept for the backward that would be wanted if stage 2's worker died, until the backward of stage 1
-    of the same micro-batch shows that it lives. Nobody else uses it: it is none of the forwards that a micro-batch
-    needs, and its input must be at hand.
-    """
-
-    __slots__ = ()
-    kind, token = Kind.REDUNDANT_FORWARD, "R"
-
-
+@register(
+    InstructionKind(
+        token=";",
+        title="forward and backward, overlapped",
+        required=True,
+        holds=True,
+        run=lambda worker, pair: (worker.execute(pair.forward), worker.execute(pair.backward)),
+        letter="F",
+        paints=("forward",),
+        words=("pair",),
+    )
+)
 @dataclass(frozen=True, slots=True, repr=False)
 class OverlappedPair(Instruction):
-    """`(2F1.5;2B1.3)`: one forward and one whole backward at the same time (DualPipe). Prints the forward first."""
+    """`(2F1.5;2B1.3)`: one forward and one whole backward at the same time (DualPipe). Prints the forward first.
 
-    kind = Kind.OVERLAPPED_PAIR
-    token = ";"
+    What it needs, makes and frees is what its two halves do; it takes the profile's `overlapped_pair`, else their sum.
+    """
+
     forward: Forward
     backward: Backward
 
@@ -114,104 +165,130 @@ class OverlappedPair(Instruction):
         return f"({self.forward};{self.backward})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Transfer(Instruction):
-    """One end of a transfer; `stage` is the one that runs the instruction, `peer` the worker at the other end."""
-
-    stage: int
-    micro_batch: MicroBatch
-    peer: Worker
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.token}{self.micro_batch}@{self.peer}"
-
-
-class SendActivation(Transfer):
+@register(
+    InstructionKind(
+        token="SEND_F",
+        title="activation sent",
+        needs=((_ACTIVATION, 0),),
+        run=lambda worker, one: worker.send(one),
+        in_torch=True,
+        letter="",
+        paints=("communication",),
+        words=("comm",),
+    )
+)
+class SendActivation(Send):
     """`2SEND_F1.5@0.3`: stage 2's output of micro-batch 1.5, to worker 0.3."""
 
     __slots__ = ()
-    kind, token = Kind.SEND_ACTIVATION, "SEND_F"
 
 
-class RecvActivation(Transfer):
+@register(
+    InstructionKind(
+        token="RECV_F",
+        title="activation awaited",
+        needs=((_ACTIVATION, -1),),
+        run=lambda worker, one: worker.receive(one),
+        in_torch=True,
+        letter="",
+        paints=("communication",),
+        words=("comm",),
+    )
+)
+class RecvActivation(Receive):
     """`3RECV_F1.5@1.2`: stage 3's input of micro-batch 1.5, from worker 1.2."""
 
     __slots__ = ()
-    kind, token = Kind.RECV_ACTIVATION, "RECV_F"
 
 
-class SendGradient(Transfer):
+@register(
+    InstructionKind(
+        token="SEND_B",
+        title="gradient sent",
+        needs=((_INPUT_GRADIENT, 0),),
+        run=lambda worker, one: worker.send(one),
+        in_torch=True,
+        letter="",
+        paints=("communication",),
+        words=("comm",),
+    )
+)
+class SendGradient(Send):
     """`3SEND_B1.5@1.2`: stage 3's input gradient of micro-batch 1.5, to worker 1.2."""
 
     __slots__ = ()
-    kind, token = Kind.SEND_GRADIENT, "SEND_B"
 
 
-class RecvGradient(Transfer):
+@register(
+    InstructionKind(
+        token="RECV_B",
+        title="gradient awaited",
+        needs=((_INPUT_GRADIENT, +1),),
+        run=lambda worker, one: worker.receive(one),
+        in_torch=True,
+        letter="",
+        paints=("communication",),
+        words=("comm",),
+    )
+)
+class RecvGradient(Receive):
     """`2RECV_B1.5@0.3`: stage 2's output gradient of micro-batch 1.5, from worker 0.3."""
 
     __slots__ = ()
-    kind, token = Kind.RECV_GRADIENT, "RECV_B"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class StageWide(Instruction):
-    """Something a host does for its whole stage once per iteration."""
-
-    stage: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.token}"
-
-
+@register(
+    InstructionKind(
+        token="REDUCE_GRAD",
+        title="reduction of the stage's gradients",
+        implied=True,
+        seconds=("reduce",),
+        run=lambda worker, one: worker.reduce(one.stage),
+        in_torch=True,
+        letter="R",
+        paints=("optimizer",),
+        words=("reduce",),
+    )
+)
 class ReduceGradients(StageWide):
     """`2REDUCE_GRAD`: the sum of stage 2's gradients over all its live hosts."""
 
     __slots__ = ()
-    kind, token = Kind.REDUCE_GRADIENTS, "REDUCE_GRAD"
 
 
+@register(
+    InstructionKind(
+        token="STEP",
+        title="optimizer step",
+        follows=ReduceGradients,
+        implied=True,
+        seconds=("step",),
+        run=lambda worker, one: worker.step(one.stage),
+        letter="S",
+        paints=("optimizer",),
+    )
+)
 class OptimizerStep(StageWide):
     """`2STEP`: stage 2's own optimizer step."""
 
     __slots__ = ()
-    kind, token = Kind.OPTIMIZER_STEP, "STEP"
 
 
-KIND_CLASSES: tuple[type[Instruction], ...] = (
-    Forward,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    OverlappedPair,
-    SendActivation,
-    RecvActivation,
-    SendGradient,
-    RecvGradient,
-    ReduceGradients,
-    OptimizerStep,
-    RedundantForward,
-)
-NEEDED_KINDS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.OVERLAPPED_PAIR})
-"""Of these every micro-batch needs its share at every stage, exactly once."""
-COMPUTE_KINDS = NEEDED_KINDS | {Kind.REDUNDANT_FORWARD}
-SEND_KINDS = frozenset({Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT})
-RECV_KINDS = frozenset({Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT})
-TRANSFER_KINDS = SEND_KINDS | RECV_KINDS
-STAGE_KINDS = frozenset({Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP})
+CARRIERS: dict[ValueKind, tuple[type[Send], type[Receive]]] = {
+    _ACTIVATION: (SendActivation, RecvActivation),
+    _INPUT_GRADIENT: (SendGradient, RecvGradient),
+}
+"""The send and the receive that carry a value to another worker."""
 
 
-def is_kind(column: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> npt.NDArray[np.bool_]:
-    """Which entries of a column of kinds are one of `kinds`. A look-up, several times faster than `np.isin`."""
-    table = np.zeros(256, dtype=np.bool_)
-    table[list(kinds)] = True
-    found: npt.NDArray[np.bool_] = table[column]
-    return found
+@reads_kinds
+def _plain() -> tuple[re.Pattern[str], dict[str, type[Instruction]]]:
+    """The pattern of an instruction that is no pair, and the class of each token."""
+    classes = {cls.token: cls for cls in KIND_CLASSES if cls is not OverlappedPair}
+    tokens = "|".join(sorted(classes, key=len, reverse=True))
+    return re.compile(rf"([0-9]+)({tokens})(?:(?:([0-9]+)\.)?([0-9]+))?(?:@([0-9]+)\.([0-9]+))?"), classes
 
 
-_CLASS_OF_TOKEN = {cls.token: cls for cls in KIND_CLASSES if cls is not OverlappedPair}
-_TOKENS = "|".join(sorted(_CLASS_OF_TOKEN, key=len, reverse=True))
-_PLAIN = re.compile(rf"([0-9]+)({_TOKENS})(?:(?:([0-9]+)\.)?([0-9]+))?(?:@([0-9]+)\.([0-9]+))?")
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)")
 DIGITS = 9
 """Digits that a number in the text may have."""
@@ -227,12 +304,13 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
     Raises:
         ScheduleError: the text is no instruction; the message says what is wrong with it.
     """
-    match = _PLAIN.fullmatch(text)
+    pattern, class_of_token = _plain()
+    match = pattern.fullmatch(text)
     if match is None:
         return _parse_pair(text, one_pipeline)
     if any(number and number.isdigit() and len(number) > DIGITS for number in match.groups()):
         raise ScheduleError(f"{text[:40]!r}: a number has more than {DIGITS} digits")
-    cls = _CLASS_OF_TOKEN[match[2]]
+    cls = class_of_token[match[2]]
     stage = int(match[1])
     if issubclass(cls, StageWide):
         if match[4] is not None or match[5] is not None:

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns
 from recycle.ir.dependencies import (
-    CARRIERS,
-    NEEDS,
     Crossings,
     Rows,
     compute_order,
@@ -25,11 +23,12 @@ from recycle.ir.dependencies import (
     group_edges,
 )
 from recycle.ir.graph import topological_order
-from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.instruction import CARRIERS, Instruction, OptimizerStep, Transfer, is_kind
+from recycle.ir.kinds import kinds_where
 from recycle.ir.schedule import Schedule
 
 Flags = npt.NDArray[np.bool_]
-_OFFSET = np.array([NEEDS[receive][0][1] for _, receive in CARRIERS.values()], dtype=np.int64)
+_OFFSET = np.array([receive.row.needs[0][1] for _, receive in CARRIERS.values()], dtype=np.int64)
 """`ValueKind` -> stage of its producer, relative to the consumer's."""
 
 
@@ -41,11 +40,16 @@ def lower(schedule: Schedule) -> Schedule:
 def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     """`lower`, and for each row of the result the row it came from, -1 for rows that lowering added."""
     origin = np.arange(len(schedule.columns), dtype=np.int64)
-    for kinds, add in ((TRANSFER_KINDS, add_transfers), (STAGE_KINDS, add_reduce_and_step)):
-        if not is_kind(schedule.columns.kind, kinds).any():
+    for classes, add in (((Transfer,), add_transfers), (implied_kinds(), add_reduce_and_step)):
+        if not is_kind(schedule.columns.kind, classes).any():
             schedule, came_from = add(schedule)
             origin = np.append(origin, -1)[came_from]
     return schedule, origin
+
+
+def implied_kinds() -> tuple[type[Instruction], ...]:
+    """What a schedule without any of them gets at the end of each program: REDUCE_GRAD, STEP."""
+    return kinds_where(lambda row: row.implied)
 
 
 def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
@@ -83,7 +87,7 @@ def _insert(schedule: Schedule, found: Crossings, order: Rows) -> tuple[Schedule
     producer, consumer = found.producer[order], found.consumer[order]
     sender, receiver = c.worker[producer], c.worker[consumer]
     pipeline, index = np.divmod(found.micro_batch[order], schedule.shape.micro_batches)
-    kinds = np.array(list(CARRIERS.values()), dtype=np.int64)[found.value[order]]
+    kinds = np.array([[end.kind for end in pair] for pair in CARRIERS.values()])[found.value[order]]
     consumer_stage = found.stage[order] - _OFFSET[found.value[order]]
 
     # All ends, the sends first: where each would stand by itself, as the row that it comes before.
@@ -136,8 +140,7 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     added: list[list[tuple[int, int]]] = []
     for worker in shape.workers():
         stages = sorted(schedule.stages_of(worker), reverse=True) if worker not in schedule.failed else []
-        kinds = (Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP)
-        added.append([(int(kind), stage) for kind in kinds for stage in stages])
+        added.append([(cls.kind, stage) for cls in implied_kinds() for stage in stages])
     offsets = np.concatenate([[0], np.cumsum(np.diff(c.offsets) + [len(extra) for extra in added])]).astype(np.int64)
     origin = np.full(int(offsets[-1]), -1, dtype=np.int64)
     for w in range(shape.worker_count):
@@ -159,6 +162,6 @@ def with_barrier(schedule: Schedule) -> Schedule:
     """The lowered schedule run with the barrier: every STEP moves to the end of its program, behind all reduces."""
     schedule = lower(schedule)
     c = schedule.columns
-    is_step = c.kind == Kind.OPTIMIZER_STEP
+    is_step = c.kind == OptimizerStep.kind
     rows = np.lexsort((np.arange(len(c)), is_step, c.worker))
     return replace(schedule, columns=c.take(rows, c.offsets), optimizer="barrier")

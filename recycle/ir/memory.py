@@ -9,7 +9,8 @@ import numpy as np
 
 from recycle.ir.dependencies import Rows, work
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import Kind, is_kind
+from recycle.ir.instruction import Backward, Instruction, OverlappedPair
+from recycle.ir.kinds import is_kind, kinds_where, per_kind
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 
@@ -20,39 +21,34 @@ _SAME = 1e-9
 def activation_changes(schedule: Schedule, profile: Profile, weights: Floats | None) -> tuple[Floats, Floats]:
     """(added at its start, freed at its end) of each row, in activations or in the unit of `weights`.
 
-    A forward adds its stage's weight (1 when `weights` is None), I gives back all but `weight_stash` of it, W the
-    rest, B the whole. An overlapped pair holds both activations at once. What a redundant forward adds goes but for
-    `redundant_stash` when it ends, and then with the backward (or I) of the stage before on the same worker.
+    What holds an activation (F, R) adds its stage's weight, 1 when `weights` is None. Each row frees the share that its
+    kind's `frees` says; an overlapped pair adds what its forward and frees what its backward does. What is left of a
+    kind with `released_by` goes with the instruction that makes that value.
     """
     c, shape = schedule.columns, schedule.shape
     weight = np.ones(shape.stages) if weights is None else weights
     mine = weight[np.clip(c.stage, 0, shape.stages - 1)]
-    freed = np.zeros(len(c))
-    freed = np.where(c.kind == Kind.BACKWARD, mine, freed)
-    freed = np.where(c.kind == Kind.BACKWARD_INPUT, mine * (1 - profile.weight_stash), freed)
-    freed = np.where(c.kind == Kind.BACKWARD_WEIGHT, mine * profile.weight_stash, freed)
-    freed = np.where(c.kind == Kind.OVERLAPPED_PAIR, weight[np.clip(c.stage2, 0, shape.stages - 1)], freed)
-    redundant = c.kind == Kind.REDUNDANT_FORWARD
-    if redundant.any():
-        freed = np.where(redundant, mine * (1 - profile.redundant_stash), freed)
-        released, by = released_redundant(schedule)
-        np.add.at(freed, by, mine[released] * profile.redundant_stash)
-    return np.where(is_kind(c.kind, _ADD_ACTIVATIONS), mine, 0.0), freed
+    added = np.where(is_kind(c.kind, kinds_where(lambda row: row.holds)), mine, 0.0)
+    freed = mine * per_kind(lambda cls: cls.row.frees(profile))[c.kind]
+    pair = np.flatnonzero(c.kind == OverlappedPair.kind)
+    freed[pair] = weight[np.clip(c.stage2[pair], 0, shape.stages - 1)] * Backward.row.frees(profile)
+    for cls in kinds_where(lambda row: row.released_by is not None):
+        if (c.kind == cls.kind).any():
+            held, by = _released(schedule, cls)
+            np.add.at(freed, by, mine[held] * (1 - cls.row.frees(profile)))
+    return added, freed
 
 
-_ADD_ACTIVATIONS = (Kind.FORWARD, Kind.OVERLAPPED_PAIR, Kind.REDUNDANT_FORWARD)
-
-
-def released_redundant(schedule: Schedule) -> tuple[Rows, Rows]:
-    """(row of a redundant forward, row of the backward or I of the stage before, same micro-batch and worker)."""
-    pieces = work(schedule)
-    key = (pieces.worker * (schedule.shape.stages + 1) + pieces.stage) * schedule.shape.global_micro_batches
-    key = key + pieces.micro_batch
-    redundant = np.flatnonzero((pieces.kind == Kind.REDUNDANT_FORWARD) & pieces.valid)
-    backward = np.flatnonzero(is_kind(pieces.kind, (Kind.BACKWARD, Kind.BACKWARD_INPUT)) & pieces.valid)
-    before = key[redundant] - schedule.shape.global_micro_batches
-    _, first, second = np.intersect1d(before, key[backward], return_indices=True)
-    return pieces.row[redundant[first]], pieces.row[backward[second]]
+def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
+    """(row of a kind with `released_by`, row that makes the value that releases it, on the same worker)."""
+    assert cls.row.released_by is not None
+    value, offset = cls.row.released_by
+    pieces, micro_batches = work(schedule), schedule.shape.global_micro_batches
+    key = (pieces.worker * (schedule.shape.stages + 1) + pieces.stage) * micro_batches + pieces.micro_batch
+    holders = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
+    makers = np.flatnonzero(is_kind(pieces.kind, kinds_where(lambda row: value in row.produces)) & pieces.valid)
+    _, first, second = np.intersect1d(key[holders] + offset * micro_batches, key[makers], return_indices=True)
+    return pieces.row[holders[first]], pieces.row[makers[second]]
 
 
 def held_activations(schedule: Schedule, profile: Profile, weights: Floats | None) -> tuple[list[float], list[int]]:

@@ -19,7 +19,6 @@ from recycle.files import read_whole, write_whole
 from recycle.ir import native
 from recycle.ir.columns import Columns, columns_of
 from recycle.ir.instruction import (
-    COMPUTE_KINDS,
     KIND_CLASSES,
     Backward,
     Compute,
@@ -231,7 +230,7 @@ class Schedule:
     @property
     def is_lowered(self) -> bool:
         """Whether the programs hold anything beside compute: transfers, reduces or steps."""
-        return bool((~is_kind(self.columns.kind, COMPUTE_KINDS)).any())
+        return bool((~is_kind(self.columns.kind, (Compute, OverlappedPair))).any())
 
     def failure_vector(self) -> tuple[int, ...]:
         """Dead workers of each rank."""

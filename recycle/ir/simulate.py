@@ -34,7 +34,19 @@ from recycle.ir.dependencies import (
 )
 from recycle.ir.gaps import Gaps, find_gaps
 from recycle.ir.graph import Floats, earliest, topological_order
-from recycle.ir.instruction import COMPUTE_KINDS, SEND_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.instruction import (
+    KIND_CLASSES,
+    Backward,
+    Compute,
+    Forward,
+    OverlappedPair,
+    ReduceGradients,
+    Send,
+    SendGradient,
+    StageWide,
+    Transfer,
+    is_kind,
+)
 from recycle.ir.lower import lower
 from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.schedule import Schedule
@@ -112,7 +124,7 @@ def _arrivals(graph: Dependencies, columns: Columns, before: Rows, after: Rows) 
 
     Tied stages reduce as one: a worker that hosts several of them arrives with the first of its reduces.
     """
-    at_reduce = columns.kind[after] == Kind.REDUCE_GRADIENTS
+    at_reduce = columns.kind[after] == ReduceGradients.kind
     join_of_row = np.full(graph.rows, -1, dtype=np.int64)
     from_join = graph.source >= graph.rows
     join_of_row[graph.target[from_join]] = graph.source[from_join]
@@ -132,40 +144,26 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
         JobError: a list of the profile has not one entry per stage, or a link lies outside the schedule's shape.
     """
     c, stages = schedule.columns, schedule.shape.stages
-    cost = {name: np.array(profile.per_stage(name, stages)) for name in _COST.values()}
-    overlapped = profile.overlapped_pair
-    seconds = np.zeros(len(c))
+    cost = np.zeros((len(KIND_CLASSES), stages))
+    for cls in KIND_CLASSES:
+        for name in cls.row.seconds:
+            cost[cls.kind] += profile.per_stage(name, stages)
     stage = np.clip(c.stage, 0, stages - 1)
-    for kind, name in _COST.items():
-        seconds = np.where(c.kind == kind, cost[name][stage], seconds)
-    whole = cost["backward_input"] + cost["backward_weight"]
-    seconds = np.where(c.kind == Kind.BACKWARD, whole[stage], seconds)
-    if overlapped is None:
-        pair = cost["forward"][stage] + whole[np.clip(c.stage2, 0, stages - 1)]
+    seconds: Floats = cost[c.kind, stage]
+    pair = np.flatnonzero(c.kind == OverlappedPair.kind)
+    if profile.overlapped_pair is not None:
+        seconds[pair] = np.array(profile.per_stage("overlapped_pair", stages))[stage[pair]]
     else:
-        pair = np.array(profile.per_stage("overlapped_pair", stages))[stage]
-    seconds = np.where(c.kind == Kind.OVERLAPPED_PAIR, pair, seconds)
-    if profile.redundant_forward is not None:
-        again = np.array(profile.per_stage("redundant_forward", stages))
-        seconds = np.where(c.kind == Kind.REDUNDANT_FORWARD, again[stage], seconds)
+        backward = cost[Backward.kind, np.clip(c.stage2[pair], 0, stages - 1)]
+        seconds[pair] = cost[Forward.kind, stage[pair]] + backward
     if profile.speed:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
-        compute = is_kind(c.kind, COMPUTE_KINDS)
+        compute = is_kind(c.kind, (Compute, OverlappedPair))
         seconds = np.where(compute, seconds * speed[c.worker], seconds)
-    sends = np.flatnonzero(is_kind(c.kind, SEND_KINDS))
-    boundary = stage[sends] - (c.kind[sends] == Kind.SEND_GRADIENT)  # a gradient goes back over the boundary before
+    sends = np.flatnonzero(is_kind(c.kind, Send))
+    boundary = stage[sends] - (c.kind[sends] == SendGradient.kind)  # a gradient goes back over the boundary before
     seconds[sends] = profile.transfer_seconds(schedule.shape, c.worker[sends], c.peer[sends], boundary)
     return seconds
-
-
-_COST = {
-    Kind.FORWARD: "forward",
-    Kind.REDUNDANT_FORWARD: "forward",
-    Kind.BACKWARD_INPUT: "backward_input",
-    Kind.BACKWARD_WEIGHT: "backward_weight",
-    Kind.REDUCE_GRADIENTS: "reduce",
-    Kind.OPTIMIZER_STEP: "step",
-}
 
 
 class Timeline(TimedSchedule):
@@ -179,7 +177,7 @@ class Timeline(TimedSchedule):
     def _occupied(self) -> list[tuple[float, float, float]]:
         """(busy, first start, last end) of each worker's compute rows."""
         c = self.schedule.columns
-        computes = ~is_kind(c.kind, TRANSFER_KINDS)
+        computes = ~is_kind(c.kind, Transfer)
         result = []
         for w in range(self.schedule.shape.worker_count):
             rows = np.arange(c.offsets[w], c.offsets[w + 1])
@@ -188,7 +186,7 @@ class Timeline(TimedSchedule):
                 result.append((0.0, 0.0, 0.0))
                 continue
             busy = float((self.end[rows] - self.start[rows]).sum())
-            work = rows[~is_kind(c.kind[rows], STAGE_KINDS)]
+            work = rows[~is_kind(c.kind[rows], StageWide)]
             span = work if len(work) else rows
             result.append((busy, float(self.start[span].min()), float(self.end[span].max())))
         return result
@@ -260,7 +258,7 @@ class Timeline(TimedSchedule):
         edges = np.flatnonzero(np.isin(graph.target, rows))
         edges = edges[self.last[graph.target[edges]] == graph.source[edges]]
         cause_of = dict(zip(graph.target[edges].tolist(), graph.cause[edges].tolist(), strict=True))
-        sends = is_kind(kind[rows], SEND_KINDS)
+        sends = is_kind(kind[rows], Send)
         return [
             None if node < 0 else Cause(cause_of.get(row, Cause.LANE if is_send else Cause.ORDER))
             for row, node, is_send in zip(rows.tolist(), before.tolist(), sends.tolist(), strict=True)
@@ -344,8 +342,8 @@ def _without(rows: Rows, others: Rows) -> Rows:
 def _chains(schedule: Schedule) -> list[tuple[Rows, Rows, Rows]]:
     """(before, after, member rows) of program order and of lane order."""
     kind = schedule.columns.kind
-    transfers = is_kind(kind, TRANSFER_KINDS)
-    sends = is_kind(kind, SEND_KINDS)
+    transfers = is_kind(kind, Transfer)
+    sends = is_kind(kind, Send)
     return [
         (*compute_order(schedule.columns), np.flatnonzero(~transfers)),
         (*lane_order(schedule.columns), np.flatnonzero(sends)),

@@ -17,22 +17,19 @@ import numpy as np
 from recycle.errors import ScheduleError
 from recycle.ir.columns import Columns, columns_of
 from recycle.ir.instruction import (
-    COMPUTE_KINDS,
     DIGITS,
     KIND_CLASSES,
-    STAGE_KINDS,
-    TRANSFER_KINDS,
     Backward,
+    Compute,
     Forward,
     Instruction,
-    Kind,
-    is_kind,
+    OverlappedPair,
+    StageWide,
+    Transfer,
     parse_instruction,
 )
+from recycle.ir.kinds import is_kind, reads_kinds
 from recycle.shape import Shape, Worker
-
-_TOKENS = {kind: KIND_CLASSES[kind].token for kind in Kind}
-_SINGLE = COMPUTE_KINDS - {Kind.OVERLAPPED_PAIR}
 
 
 def render(shape: Shape, columns: Columns) -> list[str]:
@@ -45,17 +42,18 @@ def words(shape: Shape, columns: Columns) -> list[str]:
     """The text of the instruction in each row."""
     peers = [f"@{worker}" for worker in shape.workers()]
     lists = [getattr(columns, name).tolist() for name in Columns.FIELDS]
+    tokens = [cls.token for cls in KIND_CLASSES]
     f, b = Forward.token, Backward.token
     found = []
     for kind, stage, pipeline, index, peer, stage2, pipeline2, index2 in zip(*lists, strict=True):
         if stage2 >= 0:
             found.append(f"({stage}{f}{pipeline}.{index};{stage2}{b}{pipeline2}.{index2})")
         elif pipeline < 0:
-            found.append(f"{stage}{_TOKENS[kind]}")
+            found.append(f"{stage}{tokens[kind]}")
         elif peer < 0:
-            found.append(f"{stage}{_TOKENS[kind]}{pipeline}.{index}")
+            found.append(f"{stage}{tokens[kind]}{pipeline}.{index}")
         else:
-            found.append(f"{stage}{_TOKENS[kind]}{pipeline}.{index}{peers[peer]}")
+            found.append(f"{stage}{tokens[kind]}{pipeline}.{index}{peers[peer]}")
     return found
 
 
@@ -66,7 +64,8 @@ def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
         ScheduleError: an instruction cannot be parsed, or its peer lies outside the shape; names worker and position.
     """
     texts = [programs.get(worker, "") for worker in shape.workers()]
-    if all(_PROGRAM.fullmatch(text) for text in texts):
+    canonical = _canonical()
+    if all(canonical.fullmatch(text) for text in texts):
         columns = _parse_canonical(shape, texts)
         if columns is not None:
             return columns
@@ -81,31 +80,30 @@ def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
     return columns_of(shape, parsed)
 
 
-def _pattern() -> re.Pattern[str]:
+@reads_kinds
+def _canonical() -> re.Pattern[str]:
     """A program as `render` writes it. Possessive, so that a mismatch costs no second look."""
     number = rf"[0-9]{{1,{DIGITS}}}+"
     pair = rf"{number}\.{number}"
 
-    def any_of(kinds: frozenset[Kind]) -> str:
-        return "|".join(_TOKENS[kind] for kind in sorted(kinds))
+    def any_of(base: type[Instruction]) -> str:
+        # The longest first: a possessive pattern does not come back to try another one.
+        return "|".join(sorted((cls.token for cls in KIND_CLASSES if issubclass(cls, base)), key=len, reverse=True))
 
-    plain = f"{number}(?:(?:{any_of(_SINGLE)}){pair}|(?:{any_of(TRANSFER_KINDS)}){pair}@{pair}|{any_of(STAGE_KINDS)})"
+    plain = f"{number}(?:(?:{any_of(Compute)}){pair}|(?:{any_of(Transfer)}){pair}@{pair}|{any_of(StageWide)})"
     overlapped = rf"\({number}{Forward.token}{pair};{number}{Backward.token}{pair}\)"
     return re.compile(f"(?:(?:{plain}|{overlapped})(?: (?!$)|$))*+")
 
 
-_PROGRAM = _pattern()
-
-
 def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
-    """Columns of programs that match `_PROGRAM`; None when one of them names a peer outside the shape.
+    """Columns of programs that match `_canonical`; None when one of them names a peer outside the shape.
 
     Every token becomes a negative number of its own and everything else that is no digit a blank, so that the text is
     one long list of numbers: of each instruction the stage, the kind, the micro-batch, the worker.
     """
     text = " ".join(filter(None, texts))
-    for number, token in sorted(_TOKENS.items(), key=lambda entry: -len(entry[1])):
-        text = text.replace(token, f" {-1 - number} ")
+    for number, cls in sorted(enumerate(KIND_CLASSES), key=lambda entry: -len(entry[1].token)):
+        text = text.replace(cls.token, f" {-1 - number} ")
     text = text.translate(str.maketrans(".@()", "    "))
     numbers = np.fromstring(text, dtype=np.int64, sep=" ") if text else np.empty(0, dtype=np.int64)
     del text
@@ -113,20 +111,20 @@ def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
     kind = (-1 - numbers[at]).astype(np.uint8)
     numbers = np.append(numbers, np.zeros(4, dtype=np.int64))  # the last instruction may have fewer than four behind it
 
-    paired = np.flatnonzero(kind == Kind.OVERLAPPED_PAIR)
+    paired = np.flatnonzero(kind == OverlappedPair.kind)
     columns = {name: np.full(len(at), -1, dtype=np.int64) for name in Columns.FIELDS}
     columns["kind"][:], columns["stage"][:] = kind, numbers[at - 1]
-    has_micro_batch = ~is_kind(kind, STAGE_KINDS)
+    has_micro_batch = ~is_kind(kind, StageWide)
     columns["pipeline"][has_micro_batch] = numbers[at[has_micro_batch] + 1]
     columns["index"][has_micro_batch] = numbers[at[has_micro_batch] + 2]
-    is_transfer = is_kind(kind, TRANSFER_KINDS)
+    is_transfer = is_kind(kind, Transfer)
     pipeline, rank = numbers[at[is_transfer] + 3], numbers[at[is_transfer] + 4]
     if (pipeline >= shape.pipelines).any() or (rank >= shape.ranks).any():
         return None
     columns["peer"][is_transfer] = pipeline * shape.ranks + rank
     for name in ("stage", "pipeline", "index"):
         columns[f"{name}2"][paired - 1] = columns[name][paired + 1]
-    columns["kind"][paired - 1] = Kind.OVERLAPPED_PAIR
+    columns["kind"][paired - 1] = OverlappedPair.kind
     keep = np.ones(len(at), dtype=np.bool_)
     keep[paired] = keep[paired + 1] = False
     sizes = [text.count(" ") + 1 if text else 0 for text in texts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import COMPUTE_KINDS, KIND_CLASSES, Kind, is_kind
+from recycle.ir.instruction import KIND_CLASSES, Compute, OverlappedPair, is_kind
 from recycle.ir.schedule import Schedule
 
 DRAWN = 32
@@ -19,7 +19,7 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
     """
     makespan = float(end.max() - start.min()) if len(end) else 0.0
     c = schedule.columns
-    compute = is_kind(c.kind, COMPUTE_KINDS)
+    compute = is_kind(c.kind, (Compute, OverlappedPair))
     shortest = float((end - start)[compute].min()) if compute.any() else 1.0
     columns = min(width - 6, max(1, round(makespan / max(shortest, 1e-12)) * 3))
     scale = columns / makespan if makespan else 1.0
@@ -31,7 +31,7 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
             if not compute[row]:
                 continue
             begin, stop = round(start[row] * scale), round(end[row] * scale)
-            letter = "X" if c.kind[row] == Kind.OVERLAPPED_PAIR else KIND_CLASSES[c.kind[row]].token
+            letter = "X" if c.kind[row] == OverlappedPair.kind else KIND_CLASSES[c.kind[row]].token
             letter = letter if c.stage[row] == first else letter.lower()
             mark = "'" if c.pipeline[row] != worker.pipeline else ""
             label = f"{letter}{c.index[row]}{mark}".ljust(stop - begin, "-")[: stop - begin]

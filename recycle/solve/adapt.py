@@ -19,7 +19,7 @@ import numpy as np
 
 from recycle.errors import PlanError
 from recycle.ir.dependencies import work
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
@@ -30,11 +30,11 @@ from recycle.solve.problem import Order, Problem
 
 PATIENCES = (0.0, 0.5, 1.0)
 """How long an operation stands back for a more urgent one, in typical operations' times."""
-_OPERATIONS: dict[Kind, tuple[int, ...]] = {
-    Kind.FORWARD: (0,),
-    Kind.BACKWARD: (1, 2),
-    Kind.BACKWARD_INPUT: (1,),
-    Kind.BACKWARD_WEIGHT: (2,),
+_OPERATIONS: dict[int, tuple[int, ...]] = {
+    Forward.kind: (0,),
+    Backward.kind: (1, 2),
+    BackwardInput.kind: (1,),
+    BackwardWeight.kind: (2,),
 }
 """The operations of a `Problem` that an instruction stands for."""
 

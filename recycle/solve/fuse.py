@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, simulate
 from recycle.profile import Profile
@@ -56,7 +56,7 @@ def _no_longer(timeline: Timeline, than: Timeline) -> bool:
 def _pairs(schedule: Schedule) -> Rows:
     """Rows of each I whose W is the next instruction of its worker."""
     c = schedule.columns
-    same = (c.kind[:-1] == Kind.BACKWARD_INPUT) & (c.kind[1:] == Kind.BACKWARD_WEIGHT)
+    same = (c.kind[:-1] == BackwardInput.kind) & (c.kind[1:] == BackwardWeight.kind)
     for column in (c.worker, c.stage, c.pipeline, c.index):
         same &= column[:-1] == column[1:]
     return np.flatnonzero(same)
@@ -66,7 +66,7 @@ def _fused(schedule: Schedule, pairs: Rows) -> Schedule:
     """The schedule with a B in place of each of these I and of the W behind it."""
     c = schedule.columns
     kind = c.kind.copy()
-    kind[pairs] = Kind.BACKWARD
+    kind[pairs] = Backward.kind
     keep = np.ones(len(c), dtype=np.bool_)
     keep[pairs + 1] = False
     offsets = np.concatenate([[0], np.cumsum(keep)])[c.offsets]

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from recycle.errors import PlanError
 from recycle.ir.columns import Columns
-from recycle.ir.dependencies import NEEDS, PRODUCES
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
+from recycle.ir.kinds import per_kind
 from recycle.ir.schedule import Optimizer, Schedule, loop_placement
 from recycle.job import Job
 from recycle.plans import failure_vector, require_hosts
@@ -32,7 +32,8 @@ Operations = npt.NDArray[np.int64]
 Order = list[list[int]]
 """Operations of each worker, in program order, by worker index; empty for a dead worker."""
 
-_WHOLE = [Kind.FORWARD, Kind.BACKWARD]
+_WHOLE: list[type[Instruction]] = [Forward, Backward]
+_SPLIT: list[type[Instruction]] = [Forward, BackwardInput, BackwardWeight]
 _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
 _SLACK = 1e-9
@@ -159,11 +160,11 @@ class Problem:
 
     def _needs(self, across: bool) -> Operations:
         stages, n = self.shape.stages, self.micro_batches
-        codes = [Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT] if self.split else _WHOLE
-        makers = {value: code for code, kind in reversed([*enumerate(codes)]) for value in PRODUCES[kind]}
+        codes = _SPLIT if self.split else _WHOLE
+        makers = {value: code for code, cls in reversed([*enumerate(codes)]) for value in cls.row.produces}
         needs = np.full((len(codes), stages, n), -1, dtype=np.int64)
-        for row, kind in enumerate(codes):
-            wanted = [(makers[value], offset) for value, offset in NEEDS[kind] if (offset != 0) == across]
+        for row, cls in enumerate(codes):
+            wanted = [(makers[value], offset) for value, offset in cls.row.needs if (offset != 0) == across]
             for stage in range(stages):
                 inside = [(code, stage + offset) for code, offset in wanted if 0 <= stage + offset < stages]
                 if inside:
@@ -288,10 +289,9 @@ class Problem:
         operations, offsets = flat(order)
         place, micro_batch = np.divmod(operations, self.micro_batches)
         kind, stage = np.divmod(place, stages)
-        names = [Kind.FORWARD, Kind.BACKWARD_INPUT if self.split else Kind.BACKWARD, Kind.BACKWARD_WEIGHT]
         columns = Columns.from_arrays(
             offsets,
-            kind=np.array([int(name) for name in names])[kind],
+            kind=np.array([cls.kind for cls in (_SPLIT if self.split else _WHOLE)])[kind],
             stage=stage,
             pipeline=micro_batch // m,
             index=micro_batch % m,
@@ -301,8 +301,8 @@ class Problem:
     def order(self, schedule: Schedule) -> Order:
         """The order that a compute-only schedule of this problem holds."""
         c = schedule.columns
-        kind_of = {Kind.FORWARD: 0, Kind.BACKWARD: 1, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 2}
-        kind = np.array([kind_of.get(Kind(k), -1) for k in range(max(Kind) + 1)])[c.kind]
+        kind_of = {Forward.kind: 0, Backward.kind: 1, BackwardInput.kind: 1, BackwardWeight.kind: 2}
+        kind = per_kind(lambda cls: kind_of.get(cls.kind, -1), np.int64)[c.kind]
         operation = (kind * self.shape.stages + c.stage) * self.micro_batches
         operation = operation + c.pipeline * self.shape.micro_batches + c.index
         return [

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from recycle.ir.graph import earliest
-from recycle.ir.instruction import COMPUTE_KINDS, is_kind
+from recycle.ir.instruction import Compute, OverlappedPair, is_kind
 from recycle.ir.lower import add_transfers
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import durations, event_graph
@@ -34,7 +34,7 @@ def computed(schedule: Schedule, profile: Profile) -> list[Computed]:
     seconds = np.zeros(nodes)
     seconds[: len(c)] = durations(graph.schedule, profile)
     start, _ = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
-    end = np.where(is_kind(c.kind, COMPUTE_KINDS), (start + seconds)[: len(c)], 0.0)
+    end = np.where(is_kind(c.kind, (Compute, OverlappedPair)), (start + seconds)[: len(c)], 0.0)
     found = []
     for worker in schedule.live:
         w = schedule.shape.worker_index(worker)

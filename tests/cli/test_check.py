@@ -6,7 +6,7 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, lower
 from recycle.ir.families import one_f_one_b
-from recycle.ir.rules import RULES
+from recycle.ir.rules import all_rules
 from tests.cli.command import Command
 
 JOB = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n"
@@ -118,7 +118,7 @@ def test_unreadable_files_are_refused_by_name(command: Command, valid: Path, tmp
     assert command("check").refused("name a schedule file")
 
 
-@pytest.mark.parametrize("code", [rule.code for rule in RULES])
+@pytest.mark.parametrize("code", [rule.code for rule in all_rules()])
 def test_every_rule_is_explained(command: Command, code: str) -> None:
     outcome = command("check", "--explain", code)
     assert outcome.status == 0

@@ -106,7 +106,7 @@ def test_ties_that_share_a_stage_make_one_group() -> None:
         ("0F0", "1F0 1B0", set()),
         ("0F0 0B0", "1B0", {Why.NO_PRODUCER}),
         ("0F0 0SEND_F0@0.1 0B0", "1F0 1RECV_F0@0.0 1B0", {Why.NOT_RECEIVED}),
-        ("0F0 0B0 0STEP", "1F0 1B0", {Why.NO_REDUCE}),
+        ("0F0 0B0 0STEP", "1F0 1B0", {Why.NO_PREDECESSOR}),
         ("0F0 0B0", "1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0", {Why.NO_SEND, Why.NOT_RECEIVED}),
         ("0F0 1B0 0B0", "1F0", {Why.NOT_LOCAL}),
     ],

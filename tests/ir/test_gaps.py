@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import JobError, Profile, Schedule, Shape, Timeline, Worker, check, simulate
-from recycle.ir.dependencies import PRODUCES, Value, needs
+from recycle.ir.dependencies import Value, needs, produced
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.instruction import (
@@ -254,8 +254,7 @@ def values_there(timeline: Timeline) -> dict[tuple[Worker, Value], float]:
         worker, end = schedule.position(row)[0], float(timeline.end[row])
         for instruction in pieces(schedule.instruction(row)):
             if isinstance(instruction, Compute):
-                for kind in PRODUCES[instruction.kind]:
-                    there[worker, Value(kind, instruction.stage, instruction.micro_batch)] = end
+                there.update({(worker, value): end for value in produced(instruction)})
             elif str(instruction).find("RECV") > 0:
                 (value,) = needs(instruction, schedule.shape.stages)
                 there[worker, value] = end

@@ -7,7 +7,6 @@ from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
     Forward,
-    Kind,
     OptimizerStep,
     OverlappedPair,
     RecvActivation,
@@ -28,8 +27,8 @@ def test_text_and_repr_read_back(text: str) -> None:
 
 
 def test_the_texts_above_cover_every_kind_and_the_table_is_indexed_by_kind() -> None:
-    assert {parse_instruction(text).kind for text in TEXTS} == set(Kind)
-    assert [cls.kind for cls in KIND_CLASSES] == list(Kind)
+    assert {parse_instruction(text).kind for text in TEXTS} == set(range(len(KIND_CLASSES)))
+    assert [cls.kind for cls in KIND_CLASSES] == list(range(len(KIND_CLASSES)))
 
 
 def test_identity_is_the_whole_value() -> None:

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 
 from recycle.ir.check import check
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import BackwardWeight
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.profile import Profile
@@ -43,4 +43,4 @@ def test_fusing_keeps_schedules_valid_and_is_never_slower(case):
     assert timeline.makespan <= before.makespan * (1 + 1e-9)
     assert timeline.peak_activations == before.peak_activations
     assert check(fused, profile=profile, limits=made.activation_limits()) == []
-    assert (fused.columns.kind == Kind.BACKWARD_WEIGHT).sum() <= (schedule.columns.kind == Kind.BACKWARD_WEIGHT).sum()
+    assert (fused.columns.kind == BackwardWeight.kind).sum() <= (schedule.columns.kind == BackwardWeight.kind).sum()

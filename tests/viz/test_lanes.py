@@ -9,7 +9,7 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, runs, simulate
 from recycle.ir.formats import run_trace
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import OptimizerStep, OverlappedPair, SendActivation, SendGradient
 from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
 
 
@@ -35,7 +35,7 @@ def test_rerouted_operations_carry_their_flag_and_home(broken_timeline: Timeline
     assert texts(table, away) == ["1F1.0", "1I1.0", "1W1.0", "1F1.1", "1I1.1", "1W1.1"]
     assert set(table.pipeline[away]) == {1}
     assert table.micro_batch[away].tolist() == [0, 0, 0, 1, 1, 1]
-    steps = table.kind == Kind.OPTIMIZER_STEP
+    steps = table.kind == OptimizerStep.kind
     assert set(table.pipeline[steps]) == {NO_PIPELINE}
     assert set(table.micro_batch[steps]) == {NO_MICRO_BATCH}
 
@@ -50,7 +50,7 @@ def test_the_critical_path_and_violations_are_flagged(broken_timeline: Timeline)
 def test_transfers_that_take_time_are_there_and_others_are_not(healthy: Schedule) -> None:
     free = LaneTable.from_timeline(simulate(healthy))
     paid = LaneTable.from_timeline(simulate(healthy, Profile.uniform(link=0.25)))
-    sends = (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT)
+    sends = (SendActivation.kind, SendGradient.kind)
     assert not np.isin(free.kind, sends).any()
     assert np.isin(paid.kind, sends).sum() == 12
     assert set((paid.end - paid.start)[np.isin(paid.kind, sends)].round(9)) == {0.25}
@@ -107,7 +107,7 @@ def test_an_executed_step_starts_at_zero_and_keeps_its_origin(run_dir: Path, bro
     assert table.unit == "s"
     assert table.span == pytest.approx(0.0173 * simulate(lower(broken), Profile.uniform(link=0.1, step=0.5)).makespan)
     assert table.failed.tolist() == [False, False, False, True, False, False]
-    compute = table.has(Flag.REROUTED) & (table.kind <= Kind.OVERLAPPED_PAIR)
+    compute = table.has(Flag.REROUTED) & (table.kind <= OverlappedPair.kind)
     assert texts(table, np.flatnonzero(compute)) == ["1F1.0", "1I1.0", "1W1.0", "1F1.1", "1I1.1", "1W1.1"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from recycle import Shape, Timeline, Worker, runs, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import STAGE_KINDS, Kind
+from recycle.ir.instruction import KIND_CLASSES, StageWide
 from viz.figures.boxes import boxes
 from viz.figures.palette import PAINTS
 from viz.lanes import NO_PIPELINE, LaneTable
@@ -65,7 +65,8 @@ def test_the_description_draws_the_same_boxes_as_the_other_renderers(broken_time
     assert description["failed"] == [3]
     busy = [PAINTS[paint].key for paint in description["busy"]]
     assert busy == ["forward", "input", "weight", "optimizer", "redundant"]
-    assert [kind["homed"] for kind in description["kinds"]] == [k not in STAGE_KINDS for k in Kind]
+    homed = [not issubclass(cls, StageWide) for cls in KIND_CLASSES]
+    assert [kind["homed"] for kind in description["kinds"]] == homed
 
 
 @pytest.mark.parametrize("cut", [0, 3, 20, 60, -1])

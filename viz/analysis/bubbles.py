@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from recycle.ir.gaps import Gap, GapCause, Gaps
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import OptimizerStep
 from recycle.ir.simulate import Timeline
 from viz.analysis.waits import name
 
@@ -91,7 +91,7 @@ def tell(timeline: Timeline, gap: Gap) -> str:
         return f"Idle for {length}: {following} waits for {awaited}, its value is made and not here yet."
     if gap.cause == GapCause.REDUCE:
         kind = schedule.columns.kind[gap.row]
-        is_commit = kind == Kind.OPTIMIZER_STEP and schedule.optimizer == "barrier"
+        is_commit = kind == OptimizerStep.kind and schedule.optimizer == "barrier"
         what = "the barrier, where the last is" if is_commit else "the last of all hosts,"
         return f"Idle for {length}: {following} waits for {what} {awaited}."
     return f"Idle for {length}: {following} waits for {awaited}, which ends at {timeline.end[gap.waits_for]:.6g}."

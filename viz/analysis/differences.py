@@ -24,7 +24,17 @@ from recycle.ir.dependencies import Rows, work
 from recycle.ir.executed import first_impossible, transfer_leads
 from recycle.ir.gaps import GapCause
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    OptimizerStep,
+    ReduceGradients,
+    Transfer,
+    is_kind,
+)
+from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
@@ -32,8 +42,8 @@ from recycle.shape import Shape, Worker
 from viz.analysis.waits import name
 
 _ROLE = np.full(256, -1, dtype=np.int64)
-_ROLE[[Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT]] = 0, 1, 1
-_ROLE[[Kind.BACKWARD_WEIGHT, Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP, Kind.REDUNDANT_FORWARD]] = 2, 3, 4, 5
+_ROLE[[Forward.kind, Backward.kind, BackwardInput.kind]] = 0, 1, 1
+_ROLE[[BackwardWeight.kind, ReduceGradients.kind, OptimizerStep.kind, RedundantForward.kind]] = 2, 3, 4, 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +100,7 @@ class _Pieces(NamedTuple):
     def of(cls, timeline: Timeline, shapes: Sequence[Shape]) -> _Pieces:
         schedule = timeline.schedule
         key, row, worker = _keys(schedule, shapes)
-        whole = schedule.columns.kind[row] == Kind.BACKWARD
+        whole = schedule.columns.kind[row] == Backward.kind
         stages = schedule.shape.stages
         halves = [np.array(timeline.profile.per_stage(f"backward_{of}", stages)) for of in ("input", "weight")]
         later = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
@@ -152,7 +162,7 @@ def split(
     schedule, c = timeline.schedule, timeline.schedule.columns
     gaps = timeline.gaps(limits, byte_limit)
     live = max(1, len(schedule.live))
-    rows = np.flatnonzero(~is_kind(c.kind, TRANSFER_KINDS))
+    rows = np.flatnonzero(~is_kind(c.kind, Transfer))
     away = away_from(c, c.worker // schedule.shape.ranks)[rows]
     seconds = timeline.end[rows] - timeline.start[rows]
     parts: dict[Part, float] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recycle.ir.gaps import GapCause, Gaps
-from recycle.ir.instruction import TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.instruction import KIND_CLASSES, Transfer, is_kind
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import away_from
 
@@ -31,7 +31,7 @@ class RangeStatistics:
     end: float
     workers: int
     operations: int
-    work: dict[Kind, float]
+    work: dict[int, float]
     rerouted: float
     bubbles: dict[GapCause, float]
     transfers: float
@@ -60,8 +60,8 @@ def range_statistics(
         counted &= live
     inside = np.clip(timeline.end, begin, end) - np.clip(timeline.start, begin, end)
     inside = np.where(counted[c.worker], inside, 0.0)
-    is_transfer = is_kind(c.kind, TRANSFER_KINDS)
-    seconds = np.bincount(c.kind[~is_transfer], weights=inside[~is_transfer], minlength=len(Kind))
+    is_transfer = is_kind(c.kind, Transfer)
+    seconds = np.bincount(c.kind[~is_transfer], weights=inside[~is_transfer], minlength=len(KIND_CLASSES))
     lost = np.clip(gaps.end, begin, end) - np.clip(gaps.start, begin, end)
     lost = np.where(counted[gaps.worker], lost, 0.0)
     causes = np.bincount(gaps.cause, weights=lost, minlength=len(GapCause))
@@ -71,7 +71,7 @@ def range_statistics(
         end,
         int(counted.sum()),
         int(((inside > 0) & ~is_transfer).sum()),
-        {kind: float(seconds[kind]) for kind in Kind if seconds[kind] > 0},
+        {kind: float(seconds[kind]) for kind in range(len(KIND_CLASSES)) if seconds[kind] > 0},
         float(inside[away & ~is_transfer].sum()),
         {cause: float(causes[cause]) for cause in GapCause if causes[cause] > 0},
         float(inside[is_transfer].sum()),

@@ -21,7 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import RecycleError
-from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.instruction import (
+    KIND_CLASSES,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Instruction,
+    OverlappedPair,
+    ReduceGradients,
+    Transfer,
+    is_kind,
+)
+from recycle.ir.redundant_forward import RedundantForward
 from viz.figures.time_axis import time_unit
 from viz.lanes import NO_MICRO_BATCH, NO_PIPELINE, Flag, LaneTable
 
@@ -184,13 +195,13 @@ def _pipeline(table: LaneTable) -> npt.NDArray[Any]:
     return np.where(table.pipeline == NO_PIPELINE, -1, table.pipeline.astype(np.int64))
 
 
-_KINDS: dict[str, tuple[Kind, ...]] = {
-    **{cls.token.lower(): (cls.kind,) for cls in KIND_CLASSES if cls.kind != Kind.OVERLAPPED_PAIR},
-    "pair": (Kind.OVERLAPPED_PAIR,),
-    "backward": (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT),
-    "comm": tuple(sorted(TRANSFER_KINDS)),
-    "reduce": (Kind.REDUCE_GRADIENTS,),
-    "redundant": (Kind.REDUNDANT_FORWARD,),
+_KINDS: dict[str, tuple[type[Instruction], ...]] = {
+    **{cls.token.lower(): (cls,) for cls in KIND_CLASSES if cls is not OverlappedPair},
+    "pair": (OverlappedPair,),
+    "backward": (Backward, BackwardInput, BackwardWeight),
+    "comm": (Transfer,),
+    "reduce": (ReduceGradients,),
+    "redundant": (RedundantForward,),
 }
 _FLAGS = {"rerouted": Flag.REROUTED, "critical": Flag.CRITICAL, "violation": Flag.VIOLATION}
 _VALUES: dict[str, Callable[[str, str], Query]] = {

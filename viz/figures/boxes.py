@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from recycle.ir.instruction import KIND_CLASSES, Kind, OverlappedPair
+from recycle.ir.instruction import (
+    KIND_CLASSES,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    OptimizerStep,
+    OverlappedPair,
+    RecvActivation,
+    RecvGradient,
+    ReduceGradients,
+    SendActivation,
+    SendGradient,
+)
+from recycle.ir.redundant_forward import RedundantForward
 from viz.figures.palette import BACKWARD_INPUT, BACKWARD_WEIGHT, COMMUNICATION, FORWARD, OPTIMIZER, REDUNDANT, Paint
 from viz.figures.time_axis import time_unit
 from viz.lanes import NO_PIPELINE, Flag, LaneTable
@@ -63,25 +77,25 @@ def _pair(weight_share: float) -> tuple[Part, ...]:
     return ((FORWARD, 0.0, 1.0, WORK_TOP, _MIDDLE), *_backward(weight_share, _MIDDLE))
 
 
-PARTS: dict[Kind, Callable[[float], tuple[Part, ...]]] = {
-    Kind.FORWARD: _whole(FORWARD),
-    Kind.BACKWARD: _backward,
-    Kind.BACKWARD_INPUT: _whole(BACKWARD_INPUT),
-    Kind.BACKWARD_WEIGHT: _whole(BACKWARD_WEIGHT),
-    Kind.OVERLAPPED_PAIR: _pair,
-    Kind.SEND_ACTIVATION: _strip,
-    Kind.RECV_ACTIVATION: _strip,
-    Kind.SEND_GRADIENT: _strip,
-    Kind.RECV_GRADIENT: _strip,
-    Kind.REDUCE_GRADIENTS: _whole(OPTIMIZER),
-    Kind.OPTIMIZER_STEP: _whole(OPTIMIZER),
-    Kind.REDUNDANT_FORWARD: _whole(REDUNDANT),
+PARTS: dict[int, Callable[[float], tuple[Part, ...]]] = {
+    Forward.kind: _whole(FORWARD),
+    Backward.kind: _backward,
+    BackwardInput.kind: _whole(BACKWARD_INPUT),
+    BackwardWeight.kind: _whole(BACKWARD_WEIGHT),
+    OverlappedPair.kind: _pair,
+    SendActivation.kind: _strip,
+    RecvActivation.kind: _strip,
+    SendGradient.kind: _strip,
+    RecvGradient.kind: _strip,
+    ReduceGradients.kind: _whole(OPTIMIZER),
+    OptimizerStep.kind: _whole(OPTIMIZER),
+    RedundantForward.kind: _whole(REDUNDANT),
 }
 
 
 def boxes(table: LaneTable) -> Iterator[Box]:
     """The boxes of all operations, lane by lane, in order of start."""
-    kinds = [Kind(kind) for kind in table.kind]
+    kinds = [int(kind) for kind in table.kind]
     parts = {kind: PARTS[kind](table.weight_share) for kind in set(kinds)}
     rerouted = table.has(Flag.REROUTED).tolist()
     start, end = table.start.tolist(), table.end.tolist()
@@ -97,36 +111,36 @@ def boxes(table: LaneTable) -> Iterator[Box]:
 
 def label(table: LaneTable, operation: int) -> str:
     """Letter and micro-batch: `F4`, with its home when it is re-routed: `F1.4`. R reduces, S steps; transfers none."""
-    kind = Kind(table.kind[operation])
+    kind = int(table.kind[operation])
     if kind in LETTERS:
         return LETTERS[kind]
     index = int(table.micro_batch[operation])
     away = bool(table.flags[operation] & Flag.REROUTED)
     mine = f"{table.pipeline[operation]}.{index}" if away else str(index)
-    return f"{'F' if kind == Kind.OVERLAPPED_PAIR else KIND_CLASSES[kind].token}{mine}"
+    return f"{'F' if kind == OverlappedPair.kind else KIND_CLASSES[kind].token}{mine}"
 
 
 LETTERS = {
-    Kind.SEND_ACTIVATION: "",
-    Kind.RECV_ACTIVATION: "",
-    Kind.SEND_GRADIENT: "",
-    Kind.RECV_GRADIENT: "",
-    Kind.REDUCE_GRADIENTS: "R",
-    Kind.OPTIMIZER_STEP: "S",
+    SendActivation.kind: "",
+    RecvActivation.kind: "",
+    SendGradient.kind: "",
+    RecvGradient.kind: "",
+    ReduceGradients.kind: "R",
+    OptimizerStep.kind: "S",
 }
 NAMES = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward (input and weight)",
-    Kind.BACKWARD_INPUT: "backward for the input",
-    Kind.BACKWARD_WEIGHT: "backward for the weights",
-    Kind.OVERLAPPED_PAIR: "forward and backward, overlapped",
-    Kind.SEND_ACTIVATION: "activation sent",
-    Kind.RECV_ACTIVATION: "activation awaited",
-    Kind.SEND_GRADIENT: "gradient sent",
-    Kind.RECV_GRADIENT: "gradient awaited",
-    Kind.REDUCE_GRADIENTS: "reduction of the stage's gradients",
-    Kind.OPTIMIZER_STEP: "optimizer step",
-    Kind.REDUNDANT_FORWARD: "forward of the next stage, run again on its copy",
+    Forward.kind: "forward",
+    Backward.kind: "backward (input and weight)",
+    BackwardInput.kind: "backward for the input",
+    BackwardWeight.kind: "backward for the weights",
+    OverlappedPair.kind: "forward and backward, overlapped",
+    SendActivation.kind: "activation sent",
+    RecvActivation.kind: "activation awaited",
+    SendGradient.kind: "gradient sent",
+    RecvGradient.kind: "gradient awaited",
+    ReduceGradients.kind: "reduction of the stage's gradients",
+    OptimizerStep.kind: "optimizer step",
+    RedundantForward.kind: "forward of the next stage, run again on its copy",
 }
 
 
@@ -137,7 +151,7 @@ def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
     begin, until, long = map(time_unit(table).text, (start, end, end - start))
     lines = [
         str(instruction),
-        NAMES[Kind(table.kind[operation])],
+        NAMES[int(table.kind[operation])],
         f"worker {table.labels[lane]}, stage {table.stage[operation]}",
         f"start {begin}, end {until}, takes {long}",
     ]

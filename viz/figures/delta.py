@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    OptimizerStep,
+    OverlappedPair,
+    ReduceGradients,
+)
+from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.simulate import TOLERANCE, Timeline
 from viz.analysis.differences import Matches
 from viz.figures.palette import (
@@ -32,11 +41,11 @@ from viz.figures.time_axis import TimeUnit
 POINTS, BINS = 2000, 800
 HEIGHT = 170
 _GROUPS = (
-    ("Forward", (Kind.FORWARD, Kind.OVERLAPPED_PAIR), FORWARD, "circle"),
-    ("Backward", (Kind.BACKWARD, Kind.BACKWARD_INPUT), BACKWARD_INPUT, "square"),
-    ("Backward, weight", (Kind.BACKWARD_WEIGHT,), BACKWARD_WEIGHT, "diamond"),
-    ("Redundant forward", (Kind.REDUNDANT_FORWARD,), REDUNDANT, "triangle-up"),
-    ("Reduce and step", (Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP), OPTIMIZER, "x"),
+    ("Forward", (Forward.kind, OverlappedPair.kind), FORWARD, "circle"),
+    ("Backward", (Backward.kind, BackwardInput.kind), BACKWARD_INPUT, "square"),
+    ("Backward, weight", (BackwardWeight.kind,), BACKWARD_WEIGHT, "diamond"),
+    ("Redundant forward", (RedundantForward.kind,), REDUNDANT, "triangle-up"),
+    ("Reduce and step", (ReduceGradients.kind, OptimizerStep.kind), OPTIMIZER, "x"),
 )
 
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.instruction import Kind
 from viz.figures.boxes import PARTS, STRIP_TOP
 from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAINTS, PAPER, RULE
 from viz.lanes import Flag, LaneTable
@@ -101,7 +100,7 @@ def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> Iterator[_Part]:
     for kind in np.unique(kinds).tolist():
         mine = rows[kinds == kind]
         start, seconds = table.start[mine], long[kinds == kind]
-        parts = PARTS[Kind(kind)](table.weight_share)
+        parts = PARTS[int(kind)](table.weight_share)
         height = max(part[4] for part in parts) - min(part[3] for part in parts)
         for paint, first, last, top, bottom in parts:
             begin, end = start + first * seconds, start + last * seconds

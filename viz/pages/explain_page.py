@@ -17,7 +17,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from recycle.ir.gaps import Gap, GapCause
-from recycle.ir.instruction import KIND_CLASSES, Kind
+from recycle.ir.instruction import KIND_CLASSES, OverlappedPair
 from recycle.ir.simulate import TOLERANCE
 from recycle.ir.slack import slack
 from recycle.shape import Worker
@@ -159,11 +159,11 @@ class ExplainPage(Page):
         timeline, unit = one.timeline, one.table.unit
         rows = np.array(timeline.critical_path, dtype=np.int64)
         kinds = timeline.schedule.columns.kind[rows]
-        seconds = np.bincount(kinds, weights=(timeline.end - timeline.start)[rows], minlength=len(Kind))
+        seconds = np.bincount(kinds, weights=(timeline.end - timeline.start)[rows], minlength=len(KIND_CLASSES))
         order = np.argsort(-seconds, kind="stable")
         waited = timeline.makespan - float(seconds.sum())
         cells: list[list[parts.Cell]] = [
-            [_kind(Kind(int(kind))), int((kinds == kind).sum()), float(seconds[kind]), _share(seconds[kind], timeline)]
+            [_kind(int(kind)), int((kinds == kind).sum()), float(seconds[kind]), _share(seconds[kind], timeline)]
             for kind in order.tolist()
             if seconds[kind] > 0
         ]
@@ -394,8 +394,8 @@ def is_range(shown: Any) -> bool:
 _MARKS = {Flag.REROUTED: "re-routed", Flag.CRITICAL: "critical path", Flag.VIOLATION: "breaks a rule"}
 
 
-def _kind(kind: Kind) -> str:
-    return KIND_CLASSES[kind].token if kind != Kind.OVERLAPPED_PAIR else "F;B"
+def _kind(kind: int) -> str:
+    return KIND_CLASSES[kind].token if kind != OverlappedPair.kind else "F;B"
 
 
 def _share(seconds: Any, timeline: Any) -> str:

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.trace import Trace
 from recycle.job import Job
 from recycle.profile import Link, Profile
 from recycle.runs import load_trace, read_lines
 
 _NAMES = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD_INPUT: "backward_input",
-    Kind.BACKWARD_WEIGHT: "backward_weight",
-    Kind.BACKWARD: "backward",
-    Kind.OPTIMIZER_STEP: "step",
+    Forward.kind: "forward",
+    BackwardInput.kind: "backward_input",
+    BackwardWeight.kind: "backward_weight",
+    Backward.kind: "backward",
+    OptimizerStep.kind: "step",
 }
 
 
@@ -126,7 +126,7 @@ def _reduces(ran: Trace, stages: int) -> list[float]:
     c, seconds = ran.columns, ran.end - ran.start
     found = []
     for stage in range(stages):
-        rows = np.flatnonzero((c.kind == Kind.REDUCE_GRADIENTS) & (c.stage == stage))
+        rows = np.flatnonzero((c.kind == ReduceGradients.kind) & (c.stage == stage))
         steps, place = np.unique(ran.step[rows], return_inverse=True)
         shortest = np.full(len(steps), np.inf)
         np.minimum.at(shortest, place, seconds[rows])

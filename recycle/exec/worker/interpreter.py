@@ -1,12 +1,13 @@
-"""The interpreter: a worker runs its program; instruction class -> method.
+"""The interpreter: a worker runs its program, each instruction as its kind's row of the table says (`run`).
 
-What an instruction waits for is asked of `ir.dependencies.needs`, never known here. A value that the worker made
-itself is at hand; one made elsewhere was announced by a RECV, and the consumer waits for it.
+What an instruction waits for is asked of `ir.dependencies`, never known here. A value that the worker made itself is at
+hand; one made elsewhere was announced by a RECV, and the consumer waits for it.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,24 +15,8 @@ import torch
 
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
-from recycle.ir.dependencies import NEEDS, Value, ValueKind, needs
-from recycle.ir.instruction import (
-    NEEDED_KINDS,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Compute,
-    Forward,
-    Instruction,
-    OptimizerStep,
-    OverlappedPair,
-    RecvActivation,
-    RecvGradient,
-    ReduceGradients,
-    RedundantForward,
-    SendActivation,
-    SendGradient,
-)
+from recycle.ir.dependencies import Value, needs, produced
+from recycle.ir.instruction import CARRIERS, Compute, Instruction, OverlappedPair, Receive, Send
 
 Timed = tuple[str, float, float]
 """Text of an instruction, and when it started and ended (monotonic seconds)."""
@@ -40,12 +25,15 @@ Timed = tuple[str, float, float]
 class Interpreter:
     """Runs programs on the stages of one worker.
 
+    The `run` of a kind gets the interpreter, the instruction, and for each value that it needs of another stage that
+    value, None where the model has no such stage. It may use `stages`, `transport` and the methods below.
+
     Args:
         stages: the stages that this worker hosts.
         model_stages: S, the stages of the whole model.
         transport: how tensors reach other workers.
         step: called by STEP with the stage; steps its optimizer.
-        computed: called after each F, I, W, B and R with its seconds, while it still counts as running.
+        computed: called after each compute (F, I, W, B, R, ...) with its seconds, while it still counts as running.
         ties: groups of stages that share a weight.
 
     Attributes:
@@ -68,118 +56,96 @@ class Interpreter:
         self.timed: list[Timed] = []
         self.compute: dict[str, tuple[int, float]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
+        self._program: Sequence[Instruction] | None = None
+        self._reads_again: dict[Value, int] = {}
+        self._reads_left: dict[Value, int] = {}
+        self._held: dict[Value, Compute] = {}
         self._reduced_ties: set[int] = set()
-        self._read_twice: set[Value] = set()
-        self._redundant: set[Value] = set()
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start an iteration from a clean state, whatever the one before left behind."""
-        self.timed, self.compute, self._values, self._reduced_ties = [], {}, {}, set()
-        # What goes to the next stage is the input of its redundant forward too.
-        doubled = (one for one in program if isinstance(one, RedundantForward))
-        self._read_twice = {value for one in doubled for value in needs(one, self.model_stages)}
-        self._redundant = set()
+        self.timed, self.compute, self._values, self._held, self._reduced_ties = [], {}, {}, {}, set()
+        if program is not self._program:
+            self._program, self._reads_again = program, self._read_again(program)
+        self._reads_left = dict(self._reads_again)
         for stage in self.stages.values():
             stage.begin_iteration(iteration)
         self.transport.begin(program, iteration)
 
+    def _read_again(self, program: Sequence[Instruction]) -> dict[Value, int]:
+        """How often the values that have several readers in the program are read once the first has read them."""
+        reads: Counter[Value] = Counter()
+        for one in program:
+            for piece in (one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,):
+                if isinstance(piece, Send):
+                    reads.update(needs(piece, self.model_stages))
+                elif isinstance(piece, Compute):
+                    reads.update(value for value in needs(piece, self.model_stages) if value.stage != piece.stage)
+        return {value: count - 1 for value, count in reads.items() if count > 1}
+
     def execute(self, instruction: Instruction) -> None:
         """Run one instruction: wait for its inputs, then do it."""
         if isinstance(instruction, OverlappedPair):
-            self.execute(instruction.forward)
-            self.execute(instruction.backward)
+            instruction.row.run(self, instruction)
             return
-        inputs = [] if isinstance(instruction, _TRANSFERS) else self._inputs(instruction)
+        inputs = self._inputs(instruction) if isinstance(instruction, Compute) else []
         started = time.monotonic()
-        _METHODS[type(instruction)](self, instruction, *inputs)
         if isinstance(instruction, Compute):
+            self._run(instruction, inputs)
             self._computed(time.monotonic() - started)
+        else:
+            instruction.row.run(self, instruction)
         ended = time.monotonic()
         self.timed.append((str(instruction), started, ended))
-        if instruction.kind in NEEDED_KINDS:
-            key = f"{_stage(instruction)}{instruction.token}"
+        if isinstance(instruction, Compute) and instruction.row.required:
+            key = f"{instruction.stage}{instruction.token}"
             count, seconds = self.compute.get(key, (0, 0.0))
             self.compute[key] = (count + 1, seconds + ended - started)
 
-    def _inputs(self, instruction: Instruction) -> list[torch.Tensor | None]:
+    def _inputs(self, instruction: Compute) -> list[torch.Tensor | None]:
         """The values of other stages that the instruction consumes; None stands for the end of the model."""
-        others = [value for value in needs(instruction, self.model_stages) if value.stage != _stage(instruction)]
-        expected = sum(1 for _, offset in NEEDS.get(instruction.kind, ()) if offset != 0)
-        found = [self._take(value) for value in others]
-        return found + [None] * (expected - len(found))
+        there = set(needs(instruction, self.model_stages))
+        stage, micro_batch = instruction.stage, instruction.micro_batch
+        wanted = [Value(kind, stage + offset, micro_batch) for kind, offset in instruction.row.needs if offset]
+        return [self._take(value) if value in there else None for value in wanted]
 
     def _take(self, value: Value) -> torch.Tensor | None:
-        if value in self._read_twice:
-            self._read_twice.remove(value)
+        if self._reads_left.get(value):
+            self._reads_left[value] -= 1
             made = self._values[value]
         else:
             made = self._values.pop(value)
         return made() if callable(made) and not isinstance(made, torch.Tensor) else made
 
-    def _forward(self, instruction: Forward, activation: torch.Tensor | None) -> None:
-        output = self.stages[instruction.stage].forward(instruction.micro_batch, activation)
-        self._values[Value(ValueKind.ACTIVATION, instruction.stage, instruction.micro_batch)] = output
+    def _run(self, instruction: Compute, inputs: Sequence[torch.Tensor | None]) -> None:
+        """Compute, hand on what others need of it, and let go of what the values that it makes release."""
+        row = instruction.row
+        makes = produced(instruction)
+        for held in (self._held.pop(value) for value in makes if value in self._held):
+            assert held.row.release is not None
+            held.row.release(self, held)
+        output: Any = row.run(self, instruction, *inputs)
+        if makes and makes[0].kind in CARRIERS:
+            self._values[makes[0]] = output
+        if row.released_by is not None:
+            kind, offset = row.released_by
+            self._held[Value(kind, instruction.stage + offset, instruction.micro_batch)] = instruction
 
-    def _redundant_forward(self, instruction: RedundantForward, activation: torch.Tensor | None) -> None:
-        self.stages[instruction.stage].redundant_forward(instruction.micro_batch, activation)
-        self._redundant.add(Value(ValueKind.ACTIVATION, instruction.stage, instruction.micro_batch))
-
-    def _release(self, backward: Backward | BackwardInput) -> None:
-        """The gradient of the stage behind is here, so that nobody wants what its redundant forward holds."""
-        held = Value(ValueKind.ACTIVATION, backward.stage + 1, backward.micro_batch)
-        if held in self._redundant:
-            self._redundant.remove(held)
-            self.stages[held.stage].release(held.micro_batch)
-
-    def _backward(self, instruction: Backward, gradient: torch.Tensor | None) -> None:
-        self._release(instruction)
-        result = self.stages[instruction.stage].backward(instruction.micro_batch, gradient)
-        self._values[Value(ValueKind.INPUT_GRADIENT, instruction.stage, instruction.micro_batch)] = result
-
-    def _backward_input(self, instruction: BackwardInput, gradient: torch.Tensor | None) -> None:
-        self._release(instruction)
-        result = self.stages[instruction.stage].backward_input(instruction.micro_batch, gradient)
-        self._values[Value(ValueKind.INPUT_GRADIENT, instruction.stage, instruction.micro_batch)] = result
-
-    def _backward_weight(self, instruction: BackwardWeight) -> None:
-        self.stages[instruction.stage].backward_weight(instruction.micro_batch)
-
-    def _send(self, instruction: SendActivation | SendGradient) -> None:
+    def send(self, instruction: Send) -> None:
+        """Send the value that the instruction names."""
         tensor = self._take(needs(instruction, self.model_stages)[0])
         assert tensor is not None, f"{instruction}: the last stage sends no activation, the first no gradient"
         self.transport.send(instruction, tensor)
 
-    def _receive(self, instruction: RecvActivation | RecvGradient) -> None:
+    def receive(self, instruction: Receive) -> None:
+        """Take up the value that the instruction names; who reads it first waits for it."""
         self._values[needs(instruction, self.model_stages)[0]] = self.transport.receive(instruction)
 
-    def _reduce(self, instruction: ReduceGradients) -> None:
-        stage = self.stages[instruction.stage]
-        self.transport.reduce(instruction.stage, stage.gradient_buffers())
+    def reduce(self, stage: int) -> None:
+        """Sum the stage's gradients over its hosts, and with them those of the weights that it shares."""
+        self.transport.reduce(stage, self.stages[stage].gradient_buffers())
         for place, tie in enumerate(self._ties):
             # Tied stages reduce as one, at the first of their reduces on this worker.
-            if instruction.stage in tie and place not in self._reduced_ties:
+            if stage in tie and place not in self._reduced_ties:
                 self._reduced_ties.add(place)
-                self.transport.reduce(self.model_stages + place, stage.tied_buffers())
-
-    def _step(self, instruction: OptimizerStep) -> None:
-        self.step(instruction.stage)
-
-
-_TRANSFERS = (SendActivation, SendGradient, RecvActivation, RecvGradient)
-_METHODS: dict[type[Instruction], Any] = {
-    Forward: Interpreter._forward,
-    RedundantForward: Interpreter._redundant_forward,
-    Backward: Interpreter._backward,
-    BackwardInput: Interpreter._backward_input,
-    BackwardWeight: Interpreter._backward_weight,
-    SendActivation: Interpreter._send,
-    SendGradient: Interpreter._send,
-    RecvActivation: Interpreter._receive,
-    RecvGradient: Interpreter._receive,
-    ReduceGradients: Interpreter._reduce,
-    OptimizerStep: Interpreter._step,
-}
-
-
-def _stage(instruction: Any) -> int:
-    return int(getattr(instruction, "stage", -1))
+                self.transport.reduce(self.model_stages + place, self.stages[stage].tied_buffers())

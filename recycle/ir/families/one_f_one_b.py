@@ -14,7 +14,7 @@ import numpy as np
 from recycle.errors import ScheduleError
 from recycle.ir.columns import Columns
 from recycle.ir.families.every_pipeline import tiled
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import Backward, Forward
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import Shape
 
@@ -30,7 +30,7 @@ def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     forward = np.where(j < warm_up, j, 2 * j - warm_up + 1)
     backward = np.minimum(warm_up + 2 * j, m + j)
     kind, index = (np.empty((ranks, 2 * m), dtype=np.int64) for _ in range(2))
-    for at, what in ((forward, Kind.FORWARD), (backward, Kind.BACKWARD)):
+    for at, what in ((forward, Forward.kind), (backward, Backward.kind)):
         np.put_along_axis(kind, at, int(what), axis=1)
         np.put_along_axis(index, at, j, axis=1)
     columns = Columns.from_arrays(

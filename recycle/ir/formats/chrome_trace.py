@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +35,18 @@ from recycle.errors import JobError, ScheduleError
 from recycle.files import read_whole
 from recycle.ir import chrome, native
 from recycle.ir.columns import Columns
-from recycle.ir.dependencies import CARRIERS, Cause, Rows, dependencies
+from recycle.ir.dependencies import Cause, Rows, dependencies
 from recycle.ir.formats import profiler_trace, run_trace
-from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Instruction, Kind, parse_instruction
+from recycle.ir.instruction import (
+    CARRIERS,
+    KIND_CLASSES,
+    Forward,
+    Instruction,
+    OverlappedPair,
+    Transfer,
+    is_kind,
+    parse_instruction,
+)
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.memory import activation_changes
 from recycle.ir.schedule import Schedule
@@ -108,6 +118,7 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
     transfers = _transfers(lowered).tolist()
     detours = _detours(lowered, rerouted, max(transfers, default=0))
     held, names = _Held.of(timeline), lowered.words()
+    categories = [re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in KIND_CLASSES]
     position = np.where(origin < 0, -1, origin - schedule.columns.offsets[c.worker])
     for w, place in _places(lowered).items():
         pid, worker = w + 1, shape.worker_at(w)
@@ -124,7 +135,7 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
             arguments: dict[str, Any] = {"worker": text, "position": at if at >= 0 else None, "stage": stage}
             if home >= 0:
                 arguments["home"], arguments["micro_batch"], arguments["rerouted"] = home, index, away
-            yield chrome.slice_event(name, _CATEGORY[kind], pid, tid, begin, finish, arguments)
+            yield chrome.slice_event(name, categories[kind], pid, tid, begin, finish, arguments)
             if flow := transfers[row]:
                 yield chrome.flow_event(_END[kind][0], flow, _END[kind][1], "transfer", pid, tid, begin)
             for phase, flow in detours.get(row, ()):
@@ -134,12 +145,11 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
 
 
 _END = {
-    kind: (phase, value.name.lower().replace("_", " "))
+    end.kind: (phase, value.name.lower().replace("_", " "))
     for value, ends in CARRIERS.items()
-    for phase, kind in zip("sf", ends, strict=True)
+    for phase, end in zip("sf", ends, strict=True)
 }
-"""Kind of a transfer -> phase and name of its end of the arrow."""
-_CATEGORY = {int(cls.kind): cls.kind.name.lower() for cls in KIND_CLASSES}
+"""Number of a transfer's kind -> phase and name of its end of the arrow."""
 
 
 def _places(schedule: Schedule) -> dict[int, int]:
@@ -172,13 +182,13 @@ def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, li
     ends: dict[int, list[tuple[str, int]]] = {}
     if not rerouted.any():
         return ends
-    compute = np.flatnonzero(~np.isin(lowered.columns.kind, [int(kind) for kind in TRANSFER_KINDS]))
+    compute = np.flatnonzero(~is_kind(lowered.columns.kind, Transfer))
     counts = np.bincount(lowered.columns.worker[compute], minlength=lowered.shape.worker_count)
     columns = lowered.columns.take(compute, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
     graph = dependencies(replace(lowered, columns=columns))
     data = graph.cause == Cause.DATA
     source, target = graph.source[data], graph.target[data]
-    forwards = np.isin(columns.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR))
+    forwards = is_kind(columns.kind, (Forward, OverlappedPair))
     onward = forwards[source] & forwards[target] & (columns.stage[source] + 1 == columns.stage[target])
     onward &= (columns.pipeline[source] == columns.pipeline[target]) & (columns.index[source] == columns.index[target])
     onward &= rerouted[compute[source]] | rerouted[compute[target]]

@@ -197,7 +197,7 @@ def _require_one_pipeline(programs: Mapping[str, Program], name: str) -> None:
                 raise ScheduleError(f"{name}: stage {piece.stage} runs in {both}: keep the ranks of one pipeline")
         for one in program:
             if isinstance(one, Transfer):
-                mentioned |= {one.stage, max(0, one.stage + OTHER_END[one.kind])}
+                mentioned |= {one.stage, max(0, one.stage + OTHER_END[type(one)])}
     absent = next(stage for stage in count() if stage not in home)
     if absent <= max(mentioned | set(home), default=-1):
         raise ScheduleError(f"{name}: stage {absent} runs in no rank: give the traces of all ranks, in one directory")

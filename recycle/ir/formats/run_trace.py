@@ -19,7 +19,7 @@ import numpy as np
 from recycle.errors import JobError, RecycleError, ScheduleError
 from recycle.files import read_whole, write_whole
 from recycle.ir import chrome
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import Forward
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace, TraceBuilder, executed_schedule
 from recycle.shape import Shape, Worker
@@ -170,6 +170,6 @@ def loads(content: bytes, name: str) -> Schedule:
 def _is_whole(ran: Trace) -> bool:
     """Whether every stage forwarded every micro-batch."""
     c, shape = ran.columns, ran.shape
-    forwards = c.kind == Kind.FORWARD
+    forwards = c.kind == Forward.kind
     found = np.unique(np.stack([c.stage[forwards], c.pipeline[forwards], c.index[forwards]]), axis=1)
     return bool(found.shape[1] == shape.stages * shape.global_micro_batches)

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from recycle.errors import ScheduleError
-from recycle.ir.dependencies import CARRIERS, NEEDS
 from recycle.ir.instruction import (
+    CARRIERS,
     KIND_CLASSES,
     Backward,
     Compute,
@@ -31,25 +31,24 @@ from recycle.ir.instruction import (
     OptimizerStep,
     OverlappedPair,
     ReduceGradients,
-    RedundantForward,
     StageWide,
     Transfer,
 )
 from recycle.ir.schedule import Placement, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 
-_CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls not in (OverlappedPair, OptimizerStep, RedundantForward)}
+_CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls.row.in_torch}
 _SHARDING = ("UNSHARD", "RESHARD")
 _TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 _OLD_BACKWARD = re.compile(r"([0-9]+)BW([0-9]+)")
-OTHER_END = {
-    kind: toward * NEEDS[receive][0][1]
+OTHER_END: dict[type[Transfer], int] = {
+    end: toward * receive.row.needs[0][1]
     for send, receive in CARRIERS.values()
-    for kind, toward in ((send, -1), (receive, 1))
+    for end, toward in ((send, -1), (receive, 1))
 }
-"""Kind of a transfer -> stage at its other end, relative to its own."""
+"""Class of a transfer -> stage at its other end, relative to its own."""
 
 Program = list[Instruction]
 
@@ -182,7 +181,7 @@ def homes(placement: Placement) -> dict[int, Worker]:
 
 def implied_peer(transfer: Transfer, worker: Worker, home: dict[int, Worker]) -> Worker:
     """The worker at the other end of a transfer, itself where the placement has none."""
-    return home.get(transfer.stage + OTHER_END[transfer.kind], worker)
+    return home.get(transfer.stage + OTHER_END[type(transfer)], worker)
 
 
 def final_steps(stages: Iterable[int]) -> Program:

@@ -42,7 +42,6 @@ from recycle.ir.instruction import (
     OptimizerStep,
     OverlappedPair,
     ReduceGradients,
-    RedundantForward,
     Transfer,
 )
 from recycle.ir.schedule import Placement, Schedule
@@ -101,8 +100,8 @@ def dumps(schedule: Schedule) -> str:
     for rank, program in enumerate(programs):
         for position, one in enumerate(program):
             where = f"{one} on worker 0.{rank} (position {position})"
-            if isinstance(one, RedundantForward):
-                raise _refusal(where, "torch runs each forward once")
+            if not (one.row.in_torch or isinstance(one, OverlappedPair)):
+                raise _refusal(where, "torch has no such action")
             if isinstance(one, Transfer) and one.peer != (peer := implied_peer(one, Worker(0, rank), home)):
                 raise _refusal(where, f"torch exchanges with the home of the neighbouring stage, worker {peer}")
     if not any(isinstance(one, Transfer) for program in programs for one in program) and shape.ranks > 1:

@@ -1,14 +1,16 @@
 """The rules of the checker, one row each. A rule's file holds its function; its documentation is that docstring.
 
-Order in the table is the order in which findings at one place are told: causes before consequences.
+The order is that in which findings at one place are told: causes before consequences. Rules about one kind of
+instruction alone stand in that kind's row.
 """
 
 from __future__ import annotations
 
-from recycle.ir.rules import completeness, memory, optimizer, order, placement, redundant, transfers
+from recycle.ir.kinds import KIND_CLASSES
+from recycle.ir.rules import completeness, memory, optimizer, order, placement, transfers
 from recycle.ir.rules.rule import Finding, Inspection, Place, Rule
 
-RULES: tuple[Rule, ...] = (
+_BEFORE: tuple[Rule, ...] = (
     completeness.stage_range,
     completeness.micro_batch_range,
     placement.no_host,
@@ -19,7 +21,8 @@ RULES: tuple[Rule, ...] = (
     completeness.mixed_backward,
     completeness.apart,
     completeness.not_lowered,
-    redundant.redundant,
+)
+_BEHIND: tuple[Rule, ...] = (
     order.order,
     transfers.wrong_peer,
     transfers.duplicate_transfer,
@@ -42,4 +45,9 @@ RULES: tuple[Rule, ...] = (
     transfers.unused_transfer,
 )
 
-__all__ = ["RULES", "Finding", "Inspection", "Place", "Rule"]
+__all__ = ["Finding", "Inspection", "Place", "Rule", "all_rules"]
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, those of the registered kinds among them."""
+    return (*_BEFORE, *(rule for cls in KIND_CLASSES for rule in cls.row.rules), *_BEHIND)

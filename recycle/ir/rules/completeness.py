@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.dependencies import Rows
-from recycle.ir.instruction import STAGE_KINDS, Kind, is_kind
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, Transfer, is_kind
 from recycle.ir.rules.rule import Defect, Flags, Inspection, firsts, rule
 
 
@@ -75,10 +75,10 @@ def duplicate(inspection: Inspection) -> Iterator[Defect]:
 def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
     """A backward is written either as one B or as I and W. B together with I or W of the same micro-batch and stage
     computes the same gradient twice. Keep B, or keep I and W."""
-    whole, halves = inspection.counts[Kind.BACKWARD], _halves(inspection)
+    whole, halves = inspection.counts[Backward], _halves(inspection)
     for cell in np.flatnonzero((whole > 0) & (halves > 0)).tolist():
-        row = int(_rows(inspection, cell, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)[0])
-        b = int(_rows(inspection, cell, Kind.BACKWARD)[0])
+        row = int(_rows(inspection, cell, BackwardInput, BackwardWeight)[0])
+        b = int(_rows(inspection, cell, Backward)[0])
         yield Defect(
             f"{inspection.at(b)} does this work too: B is I and W in one go",
             "keep either the B, or the I and the W",
@@ -88,11 +88,11 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _halves(inspection: Inspection) -> Rows:
-    return inspection.counts[Kind.BACKWARD_INPUT] + inspection.counts[Kind.BACKWARD_WEIGHT]
+    return inspection.counts[BackwardInput] + inspection.counts[BackwardWeight]
 
 
-def _rows(inspection: Inspection, cell: int, *kinds: Kind) -> Rows:
-    return np.sort(inspection.pieces.row[inspection.in_cell(cell, *kinds)])
+def _rows(inspection: Inspection, cell: int, *classes: type[Instruction]) -> Rows:
+    return np.sort(inspection.pieces.row[inspection.in_cell(cell, *classes)])
 
 
 @rule("missing", "a forward or backward that is not there")
@@ -152,8 +152,8 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
         row, cell = inspection.given(found.row), inspection.cell_of(found.value.stage, found.value.micro_batch)
         if row is None or not inspection.complete[cell] or inspection.misplaced[cell]:
             continue
-        kinds = (Kind.FORWARD, Kind.BACKWARD_INPUT)
-        made_by = [r for r in _rows(inspection, cell, *kinds).tolist() if not _same_worker(inspection, r, row)]
+        makers = _rows(inspection, cell, Forward, BackwardInput).tolist()
+        made_by = [maker for maker in makers if not _same_worker(inspection, maker, row)]
         yield Defect(
             f"it needs what {inspection.at(made_by[0])} left there" if made_by else "it is not where its forward ran",
             "move it to that worker, or move the forward and all halves of the backward together",
@@ -176,9 +176,9 @@ def not_lowered(inspection: Inspection) -> Iterator[Defect]:
         return
     lowered, origin = inspection.lowered.columns.kind, inspection.origin
     added = lowered[origin < 0]
-    transfers = int((~is_kind(added, STAGE_KINDS)).sum())
+    transfers = int(is_kind(added, Transfer).sum())
     left_out = [f"{transfers} transfer(s)"] if transfers else []
-    if is_kind(added, STAGE_KINDS).any():
+    if transfers < len(added):
         left_out.append("every REDUCE_GRAD and STEP")
     if left_out:
         yield Defect(f"the schedule leaves out {' and '.join(left_out)}", "call lower(schedule) before running it")

@@ -10,27 +10,27 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.dependencies import Cause, Rows
-from recycle.ir.instruction import KIND_CLASSES, Kind
+from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients
 from recycle.ir.rules.rule import Defect, Inspection, firsts, listed, repeats, rule
 
 
-def _hosted_rows(inspection: Inspection, kind: Kind) -> tuple[Rows, Rows]:
+def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
     """(rows, worker * stages + stage) of the reduces or steps that stand on a host of their stage."""
     pieces = inspection.pieces
-    at = np.flatnonzero((pieces.kind == kind) & pieces.valid)
+    at = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
     at = at[inspection.hosted[pieces.worker[at], pieces.stage[at]] & ~inspection.dead[pieces.worker[at]]]
     return pieces.row[at], pieces.worker[at] * inspection.schedule.shape.stages + pieces.stage[at]
 
 
-def _absent(inspection: Inspection, kind: Kind, verb: str, hint: str) -> Iterator[Defect]:
+def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str) -> Iterator[Defect]:
     if not inspection.has_optimizer:
         return
-    shape, token = inspection.schedule.shape, KIND_CLASSES[kind].token
+    shape, token = inspection.schedule.shape, cls.token
     wanted = inspection.hosted & ~inspection.dead[:, None]
     there = np.zeros(wanted.size, dtype=np.bool_)
-    there[_hosted_rows(inspection, kind)[1]] = True
+    there[_hosted_rows(inspection, cls)[1]] = True
     absent = wanted & ~there.reshape(wanted.shape)
-    if not (inspection.pieces.kind == kind).any():
+    if not (inspection.pieces.kind == cls.kind).any():
         yield Defect(f"the schedule has no {token} at all: no stage {verb}", hint)
         return
     for w in np.flatnonzero(absent.any(axis=1)).tolist():
@@ -47,7 +47,7 @@ def missing_reduce(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_GRAD sums a stage's gradient over all live workers that host it, also those that computed nothing: all
     of them need the sum for the same step, and the others wait for them. One per host and stage."""
     yield from _absent(
-        inspection, Kind.REDUCE_GRADIENTS, "reduces", "every live host of a stage reduces once, before its STEP"
+        inspection, ReduceGradients, "reduces", "every live host of a stage reduces once, before its STEP"
     )
 
 
@@ -56,19 +56,19 @@ def missing_step(inspection: Inspection) -> Iterator[Defect]:
     """Every live worker that hosts a stage keeps its own copy of the parameters and must step it in each iteration,
     or the copies drift apart. One STEP per host and stage, after its REDUCE_GRAD."""
     yield from _absent(
-        inspection, Kind.OPTIMIZER_STEP, "steps", "every live host of a stage steps once, after its REDUCE_GRAD"
+        inspection, OptimizerStep, "steps", "every live host of a stage steps once, after its REDUCE_GRAD"
     )
 
 
 @rule("duplicate-update", "a stage reduced or stepped twice on one worker")
 def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
     """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice. Remove it."""
-    for kind in (Kind.REDUCE_GRADIENTS, Kind.OPTIMIZER_STEP):
-        rows, keys = _hosted_rows(inspection, kind)
+    for cls in (ReduceGradients, OptimizerStep):
+        rows, keys = _hosted_rows(inspection, cls)
         _, first, _ = firsts(keys)
         for place in repeats(len(rows), first).tolist():
             yield Defect(
-                f"the stage has its {KIND_CLASSES[kind].token} on this worker already",
+                f"the stage has its {cls.token} on this worker already",
                 "once per iteration, host and stage: remove one of the two",
                 int(rows[place]),
             )
@@ -78,7 +78,7 @@ def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
 def early_reduce(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_GRAD takes the stage's gradient as it is; what W or B adds later is lost, or waits for the reduce that
     waits for it. It comes after the last W or B of its stage, and of the stages tied to it, on its worker."""
-    for late, reduce in early(inspection, Cause.REDUCE, Kind.REDUCE_GRADIENTS):
+    for late, reduce in early(inspection, Cause.REDUCE, ReduceGradients):
         yield Defect(
             f"{inspection.at(late)} adds to this gradient afterwards",
             "move the REDUCE_GRAD behind the stage's last W or B on this worker",
@@ -91,7 +91,7 @@ def early_reduce(inspection: Inspection) -> Iterator[Defect]:
 def early_step(inspection: Inspection) -> Iterator[Defect]:
     """With optimizer = "barrier" no stage steps before all stages have reduced. A worker that hosts several stages
     therefore reduces all of them before it steps any; the other way round it waits for itself."""
-    for late, step in early(inspection, Cause.STEP, Kind.OPTIMIZER_STEP):
+    for late, step in early(inspection, Cause.STEP, OptimizerStep):
         yield Defect(
             f"the barrier waits for {inspection.at(late)}, which comes later",
             'move every REDUCE_GRAD of the worker before its first STEP, or use optimizer = "staggered"',
@@ -100,12 +100,12 @@ def early_step(inspection: Inspection) -> Iterator[Defect]:
         )
 
 
-def early(inspection: Inspection, cause: Cause, kind: Kind) -> Iterator[tuple[int, int]]:
-    """(last row that a join waits for, row of `kind` before it that waits for the join), both on one worker."""
+def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> Iterator[tuple[int, int]]:
+    """(last row that a join waits for, row of `cls` before it that waits for the join), both on one worker."""
     graph, lowered = inspection.graph, inspection.lowered.columns
     into = (graph.target >= graph.rows) & (graph.source < graph.rows)
     out = (graph.source >= graph.rows) & (graph.target < graph.rows) & (graph.cause == cause)
-    out &= lowered.kind[np.minimum(graph.target, graph.rows - 1)] == kind if graph.rows else False
+    out &= lowered.kind[np.minimum(graph.target, graph.rows - 1)] == cls.kind if graph.rows else False
     last = np.full((graph.nodes - graph.rows) * inspection.schedule.shape.worker_count, -1, dtype=np.int64)
     workers = inspection.schedule.shape.worker_count
     source, join = graph.source[into], graph.target[into] - graph.rows
@@ -135,7 +135,7 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect]:
 
 def reduce_conflicts(inspection: Inspection) -> list[tuple[int, int]]:
     """(reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker."""
-    rows, keys = _hosted_rows(inspection, Kind.REDUCE_GRADIENTS)
+    rows, keys = _hosted_rows(inspection, ReduceGradients)
     stages = inspection.schedule.shape.stages
     mine: dict[int, dict[int, int]] = {}
     for row, key in zip(rows.tolist(), keys.tolist(), strict=True):

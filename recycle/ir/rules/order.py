@@ -13,7 +13,7 @@ import numpy as np
 
 from recycle.ir.dependencies import Cause, Rows, compute_order, group_edges
 from recycle.ir.graph import topological_order
-from recycle.ir.instruction import STAGE_KINDS, TRANSFER_KINDS, is_kind
+from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import reduce_conflicts
 from recycle.ir.rules.rule import Defect, Flags, Inspection, rule
 from recycle.ir.rules.transfers import is_told
@@ -118,7 +118,7 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     explained |= np.isin(target, conflicting) & (source >= graph.rows)
     # A join that waits for its own waiter, or for a row behind it on its worker: early or duplicate updates.
     worker = np.append(inspection.lowered.columns.worker, [-1]).astype(np.int64)
-    wide = np.append(is_kind(kind, STAGE_KINDS), [False])
+    wide = np.append(is_kind(kind, StageWide), [False])
     at = np.minimum(source, graph.rows), np.minimum(target, graph.rows)
     out = (source >= graph.rows) & (target < graph.rows) & wide[at[1]]
     first = np.full((nodes - graph.rows) * inspection.schedule.shape.worker_count, nodes, dtype=np.int64)
@@ -236,11 +236,11 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
         return
     graph, c = inspection.graph, inspection.lowered.columns
     sends = (graph.target < graph.rows) & (graph.source < graph.target)
-    sends[sends] = is_kind(c.kind[graph.target[sends]], inspection.sends)
+    sends[sends] = is_kind(c.kind[graph.target[sends]], Send)
     producer, send = graph.source[sends], graph.target[sends]
     own = c.worker[producer] == c.worker[send]
     producer, send = producer[own], send[own]
-    worked = np.cumsum(~is_kind(c.kind, TRANSFER_KINDS))
+    worked = np.cumsum(~is_kind(c.kind, Transfer))
     late = worked[send] > worked[producer]
     late[late] = [not is_told(inspection, int(inspection.origin[row])) for row in send[late].tolist()]
     producer, send = producer[late], send[late]

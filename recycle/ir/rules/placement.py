@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.instruction import COMPUTE_KINDS, STAGE_KINDS, TRANSFER_KINDS, is_kind
+from recycle.ir.kinds import Transfer, is_kind
 from recycle.ir.rules.rule import Defect, Inspection, firsts, listed, rule
 
 
@@ -36,7 +36,7 @@ def failed_worker(inspection: Inspection) -> Iterator[Defect]:
             int(c.offsets[w]),
         )
     silent = inspection.dead & (sizes == 0)
-    rows = np.flatnonzero(is_kind(c.kind, TRANSFER_KINDS))
+    rows = np.flatnonzero(is_kind(c.kind, Transfer))
     rows = rows[silent[c.peer[rows]] & ~inspection.dead[c.worker[rows]]]
     lanes = c.worker[rows].astype(np.int64) * schedule.shape.worker_count + c.peer[rows]
     _, first, count = firsts(lanes)
@@ -56,7 +56,7 @@ def not_hosted(inspection: Inspection) -> Iterator[Defect]:
     Work moves between workers of *different pipelines* that host the same stage, never along a pipeline. Reported
     once per worker and stage, at the first instruction."""
     shape, pieces = inspection.schedule.shape, inspection.pieces
-    at = np.flatnonzero(is_kind(pieces.kind, COMPUTE_KINDS | STAGE_KINDS) & pieces.valid)
+    at = np.flatnonzero(~is_kind(pieces.kind, Transfer) & pieces.valid)
     at = at[~inspection.hosted[pieces.worker[at], pieces.stage[at]] & ~inspection.dead[pieces.worker[at]]]
     at = at[np.argsort(pieces.row[at], kind="stable")]
     keys, first, count = firsts(pieces.worker[at] * shape.stages + pieces.stage[at])

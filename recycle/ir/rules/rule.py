@@ -16,8 +16,18 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.dependencies import CARRIERS, Dependencies, Missing, Rows, Why, Work, group_edges, work
-from recycle.ir.instruction import NEEDED_KINDS, STAGE_KINDS, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.dependencies import Dependencies, Missing, Rows, Why, Work, group_edges, work
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    StageWide,
+    Transfer,
+    is_kind,
+)
+from recycle.ir.kinds import kinds_where
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import EventGraph, event_graph, simulate
@@ -178,11 +188,11 @@ class Inspection:
 
     @cached_property
     def has_transfers(self) -> bool:
-        return bool(is_kind(self.schedule.columns.kind, TRANSFER_KINDS).any())
+        return bool(is_kind(self.schedule.columns.kind, Transfer).any())
 
     @cached_property
     def has_optimizer(self) -> bool:
-        return bool(is_kind(self.schedule.columns.kind, STAGE_KINDS).any())
+        return bool(is_kind(self.schedule.columns.kind, StageWide).any())
 
     @cached_property
     def dead(self) -> Flags:
@@ -204,7 +214,7 @@ class Inspection:
     @cached_property
     def computes(self) -> Rows:
         """Pieces of the given schedule that a micro-batch needs, inside the shape."""
-        return np.flatnonzero(is_kind(self.pieces.kind, NEEDED_KINDS) & self.pieces.valid)
+        return np.flatnonzero(is_kind(self.pieces.kind, kinds_where(lambda row: row.required)) & self.pieces.valid)
 
     @cached_property
     def cell(self) -> Rows:
@@ -220,19 +230,19 @@ class Inspection:
     def _by_cell(self) -> tuple[Rows, Rows]:
         return group_edges(self.computes, self.cell[self.computes], self.cells)
 
-    def in_cell(self, cell: int, *kinds: Kind) -> Rows:
-        """The pieces of these kinds in one cell."""
+    def in_cell(self, cell: int, *classes: type[Instruction]) -> Rows:
+        """The pieces of these classes in one cell."""
         offsets, pieces = self._by_cell
         here = pieces[offsets[cell] : offsets[cell + 1]]
-        return here[is_kind(self.pieces.kind[here], kinds)]
+        return here[is_kind(self.pieces.kind[here], classes)]
 
     @cached_property
-    def counts(self) -> dict[Kind, Rows]:
+    def counts(self) -> dict[type[Instruction], Rows]:
         """For F, B, I and W: how often each cell has it."""
-        kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+        kind = self.pieces.kind[self.computes]
         return {
-            kind: np.bincount(self.cell[self.computes[self.pieces.kind[self.computes] == kind]], minlength=self.cells)
-            for kind in kinds
+            cls: np.bincount(self.cell[self.computes[kind == cls.kind]], minlength=self.cells)
+            for cls in (Forward, Backward, BackwardInput, BackwardWeight)
         }
 
     @cached_property
@@ -255,10 +265,10 @@ class Inspection:
     def apart(self) -> list[Missing]:
         """Backwards that are not on the worker that holds what they need, once per cell; lowered rows."""
         kind = self.lowered.columns.kind
-        halves = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.OVERLAPPED_PAIR)
+        required = is_kind(kind, kinds_where(lambda row: row.required))
         found: dict[int, Missing] = {}
         for missing in self.graph.missing:
-            if missing.why == Why.NOT_LOCAL and missing.value is not None and kind[missing.row] in halves:
+            if missing.why == Why.NOT_LOCAL and missing.value is not None and required[missing.row]:
                 found.setdefault(self.cell_of(missing.value.stage, missing.value.micro_batch), missing)
         return list(found.values())
 
@@ -281,7 +291,7 @@ class Inspection:
     def stray_updates(self) -> Flags:
         """The given reduces and steps on a worker that does not host the stage, and those that are there already."""
         pieces, stages = self.pieces, self.schedule.shape.stages
-        at = np.flatnonzero(is_kind(pieces.kind, STAGE_KINDS) & pieces.valid)
+        at = np.flatnonzero(is_kind(pieces.kind, StageWide) & pieces.valid)
         hosted = self.hosted[pieces.worker[at], pieces.stage[at]] & ~self.dead[pieces.worker[at]]
         keys = (pieces.kind[at].astype(np.int64) * len(self.dead) + pieces.worker[at]) * stages + pieces.stage[at]
         stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)
@@ -324,14 +334,6 @@ class Inspection:
         """`2F1.5 on worker 1.2 (position 7)` for a given row."""
         worker, position = self.schedule.position(row)
         return f"{self.schedule.instruction(row)} on worker {worker} (position {position})"
-
-    @property
-    def sends(self) -> tuple[Kind, ...]:
-        return tuple(send for send, _ in CARRIERS.values())
-
-    @property
-    def receives(self) -> tuple[Kind, ...]:
-        return tuple(receive for _, receive in CARRIERS.values())
 
 
 def listed(names: Sequence[object], count: int | None = None) -> str:

@@ -11,14 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recycle.ir.dependencies import CARRIERS, NEEDS, Rows, Value, Why
-from recycle.ir.instruction import KIND_CLASSES, TRANSFER_KINDS, Kind, is_kind
+from recycle.ir.dependencies import Rows, Value, Why
+from recycle.ir.instruction import (
+    CARRIERS,
+    KIND_CLASSES,
+    Backward,
+    BackwardInput,
+    Compute,
+    Forward,
+    Send,
+    Transfer,
+    is_kind,
+)
+from recycle.ir.kinds import ValueKind
 from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
 from recycle.shape import MicroBatch, Worker
-
-_VALUE_OF = {kind: value for value, pair in CARRIERS.items() for kind in pair}
-_OFFSET = {kind: (0 if kind == CARRIERS[value][0] else NEEDS[kind][0][1]) for kind, value in _VALUE_OF.items()}
-"""Stage that makes the value a transfer carries, relative to the instruction's own."""
 
 
 class Trouble(NamedTuple):
@@ -133,16 +140,16 @@ class _Tracker:
 
     def value(self, row: int) -> Value:
         """What the transfer in a given row carries."""
-        c, kind = self.columns, Kind(int(self.columns.kind[row]))
-        micro_batch = MicroBatch(int(c.pipeline[row]), int(c.index[row]))
-        return Value(_VALUE_OF[kind], int(c.stage[row]) + _OFFSET[kind], micro_batch)
+        c = self.columns
+        value, offset = KIND_CLASSES[c.kind[row]].row.needs[0]
+        return Value(value, int(c.stage[row]) + offset, MicroBatch(int(c.pipeline[row]), int(c.index[row])))
 
     def settled(self, value: Value) -> bool:
         """Whether the value's trouble is told already, or follows from its producer or consumer being broken."""
         if value in self.told:
             return True
         _, receive = CARRIERS[value.kind]
-        consumer = value.stage - NEEDS[receive][0][1]
+        consumer = value.stage - receive.row.needs[0][1]
         broken = self.inspection.is_broken
         return broken(value.stage, value.micro_batch) or broken(consumer, value.micro_batch)
 
@@ -152,7 +159,7 @@ class _Tracker:
         shape = self.shape
         inside = (c.stage >= 0) & (c.stage < shape.stages) & (c.pipeline >= 0) & (c.pipeline < shape.pipelines)
         inside &= (c.index >= 0) & (c.index < shape.micro_batches)
-        rows = np.flatnonzero(is_kind(c.kind, TRANSFER_KINDS) & inside)
+        rows = np.flatnonzero(is_kind(c.kind, Transfer) & inside)
         gone = dead[c.worker[rows]] | dead[c.peer[rows]]
         self.told.update(self.value(row) for row in rows[gone].tolist())
         rows = rows[~gone]
@@ -192,16 +199,16 @@ class _Tracker:
         _, first, back = np.unique(keys * self.inspection.cells + cell, return_index=True, return_inverse=True)
         for place in repeats(len(rows), first).tolist():
             row, original = int(rows[place]), int(rows[first[back[place]]])
-            verb = "sent" if self.columns.kind[row] in self.inspection.sends else "received"
+            verb = "sent" if issubclass(KIND_CLASSES[self.columns.kind[row]], Send) else "received"
             yield from self._tell(
                 "duplicate-transfer", row, f"the value is {verb} already: {self.inspection.at(original)}",
                 "remove one of the two", original,
             )  # fmt: skip
 
     def _misplaced_sends(self) -> list[int]:
-        kind, given = self.inspection.lowered.columns.kind, self.inspection.given
+        is_send, given = is_kind(self.inspection.lowered.columns.kind, Send), self.inspection.given
         lost = (m.row for m in self.inspection.graph.missing if m.why == Why.NOT_LOCAL)
-        rows = (given(row) for row in lost if kind[row] in self.inspection.sends)
+        rows = (given(row) for row in lost if is_send[row])
         return [row for row in rows if row is not None]
 
     def _not_made(self, rows: list[int]) -> Iterator[Trouble]:
@@ -220,9 +227,8 @@ class _Tracker:
         inspection = self.inspection
         if not 0 <= stage < self.shape.stages:
             return []
-        forward = value.kind == _VALUE_OF[Kind.SEND_ACTIVATION]
-        kinds = (Kind.FORWARD,) if forward else (Kind.BACKWARD, Kind.BACKWARD_INPUT)
-        here = inspection.in_cell(inspection.cell_of(stage, micro_batch), *kinds)
+        classes = (Forward,) if value.kind == ValueKind.ACTIVATION else (Backward, BackwardInput)
+        here = inspection.in_cell(inspection.cell_of(stage, micro_batch), *classes)
         rows: list[int] = inspection.pieces.row[here].tolist()
         return rows
 
@@ -231,8 +237,8 @@ class _Tracker:
 
     def _loose(self, rows: Rows) -> Iterator[Trouble]:
         """Ends without a partner: two of one value belong together, one alone lacks the other."""
-        c, inspection = self.columns, self.inspection
-        is_send = is_kind(c.kind[rows], inspection.sends)
+        c = self.columns
+        is_send = is_kind(c.kind[rows], Send)
         sends = {self.value(row): row for row in rows[is_send][::-1].tolist()}
         receives = {self.value(row): row for row in rows[~is_send][::-1].tolist()}
         for value in sends.keys() & receives.keys():
@@ -240,8 +246,8 @@ class _Tracker:
         for row in rows[is_send].tolist():
             worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
             value = self.value(row)
-            receive = KIND_CLASSES[CARRIERS[value.kind][1]]
-            stage = value.stage - NEEDS[CARRIERS[value.kind][1]][0][1]
+            _, receive = CARRIERS[value.kind]
+            stage = value.stage - receive.row.needs[0][1]
             exists = 0 <= stage < self.shape.stages
             yield from self._tell(
                 "unreceived", row, f"worker {peer} never receives it",
@@ -252,7 +258,7 @@ class _Tracker:
         for row in rows[~is_send].tolist():
             worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
             value = self.value(row)
-            send = KIND_CLASSES[CARRIERS[value.kind][0]]
+            send, _ = CARRIERS[value.kind]
             exists = 0 <= value.stage < self.shape.stages
             yield from self._tell(
                 "unsent", row, f"worker {peer} never sends it",
@@ -264,7 +270,7 @@ class _Tracker:
     def _mismatch(self, value: Value, send: int, receive: int) -> Iterator[Trouble]:
         """The end that disagrees with where the value is made and needed is the wrong one."""
         at, schedule = self.inspection.at, self.schedule
-        consumer = value.stage - NEEDS[CARRIERS[value.kind][1]][0][1]
+        consumer = value.stage - CARRIERS[value.kind][1].row.needs[0][1]
         sender, receiver = schedule.position(send)[0], schedule.position(receive)[0]
         makers = self._workers_with(value.stage, value.micro_batch, value)
         users = self._workers_with(consumer, value.micro_batch, value)
@@ -282,7 +288,7 @@ class _Tracker:
             self.told.add(found.value)
             makers = self._workers_with(found.value.stage, found.value.micro_batch, found.value)
             made = self._rows_with(found.value.stage, found.value.micro_batch, found.value)
-            send, receive = (KIND_CLASSES[kind].token for kind in CARRIERS[found.value.kind])
+            send, receive = (end.token for end in CARRIERS[found.value.kind])
             where = f" on worker {makers[0]}" if makers else ""
             yield Trouble(
                 "no-transfer",
@@ -297,12 +303,14 @@ class _Tracker:
 
     def _unused(self, rows: Rows) -> Iterator[Trouble]:
         inspection, c, shape = self.inspection, self.columns, self.shape
-        at, pieces = inspection.computes, inspection.pieces
-        for value, (_, receive) in CARRIERS.items():
-            consumers = [kind for kind, needed in NEEDS.items() if (value, NEEDS[receive][0][1]) in needed]
-            users = at[is_kind(pieces.kind[at], consumers)]
+        pieces = inspection.pieces
+        for _, receive in CARRIERS.values():
+            brings = receive.row.needs[0]
+            consumers = [cls for cls in KIND_CLASSES if issubclass(cls, Compute) and cls.row.sent]
+            consumers = [cls for cls in consumers if brings in cls.row.needs]
+            users = np.flatnonzero(is_kind(pieces.kind, consumers) & pieces.valid)
             needed = inspection.cell[users] * shape.worker_count + pieces.worker[users]
-            mine = rows[c.kind[rows] == receive]
+            mine = rows[c.kind[rows] == receive.kind]
             cell = (c.stage[mine].astype(np.int64) * shape.pipelines + c.pipeline[mine]) * shape.micro_batches
             brought = (cell + c.index[mine]) * shape.worker_count + c.worker[mine]
             for row in mine[~np.isin(brought, needed)].tolist():

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recycle.ir.instruction import Backward, Compute, Forward, Instruction, RedundantForward
+from recycle.ir.instruction import Backward, Compute, Forward, Instruction
+from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Worker
 from recycle.systems.reduces import with_updates

@@ -8,7 +8,7 @@ import pytest
 from recycle import MicroBatch, Schedule, Shape, Worker
 from recycle.ir.families import FAMILIES
 from recycle.ir.families.every_pipeline import every_pipeline
-from recycle.ir.instruction import Backward, Forward, Kind, OverlappedPair
+from recycle.ir.instruction import Backward, Forward, OverlappedPair
 from tests.ir.families.chunks import chunks_of
 
 SEARCHED = {"v-half", "v-min"}
@@ -47,5 +47,5 @@ def test_a_large_job_is_built_in_a_moment(family: str) -> None:
     began = time.process_time()
     schedule = FAMILIES[family](shape)
     assert time.process_time() - began < (4 if family in SEARCHED else 1)
-    forwards = np.isin(schedule.columns.kind, (Kind.FORWARD, Kind.OVERLAPPED_PAIR)).sum()
+    forwards = np.isin(schedule.columns.kind, (Forward.kind, OverlappedPair.kind)).sum()
     assert forwards == shape.stages * shape.global_micro_batches

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from recycle import Profile, Schedule, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import Backward
+from recycle.ir.redundant_forward import RedundantForward
 from recycle.systems.bamboo.closed_form import healthy_seconds
 from recycle.systems.bamboo.iteration import Hosts, after_losing, healthy, iteration
 
@@ -133,7 +134,7 @@ def bound(hosts: Hosts, micro_batches: int, profile: Profile, made: Schedule, wo
     ]  # fmt: skip
     mine = [stage for stage, host in enumerate(hosts) if host == worker.rank]
     first, last = min(mine), max(mine)
-    redundant = sum(forward[one.stage] for one in made.program(worker) if one.kind == Kind.REDUNDANT_FORWARD)
+    redundant = sum(forward[one.stage] for one in made.program(worker) if one.kind == RedundantForward.kind)
     work = micro_batches * sum(forward[s] + backward[s] for s in mine) + redundant
     if [first, last] == [0, stages - 1] and len(mine) == 2:
         return work
@@ -170,9 +171,9 @@ def test_every_micro_batch_has_its_forwards_and_each_copied_stage_its_redundant_
     for k, hosts in enumerate(pipelines):
         for rank in set(hosts):
             program = made.program(Worker(k, rank))
-            doubled = [one.stage for one in program if one.kind == Kind.REDUNDANT_FORWARD]
+            doubled = [one.stage for one in program if one.kind == RedundantForward.kind]
             has_copy = rank + 1 < len(hosts) and hosts[rank + 1] == rank + 1
             assert doubled == [rank + 1] * (shares[k] if has_copy else 0)
             for one, after in pairwise(program):
-                if one.kind == Kind.REDUNDANT_FORWARD:
-                    assert (after.kind, after.stage, after.micro_batch) == (Kind.BACKWARD, rank, one.micro_batch)  # type: ignore[attr-defined]
+                if one.kind == RedundantForward.kind:
+                    assert (after.kind, after.stage, after.micro_batch) == (Backward.kind, rank, one.micro_batch)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recycle import Schedule, Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.gaps import GapCause
-from recycle.ir.instruction import Kind
+from recycle.ir.instruction import Forward
 from tests.ir.random_schedules import random_profile, random_schedule
 from viz.analysis.ranges import range_statistics
 
@@ -32,9 +32,9 @@ def test_work_and_bubbles_fill_every_range(seed: int) -> None:
 def test_the_warm_up_of_1f1b(broken_timeline: Timeline, broken: Schedule) -> None:
     timeline = simulate(one_f_one_b(Shape(1, 2, 3)))
     found = range_statistics(timeline, timeline.gaps(), 2, 0)  # ends in either order
-    assert (found.work, found.bubbles) == ({Kind.FORWARD: 3.0}, {GapCause.INPUT: 1.0})
+    assert (found.work, found.bubbles) == ({Forward.kind: 3.0}, {GapCause.INPUT: 1.0})
     assert found.operations == 3
-    assert found.share(found.work[Kind.FORWARD]) == 0.75
+    assert found.share(found.work[Forward.kind]) == 0.75
     one = range_statistics(timeline, timeline.gaps(), 0, 1, workers=[1])
     assert (one.workers, one.work, one.bubbles) == (1, {}, {GapCause.INPUT: 1.0})
 

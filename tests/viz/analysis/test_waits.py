@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recycle import Profile, Shape, Timeline, simulate
 from recycle.ir.dependencies import Cause
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import TRANSFER_KINDS
+from recycle.ir.instruction import Transfer, is_kind
 from tests.ir.random_schedules import random_profile, random_schedule
 from viz.analysis.waits import Input, Output, Waits, name
 
@@ -63,7 +63,7 @@ def test_inputs_and_outputs_are_each_others_reverse_and_the_decisive_input_has_n
     timeline = simulate(schedule, random_profile(rng, schedule))
     waits, kind = Waits(timeline), timeline.schedule.columns.kind
     for row in rng.sample(range(len(kind)), min(6, len(kind))):
-        if int(kind[row]) in TRANSFER_KINDS:
+        if is_kind(kind[row], Transfer):
             continue
         uses = waits.outputs(row, 10**6)
         for use in uses.shown:

@@ -1,4 +1,11 @@
-"""Redundant forwards: each could stand in for what it doubles. They are no part of completeness."""
+"""R: a stage's forward again, on the worker of the stage before, which holds a copy of the stage (Bamboo).
+
+What R makes is kept for the backward that would be wanted if the stage's own worker died, until the backward of the
+stage before of the same micro-batch shows that it lives. Nobody else uses it: it is none of the forwards that a
+micro-batch needs, and no part of completeness. Its input must be at hand, because no transfer brings it.
+
+The kind in whole: its rule, its row, its class. It is registered as one from outside the package would be.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.dependencies import Why
-from recycle.ir.instruction import Kind, is_kind
+from recycle.ir.instruction import Backward, BackwardInput, Compute, Forward, is_kind
+from recycle.ir.kinds import InstructionKind, ValueKind, register
 from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
 
 
@@ -18,13 +26,13 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     own backward of the micro-batch, which shows that the stage is alive; it stands there once, on a worker that does
     not run the stage's F anyway. The first stage has no stage before it."""
     pieces, shape = inspection.pieces, inspection.schedule.shape
-    at = np.flatnonzero((pieces.kind == Kind.REDUNDANT_FORWARD) & pieces.valid)
+    at = np.flatnonzero((pieces.kind == RedundantForward.kind) & pieces.valid)
     at = at[inspection.hosted[pieces.worker[at], pieces.stage[at]]]
     if not len(at):
         return
     key = pieces.worker * inspection.cells + inspection.cell
-    forward = key[(pieces.kind == Kind.FORWARD) & pieces.valid]
-    backward = np.flatnonzero(is_kind(pieces.kind, (Kind.BACKWARD, Kind.BACKWARD_INPUT)) & pieces.valid)
+    forward = key[(pieces.kind == Forward.kind) & pieces.valid]
+    backward = np.flatnonzero(is_kind(pieces.kind, (Backward, BackwardInput)) & pieces.valid)
     first_backward = dict(zip(key[backward][::-1].tolist(), pieces.row[backward][::-1].tolist(), strict=True))
     apart = {inspection.given(missing.row) for missing in inspection.graph.missing if missing.why == Why.NOT_LOCAL}
     again = set(repeats(len(at), np.unique(key[at], return_index=True)[1]).tolist())
@@ -50,3 +58,26 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
                 "move it before that backward, or remove it",
                 row,
             )
+
+
+@register(
+    InstructionKind(
+        token="R",
+        title="forward of the next stage, run again on its copy",
+        needs=((ValueKind.ACTIVATION, -1),),
+        sent=False,
+        seconds=("redundant_forward",),
+        holds=True,
+        frees=lambda profile: 1 - profile.redundant_stash,
+        released_by=(ValueKind.INPUT_GRADIENT, -1),
+        run=lambda worker, one, activation: worker.stages[one.stage].redundant_forward(one.micro_batch, activation),
+        release=lambda worker, one: worker.stages[one.stage].release(one.micro_batch),
+        rules=(redundant,),
+        paints=("redundant",),
+        words=("redundant",),
+    )
+)
+class RedundantForward(Compute):
+    """`2R1.5`: stage 2's forward of micro-batch 5 of pipeline 1, run again by the worker of stage 1."""
+
+    __slots__ = ()

@@ -1,0 +1,253 @@
+"""The table of instruction kinds: what a kind is stands in one row, which every layer reads.
+
+A kind is a class of instructions and a row: `@register(InstructionKind(...))` on the class enters it. What the class
+derives from says its operands: `Compute` a stage and a micro-batch, `Transfer` the other worker too, `StageWide` the
+stage alone. The row says the rest: how it is written, what it needs and makes, what it costs and holds, who executes
+it, how the viewer draws and finds it. The built-in kinds are entered in `recycle.ir.instruction`; a kind of one's own
+is entered the same way, from any file that is imported (see docs/add-an-instruction.md).
+
+Columns hold the number of a kind, its place in the table. Hot code looks rows up by that number: `is_kind` asks for
+classes, `per_kind` makes an array of a property of all rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.profile import Profile
+from recycle.shape import MicroBatch, Worker
+
+if TYPE_CHECKING:
+    from recycle.ir.rules.rule import Rule
+
+MOST_KINDS = 256
+"""How many kinds a column of 8 bits tells apart."""
+_TOKEN = re.compile("[A-Z][A-Z_]*|;")
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound="type[Instruction]")
+
+
+class ValueKind(IntEnum):
+    """What instructions hand to each other."""
+
+    ACTIVATION = 0
+    INPUT_GRADIENT = 1
+    WEIGHT_GRADIENT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructionKind:
+    """A row of the table.
+
+    Attributes:
+        token: what is written between stage and micro-batch: capitals and underscores, no other kind's.
+        title: what people read for it, such as "forward".
+        needs: (value needed, stage that makes it, relative to the instruction's own). Values of the instruction's own
+            stage must be made on its worker; those of stages beyond the model's ends do not exist.
+        sent: whether transfers may bring what it needs of other stages; else its worker must have made that too.
+        produces: the values that it makes. A SEND carries the first of them to other stages.
+        follows: the stage-wide kind that must come before it, on the same worker and for the same stage.
+        required: whether every micro-batch needs its share of it at every stage, exactly once.
+        implied: whether `lower` writes it, once per hosted stage, when a schedule has no such kind at all.
+        seconds: the attributes of `Profile` that add up to what it takes on its stage; none: no time.
+        holds: whether it holds an activation of its stage from its start on.
+        frees: profile -> share of an activation that is let go at its end.
+        released_by: (value, stage relative to its own) whose making, on the same worker and for the same micro-batch,
+            lets go of the rest of what it holds. None: instructions of its own stage and micro-batch do, by `frees`.
+        run: (interpreter, instruction, value of each need of another stage) -> what `produces` names first, None where
+            that is not made. Executes the instruction (see `recycle.exec.worker.interpreter`).
+        release: (interpreter, instruction): lets go of what it holds; for `released_by`.
+        rules: rules of `check` about this kind alone.
+        in_torch: whether `torch.distributed.pipelining` has this kind, under the same token.
+        letter: how its label begins in the viewer; the token when None, no label when empty.
+        paints: names of the viewer's paints (`viz.figures.palette`), side by side; with several, what it makes is drawn
+            after each other in the order of `produces`.
+        words: what finds it in the viewer's search, beside its token.
+    """
+
+    token: str
+    title: str
+    run: Callable[..., Any]
+    needs: tuple[tuple[ValueKind, int], ...] = ()
+    sent: bool = True
+    produces: tuple[ValueKind, ...] = ()
+    follows: type[StageWide] | None = None
+    required: bool = False
+    implied: bool = False
+    seconds: tuple[str, ...] = ()
+    holds: bool = False
+    frees: Callable[[Profile], float] = lambda profile: 0.0
+    released_by: tuple[ValueKind, int] | None = None
+    release: Callable[..., None] | None = None
+    rules: tuple[Rule, ...] = ()
+    in_torch: bool = False
+    letter: str | None = None
+    paints: tuple[str, ...] = ("optimizer",)
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Instruction:
+    """Anything a worker's program may hold.
+
+    Attributes:
+        kind: number of its kind, its place in `KIND_CLASSES`.
+        row: its kind's row.
+        token: the row's.
+    """
+
+    kind: ClassVar[int]
+    row: ClassVar[InstructionKind]
+    token: ClassVar[str]
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Compute(Instruction):
+    """Work of one stage on one micro-batch."""
+
+    stage: int
+    micro_batch: MicroBatch
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.token}{self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Transfer(Instruction):
+    """One end of a transfer; `stage` is the one that runs the instruction, `peer` the worker at the other end."""
+
+    stage: int
+    micro_batch: MicroBatch
+    peer: Worker
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.token}{self.micro_batch}@{self.peer}"
+
+
+class Send(Transfer):
+    """The end that has the value: the one that it needs."""
+
+    __slots__ = ()
+
+
+class Receive(Transfer):
+    """The end that gets the value: the one that it needs."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StageWide(Instruction):
+    """Something a host does for its whole stage once per iteration."""
+
+    stage: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.token}"
+
+
+KIND_CLASSES: list[type[Instruction]] = []
+"""The table: class of each kind, by number. It grows when a kind is registered, so look it up when it is needed."""
+_READ: list[Any] = []
+
+
+def register(row: InstructionKind) -> Callable[[C], C]:
+    """Enter the decorated class of instructions as a kind, under the next number.
+
+    Raises:
+        ValueError: the token is no token, or another kind's; or there are too many kinds.
+    """
+
+    def enter(cls: C) -> C:
+        if not _TOKEN.fullmatch(row.token):
+            raise ValueError(f"{row.token!r} is no token: write capitals and underscores, such as REPLAY")
+        taken = next((other for other in KIND_CLASSES if other.token == row.token), None)
+        if taken is not None:
+            raise ValueError(f"the token {row.token} is that of {taken.__name__} already")
+        if len(KIND_CLASSES) == MOST_KINDS:
+            raise ValueError(f"there are {MOST_KINDS} kinds already, which is the most")
+        cls.kind, cls.row, cls.token = len(KIND_CLASSES), row, row.token
+        KIND_CLASSES.append(cls)
+        _table_changed()
+        return cls
+
+    return enter
+
+
+def unregister(cls: type[Instruction]) -> None:
+    """Take the kind that was registered last out again, for tests and notebooks. Raises ValueError at another one."""
+    if KIND_CLASSES[-1] is not cls:
+        raise ValueError(f"{cls.__name__} is not the kind that was registered last")
+    KIND_CLASSES.pop()
+    _table_changed()
+
+
+def _table_changed() -> None:
+    for function in _READ:
+        function.cache_clear()
+
+
+def reads_kinds(function: F) -> F:
+    """Decorator of a function whose result depends on its arguments and the table alone: keeps results until a kind is
+    registered."""
+    kept: Any = cache(function)
+    _READ.append(kept)
+    return kept  # type: ignore[no-any-return]
+
+
+def kinds_where(holds: Callable[[InstructionKind], bool]) -> tuple[type[Instruction], ...]:
+    """The kinds of whose row `holds` is true."""
+    return tuple(cls for cls in KIND_CLASSES if holds(cls.row))
+
+
+def per_kind(of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+    """A number of each kind, as an array to be indexed by a column of kinds."""
+    return np.array([of(cls) for cls in KIND_CLASSES], dtype=dtype)
+
+
+def is_kind(column: npt.NDArray[np.uint8], classes: type | Iterable[type]) -> npt.NDArray[np.bool_]:
+    """Which entries of a column of kinds are of one of the classes or of classes derived from them.
+
+    A look-up, several times faster than `np.isin`.
+    """
+    found: npt.NDArray[np.bool_] = _flags((classes,) if isinstance(classes, type) else tuple(classes))[column]
+    return found
+
+
+@reads_kinds
+def _flags(classes: tuple[type, ...]) -> npt.NDArray[np.bool_]:
+    flags = np.zeros(MOST_KINDS, dtype=np.bool_)
+    flags[[cls.kind for cls in KIND_CLASSES if issubclass(cls, classes)]] = True
+    return flags
+
+
+def table_as_json() -> list[dict[str, Any]]:
+    """What the viewer's JavaScript needs of the table: an object per kind, by number.
+
+    `token`, `title`, `paints` and `words` are the row's. `letter` is how a label begins, with the micro-batch behind it
+    when `numbered`. `homed` tells kinds with a micro-batch from stage-wide ones; `transfer` kinds lie on lanes.
+    """
+    return [
+        {
+            "token": cls.token,
+            "title": cls.row.title,
+            "letter": cls.token if cls.row.letter is None else cls.row.letter,
+            "numbered": not issubclass(cls, Transfer | StageWide),
+            "homed": not issubclass(cls, StageWide),
+            "transfer": issubclass(cls, Transfer),
+            "paints": list(cls.row.paints),
+            "words": list(cls.row.words),
+        }
+        for cls in KIND_CLASSES
+    ]
