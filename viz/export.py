@@ -1,6 +1,7 @@
 """Pictures that need no server: one HTML file that holds everything it shows, or an SVG.
 
-The HTML carries plotly.js inside and refers to no address; SVG and PNG are written without a browser or plotly.
+The HTML carries plotly.js inside and refers to no address; SVG and PNG are written without a browser or plotly, SVG
+without Pillow too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from recycle.errors import RecycleError
 from recycle.files import write_whole
-from viz.figures.raster import Viewport, encode_png, raster, stacked
 from viz.figures.svg import svg
 from viz.lanes import Panel, on_one_axis
 from viz.run import Run
@@ -65,6 +65,8 @@ def write_png(path: str | Path, sources: Sequence[Source]) -> None:
     Raises:
         RecycleError: there is nothing to draw, or the file cannot be written.
     """
+    from viz.figures.raster import Viewport, encode_png, raster, stacked
+
     shown = on_one_axis(_to_draw(path, sources))
     pictures = []
     for panel in shown:

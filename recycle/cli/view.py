@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from viz.what_if import Planner, WhatIf
 
 DEFAULT_PORT = 8050
+_NEEDED: dict[str, tuple[str, ...]] = {".svg": (), ".png": ("PIL",)}
+"""Modules of the `viz` extra that an export needs, by its suffix; everything else needs all of them."""
 
 
 def register(app: typer.Typer) -> None:
@@ -54,9 +56,7 @@ def view(
 
     Example: recycle view plan.json --export plan.svg
     """
-    _require_viewer(
-        () if export_to is not None and export_to.suffix.lower() in (".svg", ".png") else ("dash", "plotly")
-    )
+    _require_viewer(_NEEDED.get(export_to.suffix.lower() if export_to is not None else "", ("dash", "plotly", "PIL")))
     from viz.comparison import is_comparison, load_comparison
     from viz.sources import load_source
 
@@ -172,5 +172,5 @@ def _require_viewer(packages: tuple[str, ...]) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise RecycleError(
-                f"view: {package} is not installed; install the viewer: pip install 'recycle-pipeline[viz]'"
+                f"view: the module {package} is missing; install the viewer: pip install 'recycle-pipeline[viz]'"
             )

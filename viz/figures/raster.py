@@ -1,4 +1,4 @@
-"""Lanes as a PNG, drawn by numpy alone: for browsers without a canvas, and for `--export FILE.png`.
+"""Lanes as a PNG: the first picture on a page, browsers without a canvas, and `--export FILE.png`.
 
 Where lanes and operations are wide enough each operation is its rectangle, as on the canvas; else every pixel column of
 a band of lanes is a stack of the exact shares of time spent in each colour. No text: what a picture cannot say in
@@ -7,14 +7,14 @@ pixels stands beside it.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from viz.figures.boxes import PARTS, STRIP_TOP
 from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAINTS, PAPER, RULE
@@ -213,19 +213,9 @@ def stacked(pictures: Sequence[Pixels], gap: int = 16) -> Pixels:
 
 
 def encode_png(picture: Pixels, *, clear: bool = False) -> bytes:
-    """An indexed PNG (ISO/IEC 15948) of palette indices; `clear` makes idle time transparent."""
-    height, width = picture.shape
-    lines = np.zeros((height, width + 1), dtype=np.uint8)  # each line begins with its filter, none
-    lines[:, 1:] = picture
-    colours = b"".join(bytes.fromhex(colour[1:]) for colour in _COLOURS)
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-        (b"PLTE", colours),
-        *([(b"tRNS", bytes([255] * _INDEX[BAND] + [0]))] if clear else []),
-        (b"IDAT", zlib.compress(lines.tobytes(), 6)),
-        (b"IEND", b""),
-    ]
-    parts = [
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    """A PNG of palette indices; `clear` makes idle time transparent."""
+    image = Image.fromarray(picture)
+    image.putpalette(b"".join(bytes.fromhex(colour[1:]) for colour in _COLOURS))
+    content = BytesIO()
+    image.save(content, "png", **({"transparency": _INDEX[BAND]} if clear else {}))
+    return content.getvalue()
