@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.membership.members import member_name
-from recycle.exec.membership.messages import Commit
+from recycle.exec.membership.messages import Commit, StoredFile
 from recycle.exec.model.stage import Stage
 from recycle.files import read_whole
 from recycle.job import Job
@@ -46,13 +46,6 @@ PART_BYTES = 1 << 27
 _FOLDER = re.compile(r"step-(\d{8,})")
 _FIRST_PART = re.compile(r"\.tensor-0-of-(\d+)$")
 _SUFFIX = ".safetensors"
-
-
-class StoredFile(Struct, frozen=True):
-    """Size and hash of a file."""
-
-    bytes: int
-    sha256: str
 
 
 class Manifest(Struct, frozen=True, rename={"commit": "facts"}):

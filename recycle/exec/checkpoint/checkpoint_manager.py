@@ -16,8 +16,9 @@ import msgspec
 
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Checkpoint, Manifest, folder_of
-from recycle.exec.checkpoint.saved import Saved, saved_key, writer_of
-from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.checkpoint.writer import writer_of
+from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
+from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
 from recycle.job import Job
 
@@ -102,7 +103,7 @@ class CheckpointManager:
                 continue
             keys = [key for stage in range(self._job.shape.stages) for key in self._keys(step, stage)]
             if self._store.has_all(keys):
-                saved = [msgspec.json.decode(self._store.read(key) or "", type=Saved) for key in keys]
+                saved = [part for part in self._store.read_all(keys) if part is not None]
                 finishing = self._thread.submit(self._finish, pending.commit, saved)
                 finishing.add_done_callback(lambda _: self._wake())
                 self._pending[step] = replace(pending, finishing=finishing)
@@ -111,9 +112,9 @@ class CheckpointManager:
             elif self._now() - pending.since > self._job.train.checkpoint_deadline:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
 
-    def _keys(self, step: int, stage: int) -> list[str]:
+    def _keys(self, step: int, stage: int) -> list[SavedKey]:
         """Under which all tensor ranks announce their parts of a stage."""
-        return [saved_key(step, stage, rank) for rank in range(self._job.grid.tensor_parallel)]
+        return [SavedKey(step, stage, rank) for rank in range(self._job.grid.tensor_parallel)]
 
     def _missing(self, pending: _Pending, live: Collection[str]) -> str | None:
         """A writer that has ended without having written its stage."""

@@ -19,9 +19,6 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct
-
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.coordination import Coordination
@@ -29,9 +26,19 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.shared_directory import SharedRunDirectory
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.lease import Lease
+from recycle.exec.membership.messages import AgentInfo, RunInfo, StartRequest
+from recycle.exec.membership.schema import (
+    AgentKey,
+    CoordinatorKey,
+    EndedKey,
+    FailedKey,
+    FinishedKey,
+    KillRequestKey,
+    RunKey,
+    StartRequestKey,
+)
 from recycle.exec.planning.placement import stages_by_rank
 from recycle.exec.planning.planning import Planner, require_valid
-from recycle.exec.processes.cluster_processes import AgentInfo, read_start_request
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Waker
 from recycle.exec.worker.specification import WorkerSpecification
@@ -40,24 +47,6 @@ from recycle.job import Job
 from recycle.nodes import place_workers
 from recycle.plans import with_ties
 from recycle.shape import Worker
-
-ROLE = "coordinator"
-
-
-class RunInfo(Struct, frozen=True):
-    """What all agents of a run agree on; the first one writes it.
-
-    Attributes:
-        identity: of this run, whatever its name.
-        job: sha256 of the job.
-        steps: iterations to train.
-        started: seconds since the epoch.
-    """
-
-    identity: str
-    job: str
-    steps: int
-    started: float
 
 
 def serve(
@@ -165,8 +154,8 @@ class _Agent:
         """The run's description, which the first agent writes. Raises JobError when ours is another run."""
         digest = hashlib.sha256(self._job.to_toml().encode()).hexdigest()
         ours = RunInfo(uuid.uuid4().hex, digest, steps, time.time())
-        self._store.compare_set("run", "", msgspec.json.encode(ours).decode())
-        info = msgspec.json.decode(self._store.read("run") or "", type=RunInfo)
+        self._store.compare_set(RunKey(), None, ours)
+        info = self._store.read(RunKey()) or ours
         for what, mine, theirs in (("job file", digest, info.job), ("number of steps", steps, info.steps)):
             if mine != theirs:
                 raise JobError(f"node {self._node}: its {what} is not that of run {self._run!r}; give another --id")
@@ -185,8 +174,8 @@ class _Agent:
         self._waker.wake()
 
     def _specification(self, worker: Worker, incarnation: int, tensor_rank: int) -> WorkerSpecification:
-        order = read_start_request(self._store.read(f"start/{worker}"))
-        place = [str(seat) for seat in self._workers].index(order.seat)
+        request = self._store.read(StartRequestKey(worker)) or StartRequest()
+        place = [str(place) for place in self._workers].index(request.place)
         return WorkerSpecification(
             self._job.to_toml(),
             str(worker),
@@ -200,8 +189,8 @@ class _Agent:
             os.getpid(),
             self._directory.started,
             str(self._directory.checkpoints),
-            order.generation,
-            order.restored,
+            request.generation,
+            request.restored,
             tensor_rank,
             place * self._tensor_parallel + tensor_rank,
         )
@@ -223,39 +212,35 @@ class _Agent:
 
     def _arrive(self) -> None:
         """Say that this node is there. An agent that was here before may take a term to be forgotten."""
-        said = msgspec.json.encode(AgentInfo(self._session, self._address)).decode()
+        info = AgentInfo(self._session, self._address)
         deadline = time.monotonic() + self._term + 2
-        while self._store.create(f"agent/{self._node}", said, self._lease.id) is None:
+        while self._store.create(AgentKey(self._node), info, self._lease.id) is None:
             if time.monotonic() > deadline:
                 raise JobError(f"node {self._node} has an agent already in run {self._run!r}")
             time.sleep(0.2)
 
     def _over(self) -> bool:
         """Whether all agents may go. Raises RunError when the run has failed."""
-        failed = self._store.read("failed")
+        failed = self._store.read(FailedKey())
         if failed is not None and self._coordination is None:
             raise RunError(failed)
-        return self._store.read("finished") is not None
+        return self._store.read(FinishedKey()) is not None
 
     def _carry_out(self) -> None:
         """Start and kill as ordered, and say who has ended."""
         for worker in self._job.shape.workers():
-            order = read_start_request(self._store.read(f"start/{worker}"))
-            if order.session == self._session and order.incarnation > self._processes.incarnation(worker):
+            request = self._store.read(StartRequestKey(worker)) or StartRequest()
+            if request.session == self._session and request.incarnation > self._processes.incarnation(worker):
                 if self._processes.running(worker):
                     self._processes.kill(worker)
                 else:
-                    self._processes.start(worker, order.incarnation)
-            dead = self._store.read(f"kill/{worker}")
-            if (
-                dead is not None
-                and self._processes.running(worker)
-                and self._processes.incarnation(worker) <= int(dead)
-            ):
+                    self._processes.start(worker, request.incarnation)
+            dead = self._store.read(KillRequestKey(worker))
+            if dead is not None and self._processes.running(worker) and self._processes.incarnation(worker) <= dead:
                 self._processes.kill(worker)
         for worker, how in self._processes.gone().items():
             tail = "" if "killed by" in how else f"; its last lines: {self._processes.tail(worker)}"
-            self._store.post(f"gone/{worker}", f"{self._processes.incarnation(worker)} {how}{tail}")
+            self._store.set(EndedKey(worker), (self._processes.incarnation(worker), how + tail))
 
     def _coordinate(
         self, schedule: Schedule | None, planner: Planner | None, observer: Observer, text_digest: str | None
@@ -263,12 +248,12 @@ class _Agent:
         """Let the coordinator tick if this agent has the role, or try to get it when nobody has."""
         try:
             if self._coordination is None:
-                if self._store.read(ROLE) is not None:
+                if self._store.read(CoordinatorKey()) is not None:
                     return
-                created = self._store.create(ROLE, f"{self._node} {self._session}", self._lease.id)
+                created = self._store.create(CoordinatorKey(), f"{self._node} {self._session}", self._lease.id)
                 if created is None:
                     return
-                mine = self._store.reading_as("coordinator").guarded(ROLE, created)
+                mine = self._store.reading_as("coordinator").guarded(CoordinatorKey(), created)
                 self._coordination = Coordination(
                     self._job,
                     self._steps,

@@ -12,8 +12,6 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-import msgspec
-
 from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.launch.metrics import metrics_line
@@ -23,7 +21,8 @@ from recycle.exec.launch.shared_directory import SharedRunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.members import joined_digests, members_of
-from recycle.exec.membership.messages import Commit, GenerationRecord, decode
+from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.schema import FailedKey, FinalKey, FinishedKey, ReadyKey, RegisterKey
 from recycle.exec.planning.placement import rank_of_stages, stages_by_rank
 from recycle.exec.planning.planning import Planner, PlanService
 from recycle.exec.planning.replanning import Replanner
@@ -123,9 +122,8 @@ class Coordination:
 
     def _begin(self) -> None:
         """Take the run over where the register says that it is under way."""
-        register = self._store.read("register")
-        if register is not None:
-            record = decode(register, GenerationRecord)
+        record = self._store.read(RegisterKey())
+        if record is not None:
             self._event("coordinator", node=self._node, generation=record.generation, step=record.committed + 1)
             self._coordinator.take_over(record)
             self._started = bool(record.plan)
@@ -139,8 +137,8 @@ class Coordination:
         missing = [str(node) for node in sorted({self._processes.node(worker) for worker in live}) if node not in there]
         generation = self._coordinator.record.generation
         for worker in live if not missing else []:
-            order = self._processes.order(worker)
-            if order.incarnation < 0 or order.generation != generation or self._processes.lost_its_agent(worker):
+            request = self._processes.request(worker)
+            if request.incarnation < 0 or request.generation != generation or self._processes.lost_its_agent(worker):
                 self._processes.start(worker, generation, self._coordinator.record.committed if generation else None)
             elif (how := self._processes.ended(worker)) is not None:
                 self._fail_to_start(worker, how)
@@ -192,7 +190,7 @@ class Coordination:
         """Whether all of the worker's present processes have started up."""
         number = self._processes.incarnation(worker)
         members = members_of([worker], self._job.grid.tensor_parallel)
-        return self._store.has_all([f"ready/{name}/{number}" for name in members])
+        return self._store.has_all([ReadyKey(name, number) for name in members])
 
     def _finish(self) -> None:
         """After the last iteration: keep the digests, merge the trace, let all agents go."""
@@ -203,23 +201,22 @@ class Coordination:
             self._store.wait_for_change(0.2)
         digests: dict[str, Any] = {}
         for worker in sorted(self._coordinator.live):
-            keys = [f"final/{name}" for name in members_of([worker], self._job.grid.tensor_parallel)]
+            keys = [FinalKey(name) for name in members_of([worker], self._job.grid.tensor_parallel)]
             for key in keys:
                 while self._processes.running(worker) and time.monotonic() < deadline:
                     if self._store.wait(key, 0.2) is not None:
                         break
-            texts = self._store.read_all(keys)
-            parts = [msgspec.json.decode(text, type=dict[int, str]) for text in texts if text is not None]
+            parts = [part for part in self._store.read_all(keys) if part is not None]
             if len(parts) == len(keys):
                 digests[str(worker)] = joined_digests(parts)
         self._event("finished", step=self._coordinator.record.committed, digests=digests)
         merge_logs(self._directory.path, self._job.shape)
-        self._store.set("finished", "1")
+        self._store.set(FinishedKey(), True)
 
     def fail(self, message: str) -> None:
         """Tell all agents that the run cannot go on."""
         with contextlib.suppress(RunError):
-            self._store.set("failed", message)
+            self._store.set(FailedKey(), message)
             self.forget()
 
     def forget(self) -> None:

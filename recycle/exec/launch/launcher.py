@@ -31,6 +31,7 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.members import joined_digests, members_of
 from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.schema import ClosedKey, FinalKey, ReachedKey, ReadyKey, StruckKey, WarningKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.exec.planning.placement import rank_of_stages, stages_by_rank
@@ -47,6 +48,8 @@ from recycle.plans import with_ties
 from recycle.runs import merge_logs
 from recycle.shape import Worker
 
+LISTEN_SECONDS = 300.0
+"""How long one call listens to what workers write; there is another behind it."""
 STRIKE_SECONDS = 0.002
 """How precisely a fault that strikes after a delay is timed."""
 
@@ -293,7 +296,7 @@ class _Launcher:
         """In a thread: wake the loop for whatever workers post, until the store is gone."""
         with contextlib.suppress(RunError):
             while not self._closed:
-                store.wait_for_post()
+                store.wait_for_change(LISTEN_SECONDS)
                 self.waker.wake()
 
     def _specification(self, worker: Worker, incarnation: int, tensor_rank: int) -> WorkerSpecification:
@@ -333,7 +336,7 @@ class _Launcher:
         self.observer.waiting(f"{len(live)} workers to start")
         deadline = time.monotonic() + self.job.membership.start_deadline
         ready = {
-            name: f"ready/{name}/{self.processes.incarnation(worker)}"
+            name: ReadyKey(name, self.processes.incarnation(worker))
             for worker in live
             for name in members_of([worker], self._tensor_parallel)
         }
@@ -353,7 +356,7 @@ class _Launcher:
         for number, fault in enumerate(self.faults):
             if not KINDS[fault.kind].struck or number in self._struck:
                 continue
-            if number not in self._reached and self.store.has_all([f"fault/{number}"]):
+            if number not in self._reached and self.store.has_all([ReachedKey(number)]):
                 self._reached[number] = time.monotonic()
             kill = fault.kind == "kill"
             delay = (fault.argument or 0.0) if kill else 0.0
@@ -368,7 +371,7 @@ class _Launcher:
                     if self.processes.running(fault.other):
                         for rank in range(self._tensor_parallel):
                             cut(self.processes.pid(fault.worker, rank), self.processes.pid(fault.other, rank))
-                    self.store.set(f"struck/{number}", "1")
+                    self.store.set(StruckKey(number), True)
 
     def _event(self, kind: str, **details: Any) -> None:
         if kind != "fault":
@@ -393,7 +396,7 @@ class _Launcher:
 
     def _pass_on_warning(self) -> None:
         """What a worker could not do and could do without."""
-        if not self._warned and (message := self.store.read("warning")) is not None:
+        if not self._warned and (message := self.store.read(WarningKey())) is not None:
             self._warned = True
             self._warn(message)
 
@@ -421,8 +424,8 @@ class _Launcher:
         self.processes.end(patience=self.job.membership.dead_after)
         self._pass_on_warning()
         for worker in sorted(self.coordinator.live):
-            texts = self.store.read_all([f"final/{name}" for name in members_of([worker], self._tensor_parallel)])
-            parts = [msgspec.json.decode(text, type=dict[int, str]) for text in texts if text is not None]
+            digests = self.store.read_all([FinalKey(name) for name in members_of([worker], self._tensor_parallel)])
+            parts = [part for part in digests if part is not None]
             if len(parts) == self._tensor_parallel:
                 self.result.digests[str(worker)] = joined_digests(parts)
         try:
@@ -434,7 +437,7 @@ class _Launcher:
         """End every process of the run and close its files."""
         self._closed = True
         with contextlib.suppress(RunError):
-            self.store.post("closed", "1")
+            self.store.set(ClosedKey(), True)
         self._hearing.join()
         self.processes.end(patience=0.0)
         with contextlib.suppress(RunError):

@@ -18,8 +18,27 @@ from recycle.exec.membership.commit import decide, is_right, soonest_end
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Mode, Report, decode, encode
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Mode, Report
 from recycle.exec.membership.rejoins import Rejoins
+from recycle.exec.membership.schema import (
+    AcknowledgedKey,
+    CommitKey,
+    CutKey,
+    FinalKey,
+    FormedKey,
+    HeartbeatKey,
+    OverKey,
+    PeriodsKey,
+    PermissionKey,
+    PlanKey,
+    ProposalKey,
+    ReadyKey,
+    RegisterKey,
+    ReportKey,
+    StopKey,
+    TroubleKey,
+    UndoneKey,
+)
 from recycle.exec.membership.store import Store
 from recycle.job import Job
 from recycle.shape import Shape, Worker
@@ -74,7 +93,7 @@ class Coordinator:
     _detector: FailureDetector = field(init=False)
     _rejoins: Rejoins = field(init=False)
     _joined: set[Worker] = field(default_factory=set)
-    _registered: str = ""
+    _registered: GenerationRecord | None = None
     _attempts: int = 0
     _trouble_since: float | None = None
     _retried: int = -1
@@ -107,18 +126,18 @@ class Coordinator:
         What the other had decided stands, also where it came no further than the register; what it had left open
         becomes void. Workers that copied their state in a generation that never ran copy it again.
         """
-        self.record, self._registered = record, encode(record)
+        self.record, self._registered = record, record
         self.live = {Worker.parse(worker) for worker in record.live}
-        self.store.compare_set(f"proposal/{record.generation}", "", encode(record))
+        self.store.compare_set(ProposalKey(record.generation), None, record)
         if record.commit is not None and record.plan:  # what a restart goes back to was told long ago
-            self.store.compare_set(f"commit/{record.generation}/{record.committed}", "", encode(record.commit))
-            text = self.store.read(f"periods/{record.plan}")
-            self._periods = msgspec.json.decode(text, type=dict[Mode, float]) if text is not None else {}
+            self.store.compare_set(CommitKey(record.generation, record.committed), None, record.commit)
+            periods = self.store.read(PeriodsKey(record.generation))
+            self._periods = periods or {}
             self.committed(record.commit, record, self._periods.get(record.commit.mode, 0.0))
             if record.commit.finished:
                 self._enter(GenerationPhase.FINISHED)
                 return
-        if self.store.read(f"run/{record.generation}") != GO:
+        if self.store.read(PermissionKey(record.generation, "run")) != GO:
             self._joined = {Worker.parse(joiner) for joiner in record.joins}
         self._lost_since = self.now()
         self._end()
@@ -130,6 +149,10 @@ class Coordinator:
     def _members(self, workers: Iterable[Worker | str]) -> list[str]:
         """Names of all processes of `workers`."""
         return members_of(workers, self.job.grid.tensor_parallel)
+
+    def _undone(self, step: int) -> list[UndoneKey]:
+        """All keys by which a process may have said that it has taken back a step."""
+        return [UndoneKey(step, name) for name in self._members(self.shape.workers())]
 
     @property
     def next_step(self) -> int:
@@ -163,8 +186,8 @@ class Coordinator:
         """
         gone = self.processes.gone()  # before the digests are looked for: a process leaves its own, then it ends
         if gone:
-            self.store.set("over", "1")  # what others wrote before that is seen from here on, on every store
-        done = {name for name in self._members(self.live) if self.store.has_all([f"final/{name}"])}
+            self.store.set(OverKey(), True)  # what others wrote before that is seen from here on, on every store
+        done = {name for name in self._members(self.live) if self.store.has_all([FinalKey(name)])}
         gone |= self._detector.lost(self.live, self._beat_reader(), self.now(), done)
         waits = {worker for worker in self.live if not done.issuperset(self._members([worker]))}
         for worker in sorted(waits & gone.keys()):
@@ -201,7 +224,7 @@ class Coordinator:
             live: the processes.
             committed, commit: the step of the checkpoint, and its commit.
         """
-        self.store.delete([f"undone/{committed + 1}/{name}" for name in self._members(self.shape.workers())])
+        self.store.delete(self._undone(committed + 1))
         self.record = GenerationRecord(self.record.generation, [], {}, "", committed, commit)
         self.live = set(live)
         self._joined.clear()
@@ -219,17 +242,17 @@ class Coordinator:
         generation = self.record.generation + 1
         names = [str(worker) for worker in sorted(live)]
         self.record = msgspec.structs.replace(self.record, generation=generation, live=names)
-        self.store.set(f"stop/{generation}", "1")
-        self._register()
-        self.store.set(f"proposal/{generation}", encode(self.record))
+        self.store.set(StopKey(generation), True)
+        self._announce()
 
     def _end(self) -> None:
         """End the current generation: whatever is undecided is void, and survivors wake up."""
         g = self.record.generation
         if g:
-            for key in (f"form/{g}", f"run/{g}", f"commit/{g}/{self.next_step}"):
-                self.store.compare_set(key, "", VOID)
-            self.store.set(f"stop/{g}", "1")
+            self.store.compare_set(PermissionKey(g, "form"), None, VOID)
+            self.store.compare_set(PermissionKey(g, "run"), None, VOID)
+            self.store.compare_set(CommitKey(g, self.next_step), None, VOID)
+            self.store.set(StopKey(g), True)
         self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
@@ -240,9 +263,9 @@ class Coordinator:
         if plan is None:
             return
         generation = self.record.generation + 1
-        self.store.set(f"plan/{plan.digest}", plan.text)
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
-        self.store.set(f"periods/{plan.digest}", msgspec.json.encode(dict(plan.periods)).decode())
+        self.store.set(PlanKey(generation), plan.text)
+        self.store.set(PeriodsKey(generation), dict(plan.periods))
         self.record = GenerationRecord(
             generation,
             [str(worker) for worker in sorted(self.live)],
@@ -254,8 +277,7 @@ class Coordinator:
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
         )
         self._periods = plan.periods
-        self._register()
-        self.store.set(f"proposal/{generation}", encode(self.record))
+        self._announce()
         self.log(
             "generation",
             step=self.next_step,
@@ -266,10 +288,15 @@ class Coordinator:
         )
         self._enter(GenerationPhase.PROPOSED)
 
+    def _announce(self) -> None:
+        """Write the record of a new generation, to the register first."""
+        self._register()
+        self.store.compare_set(ProposalKey(self.record.generation), None, self.record)
+
     def _register(self) -> None:
         """Write the register, if nobody else has."""
-        before, self._registered = self._registered, encode(self.record)
-        if not self.store.compare_set("register", before, self._registered):
+        before, self._registered = self._registered, self.record
+        if not self.store.compare_set(RegisterKey(), before, self.record):
             raise RunError("the register was changed by somebody else; another launcher uses this store")
 
     @property
@@ -280,29 +307,31 @@ class Coordinator:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
 
     def _is_ready(self, worker: Worker, incarnation: int) -> bool:
-        return self.store.has_all([f"ready/{name}/{incarnation}" for name in self._members([worker])])
+        return self.store.has_all([ReadyKey(name, incarnation) for name in self._members([worker])])
 
     def _admit(self, worker: Worker) -> None:
         self.live.add(worker)
         self._joined.add(worker)
+        incarnations = range(self.processes.incarnation(worker) + 1)
+        self.store.delete([ReadyKey(name, number) for name in self._members([worker]) for number in incarnations])
         self._detector.forget(worker)
 
     def _form(self) -> None:
         """Once all have acknowledged, all may form."""
         g = self.record.generation
-        if self.store.has_all([f"ack/{g}/{name}" for name in self._members(self.record.live)]):
+        if self.store.has_all([AcknowledgedKey(g, name) for name in self._members(self.record.live)]):
             self._say_undone()
-            self.store.compare_set(f"form/{g}", "", GO)
+            self.store.compare_set(PermissionKey(g, "form"), None, GO)
             self._enter(GenerationPhase.FORMING)
 
     def _say_undone(self) -> None:
         """Who had to has taken the step back: that comes before the acknowledgement."""
-        keys = [[f"undone/{self.next_step}/{name}" for name in self._members([w])] for w in self.record.live]
+        keys = [[UndoneKey(self.next_step, name) for name in self._members([w])] for w in self.record.live]
         count = sum(any(self.store.has_all([key]) for key in members) for members in keys)
         if count or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
             self.log("undone", step=self.next_step, count=count, cause=cause)
-            self.store.delete([key for members in keys for key in members])
+            self.store.delete(self._undone(self.next_step))
             self._repeated = None
 
     def _run(self) -> None:
@@ -311,15 +340,15 @@ class Coordinator:
             return
         g = self.record.generation
         members = self._members(self.record.live)
-        if not self.store.has_all([f"formed/{g}/{name}" for name in members]):
+        if not self.store.has_all([FormedKey(g, name) for name in members]):
             return
-        errors = {name: e for name in members if (e := self.store.read(f"formed/{g}/{name}"))}
+        errors = {name: e for name in members if (e := self.store.read(FormedKey(g, name)))}
         if errors:
             name, error = next(iter(errors.items()))
             self._again(f"worker {name} could not form generation {g}: {error}")
             return
-        self.store.compare_set(f"run/{g}", "", GO)
-        self.store.delete_groups(g)
+        self.store.compare_set(PermissionKey(g, "run"), None, GO)
+        self.store.forget_before(g)
         self._enter(GenerationPhase.RUNNING)
         for worker in sorted(self._joined):
             self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
@@ -340,17 +369,17 @@ class Coordinator:
             return
         g = self.record.generation
         if self._trouble_since is None:
-            if self.store.has_all([f"trouble/{g}"]):
+            if self.store.has_all([TroubleKey(g)]):
                 self._trouble_since = self.now()
         elif self.now() - self._trouble_since > GRACE_SECONDS:
-            self._again(self.store.read(f"trouble/{g}") or "")
+            self._again(self.store.read(TroubleKey(g)) or "")
 
     def _cut(self) -> bool:
         """Whether two workers cannot reach each other, though both are there: one of them goes."""
-        text = self.store.read(f"cut/{self.record.generation}")
-        if text is None:
+        names = self.store.read(CutKey(self.record.generation))
+        if names is None:
             return False
-        pair = [Worker.parse(name) for name in text.split()]
+        pair = [Worker.parse(name) for name in names]
         goes = whom_to_fence(
             pair, self.live - self._joined, [w for w in pair if self._detector.is_silent(w, self.now())]
         )
@@ -364,19 +393,21 @@ class Coordinator:
     def _commit(self) -> bool:
         """Commit the next iteration if every process of every live worker has reported it."""
         g, n = self.record.generation, self.next_step
-        keys = {name: f"report/{g}/{n}/{name}" for name in self._members(self.record.live)}
-        if not self.store.has_all(list(keys.values())):
+        members = self._members(self.record.live)
+        keys = [ReportKey(g, n, name) for name in members]
+        if not self.store.has_all(keys):
             return False
-        commit = self._decide(n, {name: decode(self.store.read(key) or "", Report) for name, key in keys.items()})
+        reports = self.store.read_all(keys)
+        commit = self._decide(n, {name: r for name, r in zip(members, reports, strict=True) if r is not None})
         if commit is None:
             return False
         before = self.record
         after = msgspec.structs.replace(before, committed=n, commit=commit, mode=commit.next_mode)
         self.record = after
         self._register()
-        self.store.compare_set(f"commit/{g}/{n}", "", encode(commit))
+        self.store.compare_set(CommitKey(g, n), None, commit)
         self._attempts = 0
-        self.store.delete([*keys.values(), f"commit/{g}/{n - 2}"])  # read by all before they stepped n - 1
+        self.store.delete([*keys, CommitKey(g, n - 2)])  # read by all before they stepped n - 1
         self.committed(commit, after, self._periods[commit.mode])
         if commit.finished:
             self._enter(GenerationPhase.FINISHED)
@@ -411,15 +442,16 @@ class Coordinator:
             checkpoint=self.keeps(step, step + 1 >= self.steps),
         )
 
-    def _beat_reader(self) -> Callable[[str], str | None]:
-        """Reads heartbeats: with the first one all that will be asked for, in one request."""
-        texts: dict[str, str | None] = {}
+    def _beat_reader(self) -> Callable[[str], Heartbeat | None]:
+        """Reads heartbeats by their process: with the first one all that will be asked for, in one request."""
+        heartbeats: dict[str, Heartbeat | None] = {}
 
-        def read(key: str) -> str | None:
-            if not texts:
-                keys = [f"beat/{name}" for name in self._members(sorted(self.live))]
-                texts.update(zip(keys, self.store.read_all(keys), strict=True))
-            return texts[key]
+        def read(name: str) -> Heartbeat | None:
+            if not heartbeats:
+                names = self._members(sorted(self.live))
+                read_now = self.store.read_all([HeartbeatKey(name) for name in names])
+                heartbeats.update(zip(names, read_now, strict=True))
+            return heartbeats[name]
 
         return read
 

@@ -20,16 +20,18 @@ class Mirror:
 
     Args:
         client: of its own.
-        counts: whether a put of this key is counted by `puts`; `changes` counts everything.
+
+    Attributes:
+        changes: how many there were so far.
 
     Raises:
         RunError: from every method, once the cluster has not answered for longer than the client's patience.
     """
 
-    def __init__(self, client: EtcdClient, start: str, end: str, counts: Callable[[str], bool]) -> None:
-        self._client, self._start, self._end, self._counts = client, start, end, counts
+    def __init__(self, client: EtcdClient, start: str, end: str) -> None:
+        self._client, self._start, self._end = client, start, end
         self._values: dict[str, bytes] = {}
-        self._revision, self.puts, self.changes = 0, 0, 0
+        self._revision, self.changes = 0, 0
         self._changed = threading.Condition()
         self._watch: Watch | None = None
         self._lost: str | None = None
@@ -45,12 +47,6 @@ class Mirror:
         """The value of `key`, None when it has none."""
         self.check()
         return self._values.get(key)
-
-    def below(self, prefix: str) -> dict[str, bytes]:
-        """All keys that begin with `prefix`, with their values."""
-        with self._changed:
-            self.check()
-            return {key: value for key, value in self._values.items() if key.startswith(prefix)}
 
     def reach(self, revision: int) -> None:
         """Wait until the copy holds what the cluster held at `revision`, a change in the range."""
@@ -87,7 +83,6 @@ class Mirror:
         answer = self._client.call("/kv/range", {"key": encoded(self._start), "range_end": encoded(self._end)})
         values = {decoded(kv["key"]).decode(): decoded(kv.get("value", "")) for kv in answer.get("kvs", [])}
         with self._changed:
-            self.puts += sum(self._counts(key) for key, value in values.items() if self._values.get(key) != value)
             self._values, self._revision = values, int(answer["header"]["revision"])
             self.changes += 1
             self._changed.notify_all()
@@ -124,7 +119,6 @@ class Mirror:
                     self._values.pop(key, None)
                 else:
                     self._values[key] = decoded(kv.get("value", ""))
-                    self.puts += self._counts(key)
                 self.changes += 1
                 self._revision = max(self._revision, int(kv["mod_revision"]))
             self._changed.notify_all()

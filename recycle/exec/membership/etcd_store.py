@@ -1,13 +1,9 @@
-"""Membership on etcd: the same register and keys as in the launcher's store, below a prefix per run.
+"""Membership on etcd: the same keys as in the launcher's store, below a prefix per run.
 
-Keys lie in four folders, so that nobody follows what is not for him. A worker mirrors `groups` and `orders`, which lie
-side by side; who may coordinate mirrors `orders` and `posts`. Nobody polls, and a wait costs no request. Heartbeats are
-read when they are looked at, in one request for all, which also tells silence of a worker from silence of the store.
-
-    beats/      heartbeats
-    groups/     what gloo's groups form on
-    orders/     what the coordinator says to all
-    posts/      what workers and agents say to the coordinator
+Keys lie in the folders that the schema gives them, so that nobody follows what is not for him. A worker mirrors
+`groups` and `orders`, which lie side by side; who may coordinate mirrors `orders`, and whoever does `posts` as well.
+Nobody polls, and a wait costs no request. Heartbeats are read when they are looked at, in one request for all, which
+also tells silence of a worker from silence of the store.
 
 What a client reads is never older than what it wrote or read before; of others' writes it may be a moment behind.
 Every write is one transaction; a coordinator's writes also require that it still holds its role.
@@ -17,33 +13,31 @@ from __future__ import annotations
 
 import builtins
 import time
-import uuid
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from recycle.errors import RunError
 from recycle.exec.membership.etcd_client import EtcdClient, decoded, encoded, open_client
 from recycle.exec.membership.etcd_mirror import Mirror
+from recycle.exec.membership.schema import Decision, Folder, Key, Value, generation_folder
+from recycle.exec.membership.store import Store
 from recycle.sections import MembershipSection
 
 Reader = Literal["worker", "coordinator", "standby"]
 """Who reads: says which folders are mirrored."""
-_POSTED = {
-    *("ready", "ack", "formed", "report", "undone", "trouble", "fault", "final", "closed"),
-    *("saved", "warning", "warned", "cut", "agent", "gone"),
+_FOLLOWED: dict[Reader, tuple[Folder, Folder]] = {
+    "worker": (Folder.GROUPS, Folder.ORDERS),
+    "coordinator": (Folder.ORDERS, Folder.POSTS),
+    "standby": (Folder.ORDERS, Folder.ORDERS),
 }
-_RANGES: dict[Reader, tuple[str, str]] = {
-    "worker": ("groups/", "orders0"),
-    "coordinator": ("orders/", "posts0"),
-    "standby": ("orders/", "orders0"),
-}
-LISTEN_SECONDS = 300.0
+"""The first and the last of the folders that are mirrored."""
 
 
 class RoleLost(RunError):
     """Somebody else coordinates by now; nothing was written."""
 
 
-class EtcdStore:
+class EtcdStore(Store):
     """A client of the run's part of an etcd cluster.
 
     Args:
@@ -54,7 +48,7 @@ class EtcdStore:
 
     def __init__(self, client: EtcdClient, prefix: str, mirror: Mirror, guard: tuple[str, int] | None = None) -> None:
         self._client, self._prefix, self._mirror, self._guard = client, prefix, mirror, guard
-        self._heard, self._seen = mirror.puts, mirror.changes
+        self._seen = mirror.changes
 
     @classmethod
     def connect(cls, url: str, run: str, settings: MembershipSection, reader: Reader = "worker") -> EtcdStore:
@@ -71,9 +65,9 @@ class EtcdStore:
         """A client with a mirror of its own."""
         return EtcdStore(self._client.clone(), self._prefix, _mirror(self._client.clone(), self._prefix, reader))
 
-    def guarded(self, key: str, created: int) -> EtcdStore:
+    def guarded(self, key: Key[Any], created: int) -> EtcdStore:
         """A client whose writes fail with RoleLost unless `key` is still the one made at revision `created`."""
-        return EtcdStore(self._client.clone(), self._prefix, self._mirror, (self._key(key), created))
+        return EtcdStore(self._client.clone(), self._prefix, self._mirror, (self._prefix + key.name, created))
 
     def clone(self) -> EtcdStore:
         return EtcdStore(self._client.clone(), self._prefix, self._mirror, self._guard)
@@ -87,14 +81,11 @@ class EtcdStore:
     def addresses(self) -> builtins.set[tuple[str, int]]:
         return self._client.addresses
 
-    def set(self, key: str, text: str) -> None:
-        self._write([], [_put(self._key(key), text)])
+    def _put(self, key: Key[Any], text: str) -> None:
+        self._write([], [_put(self._prefix + key.name, text)])
 
-    def read(self, key: str) -> str | None:
-        return self.read_all([key])[0]
-
-    def read_all(self, keys: list[str]) -> list[str | None]:
-        names = [self._key(key) for key in keys]
+    def _texts(self, names: list[str]) -> list[str | None]:
+        names = [self._prefix + name for name in names]
         if all(self._mirror.covers(name) for name in names):
             values = [self._mirror.get(name) for name in names]
         else:
@@ -108,15 +99,14 @@ class EtcdStore:
         answer = self._client.call("/kv/range", body)
         return {decoded(kv["key"]).decode(): decoded(kv.get("value", "")) for kv in answer.get("kvs", [])}
 
-    def compare_set(self, key: str, expected: str, text: str) -> bool:
-        name = self._key(key)
+    def _swap(self, key: Key[Any], expected: str | None, text: str) -> bool:
+        name = self._prefix + key.name
+        if expected is None:
+            return self._put_if([_absent(name)], name, text)
         holds = {"key": encoded(name), "result": "EQUAL", "target": "VALUE", "value": encoded(expected)}
-        absent = {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": "0"}
-        if expected:
-            return self._swap(name, [holds], text)
-        return self._swap(name, [absent], text) or self._swap(name, [holds], text)
+        return self._put_if([holds], name, text)
 
-    def _swap(self, name: str, compares: list[dict[str, Any]], text: str, lease: str | None = None) -> bool:
+    def _put_if(self, compares: list[dict[str, Any]], name: str, text: str, lease: str | None = None) -> bool:
         """Put under conditions; whether the key now holds `text`. So an attempt that did arrive may be repeated."""
         answer = self._write(compares, [_put(name, text, lease)], [{"request_range": {"key": encoded(name)}}])
         if answer.get("succeeded"):
@@ -126,73 +116,49 @@ class EtcdStore:
             self._mirror.reach(int(found[0]["mod_revision"]))
         return bool(found) and decoded(found[0].get("value", "")).decode() == text
 
-    def create(self, key: str, text: str, lease: str) -> int | None:
+    def create(self, key: Decision[Value], value: Value, lease: str) -> int | None:
         """Write a key that must not be there and that goes with `lease`; the revision it was made at, else None."""
-        name = self._key(key)
-        absent = {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": "0"}
-        if not self._swap(name, [absent], text, lease):
+        name, text = self._prefix + key.name, key.encode(value)
+        if not self._put_if([_absent(name)], name, text, lease):
             return None
         kvs = self._client.call("/kv/range", {"key": encoded(name)}).get("kvs", [])
         return int(kvs[0]["create_revision"]) if kvs and decoded(kvs[0]["value"]).decode() == text else None
 
-    def wait(self, key: str, seconds: float) -> str | None:
-        name = self._key(key)
-        if not self._mirror.covers(name):
-            deadline = time.monotonic() + seconds
-            while (text := self.read(key)) is None and time.monotonic() < deadline:
-                time.sleep(min(0.05, seconds))
-            return text
-        self._mirror.wait(lambda: self._mirror.get(name) is not None, seconds)
-        value = self._mirror.get(name)
-        return None if value is None else value.decode()
+    def _await(self, name: str, seconds: float) -> None:
+        full = self._prefix + name
+        if self._mirror.covers(full):
+            self._mirror.wait(lambda: self._mirror.get(full) is not None, seconds)
+            return
+        deadline = time.monotonic() + seconds
+        while not self._has([name]) and time.monotonic() < deadline:
+            time.sleep(min(0.05, seconds))
 
-    def has_all(self, keys: list[str]) -> bool:
-        return all(text is not None for text in self.read_all(keys)) if keys else True
-
-    def below(self, start: str) -> dict[str, str]:
-        """Mirrored keys that begin with `start`, and their texts."""
-        name, cut = self._key(start), len(self._key(start)) - len(start)
-        return {key[cut:]: value.decode() for key, value in self._mirror.below(name).items()}
-
-    def post(self, key: str, text: str) -> None:
-        self.set(key, text)
-
-    def wait_for_post(self) -> bool:
-        if not self._mirror.wait(lambda: self._mirror.puts > self._heard, LISTEN_SECONDS):
-            return False
-        self._heard += 1
-        return True
+    def _has(self, names: list[str]) -> bool:
+        return None not in self._texts(names)
 
     def wait_for_change(self, seconds: float) -> bool:
-        """Wait for any change of mirrored keys since the last call, posts or orders."""
         seen = self._seen
         self._mirror.wait(lambda: self._mirror.changes > seen, seconds)
         self._seen = self._mirror.changes
         return self._seen > seen
 
-    def delete(self, keys: list[str]) -> None:
-        for start in range(0, len(keys), 100):
-            names = [self._key(key) for key in keys[start : start + 100]]
-            self._write([], [{"request_delete_range": {"key": encoded(name)}} for name in names])
+    def _delete(self, names: list[str]) -> None:
+        for start in range(0, len(names), 100):
+            self._delete_ranges([(self._prefix + name, None) for name in names[start : start + 100]])
 
-    def delete_groups(self, generation: int) -> None:
-        start, own = f"{self._prefix}groups/", f"{self._prefix}groups/generation{generation}/"
-        for first, last in ((start, own), (_after(own), _after(start))):
-            self._write([], [{"request_delete_range": {"key": encoded(first), "range_end": encoded(last)}}])
+    def forget_before(self, generation: int) -> None:
+        paths = [f"{self._prefix}{folder}/" for folder in Folder]
+        self._delete_ranges([(path + generation_folder(0), path + generation_folder(generation)) for path in paths])
+
+    def _delete_ranges(self, ranges: Sequence[tuple[str, str | None]]) -> None:
+        """Delete keys from the first to before the second of each pair; without a second only the first."""
+        ends = [{} if end is None else {"range_end": encoded(end)} for _, end in ranges]
+        keys = [encoded(start) for start, _ in ranges]
+        self._write([], [{"request_delete_range": {"key": k, **end}} for k, end in zip(keys, ends, strict=True)])
 
     def erase(self) -> None:
         """Forget the whole run."""
-        self._delete_below(self._prefix)
-
-    def _delete_below(self, prefix: str) -> None:
-        self._write([], [{"request_delete_range": {"key": encoded(prefix), "range_end": encoded(_after(prefix))}}])
-
-    def first(self, key: str) -> bool:
-        return self.compare_set(key, "", uuid.uuid4().hex)
-
-    def set_leased(self, key: str, text: str, lease: str) -> None:
-        """Write a key that goes with `lease`."""
-        self._write([], [_put(self._key(key), text, lease)])
+        self._delete_ranges([(self._prefix, _after(self._prefix))])
 
     def close(self) -> None:
         """Stop mirroring and writing, for all clones."""
@@ -200,7 +166,7 @@ class EtcdStore:
 
     @property
     def torch_store(self) -> EtcdGroups:
-        return EtcdGroups(self._client.clone(), f"{self._prefix}groups/", self._mirror)
+        return EtcdGroups(self._client.clone(), f"{self._prefix}{Folder.GROUPS}/", self._mirror)
 
     def _write(
         self,
@@ -224,11 +190,6 @@ class EtcdStore:
 
     def _look(self) -> list[dict[str, Any]]:
         return [] if self._guard is None else [{"request_range": {"key": encoded(self._guard[0])}}]
-
-    def _key(self, key: str) -> str:
-        kind = key.partition("/")[0]
-        folder = "beats" if kind == "beat" else "posts" if kind in _POSTED else "orders"
-        return f"{self._prefix}{folder}/{key}"
 
 
 class EtcdGroups:
@@ -285,11 +246,14 @@ def _after(prefix: str) -> str:
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
+def _absent(name: str) -> dict[str, Any]:
+    return {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": "0"}
+
+
 def _put(name: str, text: str | bytes, lease: str | None = None) -> dict[str, Any]:
     return {"request_put": {"key": encoded(name), "value": encoded(text), **({"lease": lease} if lease else {})}}
 
 
 def _mirror(client: EtcdClient, prefix: str, reader: Reader) -> Mirror:
-    start, end = _RANGES[reader]
-    counted = f"{prefix}posts/" if reader == "coordinator" else prefix
-    return Mirror(client, prefix + start, prefix + end, lambda key: key.startswith(counted))
+    first, last = _FOLLOWED[reader]
+    return Mirror(client, f"{prefix}{first}/", _after(f"{prefix}{last}/"))

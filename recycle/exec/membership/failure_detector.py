@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from recycle.exec.membership.members import member_name
+from recycle.exec.membership.messages import Heartbeat
 from recycle.job import Job
 from recycle.shape import Worker
 
@@ -25,13 +26,11 @@ _Member = tuple[Worker, int]
 
 
 @dataclass
-class _Beat:
-    text: str = ""
-    changed: float = 0.0
-    count: str = ""
-    progressed: float = 0.0
-    doing: str = ""
-    patience: float = 0.0
+class _Heard:
+    changed: float
+    progressed: float
+    patience: float
+    last: Heartbeat = Heartbeat(-1, -1, True, "start", None)  # noqa: RUF009  frozen
 
 
 class FailureDetector:
@@ -45,16 +44,16 @@ class FailureDetector:
         self._limits = job.membership
         self._profiled = profiled_seconds(job)
         self._tensor_ranks = range(job.grid.tensor_parallel)
-        self._beats: dict[_Member, _Beat] = {}
+        self._beats: dict[_Member, _Heard] = {}
         self._looked = 0.0
 
     def lost(
-        self, live: Collection[Worker], read: Callable[[str], str | None], now: float, done: Collection[str] = ()
+        self, live: Collection[Worker], read: Callable[[str], Heartbeat | None], now: float, done: Collection[str] = ()
     ) -> dict[Worker, str]:
         """Workers with a process without heartbeat, or without progress while it has work, each with why.
 
         Args:
-            read: the text of a key of the store.
+            read: the last heartbeat of a process, by its name; None before the first.
             now: monotonic seconds.
             done: processes that have nothing more to do, and may be silent.
         """
@@ -65,28 +64,26 @@ class FailureDetector:
             for beat in self._beats.values():
                 beat.changed += late
                 beat.progressed += late
-        watched: list[tuple[Worker, str, _Beat]] = []
+        watched: list[tuple[Worker, str, _Heard]] = []
         for worker, rank in ((worker, rank) for worker in live for rank in self._tensor_ranks):
             if (name := member_name(worker, rank)) in done:
                 continue
-            beat = self._beats.setdefault((worker, rank), _Beat(changed=now, progressed=now, patience=limits.warm_up))
+            beat = self._beats.setdefault((worker, rank), _Heard(now, now, limits.warm_up))
             watched.append((worker, f"tensor rank {rank}: " if rank else "", beat))
-            if now - beat.changed < limits.heartbeat / 2 and beat.text:
+            if now - beat.changed < limits.heartbeat / 2 and beat.last.beats >= 0:
                 continue
-            text = read(f"beat/{name}") or ""
-            if text != beat.text:
-                beat.text, beat.changed = text, now
-                _, count, state, beat.doing, longest = text.split()
-                beat.patience = self.patience(None if longest == "new" else float(longest))
-                if count != beat.count or state == "waiting":
-                    beat.count, beat.progressed = count, now
+            heartbeat = read(name) or beat.last
+            if heartbeat != beat.last:
+                if heartbeat.progress != beat.last.progress or heartbeat.waiting:
+                    beat.progressed = now
+                beat.last, beat.changed, beat.patience = heartbeat, now, self.patience(heartbeat.longest)
         starved = self._common_silence([now - beat.changed for _, _, beat in watched])
         lost: dict[Worker, str] = {}
         for worker, which, beat in watched:
             if now - beat.changed > limits.dead_after + starved:
                 lost.setdefault(worker, f"{which}no heartbeat for {limits.dead_after:g} s")
             elif now - beat.progressed > beat.patience + starved:
-                lost.setdefault(worker, f"{which}no progress for {beat.patience:g} s in {beat.doing}")
+                lost.setdefault(worker, f"{which}no progress for {beat.patience:g} s in {beat.last.doing}")
         return lost
 
     def _common_silence(self, silences: Sequence[float]) -> float:

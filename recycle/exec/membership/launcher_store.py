@@ -1,8 +1,9 @@
-"""The default store: it lives in the launcher, and goes with it."""
+"""The default store: a torch TCPStore that lives in the launcher, and goes with it."""
 
 from __future__ import annotations
 
 import builtins
+import re
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,10 +11,17 @@ from functools import partial
 from typing import Any
 
 from recycle.errors import RunError
+from recycle.exec.membership.schema import Folder, Key, generation_folder
+from recycle.exec.membership.store import Store
+
+_POSTS = "posts"
+"""Queue of names of what was written in the folder `posts`."""
+_ABSENT = "\0"
+"""A text that no key holds."""
 
 
-class LauncherStore:
-    """The default store: a torch TCPStore that lives in the launcher."""
+class LauncherStore(Store):
+    """A client of the launcher's server."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -43,67 +51,50 @@ class LauncherStore:
         except RuntimeError as error:
             raise RunError(f"the launcher's store at {address}:{port} does not answer: {error}") from None
 
-    def set(self, key: str, text: str) -> None:
-        self._try(lambda: self._client.set(key, text))
+    def _put(self, key: Key[Any], text: str) -> None:
+        self._try(partial(self._client.set, key.name, text))
+        self._announce(key)
 
-    def read(self, key: str) -> str | None:
-        if not self.has_all([key]):
-            return None
-        return self._text(self._try(lambda: self._client.get(key)))
-
-    def compare_set(self, key: str, expected: str, text: str) -> bool:
-        return self._text(self._try(lambda: self._client.compare_set(key, expected, text))) == text
-
-    def wait(self, key: str, seconds: float) -> str | None:
-        import torch.distributed as dist
-
-        try:
-            self._client.wait([key], timedelta(seconds=seconds))
-        except dist.DistStoreError:
-            return None
-        except RuntimeError as error:
-            raise RunError(f"the launcher's store is gone: {error}") from None
-        return self.read(key)
-
-    def read_all(self, keys: list[str]) -> list[str | None]:
-        if self.has_all(keys):
-            return [self._text(raw) for raw in self._try(lambda: self._client.multi_get(keys))] if keys else []
-        return [self.read(key) for key in keys]
-
-    def has_all(self, keys: list[str]) -> bool:
-        return bool(self._try(lambda: self._client.check(keys))) if keys else True
-
-    def post(self, key: str, text: str) -> None:
-        self.set(key, text)
-        self._try(lambda: self._client.queue_push("posts", key))
-
-    def wait_for_post(self) -> bool:
-        import torch.distributed as dist
-
-        try:
-            self._client.queue_pop("posts")
-        except dist.DistStoreError:
+    def _swap(self, key: Key[Any], expected: str | None, text: str) -> bool:
+        if self._try(partial(self._client.compare_set, key.name, expected or "", text)).decode() != text:
             return False
-        except RuntimeError as error:
-            raise RunError(f"the launcher's store is gone: {error}") from None
-        return True
+        self._announce(key)
+        # This is answered when the announcement has arrived: the caller may be about to end its own process.
+        return self._has([key.name])
 
-    def delete(self, keys: list[str]) -> None:
-        for key in keys:
-            self._try(partial(self._client.delete_key, key))
+    def _announce(self, key: Key[Any]) -> None:
+        if key.folder is Folder.POSTS:
+            self._try(partial(self._client.queue_push, _POSTS, key.name))
 
-    def first(self, key: str) -> bool:
-        if int(self._try(lambda: self._client.add(f"{key}/claims", 1))) > 1:
-            return False
-        self.post(key, "1")
-        self.read(key)  # answered only after the write was taken in: what the caller does next may end its process
-        return True
+    def _texts(self, names: list[str]) -> list[str | None]:
+        if len(names) > 1 and self._has(names):
+            return [raw.decode() for raw in self._try(partial(self._client.multi_get, names))]
+        # Unlike `get`, a comparison that fails returns at once for a key that is not there or was just deleted.
+        texts = [self._try(partial(self._client.compare_set, name, _ABSENT, _ABSENT)).decode() for name in names]
+        return [None if text == _ABSENT else text for text in texts]
+
+    def _has(self, names: list[str]) -> bool:
+        return bool(self._try(partial(self._client.check, names)))
+
+    def _await(self, name: str, seconds: float) -> None:
+        self._within(partial(self._client.wait, [name], timedelta(seconds=seconds)))
+
+    def _delete(self, names: list[str]) -> None:
+        for name in names:
+            self._try(partial(self._client.delete_key, name))
+
+    def wait_for_change(self, seconds: float) -> bool:
+        self._client.set_timeout(timedelta(seconds=seconds))
+        return self._within(partial(self._client.queue_pop, _POSTS))
+
+    def forget_before(self, generation: int) -> None:
+        first = generation_folder(generation)
+        of_generation = re.compile(rf"(?:{'|'.join(Folder)})/(generation\d+)/")
+        found = {name: of_generation.match(name) for name in self._try(self._client.list_keys)}
+        self._delete([name for name, match in found.items() if match is not None and match[1] < first])
 
     def clone(self) -> LauncherStore:
         return LauncherStore(self._try(self._client.clone))
-
-    def delete_groups(self, generation: int) -> None:
-        """They go with the server, too."""
 
     def erase(self) -> None:
         """It goes with the server."""
@@ -117,11 +108,22 @@ class LauncherStore:
 
     @property
     def torch_store(self) -> Any:
-        return self._client
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        return PrefixStore(Folder.GROUPS.value, self._client)
 
     @staticmethod
-    def _text(raw: bytes) -> str:
-        return raw.decode()
+    def _within(wait: Callable[[], Any]) -> bool:
+        """Whether a wait ended with what it waited for, and not with its timeout."""
+        import torch.distributed as dist
+
+        try:
+            wait()
+        except dist.DistStoreError:
+            return False
+        except RuntimeError as error:
+            raise RunError(f"the launcher's store is gone: {error}") from None
+        return True
 
     @staticmethod
     def _try(action: Callable[[], Any]) -> Any:

@@ -6,16 +6,36 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-
-import msgspec
+from typing import Literal
 
 from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report, decode, encode
+from recycle.exec.membership.messages import GO, Commit, GenerationRecord, Report
 from recycle.exec.membership.progress import Progress
+from recycle.exec.membership.schema import (
+    AcknowledgedKey,
+    CommitKey,
+    CutKey,
+    FinalKey,
+    FormedKey,
+    HeartbeatKey,
+    PermissionKey,
+    PlanKey,
+    ProposalKey,
+    ReadyKey,
+    RegisterKey,
+    ReportKey,
+    StopKey,
+    TroubleKey,
+    UndoneKey,
+    WarningKey,
+)
 from recycle.exec.membership.store import Store
 
 INTERRUPT_SECONDS = 0.02
+LOOK_SECONDS = 5.0
+"""How often who waits for a generation to begin or end looks whether it has missed that: a generation's keys are
+deleted once a later one runs."""
 
 
 class GenerationOver(Exception):
@@ -50,7 +70,7 @@ class Member:
         self.store, self.name, self.progress = store, name, Progress()
         self.worker, _ = split_member(name)
         self._interrupt, self._lost = interrupt, lost
-        self._lock = threading.Lock()
+        self._begun = threading.Condition()
         self._generation = self._first = generation
         self.over = threading.Event()
         for target, client in ((self._beat, store.clone()), (self._watch, store.clone())):
@@ -58,57 +78,59 @@ class Member:
 
     def ready(self, incarnation: int) -> None:
         """Start-up of this position's `incarnation`-th process is done."""
-        self.store.post(f"ready/{self.name}/{incarnation}", "1")
+        self.store.set(ReadyKey(self.name, incarnation), True)
 
     def next_record(self) -> GenerationRecord:
         """Wait for the next generation that this worker has a part in and that is not over yet."""
         self.progress.begins("settle")
         self.progress.set_waiting(True)
         while True:
-            text = self.store.wait(f"proposal/{self._generation + 1}", 3600.0)
-            if text is None:
+            register = self.store.read(RegisterKey())
+            begun = 0 if register is None else register.generation
+            record = self.store.wait(ProposalKey(max(begun, self._generation + 1)), LOOK_SECONDS)
+            if record is None:
                 continue
-            with self._lock:
-                self._generation += 1
+            with self._begun:
+                self._generation = record.generation
                 self.over.clear()
-            record = decode(text, GenerationRecord)
-            if self.worker in record.live and not self.store.has_all([f"stop/{self._generation}"]):
+                self._begun.notify()
+            if self.worker in record.live and not self.store.has_all([StopKey(self._generation)]):
                 self.progress.set_waiting(False)
                 return record
 
     def undone(self, step: int) -> None:
         """This worker has taken back its step of an iteration that was not committed."""
-        self.store.set(f"undone/{step}/{self.name}", "1")
+        self.store.set(UndoneKey(step, self.name), True)
 
     def acknowledge(self) -> None:
-        self.store.post(f"ack/{self._generation}/{self.name}", "1")
+        self.store.set(AcknowledgedKey(self._generation, self.name), True)
 
     def formed(self, error: str = "") -> None:
         """The groups stand, or why they do not."""
-        self.store.post(f"formed/{self._generation}/{self.name}", error)
+        self.store.set(FormedKey(self._generation, self.name), error)
 
-    def permitted(self, what: str) -> bool:
-        """Wait until the generation may "form" or "run"; False when it is over instead."""
+    def permitted(self, what: Literal["form", "run"]) -> bool:
+        """Wait until the generation may form or run; False when it is over instead."""
         self.progress.set_waiting(True)
         answer = None
         while answer is None:
-            answer = self.store.wait(f"{what}/{self._generation}", 3600.0)
+            answer = self.store.wait(PermissionKey(self._generation, what), 3600.0)
         self.progress.set_waiting(False)
         return answer == GO
 
     def report(self, step: int, report: Report) -> None:
-        self.store.post(f"report/{self._generation}/{step}/{self.name}", encode(report))
+        self.store.set(ReportKey(self._generation, step, self.name), report)
 
     def decision(self, step: int) -> Commit:
         """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
         self.progress.set_waiting(True)
-        text = None
-        while text is None:
-            text = self.store.wait(f"commit/{self._generation}/{step}", 3600.0)
+        commit = None
+        while commit is None:
+            commit = self.store.wait(CommitKey(self._generation, step), 3600.0)
         self.progress.set_waiting(False)
-        if text == VOID:
+        if not isinstance(commit, Commit):
             raise GenerationOver
-        return decode(text, Commit)
+        return commit
 
     def decisions(self) -> Callable[[int], Commit | None]:
         """For another thread: a call that gives the commit of a step of the current generation, None while there is
@@ -116,42 +138,40 @@ class Member:
         store = self.store.clone()
 
         def decided(step: int) -> Commit | None:
-            text = store.read(f"commit/{self._generation}/{step}")
-            return None if text is None or text == VOID else decode(text, Commit)
+            commit = store.read(CommitKey(self._generation, step))
+            return commit if isinstance(commit, Commit) else None
 
         return decided
 
     def trouble(self, message: str) -> None:
         """The transport broke here."""
-        self.store.post(f"trouble/{self._generation}", f"worker {self.name}: {message}")
+        self.store.set(TroubleKey(self._generation), f"worker {self.name}: {message}")
 
     def cut_off(self, peer: str) -> None:
         """A live connection to `peer` does not answer. The first pair that is told stands."""
-        if self.store.compare_set(f"cut/{self._generation}", "", f"{self.worker} {peer}"):
-            self.store.post(f"trouble/{self._generation}", f"worker {self.name}: worker {peer} does not answer")
+        self.store.compare_set(CutKey(self._generation), None, [self.worker, peer])
 
     def warn(self, message: str) -> None:
         """Something failed here that training can do without; only the first such message of a run is kept."""
-        if self.store.compare_set("warning", "", message):
-            self.store.post("warned", "1")
+        self.store.compare_set(WarningKey(), None, message)
 
     def leave_digests(self, digests: dict[int, str]) -> None:
         """The run is over: sha256 of each hosted stage's final state."""
-        self.store.post(f"final/{self.name}", msgspec.json.encode(digests).decode())
+        self.store.set(FinalKey(self.name), digests)
         # The launcher's store does not answer a write: it may take it in after this process has been seen to end.
-        self.store.read(f"final/{self.name}")
+        self.store.read(FinalKey(self.name))
 
-    def plan(self, digest: str) -> str:
-        """The text of a plan file."""
-        text = self.store.wait(f"plan/{digest}", 60.0)
+    def plan(self) -> str:
+        """The text of the current generation's plan file."""
+        text = self.store.wait(PlanKey(self._generation), 60.0)
         if text is None:
-            raise RunError(f"worker {self.name}: plan {digest} is not in the store")
+            raise RunError(f"worker {self.name}: the plan of generation {self._generation} is not in the store")
         return text
 
     def _beat(self, store: Store, heartbeat: float) -> None:
         beats = 0
         while True:
-            store.set(f"beat/{self.name}", self.progress.text(beats))
+            store.set(HeartbeatKey(self.name), self.progress.heartbeat(beats))
             beats += 1
             time.sleep(heartbeat)
 
@@ -161,16 +181,19 @@ class Member:
         Once is not enough: it may be about to open a connection or to wait on one. The lock keeps interrupts out of
         the next generation.
         """
-        watched = self._first + 1
+        watched = self._first
         while True:
-            if store.wait(f"stop/{watched}", 3600.0) is None:
-                continue
+            with self._begun:
+                while self._generation == watched:
+                    self._begun.wait()
+                watched = self._generation
+            while self._generation == watched and store.wait(StopKey(watched), LOOK_SECONDS) is None:
+                pass
             while self._interrupt_in(watched):
                 time.sleep(INTERRUPT_SECONDS)
-            watched += 1
 
     def _interrupt_in(self, generation: int) -> bool:
-        with self._lock:
+        with self._begun:
             if self._generation == generation:
                 self.over.set()
                 self._interrupt()

@@ -1,14 +1,17 @@
-"""What the register, commits and reports hold, and their texts."""
+"""What membership's keys hold (schema.py), and the texts that stand for it in the store."""
 
 from __future__ import annotations
 
 import json
-from typing import Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-GO, VOID = "go", "void"
+GO: Final = "go"
+VOID: Final = "void"
+"""What an open decision becomes when its generation ends."""
+Permission = Literal["go", "void"]
 Mode = Literal["staggered", "barrier"]
 """How the stages of an iteration step: each at once after its own reduce, to be validated by the commit; or all after
 the commit."""
@@ -79,14 +82,93 @@ class Report(Struct, frozen=True):
     replicated: dict[int, list[float]] = {}
 
 
-Message = TypeVar("Message", GenerationRecord, Commit, Report)
+class Heartbeat(Struct, frozen=True):
+    """What a process says of itself every so often.
+
+    Attributes:
+        beats: how many it has sent before.
+        progress: how many operations of its main thread have begun, ended, or begun or ended to wait.
+        waiting: whether it waits for somebody else.
+        doing: its operation, a word.
+        longest: seconds that such an operation took lately at most, None before the first one has ended.
+    """
+
+    beats: int
+    progress: int
+    waiting: bool
+    doing: str
+    longest: float | None
 
 
-def encode(message: GenerationRecord | Commit | Report) -> str:
+class StoredFile(Struct, frozen=True):
+    """Size and hash of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class Saved(Struct, frozen=True):
+    """A process's part of a checkpoint: the files that it wrote, or why it could not."""
+
+    files: dict[str, StoredFile] = {}
+    error: str = ""
+
+
+class RunInfo(Struct, frozen=True):
+    """What all agents of a run agree on.
+
+    Attributes:
+        identity: of this run, whatever its name.
+        job: sha256 of the job.
+        steps: iterations to train.
+        started: seconds since the epoch.
+    """
+
+    identity: str
+    job: str
+    steps: int
+    started: float
+
+
+class AgentInfo(Struct, frozen=True):
+    """What an agent says of itself.
+
+    Attributes:
+        session: changes with every agent process.
+        address: of the node.
+    """
+
+    session: str
+    address: str
+
+
+class StartRequest(Struct, frozen=True):
+    """Asks an agent for a worker's process.
+
+    Attributes:
+        incarnation: number of the worker's process, from 0; -1 for none.
+        session: of the agent that is asked.
+        place: position whose place on its node the process takes.
+        generation: the last one before the process.
+        restored: step of the checkpoint to start from; None for the initial state.
+    """
+
+    incarnation: int = -1
+    session: str = ""
+    place: str = ""
+    generation: int = 0
+    restored: int | None = None
+
+
+Message = TypeVar("Message")
+
+
+def encode(message: object) -> str:
     """The text of a message. Python's JSON, because it keeps NaN and infinity, which a bad gradient is reported by."""
     return json.dumps(msgspec.to_builtins(message, str_keys=True))
 
 
-def decode(text: str, kind: type[Message]) -> Message:
+def decode(text: str, kind: type[Message] | Any) -> Message:
     """The message that `encode` wrote."""
-    return msgspec.convert(json.loads(text), type=kind, str_keys=True)
+    message: Message = msgspec.convert(json.loads(text), type=kind, str_keys=True)
+    return message

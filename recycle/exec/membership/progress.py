@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from recycle.exec.membership.messages import Heartbeat
+
 KEPT = 0.9
 """Share of an operation's longest time that is kept when another of its kind ends."""
 
@@ -45,7 +47,8 @@ class Progress:
         self.waiting, self._since = waiting, now
         self.count += 1
 
-    def text(self, beats: int) -> str:
+    def heartbeat(self, beats: int) -> Heartbeat:
+        """What is sent as the heartbeat behind `beats` others."""
         longest = self._longest.get(self.doing, self._usual)
-        state = "waiting" if self.waiting else "working"
-        return f"{beats} {self.count} {state} {self.doing} {'new' if longest is None else f'{longest:.2g}'}"
+        rounded = None if longest is None else float(f"{longest:.2g}")
+        return Heartbeat(beats, self.count, self.waiting, self.doing, rounded)

@@ -1,59 +1,101 @@
-"""What membership needs of a store."""
+"""What membership needs of a store: typed keys (schema.py) on top of a few operations on names and texts."""
 
 from __future__ import annotations
 
 import builtins
-from typing import Any, Protocol
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from recycle.exec.membership.schema import Decision, Key, Note, Value
 
 
-class Store(Protocol):
-    """The few operations that membership needs. Texts only; every method raises RunError when the store is gone."""
+class Store(ABC):
+    """A client of one run's part of a store, for one thread. Every method raises RunError when the store is gone."""
 
-    def set(self, key: str, text: str) -> None: ...
+    def set(self, key: Note[Value], value: Value) -> None:
+        """Write `value`. In the folder `posts` this wakes whoever waits for changes."""
+        self._put(key, key.encode(value))
 
-    def read(self, key: str) -> str | None:
-        """The text of `key`, None when it was never written."""
+    def compare_set(self, key: Decision[Value], expected: Value | None, value: Value) -> bool:
+        """Write `value` if `key` holds `expected` (None: if it was never written); whether it now holds `value`."""
+        return self._swap(key, None if expected is None else key.encode(expected), key.encode(value))
 
-    def compare_set(self, key: str, expected: str, text: str) -> bool:
-        """Write `text` if `key` holds `expected` ("" also means never written); whether it now holds `text`."""
+    def claim(self, key: Decision[str]) -> bool:
+        """True for the first caller with this key, False for every later one, the same client included."""
+        return self.compare_set(key, None, uuid.uuid4().hex)
 
-    def wait(self, key: str, seconds: float) -> str | None:
-        """The text of `key` as soon as it is written; None when it is not within `seconds`."""
+    def read(self, key: Key[Value]) -> Value | None:
+        """The value of `key`, None when it was never written."""
+        return self.read_all([key])[0]
 
-    def read_all(self, keys: list[str]) -> list[str | None]:
-        """The text of each key."""
+    def read_all(self, keys: Sequence[Key[Value]]) -> list[Value | None]:
+        """The value of each key."""
+        texts = self._texts([key.name for key in keys]) if keys else []
+        return [None if text is None else key.decode(text) for key, text in zip(keys, texts, strict=True)]
 
-    def has_all(self, keys: list[str]) -> bool:
+    def has_all(self, keys: Collection[Key[Any]]) -> bool:
         """Whether every key was written."""
+        return not keys or self._has([key.name for key in keys])
 
-    def post(self, key: str, text: str) -> None:
-        """Write `key` and wake whoever waits for posts."""
+    def wait(self, key: Key[Value], seconds: float) -> Value | None:
+        """The value of `key` as soon as it is written; None when it is not within `seconds`."""
+        self._await(key.name, seconds)
+        return self.read(key)
 
-    def wait_for_post(self) -> bool:
-        """Wait for the next post, in one thread only; False when there is none for some minutes."""
-
-    def delete(self, keys: list[str]) -> None:
+    def delete(self, keys: Collection[Key[Any]]) -> None:
         """Forget keys that nobody will read again."""
+        if keys:
+            self._delete([key.name for key in keys])
 
-    def first(self, key: str) -> bool:
-        """True for the first caller with this key, False for every later one; the first also posts it."""
+    @abstractmethod
+    def _put(self, key: Key[Any], text: str) -> None: ...
 
+    @abstractmethod
+    def _swap(self, key: Key[Any], expected: str | None, text: str) -> bool: ...
+
+    @abstractmethod
+    def _texts(self, names: list[str]) -> list[str | None]: ...
+
+    @abstractmethod
+    def _has(self, names: list[str]) -> bool: ...
+
+    @abstractmethod
+    def _await(self, name: str, seconds: float) -> None: ...
+
+    @abstractmethod
+    def _delete(self, names: list[str]) -> None: ...
+
+    @abstractmethod
+    def wait_for_change(self, seconds: float) -> bool:
+        """Wait for the next change of what this client follows; whether there was one. For one thread only.
+
+        Changes since the last call count, too. On the launcher's store only writes in the folder `posts` are followed.
+        """
+
+    @abstractmethod
+    def forget_before(self, generation: int) -> None:
+        """Delete all keys of generations before this one, and what their process groups formed on."""
+
+    @abstractmethod
     def clone(self) -> Store:
         """Another client, for another thread."""
 
-    def delete_groups(self, generation: int) -> None:
-        """Forget what process groups of the generations before this one formed on."""
-
+    @abstractmethod
     def erase(self) -> None:
         """Forget the whole run."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give back what this client and its clones hold; waits end with RunError."""
 
     @property
+    @abstractmethod
     def addresses(self) -> builtins.set[tuple[str, int]]:
         """Where connections made later go to, which a worker must not shut."""
 
     @property
+    @abstractmethod
     def torch_store(self) -> Any:
-        """The torch store behind this client, for process groups to form on."""
+        """The torch store behind this client, for process groups to form on: names lie in the folder `groups`."""

@@ -1,12 +1,6 @@
-"""The workers' processes on all nodes, as the coordinator sees them: orders and answers in the store.
+"""The workers' processes on all nodes, as the coordinator sees them: requests and answers in the store.
 
-    start/<w>       the agent that is in this order's session shall start this process
-    kill/<w>        incarnation up to which every process of the worker shall be dead
-    gone/<w>        "<incarnation> <how>": this process has ended
-    agent/<node>    the node's agent, with the session it is in; goes with the agent's lease
-    seats           position -> position whose place on the nodes it has, where the two are not the same
-
-An order is for a session, so that a process whose agent is gone is gone, whoever serves the node now. Everything is
+A request is for a session, so that a process whose agent is gone is gone, whoever serves the node now. Everything is
 read from the store: whoever coordinates next knows what this one knew.
 """
 
@@ -14,48 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import msgspec
-from msgspec import Struct
-
 from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.membership.messages import AgentInfo, StartRequest
+from recycle.exec.membership.schema import AgentKey, EndedKey, KillRequestKey, PlacesKey, StartRequestKey
 from recycle.job import Job
 from recycle.nodes import node_of
 from recycle.shape import Worker
-
-
-class AgentInfo(Struct, frozen=True):
-    """What an agent says of itself.
-
-    Attributes:
-        session: changes with every agent process.
-        address: of the node.
-    """
-
-    session: str
-    address: str
-
-
-class StartRequest(Struct, frozen=True):
-    """Asks for a process.
-
-    Attributes:
-        incarnation: number of the worker's process, from 0; -1 for none.
-        session: of the agent that is asked.
-        seat: position whose place on its node the process takes.
-        generation: the last one before the process.
-        restored: step of the checkpoint to start from; None for the initial state.
-    """
-
-    incarnation: int = -1
-    session: str = ""
-    seat: str = ""
-    generation: int = 0
-    restored: int | None = None
-
-
-def read_start_request(text: str | None) -> StartRequest:
-    """The order that a text of the store gives; without a text none."""
-    return StartRequest() if text is None else msgspec.json.decode(text, type=StartRequest)
 
 
 class ClusterProcesses:
@@ -69,8 +27,8 @@ class ClusterProcesses:
         self._store = store
         self._homes = node_of(job.shape, job.cluster.workers_per_node)
         self._told: dict[Worker, int] = {}
-        moved = msgspec.json.decode(store.read("seats") or "{}", type=dict[str, str])
-        self._seats = {Worker.parse(worker): Worker.parse(seat) for worker, seat in moved.items()}
+        moved = store.read(PlacesKey()) or {}
+        self._places = {Worker.parse(worker): Worker.parse(place) for worker, place in moved.items()}
 
     def nodes(self) -> list[int]:
         """The nodes whose agents are there."""
@@ -78,10 +36,10 @@ class ClusterProcesses:
 
     def node(self, worker: Worker) -> int:
         """The node that the worker has its place on."""
-        return self._homes[self._seat(worker)]
+        return self._homes[self._place(worker)]
 
-    def _seat(self, worker: Worker) -> Worker:
-        return self._seats.get(worker, worker)
+    def _place(self, worker: Worker) -> Worker:
+        return self._places.get(worker, worker)
 
     def move(self, positions: Collection[Worker], startable: Collection[Worker]) -> None:
         """Give every one of `positions` the place of one that is startable, who gets its place for it.
@@ -95,21 +53,20 @@ class ClusterProcesses:
             other = min(free, key=lambda candidate: (self.node(candidate) in peers, candidate))
             free.remove(other)
             startable = {*startable, worker} - {other}
-            self._seats[worker], self._seats[other] = self._seat(other), self._seat(worker)
-        seats = {str(worker): str(seat) for worker, seat in sorted(self._seats.items()) if worker != seat}
-        self._store.set("seats", msgspec.json.encode(seats).decode())
+            self._places[worker], self._places[other] = self._place(other), self._place(worker)
+        moved = {str(worker): str(place) for worker, place in sorted(self._places.items()) if worker != place}
+        self._store.set(PlacesKey(), moved)
 
     def _agent(self, node: int) -> AgentInfo | None:
-        text = self._store.read(f"agent/{node}")
-        return None if text is None else msgspec.json.decode(text, type=AgentInfo)
+        return self._store.read(AgentKey(node))
 
     def reachable(self, worker: Worker) -> bool:
         """Whether the worker's node has an agent."""
         return self._agent(self.node(worker)) is not None
 
-    def order(self, worker: Worker) -> StartRequest:
-        """The latest order to start the worker."""
-        return read_start_request(self._store.read(f"start/{worker}"))
+    def request(self, worker: Worker) -> StartRequest:
+        """The latest request to start the worker."""
+        return self._store.read(StartRequestKey(worker)) or StartRequest()
 
     def start(self, worker: Worker, generation: int = 0, restored: int | None = None) -> None:
         """Have the next process started. Nothing happens without an agent; it counts as gone then.
@@ -120,8 +77,8 @@ class ClusterProcesses:
         """
         agent = self._agent(self.node(worker))
         session = "" if agent is None else agent.session
-        order = StartRequest(self.incarnation(worker) + 1, session, str(self._seat(worker)), generation, restored)
-        self._store.set(f"start/{worker}", msgspec.json.encode(order).decode())
+        request = StartRequest(self.incarnation(worker) + 1, session, str(self._place(worker)), generation, restored)
+        self._store.set(StartRequestKey(worker), request)
 
     def gone(self) -> dict[Worker, str]:
         """Processes that ended since the last call, with how."""
@@ -135,12 +92,12 @@ class ClusterProcesses:
 
     def ended(self, worker: Worker) -> str | None:
         """How the worker's latest process ended, None when it has not."""
-        order = self.order(worker)
-        ended, _, how = (self._store.read(f"gone/{worker}") or "-1 ").partition(" ")
-        if int(ended) == order.incarnation:
+        request = self.request(worker)
+        ended, how = self._store.read(EndedKey(worker)) or (-1, "")
+        if ended == request.incarnation:
             return how
         agent = self._agent(self.node(worker))
-        if agent is None or agent.session != order.session:
+        if agent is None or agent.session != request.session:
             return self._lost(worker)
         return None
 
@@ -157,8 +114,8 @@ class ClusterProcesses:
 
     def incarnation(self, worker: Worker) -> int:
         """Number of the worker's present process, from 0; -1 when it never had one."""
-        return self.order(worker).incarnation
+        return self.request(worker).incarnation
 
     def kill(self, worker: Worker) -> None:
         """Have every process of the worker so far killed."""
-        self._store.set(f"kill/{worker}", str(self.incarnation(worker)))
+        self._store.set(KillRequestKey(worker), self.incarnation(worker))

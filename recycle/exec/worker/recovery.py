@@ -15,6 +15,7 @@ import torch
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.member import GenerationOver, Member
 from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.schema import generation_folder
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
@@ -99,7 +100,7 @@ class WorkerLoop:
             return None
         self.member.progress.begins("form")
         self.injector.at_phase("form", record.committed + 1)
-        schedule = Schedule.loads(self.member.plan(record.plan), f"plan {record.plan}")
+        schedule = Schedule.loads(self.member.plan(), f"plan {record.plan}")
         role = Worker.parse(record.roles[self.member.worker])
         transport: GroupTransport | None = None
         try:
@@ -147,7 +148,7 @@ class WorkerLoop:
     ) -> GroupTransport:
         joins = {(record.roles[source], record.roles[joiner]) for joiner, source in record.joins.items()}
         transport = self._transports.open(
-            f"generation{record.generation}",
+            generation_folder(record.generation),
             role,
             sorted(map(Worker.parse, record.roles.values())),
             program,

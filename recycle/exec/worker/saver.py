@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import torch
 
 from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage
-from recycle.exec.checkpoint.saved import Saved, saved_key, writer_of
+from recycle.exec.checkpoint.writer import writer_of
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
+from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.updates import Updates
@@ -65,7 +65,7 @@ class Saver:
             index
             for index in self._stages
             if writer_of(index, self._rank, record) == self._worker
-            and not self._store.has_all([saved_key(commit.step, index, self._tensor_rank)])
+            and not self._store.has_all([SavedKey(commit.step, index, self._tensor_rank)])
         ]
         if not mine:
             return
@@ -105,6 +105,6 @@ class Saver:
 
     def _post(self, step: int, index: int, saved: Saved) -> None:
         try:
-            self._posts.post(saved_key(step, index, self._tensor_rank), msgspec.json.encode(saved).decode())
+            self._posts.set(SavedKey(step, index, self._tensor_rank), saved)
         except RunError:
             return  # the launcher is gone, and this process with it in a moment

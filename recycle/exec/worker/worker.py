@@ -23,6 +23,7 @@ from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.member import Member
 from recycle.exec.membership.members import member_name
+from recycle.exec.membership.schema import ReachedKey, StruckKey
 from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage, default_device
@@ -75,9 +76,9 @@ def run_worker(text: str) -> None:
     saver = Saver(Path(specification.checkpoints), name, worker.rank, stages, store, tensor_parallel)
     injector = FaultInjector(
         [(number, parse_fault(text)) for number, text in specification.faults],
-        lambda number: store.first(f"fault/{number}"),
+        lambda number: store.claim(ReachedKey(number)),
         lambda: _poison(stages),
-        lambda number: store.wait(f"struck/{number}", 60.0),
+        lambda number: store.wait(StruckKey(number), 60.0),
     )
     keep |= set(open_sockets())
     member.ready(specification.incarnation)

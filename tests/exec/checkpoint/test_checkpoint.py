@@ -14,7 +14,7 @@ import torch
 from recycle import JobError, RunError
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import Manifest
-from recycle.exec.membership.messages import Commit
+from recycle.exec.membership.messages import Commit, StoredFile
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
@@ -27,7 +27,7 @@ FACTS = Commit(0, 1.5, math.nan, None, recent=[0.25, math.nan])
 def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
     """Write a complete checkpoint of the stages as they are."""
     folder = checkpoint.folder_of(root, step)
-    files: dict[str, checkpoint.StoredFile] = {}
+    files: dict[str, StoredFile] = {}
     for stage in stages:
         files |= checkpoint.write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
     commit = Commit(step, FACTS.loss, FACTS.grad_norm, None, recent=FACTS.recent)

@@ -15,9 +15,10 @@ import torch.distributed.checkpoint  # noqa: F401  two threads of one process im
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
-from recycle.exec.checkpoint.saved import saved_key, writer_of
+from recycle.exec.checkpoint.writer import writer_of
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.schema import SavedKey
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
@@ -208,5 +209,5 @@ def test_going_back_voids_what_was_announced(run: Run) -> None:
     commit = run.commit(1)
     run.write(commit, "0.0")
     run.checkpoints.start_over()
-    assert not run.store.has_all([saved_key(1, 0)])
+    assert not run.store.has_all([SavedKey(1, 0)])
     assert run.checkpoints.newest(print) is None

@@ -15,12 +15,15 @@ from recycle.endpoints import parse_endpoints
 from recycle.exec.launch.observer import Observer
 from recycle.exec.membership.etcd_client import EtcdClient, encoded
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
-from recycle.exec.membership.messages import VOID
+from recycle.exec.membership.messages import VOID, Commit
+from recycle.exec.membership.schema import CommitKey, CoordinatorKey, FailedKey, generation_folder
 from recycle.sections import MembershipSection
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 7
+COMMIT = Commit(0, 1.5, 0.25, 1.0)
+OLD, NEW = (f"{generation_folder(generation)}/world/0" for generation in (1, 2))
 
 
 @pytest.fixture
@@ -91,21 +94,21 @@ def test_a_store_that_stays_away_ends_the_run_with_one_line(own_etcd: EtcdServer
 def test_a_client_reads_what_it_wrote_and_follows_what_others_write(etcd: EtcdServer) -> None:
     one, two = connect(etcd, "follow"), connect(etcd, "follow")
     for n in range(20):
-        one.set("register", str(n))
-        assert one.read("register") == str(n)
-    assert two.compare_set("register", "19", "20")
-    assert not one.compare_set("register", "19", VOID)
-    assert one.read("register") == "20"
-    one.delete(["register"])
-    assert one.read("register") is None
+        one.set(FailedKey(), str(n))
+        assert one.read(FailedKey()) == str(n)
+    assert two.compare_set(CommitKey(1, 0), None, COMMIT)
+    assert not one.compare_set(CommitKey(1, 0), None, VOID)
+    assert one.read(CommitKey(1, 0)) == COMMIT
+    one.delete([CommitKey(1, 0)])
+    assert one.read(CommitKey(1, 0)) is None
     one.erase()
 
 
 def test_a_wait_ends_when_the_key_is_written_and_costs_no_request(etcd: EtcdServer) -> None:
     one, two = connect(etcd, "wait"), connect(etcd, "wait")
     before = one.client.requests
-    threading.Timer(0.3, two.set, ("commit/1/0", "commit")).start()
-    assert one.wait("commit/1/0", 30) == "commit"
+    threading.Timer(0.3, two.compare_set, (CommitKey(1, 0), None, COMMIT)).start()
+    assert one.wait(CommitKey(1, 0), 30) == COMMIT
     assert one.client.requests == before
     one.erase()
 
@@ -115,50 +118,51 @@ def test_a_frozen_store_is_waited_for(own_etcd: EtcdServer) -> None:
     own_etcd.freeze()
     threading.Timer(1.0, own_etcd.thaw).start()
     started = time.monotonic()
-    store.set("register", "one")
+    store.set(FailedKey(), "one")
     assert time.monotonic() - started > 0.9
-    assert store.read("register") == "one"
+    assert store.read(FailedKey()) == "one"
 
 
 def test_what_somebody_without_the_role_writes_is_refused(etcd: EtcdServer) -> None:
     store = connect(etcd, "role")
     lease = store.client.call("/lease/grant", {"TTL": 30})["ID"]
-    created = store.create("coordinator", "agent 0", lease)
+    created = store.create(CoordinatorKey(), "agent 0", lease)
     assert created is not None
-    assert store.create("coordinator", "agent 1", lease) is None
-    old = store.guarded("coordinator", created)
-    old.set("register", "one")
+    assert store.create(CoordinatorKey(), "agent 1", lease) is None
+    old = store.guarded(CoordinatorKey(), created)
+    old.set(FailedKey(), "one")
     store.client.call("/lease/revoke", {"ID": lease})
     later = store.client.call("/lease/grant", {"TTL": 30})["ID"]
-    new = store.create("coordinator", "agent 1", later)
+    new = store.create(CoordinatorKey(), "agent 1", later)
     assert new is not None
     for change in (
-        lambda: old.set("register", "two"),
-        lambda: old.compare_set("register", "one", "two"),
-        lambda: old.delete(["register"]),
+        lambda: old.set(FailedKey(), "two"),
+        lambda: old.compare_set(CommitKey(1, 0), None, COMMIT),
+        lambda: old.delete([FailedKey()]),
     ):
         with pytest.raises(RoleLost):
             change()
-    assert store.read("register") == "one"
-    assert store.guarded("coordinator", new).compare_set("register", "one", "two")
+    assert store.read(FailedKey()) == "one"
+    assert store.read(CommitKey(1, 0)) is None
+    assert store.guarded(CoordinatorKey(), new).compare_set(CommitKey(1, 0), None, COMMIT)
     store.erase()
 
 
 def test_groups_form_on_what_others_wrote(etcd: EtcdServer) -> None:
     one, two = (EtcdStore.connect(etcd.url, "groups", MembershipSection()) for _ in range(2))
-    one.torch_store.set("generation1/world/0", b"\x00\xff")
-    assert not two.torch_store.check(["generation1/world/0", "generation1/world/1"])
-    two.torch_store.set("generation1/world/1", b"there")
-    assert two.torch_store.check(["generation1/world/0", "generation1/world/1"])
-    assert two.torch_store.get("generation1/world/0") == b"\x00\xff"
+    one.torch_store.set(OLD, b"\x00\xff")
+    assert not two.torch_store.check([OLD, f"{generation_folder(1)}/world/1"])
+    two.torch_store.set(f"{generation_folder(1)}/world/1", b"there")
+    assert two.torch_store.check([OLD, f"{generation_folder(1)}/world/1"])
+    assert two.torch_store.get(OLD) == b"\x00\xff"
     assert [one.torch_store.add("n", 2), two.torch_store.add("n", 3)] == [2, 5]
-    two.torch_store.set("generation2/world/0", b"new")
-    connect(etcd, "groups").delete_groups(2)
+    two.torch_store.set(NEW, b"new")
+    connect(etcd, "groups").forget_before(2)
     deadline = time.monotonic() + 10
-    while two.torch_store.check(["generation1/world/0"]) and time.monotonic() < deadline:
+    while two.torch_store.check([OLD]) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not two.torch_store.check(["generation1/world/0"])
-    assert two.torch_store.check(["generation2/world/0"])
+    assert not two.torch_store.check([OLD])
+    assert two.torch_store.check([NEW])
     one.erase()
 
 
@@ -177,12 +181,12 @@ def test_a_password_from_a_file_or_the_environment_opens_the_store(
 ) -> None:
     (tmp_path / "password").write_text("secret\n")
     store = connect(locked, "a", etcd_user="root", etcd_password_file=str(tmp_path / "password"))
-    store.set("register", "one")
+    store.set(FailedKey(), "one")
     locked.kill()
     locked.start_again()  # it has forgotten the tokens that it gave out
-    store.set("register", "two")
+    store.set(FailedKey(), "two")
     monkeypatch.setenv("RECYCLE_ETCD_PASSWORD", "secret")
-    assert connect(locked, "a", etcd_user="root").read("register") == "two"
+    assert connect(locked, "a", etcd_user="root").read(FailedKey()) == "two"
 
 
 def test_a_stranger_is_refused_at_once(locked: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from recycle import Job, Worker
 from recycle.exec.membership.failure_detector import FailureDetector, profiled_seconds, whom_to_fence
+from recycle.exec.membership.messages import Heartbeat
 from recycle.exec.membership.progress import Progress
 from tests.exec.runs import job
 
@@ -31,7 +32,9 @@ class Heard:
             self.now += 0.25
             if text is not None:
                 self.beats += 1
-                self.said = f"{self.beats} {text}"
+                progress, state, doing, longest = text.split()
+                seconds = None if longest == "new" else float(longest)
+                self.said = Heartbeat(self.beats, int(progress), state == "waiting", doing, seconds)
             lost = self.detector.lost([A], lambda _: self.said, self.now)
             if lost:
                 return self.now - began, lost[A]
@@ -65,8 +68,13 @@ def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -
 def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
     detector = FailureDetector(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
     for tick in range(40):
-        now, beats = tick / 4, {"beat/0.0": f"{tick} 7 waiting 1F 0.1", "beat/0.1": f"{tick} {tick} working 1F 0.1"}
-        beats |= {"beat/0.0t1": f"{tick} 7 working 1F 0.1", "beat/0.1t1": "3 7 waiting 1F 0.1"}
+        now = tick / 4
+        beats = {
+            "0.0": Heartbeat(tick, 7, True, "1F", 0.1),
+            "0.1": Heartbeat(tick, tick, False, "1F", 0.1),
+            "0.0t1": Heartbeat(tick, 7, False, "1F", 0.1),
+            "0.1t1": Heartbeat(3, 7, True, "1F", 0.1),
+        }
         lost = detector.lost([A, B], beats.get, now)
         assert not lost or now > 4.0
         if len(lost) == 2:
@@ -95,13 +103,13 @@ def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(mo
         progress.set_waiting(True)
         clock[0] += waited
         progress.ended()
-    assert progress.text(3).split()[2:] == ["working", "1F", "1.8"]
+    assert progress.heartbeat(3) == Heartbeat(3, progress.count, False, "1F", 1.8)
     progress.begins("undo", warms_up=False)
-    assert progress.text(4).split()[2:] == ["working", "undo", "1.8"]
+    assert progress.heartbeat(4) == Heartbeat(4, progress.count, False, "undo", 1.8)
     progress.begins("1W")
     clock[0] += 9.0
     progress.begins("1W")
-    assert progress.text(5).split()[2:] == ["working", "1W", "new"]
+    assert progress.heartbeat(5) == Heartbeat(5, progress.count, False, "1W", None)
 
 
 def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
@@ -122,7 +130,7 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     for quarter in range(400, 500):
         now = quarter / 4
         beats = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
-        lost = detector.lost([A, B, C, D], lambda key, of=beats: f"{of[key[5:]]} 1 waiting 0F 0.1", now)  # type: ignore[misc]
+        lost = detector.lost([A, B, C, D], lambda name, of=beats: Heartbeat(of[name], 1, True, "0F", 0.1), now)  # type: ignore[misc]
         if lost:
             break
     assert set(lost) == set(silent)

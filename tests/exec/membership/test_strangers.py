@@ -15,7 +15,8 @@ import pytest
 import recycle
 from recycle.exec.launch.observer import Observer
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.messages import Report, encode
+from recycle.exec.membership.messages import VOID, Report
+from recycle.exec.membership.schema import CommitKey, ReportKey
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.job import Job
 from recycle.shape import Worker
@@ -158,8 +159,8 @@ class _Late(Observer):
                 continue
             for step in range(line["step"], line["step"] + 4):
                 for worker in ("0.0", "1.0", VICTIM):
-                    store.post(f"report/1/{step}/{worker}", encode(Report({0: [1e9], 1: [1e9]}, 1e9)))
-                    store.set(f"commit/1/{step}", "void")
+                    store.set(ReportKey(1, step, worker), Report({0: [1e9], 1: [1e9]}, 1e9))
+                    store.compare_set(CommitKey(1, step), None, VOID)
                     self.presented += 1
 
 

@@ -12,7 +12,8 @@ from recycle import JobError
 from recycle.exec.launch.shared_directory import SharedRunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report, decode, encode
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report
+from recycle.exec.membership.schema import CommitKey, PeriodsKey, PermissionKey, ProposalKey, RegisterKey, StopKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.sections import MembershipSection
@@ -68,8 +69,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 def follow(store: Store, record: GenerationRecord) -> tuple[Coordinator, list[tuple[int, float]]]:
     """A coordinator that finds this in the register."""
-    store.set("register", encode(record))
-    store.set("periods/plan", '{"barrier": 7.0}')
+    store.compare_set(RegisterKey(), None, record)
+    store.set(PeriodsKey(record.generation), {"barrier": 7.0})
     commits: list[tuple[int, float]] = []
     coordinator = Coordinator(
         job(2, 1, 1),
@@ -92,47 +93,52 @@ def record(commit: Commit = FACTS, joins: dict[str, str] | None = None) -> Gener
 
 def test_a_commit_that_came_no_further_than_the_register_stands_for_all(store: Store) -> None:
     coordinator, commits = follow(store, record())
-    assert decode(store.read("commit/3/4") or "", Commit) == FACTS
-    assert store.read("commit/3/5") == VOID
-    assert store.has_all(["stop/3"])
+    assert store.read(CommitKey(3, 4)) == FACTS
+    assert store.read(CommitKey(3, 5)) == VOID
+    assert store.has_all([StopKey(3)])
     assert commits == [(4, 7.0)]
     coordinator.tick()
-    after = decode(store.read("register") or "", GenerationRecord)
+    after = store.read(RegisterKey())
     assert (after.generation, after.committed, after.commit, after.live) == (4, 4, FACTS, LIVE)
-    assert store.read("proposal/4") == encode(after)
+    assert store.read(ProposalKey(4)) == after
 
 
 def test_a_generation_that_came_no_further_than_the_register_is_announced_and_over(store: Store) -> None:
     follow(store, record())
-    assert store.read("proposal/3") == encode(record())
-    assert [store.read(f"{what}/3") for what in ("form", "run")] == [VOID, VOID]
+    assert store.read(ProposalKey(3)) == record()
+    assert [store.read(PermissionKey(3, what)) for what in ("form", "run")] == [VOID, VOID]
 
 
 def test_what_was_decided_before_is_not_decided_again(store: Store) -> None:
     announced = record(joins={"1.0": "0.0"})
-    for key, text in (("proposal/3", "as it was"), ("form/3", GO), ("run/3", GO), ("commit/3/4", "as it was")):
-        store.set(key, text)
+    decided = {
+        ProposalKey(3): record(),
+        PermissionKey(3, "form"): GO,
+        PermissionKey(3, "run"): GO,
+        CommitKey(3, 4): Commit(4, 99.0, 0.25, 1.0),
+    }
+    for key, value in decided.items():
+        store.compare_set(key, None, value)
     coordinator, _ = follow(store, announced)
-    for key, text in (("proposal/3", "as it was"), ("form/3", GO), ("run/3", GO), ("commit/3/4", "as it was")):
-        assert store.read(key) == text
+    assert {key: store.read(key) for key in decided} == decided
     coordinator.tick()
-    assert decode(store.read("register") or "", GenerationRecord).joins == {}
+    assert store.read(RegisterKey()).joins == {}
 
 
 def test_a_worker_whose_copy_may_not_be_complete_copies_again(store: Store) -> None:
-    store.set("form/3", GO)
+    store.compare_set(PermissionKey(3, "form"), None, GO)
     coordinator, _ = follow(store, record(joins={"1.0": "0.0"}))
     coordinator.tick()
-    assert decode(store.read("register") or "", GenerationRecord).joins == {"1.0": "0.0"}
+    assert store.read(RegisterKey()).joins == {"1.0": "0.0"}
 
 
 def test_a_run_whose_last_step_is_committed_is_finished(store: Store) -> None:
     last = Commit(8, 1.5, 0.25, 1.0, finished=True)
     coordinator, commits = follow(store, record(last))
     assert coordinator.phase is GenerationPhase.FINISHED
-    assert decode(store.read("commit/3/8") or "", Commit) == last
+    assert store.read(CommitKey(3, 8)) == last
     assert commits == [(8, 7.0)]
-    assert not store.has_all(["stop/3"])
+    assert not store.has_all([StopKey(3)])
 
 
 def test_a_step_has_one_line_of_metrics_whoever_writes_it(tmp_path: Path) -> None:

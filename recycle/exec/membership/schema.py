@@ -1,0 +1,307 @@
+"""Every key that a run keeps in its store: what its text means, who writes it, who follows it, how long it is kept.
+
+Each key is a class, and its instances are the keys: `CommitKey(3, 17)` is the key of the commit of iteration 17 in
+generation 3. The class says all that a store has to know, so that a new key is one class here and nothing elsewhere:
+
+- the type of its value, which gives the text in the store (JSON; a text stays as it is);
+- who writes it, and with that the folder it lies in. On etcd a client follows whole folders: workers follow `orders`,
+  whoever coordinates follows `orders` and `posts`. On the launcher's store every write in `posts` wakes the launcher;
+- how it may be written: a `Decision` only by compare-and-set, a `Note` by whoever is its writer, at any time;
+- how long it is kept: a key with a field `generation` is deleted once a later generation runs (`Store.forget_before`),
+  what else a comment says; all others are kept until the run ends.
+
+With tensor parallelism each process of a worker writes keys of its own, under its own name (members.py), and they
+count when all processes of the worker have written theirs. Every key that a worker waits for is written in the end: a
+generation that ends turns each decision that is still open into "void".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args, get_origin
+
+from recycle.exec.membership.messages import (
+    AgentInfo,
+    Commit,
+    GenerationRecord,
+    Heartbeat,
+    Mode,
+    Permission,
+    Report,
+    RunInfo,
+    Saved,
+    StartRequest,
+    decode,
+    encode,
+)
+from recycle.shape import Worker
+
+Value = TypeVar("Value")
+
+
+class Folder(StrEnum):
+    """A part of the keys that is followed, or not, as a whole. On etcd, neighbours in this order are one range."""
+
+    BEATS = "beats"
+    """Read when somebody looks at them, in one request for all."""
+    GROUPS = "groups"
+    """What process groups form on; the keys below it are torch's."""
+    ORDERS = "orders"
+    POSTS = "posts"
+
+
+class Writer(StrEnum):
+    """Who writes a key."""
+
+    COORDINATOR = "coordinator"
+    AGENT = "agent"
+    WORKER = "worker"
+
+
+def generation_folder(generation: int) -> str:
+    """What the names of a generation's keys begin with in each folder; sorted as the generations are."""
+    return f"generation{generation:08d}"
+
+
+@dataclass_transform(frozen_default=True)
+class Key(Generic[Value]):
+    """A key of the store. Subclasses list its parts as fields.
+
+    Class arguments:
+        writer: who writes it.
+        folder: where it lies; by default `orders` for what the coordinator writes and `posts` for all else.
+    """
+
+    folder: ClassVar[Folder]
+    writer: ClassVar[Writer]
+    _kind: ClassVar[str]
+    _type: ClassVar[Any]
+
+    def __init_subclass__(cls, *, writer: Writer | None = None, folder: Folder | None = None) -> None:
+        super().__init_subclass__()
+        if writer is None:
+            return  # Note and Decision
+        cls.writer = writer
+        cls.folder = folder or (Folder.ORDERS if writer is Writer.COORDINATOR else Folder.POSTS)
+        cls._kind = cls.__name__.removesuffix("Key").lower()
+        (base,) = (base for base in cls.__dict__["__orig_bases__"] if get_origin(base) is not None)
+        (cls._type,) = get_args(base)
+        dataclass(frozen=True)(cls)
+
+    @property
+    def name(self) -> str:
+        """The key's name in the store, below the run's own prefix."""
+        parts = dict(vars(self))
+        generation = parts.pop("generation", None)
+        within = [] if generation is None else [generation_folder(generation)]
+        return "/".join([self.folder, *within, self._kind, *map(str, parts.values())])
+
+    def encode(self, value: Value) -> str:
+        """The text in the store that stands for `value`."""
+        return value if isinstance(value, str) and self._type is str else encode(value)
+
+    def decode(self, text: str) -> Value:
+        """The value that a text in the store stands for."""
+        return text if self._type is str else decode(text, self._type)  # type: ignore[return-value]
+
+
+class Note(Key[Value]):
+    """A key that its writer may write at any time."""
+
+
+class Decision(Key[Value]):
+    """A key that is written by compare-and-set only: of two who decide at once, one learns that it was second."""
+
+
+# The run.
+
+
+class RegisterKey(Decision[GenerationRecord], writer=Writer.COORDINATOR):
+    """The one register: the current generation and the last committed step."""
+
+
+class RunKey(Decision[RunInfo], writer=Writer.AGENT, folder=Folder.ORDERS):
+    """What all agents of a run agree on; the first agent writes it."""
+
+
+class CoordinatorKey(Decision[str], writer=Writer.AGENT, folder=Folder.ORDERS):
+    """The agent that coordinates; vanishes with that agent's lease."""
+
+
+class FailedKey(Note[str], writer=Writer.COORDINATOR):
+    """Why the run cannot go on."""
+
+
+class FinishedKey(Note[bool], writer=Writer.COORDINATOR):
+    """The run has ended well and all agents may leave."""
+
+
+class OverKey(Note[bool], writer=Writer.COORDINATOR):
+    """A process has ended after the last commit. Its writer sees afterwards what others wrote before."""
+
+
+class ClosedKey(Note[bool], writer=Writer.COORDINATOR, folder=Folder.POSTS):
+    """The launcher closes the store: wakes its own thread that waits for changes."""
+
+
+# A generation; all of these are deleted once a later one runs.
+
+
+class ProposalKey(Decision[GenerationRecord], writer=Writer.COORDINATOR):
+    """What the generation begins with."""
+
+    generation: int
+
+
+class PlanKey(Note[str], writer=Writer.COORDINATOR):
+    """The text of the generation's plan file."""
+
+    generation: int
+
+
+class PeriodsKey(Note[dict[Mode, float]], writer=Writer.COORDINATOR):
+    """The period of the generation's plan in each mode that it may run in."""
+
+    generation: int
+
+
+class AcknowledgedKey(Note[bool], writer=Writer.WORKER):
+    """The process has left its last generation and is ready to form this one."""
+
+    generation: int
+    member: str
+
+
+class PermissionKey(Decision[Permission], writer=Writer.COORDINATOR):
+    """The generation may form its groups, once all have acknowledged, or run, once the groups of all stand."""
+
+    generation: int
+    what: Literal["form", "run"]
+
+
+class FormedKey(Note[str], writer=Writer.WORKER):
+    """Why the groups of the process do not stand; empty when they do."""
+
+    generation: int
+    member: str
+
+
+class ReportKey(Note[Report], writer=Writer.WORKER):
+    """The process has all its gradient sums of iteration `step`. Deleted with the commit."""
+
+    generation: int
+    step: int
+    member: str
+
+
+class CommitKey(Decision[Commit | Literal["void"]], writer=Writer.COORDINATOR):
+    """The commit of iteration `step`, written after the register holds it. Deleted two commits later."""
+
+    generation: int
+    step: int
+
+
+class StopKey(Note[bool], writer=Writer.COORDINATOR):
+    """The generation is over."""
+
+    generation: int
+
+
+class TroubleKey(Note[str], writer=Writer.WORKER):
+    """The transport of some process broke; somebody else may be the cause."""
+
+    generation: int
+
+
+class CutKey(Decision[list[str]], writer=Writer.WORKER):
+    """Two workers, of which the first found that the other does not answer on their connection."""
+
+    generation: int
+
+
+# Processes.
+
+
+class ReadyKey(Note[bool], writer=Writer.WORKER):
+    """This process of a worker has started up. Deleted when the worker is admitted again."""
+
+    member: str
+    incarnation: int
+
+
+class HeartbeatKey(Note[Heartbeat], writer=Writer.WORKER, folder=Folder.BEATS):
+    """The heartbeat of a process; read by whoever looks for silence, followed by nobody."""
+
+    member: str
+
+
+class UndoneKey(Note[bool], writer=Writer.WORKER):
+    """The process has taken back its step of an iteration that was not committed. Deleted when it is counted."""
+
+    step: int
+    member: str
+
+
+class SavedKey(Note[Saved], writer=Writer.WORKER):
+    """A part of the checkpoint of iteration `step` is written, or why not. Deleted when a later one is complete."""
+
+    step: int
+    stage: int
+    tensor_rank: int = 0
+
+
+class FinalKey(Note[dict[int, str]], writer=Writer.WORKER):
+    """sha256 of the final state of each stage of the process."""
+
+    member: str
+
+
+class WarningKey(Decision[str], writer=Writer.WORKER):
+    """What some worker could not do and training could do without; only the first is kept."""
+
+
+# Faults that are injected.
+
+
+class ReachedKey(Decision[str], writer=Writer.WORKER):
+    """The fault of this number has reached its point; holds who was first."""
+
+    fault: int
+
+
+class StruckKey(Note[bool], writer=Writer.COORDINATOR):
+    """The fault of this number has been struck from outside."""
+
+    fault: int
+
+
+# Processes on other nodes.
+
+
+class AgentKey(Decision[AgentInfo], writer=Writer.AGENT):
+    """The agent of a node; vanishes with that agent's lease."""
+
+    node: int
+
+
+class StartRequestKey(Note[StartRequest], writer=Writer.COORDINATOR):
+    """Which process of the worker its agent shall start."""
+
+    worker: Worker
+
+
+class KillRequestKey(Note[int], writer=Writer.COORDINATOR):
+    """The incarnation up to which every process of the worker shall be dead."""
+
+    worker: Worker
+
+
+class EndedKey(Note[tuple[int, str]], writer=Writer.AGENT):
+    """The incarnation of the worker's process that ended last, and how it ended."""
+
+    worker: Worker
+
+
+class PlacesKey(Note[dict[str, str]], writer=Writer.COORDINATOR):
+    """Position -> position whose place on the nodes it has, where the two differ."""

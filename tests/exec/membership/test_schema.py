@@ -1,0 +1,138 @@
+"""What the schema says of each key holds on both stores: where it lies, what its text means, how long it is kept."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from typing import Any
+
+import pytest
+
+from recycle.exec.membership import schema
+from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
+from recycle.exec.membership.etcd_client import decoded, encoded
+from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.membership.messages import VOID, Commit, Report
+from recycle.exec.membership.schema import (
+    AcknowledgedKey,
+    CommitKey,
+    Decision,
+    Folder,
+    FormedKey,
+    Key,
+    Note,
+    ReportKey,
+    TroubleKey,
+    UndoneKey,
+    Writer,
+    generation_folder,
+)
+from recycle.exec.membership.store import Store
+from recycle.shape import Worker
+from tests.exec.membership.test_takeover import LIVE, OnePlan, Still, store  # noqa: F401
+from tests.exec.runs import job
+
+KINDS = [kind for base in (Note, Decision) for kind in base.__subclasses__() if kind.__module__ == schema.__name__]
+
+
+def names(store: Store) -> list[str]:  # noqa: F811
+    """Every key that the store holds of its run."""
+    if not isinstance(store, EtcdStore):
+        return [name for name in store._client.list_keys() if name != "posts"]
+    prefix = store._prefix
+    answer = store.client.call("/kv/range", {"key": encoded(prefix), "range_end": encoded(prefix[:-1] + "0")})
+    return [decoded(kv["key"]).decode().removeprefix(prefix) for kv in answer.get("kvs", [])]
+
+
+def test_the_name_of_a_key_says_its_folder_its_generation_its_kind_and_its_parts() -> None:
+    assert ReportKey(3, 17, "1.0t1").name == "posts/generation00000003/report/17/1.0t1"
+    assert schema.RegisterKey().name == "orders/register"
+    assert schema.KillRequestKey(Worker(1, 0)).name == "orders/killrequest/1.0"
+    assert generation_folder(9) < generation_folder(10)
+
+
+def test_no_two_kinds_of_key_share_names_and_workers_write_only_where_no_worker_follows() -> None:
+    assert len({(kind.folder, kind._kind) for kind in KINDS}) == len(KINDS)
+    for kind in KINDS:
+        assert kind.folder in (
+            (Folder.ORDERS, Folder.POSTS, Folder.BEATS)
+            if kind.writer != Writer.WORKER
+            else (Folder.POSTS, Folder.BEATS)
+        )
+        assert (kind.__doc__ or "").endswith("."), kind
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (CommitKey(1, 0), Commit(0, math.inf, 0.1 + 0.2, None)),
+        (CommitKey(1, 0), VOID),
+        (schema.FinalKey("0.0"), {3: "digest"}),
+        (schema.EndedKey(Worker(0, 0)), (2, "killed by SIGKILL")),
+        (schema.FormedKey(1, "0.0"), ""),
+        (schema.FailedKey(), 'quoted "text"'),
+    ],
+)
+def test_a_value_comes_back_from_its_text(key: Key[Any], value: Any) -> None:
+    assert key.decode(key.encode(value)) == value
+
+
+class _OwnKey(Note[list[int]], writer=Writer.WORKER):
+    """A key that the package does not know."""
+
+    generation: int
+
+
+def test_a_key_of_ones_own_is_one_class_and_reaches_whoever_follows_its_folder(store: Store) -> None:  # noqa: F811
+    listener = store.clone()
+    store.set(_OwnKey(2), [1, 2])
+    assert listener.wait_for_change(60.0)
+    assert listener.wait(_OwnKey(2), 60.0) == [1, 2]
+    store.forget_before(2)
+    assert store.has_all([_OwnKey(2)])
+    store.forget_before(3)
+    assert not store.has_all([_OwnKey(2)])
+
+
+def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None:  # noqa: F811
+    """Each of eight generations undoes a step, forms, runs, commits and breaks."""
+    clock = [time.monotonic()]
+    coordinator = Coordinator(
+        job(2, 1, 1),
+        99,
+        {Worker.parse(name) for name in LIVE},
+        store,
+        Still(),
+        OnePlan(),
+        lambda kind, **details: None,
+        lambda commit, record, period: None,
+        lambda: clock[0],
+    )
+    counts = []
+    for generation in range(1, 9):
+        coordinator.tick()
+        for name in LIVE:
+            store.set(UndoneKey(coordinator.next_step, name), True)
+            store.set(AcknowledgedKey(generation, name), True)
+        coordinator.tick()
+        store.torch_store.set(f"{generation_folder(generation)}/world/0", "address")
+        for name in LIVE:
+            store.set(FormedKey(generation, name), "")
+        coordinator.tick()
+        assert coordinator.phase is GenerationPhase.RUNNING
+        counts.append(len(names(store)))
+        for _ in range(4):
+            for name in LIVE:
+                store.set(ReportKey(generation, coordinator.next_step, name), Report({0: [1.0]}, 0.5))
+            coordinator.tick()
+        store.set(TroubleKey(generation), "a connection broke")
+        coordinator.tick()
+        clock[0] += 2.0
+        coordinator.tick()
+    assert coordinator.record.committed == 31
+    assert counts == [counts[0]] * 8, names(store)
+    assert {re.sub(r".*(generation\d+).*", r"\1", name) for name in names(store)} == {
+        "orders/register",
+        generation_folder(8),
+    }
