@@ -206,6 +206,12 @@ def reads_kinds(function: F) -> F:
     return kept  # type: ignore[no-any-return]
 
 
+@reads_kinds
+def kind_of_token(token: str) -> type[Instruction]:
+    """The kind that is written so. Raises KeyError when there is none."""
+    return {cls.token: cls for cls in KIND_CLASSES}[token]
+
+
 def kinds_where(holds: Callable[[InstructionKind], bool]) -> tuple[type[Instruction], ...]:
     """The kinds of whose row `holds` is true."""
     return tuple(cls for cls in KIND_CLASSES if holds(cls.row))

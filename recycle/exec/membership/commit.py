@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Commit, Mode, Report
+from recycle.exec.membership.messages import Commit, Computed, Mode, Report
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
@@ -48,7 +48,7 @@ def soonest_end(step: int, mode: Mode, before: Commit | None) -> int:
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
 
 
-def report_of(stages: Mapping[int, Stage], compute: Mapping[str, tuple[int, float]] | None = None) -> Report:
+def report_of(stages: Mapping[int, Stage], compute: Sequence[Computed] = ()) -> Report:
     """What a worker reports once the gradients of all its stages are summed over their hosts, and its times."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
     norms: dict[int, list[float]] = {}
@@ -58,7 +58,7 @@ def report_of(stages: Mapping[int, Stage], compute: Mapping[str, tuple[int, floa
         norms[index] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
         if common:
             replicated[index] = exact_parts([found[place] for place in sorted(common)])
-    return Report(norms, sum(losses) if losses else None, dict(compute or {}), replicated)
+    return Report(norms, sum(losses) if losses else None, list(compute), replicated)
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:

@@ -65,6 +65,22 @@ class GenerationRecord(Struct, frozen=True):
     mode: Mode = "barrier"
 
 
+class Computed(Struct, frozen=True, array_like=True):
+    """The instructions of one kind that a worker ran for one of its stages in an iteration.
+
+    Attributes:
+        stage: the stage.
+        token: the kind's, as instructions are written.
+        count: how many ran.
+        seconds: what they took together, without any wait for peers.
+    """
+
+    stage: int
+    token: str
+    count: int
+    seconds: float
+
+
 class Report(Struct, frozen=True):
     """A worker's part of a commit.
 
@@ -72,13 +88,13 @@ class Report(Struct, frozen=True):
         norms: squared gradient norm of each hosted stage, as floats whose exact sum it is. With tensor parallelism that
             of what this tensor rank alone holds.
         loss: its loss sum, last stage only.
-        compute: `<stage><F|I|W|B>` -> (how many it ran, their seconds), without any wait for peers.
+        compute: the F, I, W and B of each of its stages.
         replicated: likewise the squared norm of what all tensor ranks hold; without tensor parallelism nothing.
     """
 
     norms: dict[int, list[float]]
     loss: float | None
-    compute: dict[str, tuple[int, float]] = {}
+    compute: list[Computed] = []
     replicated: dict[int, list[float]] = {}
 
 

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median, median_low
 from typing import Any
 
+from recycle.exec.membership.messages import Computed
+from recycle.ir.kinds import kind_of_token
 from recycle.job import Job
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
@@ -36,14 +38,6 @@ machine's own noise, and re-routing a micro-batch saves less than a new generati
 RETRY = 4
 """Windows after which a slow worker without work is tried again; each time it is slow again, twice as many."""
 
-Compute = Mapping[str, tuple[int, float]]
-"""`<stage><F|I|W|B>` -> (how many a worker ran in an iteration, their seconds)."""
-_PARTS = {
-    "F": ("forward",),
-    "I": ("backward_input",),
-    "W": ("backward_weight",),
-    "B": ("backward_input", "backward_weight"),
-}
 TIMES = ("forward", "backward_input", "backward_weight")
 _Key = tuple[str, int]
 """(attribute of Profile, stage)."""
@@ -99,9 +93,9 @@ class Drift:
         stages_too = job.seconds_per_unit is not None
         return cls(job.shape, job.profile(), limits.drift, limits.drift_iterations, stages_too)
 
-    def observe(self, compute: Mapping[Worker, Compute]) -> None:
+    def observe(self, compute: Mapping[Worker, Sequence[Computed]]) -> None:
         """Take what the live workers report of one iteration."""
-        costs = {worker: cost for worker, times in compute.items() if (cost := self._cost(times.items())) is not None}
+        costs = {worker: cost for worker, times in compute.items() if (cost := self._cost(times)) is not None}
         for rank in range(self.shape.ranks):
             hosts = [worker for worker in costs if worker.rank == rank]
             usual = median_low([costs[worker] for worker in hosts]) if hosts else 1.0
@@ -113,34 +107,24 @@ class Drift:
         if self.stages_too:
             self._observe_stages(compute)
 
-    def _cost(self, times: Iterable[tuple[str, tuple[int, float]]]) -> float | None:
+    def _cost(self, times: Sequence[Computed]) -> float | None:
         """Seconds over what the profile says of the same instructions; None when there are none, or too short ones."""
-        times = list(times)
-        count = sum(number for _, (number, _) in times)
-        seconds = sum(took for _, (_, took) in times)
-        expected = sum(number * self._expected[key] for key, (number, _) in times)
+        count, seconds = sum(one.count for one in times), sum(one.seconds for one in times)
+        expected = sum(one.count * self._per_stage[name][one.stage] for one in times for name in _parts(one))
         if not count or expected <= 0 or seconds < LEAST_SECONDS * count:
             return None
         return seconds / expected
 
     @cached_property
-    def _expected(self) -> dict[str, float]:
-        """What the profile says of one instruction."""
-        stages = self.shape.stages
-        per_stage = {name: self.profile.per_stage(name, stages) for name in TIMES}
-        return {
-            f"{stage}{token}": sum(per_stage[name][stage] for name in parts)
-            for token, parts in _PARTS.items()
-            for stage in range(stages)
-        }
+    def _per_stage(self) -> dict[str, list[float]]:
+        return {name: self.profile.per_stage(name, self.shape.stages) for name in TIMES}
 
-    def _observe_stages(self, compute: Mapping[Worker, Compute]) -> None:
+    def _observe_stages(self, compute: Mapping[Worker, Sequence[Computed]]) -> None:
         found: dict[_Key, list[float]] = {}
-        for times in compute.values():
-            for key, figures in times.items():
-                cost = self._cost([(key, figures)])
-                for name in _PARTS[key[-1]] if cost is not None else ():
-                    found.setdefault((name, int(key[:-1])), []).append(cost or 0.0)
+        for one in (one for times in compute.values() for one in times):
+            cost = self._cost([one])
+            for name in _parts(one) if cost is not None else ():
+                found.setdefault((name, one.stage), []).append(cost or 0.0)
         if len(found) < len(TIMES) * self.shape.stages:
             return
         usual = {at: median_low(costs) for at, costs in found.items()}
@@ -200,3 +184,8 @@ class Drift:
 def _rounded(value: float) -> float:
     """Three digits: no plan depends on more, and nobody reads more."""
     return float(f"{value:.3g}")
+
+
+def _parts(computed: Computed) -> tuple[str, ...]:
+    """The attributes of Profile that the instructions' time is made of."""
+    return tuple(name for name in kind_of_token(computed.token).row.seconds if name in TIMES)

@@ -101,7 +101,9 @@ class Replanner:
 
     def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
         self.compute = {
-            str(worker): {key: round(seconds / count, 6) for key, (count, seconds) in sorted(report.compute.items())}
+            str(worker): dict(
+                sorted((f"{one.stage}{one.token}", round(one.seconds / one.count, 6)) for one in report.compute)
+            )
             for worker, report in sorted(reports.items())
         }
         if not self._is_on:

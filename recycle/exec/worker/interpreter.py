@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from recycle.exec.membership.messages import Computed
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
 from recycle.ir.dependencies import Value, needs, produced
@@ -38,8 +39,6 @@ class Interpreter:
 
     Attributes:
         timed: when each instruction of the iteration ran.
-        compute: `<stage><F|I|W|B>` -> (how many ran in the iteration, their seconds on this process's clock). Waiting
-            for inputs is not part of them.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Interpreter:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
         self._computed, self._ties = computed, ties
         self.timed: list[Timed] = []
-        self.compute: dict[str, tuple[int, float]] = {}
+        self._compute: dict[tuple[int, str], tuple[int, float]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._program: Sequence[Instruction] | None = None
         self._reads_again: dict[Value, int] = {}
@@ -64,7 +63,7 @@ class Interpreter:
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start an iteration from a clean state, whatever the one before left behind."""
-        self.timed, self.compute, self._values, self._held, self._reduced_ties = [], {}, {}, {}, set()
+        self.timed, self._compute, self._values, self._held, self._reduced_ties = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._reads_again = program, self._read_again(program)
         self._reads_left = dict(self._reads_again)
@@ -98,9 +97,14 @@ class Interpreter:
         ended = time.monotonic()
         self.timed.append((str(instruction), started, ended))
         if isinstance(instruction, Compute) and instruction.row.required:
-            key = f"{instruction.stage}{instruction.token}"
-            count, seconds = self.compute.get(key, (0, 0.0))
-            self.compute[key] = (count + 1, seconds + ended - started)
+            work = instruction.stage, instruction.token
+            count, seconds = self._compute.get(work, (0, 0.0))
+            self._compute[work] = (count + 1, seconds + ended - started)
+
+    @property
+    def compute(self) -> list[Computed]:
+        """The F, I, W and B of the iteration so far by stage, with their seconds on this process's clock."""
+        return [Computed(stage, token, *figures) for (stage, token), figures in sorted(self._compute.items())]
 
     def _inputs(self, instruction: Compute) -> list[torch.Tensor | None]:
         """The values of other stages that the instruction consumes; None stands for the end of the model."""

@@ -21,7 +21,15 @@ from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter, Timed
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
-from recycle.ir.instruction import Compute, Instruction, OptimizerStep, OverlappedPair, ReduceGradients, Transfer
+from recycle.ir.instruction import (
+    Compute,
+    Instruction,
+    OptimizerStep,
+    OverlappedPair,
+    ReduceGradients,
+    StageWide,
+    Transfer,
+)
 from recycle.runs import append_iteration
 
 
@@ -158,5 +166,5 @@ def _doing(instruction: Instruction) -> str:
     """What kind of operation it is for the heartbeat: those of a stage take about as long as each other."""
     if isinstance(instruction, OverlappedPair):
         return f"{_doing(instruction.forward)};{_doing(instruction.backward)}"
-    stage = instruction.stage if isinstance(instruction, Compute | Transfer | ReduceGradients | OptimizerStep) else ""
+    stage = instruction.stage if isinstance(instruction, Compute | Transfer | StageWide) else ""
     return f"{stage}{instruction.token}"

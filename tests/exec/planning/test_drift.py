@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from recycle.exec.membership.messages import Computed
 from recycle.exec.planning.drift import LEAST_SECONDS, RETRY, Drift
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
@@ -23,16 +24,16 @@ def iteration(
     stages: dict[int, float] | None = None,
     without: tuple[Worker, ...] = (),
     unit: float = 1.0,
-) -> dict[Worker, dict[str, tuple[int, float]]]:
+) -> dict[Worker, list[Computed]]:
     """What all workers report: four F, three I and W and one B each; half of 2.1's as B."""
-    report: dict[Worker, dict[str, tuple[int, float]]] = {}
+    report: dict[Worker, list[Computed]] = {}
     for worker in SHAPE.workers():
         s, whole = worker.rank, 2 if worker == Worker(2, 1) else 1
         factor = unit * (factors or {}).get(worker, 1.0) * (stages or {}).get(s, 1.0)
         counts = {"F": (4, 0.01), "I": (4 - whole, 0.012), "W": (4 - whole, 0.008), "B": (whole, 0.02)}
-        report[worker] = {f"{s}{kind}": (n, n * each * factor) for kind, (n, each) in counts.items()}
+        report[worker] = [Computed(s, kind, n, n * each * factor) for kind, (n, each) in counts.items()]
         if worker in without:
-            report[worker] = {}
+            report[worker] = []
     return report
 
 
