@@ -33,7 +33,7 @@ def build_app(
     comparisons: Mapping[str, SystemComparison] | None = None,
     is_example: bool = False,
 ) -> Dash:
-    """The application that shows `sources`, and plans for any dead workers if `what_if` can tell; pages are tabs.
+    """The application that shows `sources`, with plans for any dead workers if there is a `what_if`; pages are tabs.
 
     Args:
         comparisons: of resilience systems, by name.

@@ -1,4 +1,4 @@
-"""What is told of a selection: an operation with its inputs and what it waited for, a gap with its cause, a worker.
+"""What the page says of a selection: an operation with its inputs and what it waited for, a gap's cause, a worker.
 
 Slack, causes and memory come from `viz.analysis`; here they meet the operations of a table, which the canvas draws
 arrows between. Of a table without a timeline only the operation itself is known.
@@ -17,8 +17,8 @@ from recycle.ir.instruction import Transfer, is_kind
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.memory import memory_curve, sampled
 from viz.analysis.waits import WHY, Input, Output
-from viz.figures.boxes import describe
 from viz.figures.time_axis import time_unit
+from viz.labels import describe
 from viz.lane_cache import CachedLanes
 from viz.lanes import Flag
 
@@ -92,8 +92,8 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
     if explainer is None:
         return Details(title, lines)
     row, schedule = explainer.row(shown.table, operation), explainer.timeline.schedule
-    told = explainer.waits.inputs(row)
-    inputs = [need for need in told.shown if isinstance(need, Input)]
+    needed = explainer.waits.inputs(row)
+    inputs = [need for need in needed.shown if isinstance(need, Input)]
     decided = bool(inputs) and inputs[0].slack <= explainer.timeline.makespan * TOLERANCE
     needs = [
         Need(
@@ -106,8 +106,8 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
         )
         for place, need in enumerate(inputs)
     ]
-    if told.total > len(inputs):
-        lines.append(f"needs {told.total - len(inputs)} more, which were there earlier")
+    if needed.total > len(inputs):
+        lines.append(f"needs {needed.total - len(inputs)} more, which were there earlier")
     place_of = partial(explainer.operation, shown.table)
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
     users = [place_of(user.row) for user in explainer.waits.outputs(row).shown if isinstance(user, Output)]
@@ -128,7 +128,7 @@ def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
         slack = 1e-5 * table.span  # the browser's times are rounded to 24 bits
         gap = bubbles.at(worker, start + slack) if end - start > 2 * slack else None
         while gap is not None and gap.start < end - slack:
-            lines.append(bubbles.tell(gap))
+            lines.append(bubbles.reason(gap))
             gap = bubbles.next(worker, gap.start)
     return Details(title, lines, memory=_memory(shown, lane))
 

@@ -422,7 +422,7 @@ def load_run(path: str | Path) -> Run:
 
 
 def _job(path: Path, problems: list[str]) -> tuple[Shape | None, Profile]:
-    """Shape and profile of the job; the shape of any plan when the job file cannot tell."""
+    """Shape and profile of the job; the shape of any plan when the job file does not say."""
     try:
         job = Job.load(path / "job.toml")
         shape: Shape | None = job.shape

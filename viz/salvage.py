@@ -1,6 +1,6 @@
 """A native schedule file of which some instructions cannot be read, without them.
 
-Its frame must be whole: JSON with a shape. What is left out is told, one line each, so that the rest can be drawn
+Its frame must be whole: JSON with a shape. What is left out is listed, one line each, so that the rest can be drawn
 without looking as if it were all. Positions in what is left count without what is left out.
 """
 

@@ -74,7 +74,7 @@ class WhatIf:
         planner: asked where the library has no plan for the very failure vector.
 
     Raises:
-        RecycleError: there is neither a job nor a plan to tell the shape.
+        RecycleError: there is neither a job nor a plan that states the shape.
     """
 
     def __init__(self, job: Job | None, library: PlanLibrary | None, planner: Planner | None) -> None:

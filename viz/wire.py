@@ -2,8 +2,8 @@
 
 Little endian: magic `RLN2`, u32 lanes, u32 operations, u32 bytes of the description, f64 origin; u32 offsets
 (lanes + 1); the columns that the description lists, each in the narrowest type that holds it and beginning at a
-multiple of 4 bytes; then the description, JSON in UTF-8. That says also how every kind is drawn (from `figures.boxes`
-and `figures.palette`), so that the canvas has no table of kinds or colours of its own.
+multiple of 4 bytes; then the description, JSON in UTF-8. That holds also the table of instruction kinds with how each
+is drawn (`figures.boxes`), the colours (`figures.palette`) and all texts (`labels`): the canvas has none of its own.
 
 Times are float32 from the origin: with seconds since the run's start, a day would leave steps of 8 ms. An instruction's
 own id stays here: the browser names an operation by its place.
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.instruction import KIND_CLASSES, OverlappedPair, StageWide
-from viz.figures.boxes import LETTERS, NAMES, PARTS
+from viz.figures.boxes import parts_of
 from viz.figures.palette import COMMUNICATION, FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAINTS
+from viz.figures.time_axis import time_unit
+from viz.labels import LABEL, LABEL_AWAY, LINES, MARKS, kinds
 from viz.lanes import Flag, LaneTable
 
 MAGIC = b"RLN2"
@@ -92,20 +93,15 @@ def describe_table(table: LaneTable) -> dict[str, Any]:
         "ranks": [worker.rank for worker in table.workers],
         "failed": np.flatnonzero(table.failed).tolist(),
         "span": table.span,
-        "unit": table.unit,
+        "unit": time_unit(table),
         "by_rank": "stage" if table.shape.chunks == 1 else "rank",
         "bits": {flag.name: int(flag) for flag in Flag},
         "kinds": [
-            {
-                "token": cls.token,
-                "name": NAMES[int(kind)],
-                "letter": LETTERS.get(int(kind), "F" if kind == OverlappedPair.kind else cls.token),
-                "numbered": kind not in LETTERS,
-                "homed": not issubclass(cls, StageWide),
-                "parts": [[places[part[0].key], *part[1:]] for part in PARTS[int(kind)](table.weight_share)],
-            }
-            for kind, cls in enumerate(KIND_CLASSES)
+            {**kind, "parts": [[places[part[0].key], *part[1:]] for part in parts_of(number, table.weight_share)]}
+            for number, kind in enumerate(kinds())
         ],
+        "texts": {"label": LABEL, "label_away": LABEL_AWAY, "lines": LINES},
+        "marks": {flag.name: text for flag, text in MARKS.items()},
         "paints": [{name: getattr(paint, name) for name in paint.__slots__} for paint in PAINTS],
         "busy": [places[paint.key] for paint in PAINTS if paint is not COMMUNICATION],
         "failure": {"fill": FAILURE_BAND, "hatch": FAILURE_HATCH, "line": FAILURE, "ink": INK},

@@ -17,8 +17,8 @@ from recycle import RecycleError, Schedule, Shape
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
 from viz.figures.axes import AXES_CONFIG
-from viz.figures.boxes import label
 from viz.figures.timeline import CONFIG
+from viz.labels import label
 from viz.lane_cache import LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.pages.run_page import RunPage

@@ -113,7 +113,22 @@ def test_work_has_the_colour_of_how_much_later_it_starts(browser: Any, address: 
     assert browser.get_log("browser") == []
 
 
-def test_lane_under_lane_and_a_selection_is_told_of_the_right_one(browser: Any, address: str) -> None:
+def test_a_search_on_the_explain_page_tells_why_its_hits_start_when_they_do(browser: Any, address: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(address + "/?pages=explain")
+    ready(browser, "explain-0")
+    browser.find_element("id", "explain-query").send_keys("kind:W stage:1", Keys.ENTER)
+    wait(browser, lambda: "2 found." in text(browser))
+    assert "Waited for 1B0.1 on 0.1 (before it in the program)" in text(browser)
+    press(browser, "#explain-hits button.quiet", "Show it")
+    wait(browser, lambda: browser.execute_script("return recycle.views.get('explain-0').selected") >= 0)
+    browser.find_element("id", "explain-query").send_keys(" knd:W", Keys.ENTER)
+    wait(browser, lambda: "knd is no field" in text(browser))
+    assert browser.get_log("browser") == []
+
+
+def test_lane_under_lane_and_a_selection_is_described_by_the_right_one(browser: Any, address: str) -> None:
     browser.get(address + "/?pages=compare")
     ready(browser, "compare-0", "compare-1")
     press(browser, "label", "lane under lane")

@@ -101,10 +101,10 @@ def test_the_page_shows_one_trace_and_lets_another_be_chosen(comparison: SystemC
     first = plain(page.layout())
     (choice,) = of_type(first, "Dropdown")
     assert [option["label"] for option in choice["options"]] == ["one.csv (2 failures)", "two.csv (2 failures)"]
-    told = words(plain(page.shown(1)))
-    assert "Goodput: two.csv" in told
-    assert "does not fit" in told
-    assert any(text.startswith("bamboo: ") and "micro-batches" in text for text in told)
+    found = words(plain(page.shown(1)))
+    assert "Goodput: two.csv" in found
+    assert "does not fit" in found
+    assert any(text.startswith("bamboo: ") and "micro-batches" in text for text in found)
     graphs = of_type(plain(page.shown(1)), "Graph")
     assert len(graphs) == 3
     assert all(graph["config"]["showSendToCloud"] is False for graph in graphs)
@@ -115,18 +115,18 @@ def test_the_page_shows_one_trace_and_lets_another_be_chosen(comparison: SystemC
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda told: told.pop("traces"), "is no whole comparison"),
-        (lambda told: told["systems"].pop(), "not every system is there on every trace"),
-        (lambda told: told["systems"][0].update(goodput="much"), "$.systems[0].goodput"),
+        (lambda found: found.pop("traces"), "is no whole comparison"),
+        (lambda found: found["systems"].pop(), "not every system is there on every trace"),
+        (lambda found: found["systems"][0].update(goodput="much"), "$.systems[0].goodput"),
     ],
 )
 def test_a_broken_comparison_is_refused_in_one_line(
     file: Path, tmp_path: Path, change: Any, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = json.loads(file.read_text())
-    change(told)
+    found = json.loads(file.read_text())
+    change(found)
     broken = tmp_path / "comparison.json"
-    broken.write_text(json.dumps(told))
+    broken.write_text(json.dumps(found))
     with pytest.raises(RecycleError, match=r"comparison\.json") as refused:
         load_comparison(broken)
     assert says in str(refused.value)

@@ -1,4 +1,4 @@
-"""What is told of a selection: what was needed and how long it lay there, why a worker is idle, what a worker does."""
+"""What the page says of a selection: what was needed and how long it lay there, why a worker is idle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def place(shown: CachedLanes, text: str) -> int:
     return next(i for i in range(len(shown.table)) if str(shown.table.instruction(i)) == text)
 
 
-def told(shown: CachedLanes, **choice: Any) -> Details:
+def details_of(shown: CachedLanes, **choice: Any) -> Details:
     answer = details(shown, choice)
     assert answer is not None
     return answer
@@ -38,7 +38,7 @@ def texts(shown: CachedLanes, operations: list[int]) -> list[str]:
 
 def test_an_operation_lists_what_it_needed_with_slack(broken_timeline: Timeline) -> None:
     shown = shown_of(broken_timeline)
-    answer = told(shown, operation=place(shown, "1F1.0"))
+    answer = details_of(shown, operation=place(shown, "1F1.0"))
     assert answer.title == "1F1.0"
     assert [(need.instruction, need.worker, need.arrived, need.slack, need.decided) for need in answer.needs] == [
         ("1F0.0", "0.1", 2.0, 0.0, True),
@@ -52,7 +52,7 @@ def test_an_operation_lists_what_it_needed_with_slack(broken_timeline: Timeline)
 
 def test_what_an_operation_waited_for_has_no_slack(broken_timeline: Timeline) -> None:
     shown = shown_of(broken_timeline)
-    answer = told(shown, operation=place(shown, "0B0.0"))
+    answer = details_of(shown, operation=place(shown, "0B0.0"))
     decided = [need for need in answer.needs if need.decided]
     assert [(need.instruction, need.worker, need.slack) for need in decided] == [("1B0.0", "0.1", 0.0)]
     assert texts(shown, [answer.links.waited]) == ["1B0.0"]
@@ -60,13 +60,13 @@ def test_what_an_operation_waited_for_has_no_slack(broken_timeline: Timeline) ->
 
 def test_a_transfer_that_takes_time_is_waited_for(healthy: Schedule) -> None:
     shown = shown_of(simulate(healthy, Profile.uniform(link=0.25)))
-    need = told(shown, operation=place(shown, "1F0.0")).needs[0]
+    need = details_of(shown, operation=place(shown, "1F0.0")).needs[0]
     assert (need.instruction, need.arrived, need.decided) == ("0F0.0", 1.25, True)
 
 
 def test_a_step_names_its_last_reduce(broken: Schedule) -> None:
     shown = shown_of(simulate(lower(broken), Profile.uniform(step=0.5)))
-    answer = told(shown, operation=place(shown, "0STEP"))
+    answer = details_of(shown, operation=place(shown, "0STEP"))
     assert [need.decided for need in answer.needs].count(True) == 1
 
 
@@ -82,7 +82,7 @@ def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
         row = ran[1].tolist().index(int(table.instruction_id[operation]))
         assert str(ran[0].schedule.instruction(row)) == str(table.instruction(operation))
         assert ran[0].start[row] == pytest.approx(table.start[operation])
-    answer = told(shown, operation=place(shown, "1F1.0"))
+    answer = details_of(shown, operation=place(shown, "1F1.0"))
     assert {need.instruction for need in answer.needs} == {"0F1.0", "1F0.0"}
     assert texts(shown, answer.links.outputs) == ["1I1.0"]
     assert answer.memory is not None
@@ -90,7 +90,7 @@ def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
 
 
 def test_a_gap_tells_its_cause(broken_timeline: Timeline) -> None:
-    answer = told(shown_of(broken_timeline), lane=0, **{"from": 2.0, "to": 5.0})
+    answer = details_of(shown_of(broken_timeline), lane=0, **{"from": 2.0, "to": 5.0})
     assert answer.title == "Worker 0.0 is idle"
     assert answer.lines == ["from 2 to 5, 3", "Idle for 3: 0B0.0 waits for 1B0.0 on 0.1, which ends at 5."]
 
@@ -102,32 +102,32 @@ def test_every_gap_that_the_canvas_can_show_has_causes_that_cover_it(broken_time
         idle = 0.0
         for i in range(int(table.offsets[lane]), int(table.offsets[lane + 1])):
             if table.start[i] > idle + 1e-9:
-                answer = told(shown, lane=lane, **{"from": idle, "to": float(table.start[i])})
+                answer = details_of(shown, lane=lane, **{"from": idle, "to": float(table.start[i])})
                 assert len(answer.lines) >= 2
             idle = max(idle, float(table.end[i]))
 
 
 def test_a_worker_is_summed_up(broken_timeline: Timeline) -> None:
     shown = shown_of(broken_timeline)
-    assert told(shown, lane=1).lines[0] == "9 instructions, busy 81.8% of the time"
-    assert "3 of them re-routed to it" in told(shown, lane=1).lines
-    assert told(shown, lane=3).lines[-1] == "has failed"
-    assert told(shown, lane=3).memory is None
+    assert details_of(shown, lane=1).lines[0] == "9 instructions, busy 81.8% of the time"
+    assert "3 of them re-routed to it" in details_of(shown, lane=1).lines
+    assert details_of(shown, lane=3).lines[-1] == "has failed"
+    assert details_of(shown, lane=3).memory is None
 
 
 def test_the_memory_of_the_worker_comes_along(broken_timeline: Timeline) -> None:
-    memory = told(shown_of(broken_timeline, limits=(4.0, 3.0)), operation=0).memory
+    memory = details_of(shown_of(broken_timeline, limits=(4.0, 3.0)), operation=0).memory
     assert memory is not None
     assert (memory.worker, memory.peak, memory.peak_time, memory.limit) == ("0.0", 2.0, 1.0, 4.0)
     steps = dict(zip(memory.time, memory.held, strict=True))
     assert steps == {0.0: 1.0, 1.0: 2.0, 7.0: 1.0, 11.0: 0.0}
-    assert "holds at most 2 of 3 activations" in told(shown_of(broken_timeline, limits=(4.0, 3.0)), lane=1).lines
+    assert "holds at most 2 of 3 activations" in details_of(shown_of(broken_timeline, limits=(4.0, 3.0)), lane=1).lines
 
 
 @pytest.mark.parametrize(
     "choice", [{}, {"operation": -1}, {"operation": 10**9}, {"operation": "1"}, {"lane": 6}, {"lane": None}]
 )
-def test_what_is_not_there_is_not_told(broken_timeline: Timeline, choice: dict[str, Any]) -> None:
+def test_what_is_not_there_has_no_details(broken_timeline: Timeline, choice: dict[str, Any]) -> None:
     assert details(shown_of(broken_timeline), choice) is None
 
 

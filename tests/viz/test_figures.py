@@ -10,9 +10,10 @@ import pytest
 from recycle import Schedule, Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from viz.figures import palette
-from viz.figures.boxes import boxes, label
+from viz.figures.boxes import boxes
 from viz.figures.curves import curves_figure, event_text
 from viz.figures.timeline import BAR_LIMIT, CONFIG, TEXT_LIMIT, note, timeline_figure
+from viz.labels import label
 from viz.lanes import LaneTable
 
 

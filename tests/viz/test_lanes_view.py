@@ -73,8 +73,8 @@ def test_a_picture_that_cannot_be_is_refused_in_a_line(client: Any, address: str
 def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) -> None:
     cache = LaneCache()
     digest = cache.put(LaneTable.from_timeline(broken_timeline), Explainer(broken_timeline))
-    told, links = answer(cache, {"address": f"lanes/{digest}.bin", "operation": 2})
-    texts = words(plain(told))
+    card, links = answer(cache, {"address": f"lanes/{digest}.bin", "operation": 2})
+    texts = words(plain(card))
     assert texts[0] == "0B0.0"
     assert "none: waited for this" in texts
     assert links["operation"] == 2
@@ -84,9 +84,9 @@ def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) 
 
 @pytest.mark.parametrize("choice", [None, [], "x", {"address": 3}, {"address": "lanes/x.bin", "operation": 1}])
 def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> None:
-    told, links = answer(LaneCache(), choice)
+    card, links = answer(LaneCache(), choice)
     assert links is None
-    assert words(plain(told)) in ([], ["These lanes are no longer kept. Load the page again."])
+    assert words(plain(card)) in ([], ["These lanes are no longer kept. Load the page again."])
 
 
 def test_the_axes_draw_nothing_and_offer_no_upload(broken_timeline: Timeline) -> None:

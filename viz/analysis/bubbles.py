@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from recycle.ir.gaps import Gap, GapCause, Gaps
-from recycle.ir.instruction import OptimizerStep
+from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import Timeline
 from viz.analysis.waits import name
 
@@ -63,12 +63,12 @@ class Bubbles:
             int(gaps.ready[place]),
         )
 
-    def tell(self, gap: Gap) -> str:
+    def reason(self, gap: Gap) -> str:
         """Why the worker does nothing, in a sentence."""
-        return tell(self.timeline, gap)
+        return reason(self.timeline, gap)
 
 
-def tell(timeline: Timeline, gap: Gap) -> str:
+def reason(timeline: Timeline, gap: Gap) -> str:
     """Why a worker does nothing in `gap`, in a sentence."""
     schedule = timeline.schedule
     length = f"{gap.end - gap.start:.6g}"
@@ -90,8 +90,8 @@ def tell(timeline: Timeline, gap: Gap) -> str:
     if gap.cause == GapCause.TRANSFER:
         return f"Idle for {length}: {following} waits for {awaited}, its value is made and not here yet."
     if gap.cause == GapCause.REDUCE:
-        kind = schedule.columns.kind[gap.row]
-        is_commit = kind == OptimizerStep.kind and schedule.optimizer == "barrier"
+        comes_last = KIND_CLASSES[schedule.columns.kind[gap.row]].row.follows is not None
+        is_commit = comes_last and schedule.optimizer == "barrier"
         what = "the barrier, where the last is" if is_commit else "the last of all hosts,"
         return f"Idle for {length}: {following} waits for {what} {awaited}."
     return f"Idle for {length}: {following} waits for {awaited}, which ends at {timeline.end[gap.waits_for]:.6g}."

@@ -24,26 +24,34 @@ from recycle.ir.dependencies import Rows, work
 from recycle.ir.executed import first_impossible, transfer_leads
 from recycle.ir.gaps import GapCause
 from recycle.ir.graph import Floats
-from recycle.ir.instruction import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    OptimizerStep,
-    ReduceGradients,
-    Transfer,
-    is_kind,
-)
-from recycle.ir.redundant_forward import RedundantForward
+from recycle.ir.kinds import Compute, StageWide, Transfer, ValueKind, is_kind, per_kind
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
 from recycle.shape import Shape, Worker
 from viz.analysis.waits import name
 
-_ROLE = np.full(256, -1, dtype=np.int64)
-_ROLE[[Forward.kind, Backward.kind, BackwardInput.kind]] = 0, 1, 1
-_ROLE[[BackwardWeight.kind, ReduceGradients.kind, OptimizerStep.kind, RedundantForward.kind]] = 2, 3, 4, 5
+
+def _roles() -> Rows:
+    """What each kind does, as a number: the first value that it makes, or itself where it makes none; -1 of transfers
+    and pairs."""
+    return per_kind(
+        lambda cls: (
+            -1
+            if not issubclass(cls, Compute | StageWide)
+            else int(cls.row.produces[0])
+            if cls.row.produces
+            else len(ValueKind) + cls.kind
+        ),
+        np.int64,
+    )
+
+
+def _is_whole_backward(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which of a column of kinds make the weight gradient after the input gradient."""
+    both = (ValueKind.INPUT_GRADIENT, ValueKind.WEIGHT_GRADIENT)
+    found: npt.NDArray[np.bool_] = per_kind(lambda cls: cls.row.produces == both, np.bool_)[kind]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +108,7 @@ class _Pieces(NamedTuple):
     def of(cls, timeline: Timeline, shapes: Sequence[Shape]) -> _Pieces:
         schedule = timeline.schedule
         key, row, worker = _keys(schedule, shapes)
-        whole = schedule.columns.kind[row] == Backward.kind
+        whole = _is_whole_backward(schedule.columns.kind[row])
         stages = schedule.shape.stages
         halves = [np.array(timeline.profile.per_stage(f"backward_{of}", stages)) for of in ("input", "weight")]
         later = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
@@ -140,7 +148,7 @@ def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows
     """(what it does as a number that means the same in all `shapes`, row, worker as a number likewise)."""
     pieces, m = work(schedule), schedule.shape.micro_batches
     most, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
-    role = _ROLE[pieces.kind]
+    role = _roles()[pieces.kind]
     kept = np.flatnonzero((role >= 0) & pieces.valid)
     worker = pieces.worker[kept]
     worker = worker // schedule.shape.ranks * ranks + worker % schedule.shape.ranks
@@ -194,7 +202,7 @@ GROUPS: dict[str, tuple[Part, ...]] = {
     "reduce and step": (GapCause.REDUCE,),
     "no work left": (GapCause.NOTHING_LEFT,),
 }
-"""Parts as they are told; waiting for the program's order is waiting for what that order depends on."""
+"""Parts as people read them; waiting for the program's order is waiting for what that order depends on."""
 
 
 def shares(first: dict[Part, float], second: dict[Part, float], scale: float = 1.0) -> list[Share]:

@@ -1,7 +1,7 @@
 """Inputs and outputs of an instruction with their slack, and which input it waited for.
 
-A value from another worker is told as what makes it and what carries it: the receive between them has no time of its
-own. What a reduce or step needs of all workers is told one by one, the latest first.
+A value from another worker is listed with what makes it and what carries it; the receive between them takes no time of
+its own. What a reduce or step needs of all workers is listed one by one, the latest first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recycle.ir.dependencies import Cause, Rows
 from recycle.ir.simulate import TOLERANCE, Timeline, event_edges
 
 MOST = 12
-"""Inputs or outputs that are told one by one."""
+"""Inputs or outputs that are listed one by one."""
 
 
 class Input(NamedTuple):
@@ -49,7 +49,7 @@ class Output(NamedTuple):
     slack: float
 
 
-class Told(NamedTuple):
+class Neighbours(NamedTuple):
     """The latest inputs, or the first outputs, and how many there are in all."""
 
     shown: list[Input] | list[Output]
@@ -74,7 +74,7 @@ class Waits:
         receives = np.flatnonzero(self.timeline.dependencies.sends == row)
         return int(receives[0]) if len(receives) else -1
 
-    def inputs(self, row: int, most: int = MOST) -> Told:
+    def inputs(self, row: int, most: int = MOST) -> Neighbours:
         """What `row` needs, the last to arrive first."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
         sources, causes = self._neighbours(row, 0)
@@ -88,7 +88,7 @@ class Waits:
         sources, causes = sources[alone], causes[alone]
         latest = np.argsort(-timeline.end[sources], kind="stable")[:most]
         shown = [self._input(row, int(sources[i]), Cause(int(causes[i]))) for i in latest.tolist()]
-        return Told(shown, len(sources))
+        return Neighbours(shown, len(sources))
 
     def _input(self, row: int, source: int, cause: Cause) -> Input:
         timeline, send = self.timeline, int(self.timeline.dependencies.sends[source])
@@ -100,7 +100,7 @@ class Waits:
         made_by = next((int(m) for m, why in zip(makers, causes, strict=True) if why == Cause.DATA), send)
         return Input(made_by, cause, float(timeline.end[made_by]), send, arrived, slack)
 
-    def outputs(self, row: int, most: int = MOST) -> Told:
+    def outputs(self, row: int, most: int = MOST) -> Neighbours:
         """Who uses what `row` makes, on this worker and, through transfers, on others; the first to start first."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
         found: list[Output] = []
@@ -117,26 +117,26 @@ class Waits:
                     slack = max(0.0, float(timeline.start[target]) - arrived)
                     found.append(Output(int(target), Cause(int(why)), float(timeline.start[target]), slack))
         found.sort(key=lambda output: (output.start, output.row))
-        return Told(found[:most], len(found))
+        return Neighbours(found[:most], len(found))
 
     def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
         """(nodes, causes) at the other ends of the edges of `node`; `end` is 0 for their sources, 1 for targets."""
         mine = np.flatnonzero(self._edges[1 - end] == node)
         return self._edges[end][mine].astype(np.int64), self._edges[2][mine].astype(np.int64)
 
-    def tell(self, row: int) -> list[str]:
+    def reasons(self, row: int) -> list[str]:
         """Why `row` starts when it does, a line per input, the decisive one first."""
         timeline = self.timeline
-        told = self.inputs(row)
-        if not told.shown:
+        needs = self.inputs(row)
+        if not needs.shown:
             return ["It needs nothing: it starts when the iteration does."]
         lines = []
-        for place, need in enumerate(told.shown):
+        for place, need in enumerate(needs.shown):
             assert isinstance(need, Input)
             decided = place == 0 and need.slack <= timeline.makespan * TOLERANCE
-            lines.append(("Waited for " if decided else "Needs ") + _tell_input(timeline, need))
-        if told.total > len(told.shown):
-            lines.append(f"and {told.total - len(told.shown)} more, which were there earlier")
+            lines.append(("Waited for " if decided else "Needs ") + _input_text(timeline, need))
+        if needs.total > len(needs.shown):
+            lines.append(f"and {needs.total - len(needs.shown)} more, which were there earlier")
         return lines
 
 
@@ -155,7 +155,7 @@ WHY = {
 }
 
 
-def _tell_input(timeline: Timeline, need: Input) -> str:
+def _input_text(timeline: Timeline, need: Input) -> str:
     text = f"{name(timeline, need.row)} ({WHY[need.cause]}), ended {need.made:.6g}"
     if need.carrier >= 0:
         text += f", arrived {need.arrived:.6g}"

@@ -34,7 +34,7 @@
       this.from = new Float64Array(this.stride * table.busy.length);
       // kind -> flat list of (colour, first, last, share of the lane's height)
       this.parts = table.kinds.map((kind) => {
-        const work = kind.parts.filter((part) => table.busy.includes(part[0]));
+        const work = kind.transfer ? [] : kind.parts;
         const top = Math.min(...work.map((part) => part[3])), bottom = Math.max(...work.map((part) => part[4]));
         return work.flatMap((part) => [table.busy.indexOf(part[0]), part[1], part[2], (part[4] - part[3]) / (bottom - top)]);
       });

@@ -17,7 +17,7 @@
     const shades = paints.length, kind = new Uint8Array(table.length), kept = table.paints.length;
     for (let i = 0; i < kind.length; i++) kind[i] = table.kind[i] * shades + shade(deltas[i], edges);
     const kinds = table.kinds.flatMap((one) => paints.map((_, place) => ({
-      ...one, parts: one.parts.map(([paint, ...rest]) => [table.busy.includes(paint) ? kept + place : paint, ...rest]),
+      ...one, parts: one.parts.map(([paint, ...rest]) => [one.transfer ? paint : kept + place, ...rest]),
     })));
     const made = Object.assign(Object.create(table), {
       kind, kinds, paints: [...table.paints, ...paints], busy: paints.map((_, place) => kept + place),
@@ -66,9 +66,9 @@
     for (let i = 0; i < columns.flags.length; i++) columns.flags[i] &= ~first.bits.CRITICAL; // two paths are not one
     const shift = (place) => tables.slice(0, place).reduce((sum, table) => sum + table.paints.length, 0);
     const per = (values) => Array.from({ length: lanes }, (_, lane) => values(tables[lane % each], Math.floor(lane / each), lane % each));
-    const made = Object.assign(Object.create(recycle.Table.prototype), columns, {
-      lanes, offsets, each, length: offsets[lanes], origin: first.origin, unit: first.unit, by_rank: first.by_rank, bits: first.bits,
-      failure: first.failure, paints, span: Math.max(...tables.map((table) => table.span)),
+    const longest = tables.reduce((most, table) => (table.span > most.span ? table : most));
+    const made = Object.assign(Object.create(first), columns, {
+      lanes, offsets, each, length: offsets[lanes], paints, span: longest.span, unit: longest.unit,
       labels: per((table, own, place) => `${table.labels[own]} ${name(place)}`),
       pipelines: per((table, own) => table.pipelines[own]), ranks: per((table, own) => table.ranks[own]),
       isFailed: Uint8Array.from(per((table, own) => table.isFailed[own])),

@@ -3,7 +3,6 @@
   "use strict";
   const MOST = 200, WAIT = 200;
   const HEAD = ["Worker", "Instruction", "Kind", "Stage", "Start", "End", "Takes", "Marks"];
-  const WORDS = { REROUTED: "re-routed", CRITICAL: "critical path", VIOLATION: "breaks a rule" };
 
   /* {rows: the first `most` operations in view, total: how many there are}. */
   recycle.listed = function (view, most = MOST) {
@@ -22,9 +21,9 @@
   };
 
   function cells(table, i, lane) {
-    const marks = Object.keys(WORDS).filter((flag) => table.has(i, flag)).map((flag) => WORDS[flag]);
+    const marks = Object.entries(table.marks).filter(([flag]) => table.has(i, flag)).map(([, text]) => text);
     return [
-      table.labels[lane], table.instruction(i), table.kinds[table.kind[i]].name, String(table.stage[i]),
+      table.labels[lane], table.instruction(i), table.kinds[table.kind[i]].title, String(table.stage[i]),
       ...[table.start[i], table.end[i], table.end[i] - table.start[i]].map((time) => table.time(time)), marks.join(", "),
     ];
   }

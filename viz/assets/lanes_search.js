@@ -1,13 +1,18 @@
-/* Search for operations of a timeline: the language of viz/analysis/search.py, in the browser and for any number of them. */
+/* Search for operations of a timeline, of any number of them: a query is terms, all of which must hold.
+
+     query = { [ "-" ] term }               "-" negates
+     term  = field ":" value { "," value }  any of the values
+           | field op number                op is < <= > >= =
+           | word                           a part of the instruction's text
+     field: kind mb stage worker pipeline is; with numbers: stage pipeline dur start end
+
+   `kind:W mb:1.3 stage:2 dur>1.2`; `mb:3` is micro-batch 3 of any pipeline, `worker:1.*` any rank, `stage:2..5` a range.
+   A kind is found by its token and by the search words of its row in the table of kinds. Times are those of the axis. */
 (function (recycle) {
   "use strict";
   const LONGEST = 1000, MOST_TERMS = 40, SHARE = 1e-6;
   const TERM = /^(-?)([a-z]+)(:|<=|>=|<|>|=)(\S*)$/, RANGE = /^(\d{1,9})(?:\.\.(\d{1,9}))?$/, PAIR = /^(\d{1,9}|\*)\.(\d{1,9}|\*)$/;
   const MARKS = { rerouted: "REROUTED", critical: "CRITICAL", violation: "VIOLATION" };
-  const GROUPS = {
-    pair: [";"], backward: ["b", "i", "w"], comm: ["send_f", "recv_f", "send_b", "recv_b"], reduce: ["reduce_grad"],
-    redundant: ["r"],
-  };
   const COMPARE = {
     "<": (a, b, near) => a < b - near, ">": (a, b, near) => a > b + near, "=": (a, b, near) => Math.abs(a - b) <= near,
     "<=": (a, b, near) => a <= b + near, ">=": (a, b, near) => a >= b - near,
@@ -36,9 +41,10 @@
 
   const FIELDS = {
     kind: (table, word, text) => {
-      const known = [...table.kinds.map((kind) => kind.token.toLowerCase()).filter((token) => token !== ";"), ...Object.keys(GROUPS)];
-      if (!known.includes(text)) throw new Error(`${word}: ${text} is no kind; known are ${[...new Set(known)].join(", ")}`);
-      const tokens = GROUPS[text] || [text], kinds = table.kinds.map((kind) => tokens.includes(kind.token.toLowerCase()));
+      const names = table.kinds.map(({ token, words }) => [token.toLowerCase(), ...words]);
+      const known = [...new Set([...names.map(([token]) => token).filter((token) => token !== ";"), ...names.flatMap((all) => all.slice(1))])];
+      if (!known.includes(text)) throw new Error(`${word}: ${text} is no kind; known are ${known.join(", ")}`);
+      const kinds = names.map((all) => all.includes(text));
       return (i) => kinds[table.kind[i]];
     },
     mb: (table, word, text) => {
@@ -72,7 +78,7 @@
   function number(table, word, field, sign, text) {
     if (!NUMBERS[field]) throw new Error(`${word}: ${FIELDS[field] ? `${field} takes values as ${field}:…` : `${field} is no field; known are ${known()}`}`);
     if (!text || Number.isNaN(Number(text))) throw new Error(`${word}: ${text || "nothing"} is not a number`);
-    const isTime = TIMES.includes(field), bound = Number(text) / (isTime ? table.scale : 1), near = isTime ? table.span * SHARE : 0;
+    const isTime = TIMES.includes(field), bound = Number(text) / (isTime ? table.unit[0] : 1), near = isTime ? table.span * SHARE : 0;
     return (i) => COMPARE[sign](NUMBERS[field](table, i), bound, near);
   }
 
@@ -86,6 +92,32 @@
     const negated = word.startsWith("-") && word.length > 1, part = negated ? word.slice(1) : word;
     return not((i) => table.instruction(i).toLowerCase().includes(part), negated);
   }
+
+  /* The first `most` of some operations by time. */
+  function earliest(table, found, most) {
+    const first = [], isBefore = (a, b) => table.start[a] < table.start[b] || (table.start[a] === table.start[b] && a < b);
+    for (const i of found) {
+      if (first.length === most && !isBefore(i, first[most - 1])) continue;
+      let place = first.length;
+      while (place && isBefore(i, first[place - 1])) place--;
+      first.splice(place, 0, i);
+      first.length = Math.min(first.length, most);
+    }
+    return first;
+  }
+
+  window.dash_clientside = window.dash_clientside || {};
+  window.dash_clientside.recycle = Object.assign(window.dash_clientside.recycle || {}, {
+    /* What a page's search finds in the lanes of an address: the first `most` by time and how many in all, or what is wrong. */
+    find(query, lanes) {
+      if (!lanes || !(query || "").trim()) return null;
+      const { address, most } = lanes;
+      return recycle.table(address).then((table) => {
+        const found = recycle.search(table, query);
+        return { query, address, operations: earliest(table, found, most), total: found.length };
+      }).catch((error) => ({ query, address, problem: error.message }));
+    },
+  });
 
   /* Operations that meet all terms, by lane and start; null without any. Throws an Error that says which is not understood. */
   recycle.search = function (table, query) {

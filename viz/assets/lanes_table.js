@@ -24,8 +24,8 @@ window.recycle = window.recycle || {};
       }
       this.isFailed = new Uint8Array(this.lanes);
       for (const lane of this.failed) this.isFailed[lane] = 1;
-      // A strip below the lane's work (a transfer) does not keep the worker busy.
-      this.isWork = this.kinds.map((kind) => kind.parts.some((part) => this.busy.includes(part[0])));
+      // A transfer, a strip below the lane's work, does not keep the worker busy.
+      this.isWork = this.kinds.map((kind) => !kind.transfer);
       this.reach = this._reach();
     }
 
@@ -96,35 +96,35 @@ window.recycle = window.recycle || {};
       return `${this.stage[operation]}${this.kinds[this.kind[operation]].token}${this.home(operation)}`;
     }
 
-    /* Text inside the box: letter and micro-batch, with its home when it is re-routed. */
+    /* Text inside the box (viz/labels.py). */
     label(operation) {
-      const kind = this.kinds[this.kind[operation]];
-      if (!kind.numbered) return kind.letter;
-      return kind.letter + (this.has(operation, "REROUTED") ? this.home(operation) : this.micro_batch[operation]);
+      const { letter, numbered } = this.kinds[this.kind[operation]], { label, label_away } = this.texts;
+      if (!numbered) return letter;
+      const values = { letter, micro_batch: this.micro_batch[operation], home: this.home(operation) };
+      return fill(this.has(operation, "REROUTED") ? label_away : label, values);
     }
 
-    /* Of the axis: what a time is multiplied by to be shown. */
-    get scale() { return this.unit === "s" && this.span < 2 ? 1000 : 1; }
-
-    /* Times as people read them: seconds or milliseconds of a run, plain numbers of a plan. */
+    /* Times as people read them, in the unit of the table: [factor, word]. */
     time(value) {
-      if (this.unit !== "s") return String(+value.toPrecision(6));
-      return `${+(value * this.scale).toPrecision(6)} ${this.scale === 1 ? "s" : "ms"}`;
+      const [scale, word] = this.unit, text = String(+(value * scale).toPrecision(6));
+      return word ? `${text} ${word}` : text;
     }
 
+    /* Lines that describe an operation (viz/labels.py). */
     describe(operation, lane) {
-      const [start, end] = [this.start[operation], this.end[operation]];
-      const kind = this.kinds[this.kind[operation]], home = this.home(operation);
-      const lines = [
-        this.instruction(operation), kind.name, `worker ${this.labels[lane]}, stage ${this.stage[operation]}`,
-        `start ${this.time(start)}, end ${this.time(end)}, takes ${this.time(end - start)}`,
-      ];
-      if (home) lines.push(`home pipeline ${this.pipeline[operation]}${this.has(operation, "REROUTED") ? ", re-routed to this peer" : ""}`);
-      if (this.has(operation, "CRITICAL")) lines.push("on the critical path");
-      if (this.has(operation, "VIOLATION")) lines.push("breaks a rule");
-      return lines;
+      const start = this.start[operation], end = this.end[operation], kind = this.kinds[this.kind[operation]];
+      const place = this.has(operation, "REROUTED") ? "away" : "at home";
+      const values = {
+        instruction: this.instruction(operation), title: kind.title, worker: this.labels[lane], stage: this.stage[operation],
+        start: this.time(start), end: this.time(end), takes: this.time(end - start), pipeline: this.pipeline[operation],
+      };
+      const holds = (when) => when === "always" || (kind.homed && when === place) || (when in this.bits && this.has(operation, when));
+      return this.texts.lines.filter(([when]) => holds(when)).map(([, line]) => fill(line, values));
     }
   }
+
+  /* A template with its values. */
+  function fill(template, values) { return template.replace(/{(\w+)}/g, (_, name) => values[name]); }
 
   /* First place in [low, high) of which `before` is false; `before` must hold for a leading part only. */
   function partition(values, low, high, before) {

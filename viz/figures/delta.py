@@ -11,42 +11,16 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from recycle.ir.instruction import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    OptimizerStep,
-    OverlappedPair,
-    ReduceGradients,
-)
-from recycle.ir.redundant_forward import RedundantForward
+from recycle.ir.kinds import per_kind
 from recycle.ir.simulate import TOLERANCE, Timeline
 from viz.analysis.differences import Matches
-from viz.figures.palette import (
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    BAND,
-    FONT,
-    FORWARD,
-    GRID,
-    INK,
-    OPTIMIZER,
-    PAPER,
-    REDUNDANT,
-    RULE,
-)
+from viz.figures.palette import BAND, FONT, FORWARD, GRID, INK, PAINTS, PAPER, RULE, paint_named
 from viz.figures.time_axis import TimeUnit
 
 POINTS, BINS = 2000, 800
 HEIGHT = 170
-_GROUPS = (
-    ("Forward", (Forward.kind, OverlappedPair.kind), FORWARD, "circle"),
-    ("Backward", (Backward.kind, BackwardInput.kind), BACKWARD_INPUT, "square"),
-    ("Backward, weight", (BackwardWeight.kind,), BACKWARD_WEIGHT, "diamond"),
-    ("Redundant forward", (RedundantForward.kind,), REDUNDANT, "triangle-up"),
-    ("Reduce and step", (ReduceGradients.kind, OptimizerStep.kind), OPTIMIZER, "x"),
-)
+SYMBOLS = ("circle", "square", "diamond", "x", "triangle-up", "star")
+"""Of the points of each of PAINTS."""
 
 
 def delta_figure(first: Timeline, second: Timeline, matches: Matches, span: float, unit: TimeUnit) -> go.Figure:
@@ -64,19 +38,20 @@ def delta_figure(first: Timeline, second: Timeline, matches: Matches, span: floa
 
 
 def _add_points(figure: go.Figure, first: Timeline, second: Timeline, matches: Matches, time: Any, delta: Any) -> None:
-    kind = first.schedule.columns.kind[matches.first]
-    for title, kinds, paint, symbol in _GROUPS:
-        chosen = np.flatnonzero(np.isin(kind, [int(k) for k in kinds]))
+    paint_of = per_kind(lambda cls: PAINTS.index(paint_named(cls.row.paints[0])), np.int64)
+    painted = paint_of[first.schedule.columns.kind[matches.first]]
+    for place, (paint, symbol) in enumerate(zip(PAINTS, SYMBOLS, strict=True)):
+        chosen = np.flatnonzero(painted == place)
         if not len(chosen):
             continue
         figure.add_scatter(
             x=time[chosen],
             y=delta[chosen],
             mode="markers",
-            name=title,
+            name=paint.name,
             marker={"color": paint.fill, "symbol": symbol, "size": 7, "line": {"color": INK, "width": 0.5}},
             hoverinfo="text",
-            hovertext=[_hover(first, second, matches, place, float(delta[place])) for place in chosen.tolist()],
+            hovertext=[_hover(first, second, matches, point, float(delta[point])) for point in chosen.tolist()],
         )
 
 

@@ -54,3 +54,8 @@ NO_PARTNER = Paint("no-partner", "Only here", "#F0E442", INK, "#F8F2A8")
 SHADES = (MUCH_EARLIER, EARLIER, UNCHANGED, LATER, MUCH_LATER, NO_PARTNER)
 """How much later than in another timeline, in the order that `assets/lanes_derived.js` counts them."""
 PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUNICATION)
+
+
+def paint_named(name: str) -> Paint:
+    """The paint with that key; that of reduce and step for a name that is not known."""
+    return next((paint for paint in PAINTS if paint.key == name), OPTIMIZER)

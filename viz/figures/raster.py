@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from viz.figures.boxes import PARTS, STRIP_TOP
+from viz.figures.boxes import STRIP_TOP, parts_of
 from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, INK, PAINTS, PAPER, RULE
 from viz.lanes import Flag, LaneTable
 
@@ -83,7 +83,7 @@ def _visible(table: LaneTable, window: Viewport, first: int, last: int) -> npt.N
     return rows[(end > window.t0) & (start < window.t1) & (end > start)]
 
 
-class _Part(NamedTuple):
+class _KindPart(NamedTuple):
     """One part of all operations of a kind: where it lies in their lanes; `high` is its share of the work's height."""
 
     operations: npt.NDArray[np.int64]
@@ -95,16 +95,16 @@ class _Part(NamedTuple):
     high: float
 
 
-def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> Iterator[_Part]:
+def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> Iterator[_KindPart]:
     kinds, long = table.kind[rows], table.end[rows] - table.start[rows]
     for kind in np.unique(kinds).tolist():
         mine = rows[kinds == kind]
         start, seconds = table.start[mine], long[kinds == kind]
-        parts = PARTS[int(kind)](table.weight_share)
+        parts = parts_of(kind, table.weight_share)
         height = max(part[4] for part in parts) - min(part[3] for part in parts)
         for paint, first, last, top, bottom in parts:
             begin, end = start + first * seconds, start + last * seconds
-            yield _Part(mine, PAINTS.index(paint), begin, end, top, bottom, (bottom - top) / height)
+            yield _KindPart(mine, PAINTS.index(paint), begin, end, top, bottom, (bottom - top) / height)
 
 
 def _rectangles(
@@ -167,8 +167,8 @@ def utilisation(
     shape = (bands, len(BUSY), stride)
     ends, rest = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
     per_time = columns / (window.t1 - window.t0)
-    for operations, paint, begin, end, _, _, high in _parts(table, rows):
-        if paint not in BUSY:
+    for operations, paint, begin, end, top, _, high in _parts(table, rows):
+        if top >= STRIP_TOP:
             continue
         a = np.clip((begin - window.t0) * per_time, 0, columns)
         b = np.clip((end - window.t0) * per_time, 0, columns)

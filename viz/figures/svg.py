@@ -11,9 +11,10 @@ from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
-from viz.figures.boxes import Box, boxes, describe, group_edges
+from viz.figures.boxes import Box, boxes, group_edges
 from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, FONT, GRID, INK, MUTED, PAINTS, PAPER, RULE
 from viz.figures.time_axis import ticks, time_unit
+from viz.labels import describe
 from viz.lanes import Flag, LaneTable, Panel
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT = 30, 30, 34, 14, 34, 16

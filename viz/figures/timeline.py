@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from viz.figures.boxes import Box, boxes, describe, group_edges
+from viz.figures.boxes import Box, boxes, group_edges
 from viz.figures.palette import BAND, FAILURE, FAILURE_BAND, FAILURE_HATCH, FONT, GRID, INK, MUTED, PAPER, RULE, Paint
 from viz.figures.time_axis import OVERHANG, TimeUnit, time_unit
+from viz.labels import describe
 from viz.lanes import LaneTable
 
 TEXT_LIMIT, BAR_LIMIT, PATH_LIMIT = 1000, 2000, 100_000

@@ -101,7 +101,7 @@ class ComparePage(Page):
         self.shades = Shades()
         self.prefix = prefix
         self._last: tuple[Any, Compared] | None = None
-        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._lock, self._answering = threading.Lock(), threading.Lock()
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
@@ -377,12 +377,12 @@ class ComparePage(Page):
             Input(self.name("ghost"), "value"),
         )
         def draw(keys: list[str] | None, colour: Colour, how: Arrangement, ghost: list[str] | None) -> Any:
-            with self._telling:
+            with self._answering:
                 return self.lanes(keys or [], colour, how, bool(ghost))
 
         @app.callback(Output(self.name("answer"), "children"), Input(chosen, "value"))
         def show(keys: list[str] | None) -> Any:
-            with self._telling:  # after the lanes, which are there first
+            with self._answering:  # after the lanes, which are there first
                 return self.compare(keys or [])
 
         @app.callback(

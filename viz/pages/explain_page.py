@@ -13,27 +13,28 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from recycle.ir.gaps import Gap, GapCause
-from recycle.ir.instruction import KIND_CLASSES, OverlappedPair
+from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
 from recycle.ir.slack import slack
 from recycle.shape import Worker
 from viz.analysis.bubbles import TITLES, Bubbles
 from viz.analysis.memory import memory_curve
 from viz.analysis.ranges import range_statistics
-from viz.analysis.search import SearchError, search
 from viz.analysis.waits import Waits, name
 from viz.figures.memory_strip import memory_figure
 from viz.figures.time_axis import time_unit
 from viz.free_memory import release_memory
+from viz.labels import marks
 from viz.lane_cache import Explainer, LaneCache
-from viz.lanes import Flag, LaneTable
+from viz.lanes import LaneTable
 from viz.operands import Operand, Operands
 from viz.pages import linked, parts
 from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
+from viz.pages.lanes_view import lanes_address
 from viz.pages.page import Page, Workspace
 from viz.run import Run
 from viz.sources import ScheduleFile
@@ -50,6 +51,11 @@ class Explained:
     @cached_property
     def table(self) -> LaneTable:
         return self.operand.lanes
+
+    @property
+    def address(self) -> str:
+        """Where the browser finds its lanes."""
+        return lanes_address(self.cache.put(self.table, self.explainer))
 
     @cached_property
     def explainer(self) -> Explainer:
@@ -97,7 +103,7 @@ class ExplainPage(Page):
         self.cache = cache or LaneCache()
         self.prefix = prefix
         self._last: tuple[Any, Explained] | None = None
-        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._lock, self._answering = threading.Lock(), threading.Lock()
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
@@ -141,6 +147,7 @@ class ExplainPage(Page):
                     ),
                 ),
                 *linked.stores(self.prefix),
+                dcc.Store(id=self.name("found")),
                 html.Div(id=self.name("hits")),
                 *(parts.awaited(self.name(part)) for part in ("lanes", "path", "bubbles")),
             ]
@@ -207,6 +214,7 @@ class ExplainPage(Page):
             html.H3("In view"),
             html.Div(id=self.name("view")),
             dcc.Store(id=self.name("left"), data=left),
+            dcc.Store(id=self.name("searched"), data={"address": one.address, "most": HITS_SHOWN}),
         )  # fmt: skip
 
     def memory(self, one: Explained, worker: Worker, left: int) -> html.Div:
@@ -253,7 +261,7 @@ class ExplainPage(Page):
             [
                 html.Td(str(gap.worker)),
                 html.Td(TITLES[gap.cause]),
-                html.Td(one.bubbles.tell(gap)),
+                html.Td(one.bubbles.reason(gap)),
                 self._button("bubble", i),
             ]
             for i, gap in enumerate(gaps)
@@ -264,35 +272,37 @@ class ExplainPage(Page):
             caption=f"In all, over all workers: {spent}.{unit}",
         )
 
-    def hits(self, key: str, query: str) -> Any:
-        """What a search finds, by time, with why each starts when it does; or what is wrong with the query."""
-        if not query.strip():
+    def hits(self, key: str, found: Any) -> Any:
+        """What the browser's search found, by time, with why each starts when it does; or what is wrong with the query.
+
+        Args:
+            found: as of `find` in `assets/lanes_search.js`; None for an empty query.
+        """
+        if not isinstance(found, dict):
             return []
-        try:
-            one = self.explained(key)
-            found = search(one.table, query)
-        except SearchError as error:
-            return parts.problems([str(error)])
-        if not len(found):
-            return parts.empty(f"Nothing matches {query}.", "docs/viewer.md lists the fields.")
+        if "problem" in found:
+            return parts.problems([str(found["problem"])])
+        one = self.explained(key)
+        chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(one.table)]
+        if found["address"] != one.address or not chosen:
+            return parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")
         rows = []
-        for place, operation in enumerate(found[:HITS_SHOWN].tolist()):
+        for operation in chosen:
             row = int(one.table.instruction_id[operation])
             free = "" if one.slack is None else f"{one.slack[row]:.5g}"
-            flags = one.table.flags[operation]
-            marks = ", ".join(word for flag, word in _MARKS.items() if flags & flag)
             rows.append(
                 [
                     html.Td(name(one.timeline, row)),
                     html.Td(f"{one.timeline.start[row]:.6g}"),
                     html.Td(f"{one.timeline.end[row] - one.timeline.start[row]:.6g}"),
                     html.Td(free or "–"),
-                    html.Td(one.waits.tell(row)[0]),
-                    html.Td(marks),
-                    self._button("hit", place),
+                    html.Td(one.waits.reasons(row)[0]),
+                    html.Td(marks(one.table, operation)),
+                    self._button("hit", operation),
                 ]
             )
-        more = f"{len(found):,} found" + (f", the first {HITS_SHOWN} by time" if len(found) > HITS_SHOWN else "")
+        total = int(found["total"])
+        more = f"{total:,} found" + (f", the first {len(rows)} by time" if total > len(rows) else "")
         unit = " (s)" if one.table.unit == "s" else ""
         head = ("instruction", f"starts{unit}", f"takes{unit}", f"slack{unit}", "why then", "", "")
         return parts.card("Found", _rows(head, rows), caption=f"{more}.")
@@ -301,24 +311,28 @@ class ExplainPage(Page):
         identifier = {"type": self.name("show"), "what": what, "place": place}
         return html.Td(html.Button("Show it", id=identifier, n_clicks=0, className="quiet"))
 
-    def place_of(self, key: str, what: str, place: int, query: str) -> dict[str, Any]:
-        """Where a bubble or a hit lies, for `linked.goto`. Raises RecycleError as `Operands.get` and `search`."""
+    def place_of(self, key: str, what: str, place: int) -> dict[str, Any]:
+        """Where the bubble at a place of the list, or a hit (an operation), lies, for `linked.goto`.
+
+        Raises:
+            RecycleError: as `Operands.get`.
+            IndexError: there is none.
+        """
         one = self.explained(key)
         if what == "bubble":
             gap: Gap = one.bubbles.longest(BUBBLES_SHOWN)[place]
             worker, start, end = gap.worker, gap.start, gap.end
         else:
-            operation = int(search(one.table, query)[place])
-            row = int(one.table.instruction_id[operation])
+            row = int(one.table.instruction_id[place])
             worker = one.timeline.schedule.position(row)[0]
             start, end = float(one.timeline.start[row]), float(one.timeline.end[row])
         lane = one.timeline.schedule.shape.worker_index(worker)
         return linked.goto([linked.LaneInterval(lane, start, end)])
 
-    def _told(self, answer: Callable[[], Any], quietly: bool = False) -> Any:
+    def _answered(self, answer: Callable[[], Any], quietly: bool = False) -> Any:
         """The answer, or what is wrong; nothing if `quietly`, where another answer says it. One at a time: what several
         need is worked out once, and what they need meanwhile is not there all at once."""
-        with self._telling:
+        with self._answering:
             try:
                 return answer()
             except RecycleError as error:
@@ -333,16 +347,24 @@ class ExplainPage(Page):
 
         @app.callback(Output(self.name("lanes"), "children"), Input(chosen, "value"))
         def draw(key: str) -> Any:
-            return self._told(lambda: self.lanes(self.explained(key)))
+            return self._answered(lambda: self.lanes(self.explained(key)))
 
-        for part, tell in (("path", self.path), ("bubbles", self.longest)):
+        for part, part_of in (("path", self.path), ("bubbles", self.longest)):
             app.callback(Output(self.name(part), "children"), Input(chosen, "value"))(
-                lambda key, tell=tell: self._told(lambda: tell(self.explained(key)), quietly=True)
+                lambda key, part_of=part_of: self._answered(lambda: part_of(self.explained(key)), quietly=True)
             )
 
-        @app.callback(Output(self.name("hits"), "children"), Input(self.name("query"), "value"), Input(chosen, "value"))
-        def find(query: str | None, key: str) -> Any:
-            return self._told(lambda: self.hits(key, query or ""))
+        in_browser: Any = app.clientside_callback
+        in_browser(
+            ClientsideFunction("recycle", "find"),
+            Output(self.name("found"), "data"),
+            Input(self.name("query"), "value"),
+            Input(self.name("searched"), "data"),
+        )
+
+        @app.callback(Output(self.name("hits"), "children"), Input(self.name("found"), "data"), State(chosen, "value"))
+        def show_hits(found: Any, key: str) -> Any:
+            return self._answered(lambda: self.hits(key, found))
 
         @app.callback(
             Output(self.name("memory"), "children"),
@@ -352,7 +374,7 @@ class ExplainPage(Page):
             prevent_initial_call=True,
         )
         def strip(worker: str, key: str, left: int) -> Any:
-            return self._told(lambda: self.memory(self.explained(key), Worker.parse(worker), left))
+            return self._answered(lambda: self.memory(self.explained(key), Worker.parse(worker), left))
 
         @app.callback(
             Output(self.name("view"), "children"),
@@ -363,21 +385,20 @@ class ExplainPage(Page):
         def zoomed(shown: Any, _: int, key: str) -> Any:
             begun = ctx.triggered_id != self.name("range")  # other lanes, drawn whole
             usable = None if begun or not is_range(shown) else shown
-            return self._told(lambda: self.in_view(self.explained(key), usable))
+            return self._answered(lambda: self.in_view(self.explained(key), usable))
 
         @app.callback(
             Output(self.name("goto"), "data"),
             Input({"type": self.name("show"), "what": ALL, "place": ALL}, "n_clicks"),
             State(chosen, "value"),
-            State(self.name("query"), "value"),
             prevent_initial_call=True,
         )
-        def go(clicks: list[int], key: str, query: str | None) -> Any:
+        def go(clicks: list[int], key: str) -> Any:
             pressed = ctx.triggered_id
             if pressed is None or not any(clicks):
                 return no_update
             try:
-                return self.place_of(key, pressed["what"], pressed["place"], query or "")
+                return self.place_of(key, pressed["what"], pressed["place"])
             except (RecycleError, IndexError):
                 return no_update
 
@@ -391,11 +412,10 @@ def is_range(shown: Any) -> bool:
     )
 
 
-_MARKS = {Flag.REROUTED: "re-routed", Flag.CRITICAL: "critical path", Flag.VIOLATION: "breaks a rule"}
-
-
 def _kind(kind: int) -> str:
-    return KIND_CLASSES[kind].token if kind != OverlappedPair.kind else "F;B"
+    """Its token, or its title where that is no word."""
+    cls = KIND_CLASSES[kind]
+    return cls.token if cls.token[0].isalpha() else cls.row.title
 
 
 def _share(seconds: Any, timeline: Any) -> str:

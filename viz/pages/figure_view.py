@@ -41,7 +41,7 @@ def on_the_page(figure: go.Figure, left: int) -> go.Figure:
 
 
 def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str, hint: str = "") -> html.Div:
-    """A figure with its heading, what a screen reader is told of it, and a line below."""
+    """A figure with its heading, what a screen reader says of it, and a line below."""
     attributes: dict[str, Any] = {"role": "img", "aria-label": spoken}
     return html.Div(
         [

@@ -45,7 +45,7 @@ def lanes_view(
 
     Args:
         name: tells it from others of the application; it stands in links to the page.
-        spoken: what a screen reader is told that it shows.
+        spoken: what a screen reader says that it shows.
         explainer: what knows why the operations of `table` lie where they lie.
         span: length of the time axis when it is to be longer than the table's own.
         linked: timelines with the same word here, not empty, keep one time axis.

@@ -107,7 +107,7 @@ def timeline(
     span: float | None = None,
     linked: str = "",
 ) -> html.Div:
-    """A timeline with its heading and what a screen reader is told of it; arguments as of `lanes_view`."""
+    """A timeline with its heading and what a screen reader says of it; arguments as of `lanes_view`."""
     spoken = f"{title}. {summary(lanes)}"
     drawn = lanes_view(name, lanes, cache, spoken=spoken, explainer=explainer, span=span, linked=linked)
     return html.Div([html.H3(title), drawn], className="lanes")

@@ -270,15 +270,15 @@ class PlansPage(Page):
             if pressed is None or value is None or (not value and pressed != self.name("typed")):
                 return no_update, no_update  # buttons that were just drawn
             if pressed == self.name("undo"):
-                return self._told(lambda: self.undone(state))
+                return self._or_message(lambda: self.undone(state))
             if pressed == self.name("restore"):
-                return self._told(lambda: self.changed(state, frozenset()))
+                return self._or_message(lambda: self.changed(state, frozenset()))
             if pressed == self.name("typed"):
-                return self._told(lambda: self.changed(state, self.what_if.parse(typed or "")))
+                return self._or_message(lambda: self.changed(state, self.what_if.parse(typed or "")))
             if "worker" in pressed:
-                return self._told(lambda: self.toggled(state, Worker.parse(pressed["worker"])))
+                return self._or_message(lambda: self.toggled(state, Worker.parse(pressed["worker"])))
             vector = [int(dead) for dead in pressed["vector"].split(",")]
-            return self._told(lambda: self.changed(state, self.what_if.dead_of(vector)))
+            return self._or_message(lambda: self.changed(state, self.what_if.dead_of(vector)))
 
         @app.callback(
             Output(state_id, "data", allow_duplicate=True),
@@ -289,7 +289,7 @@ class PlansPage(Page):
         )
         def press_name(choice: Any, state: FailureState) -> tuple[Any, Any]:
             worker = self.named(choice)
-            return self._told(lambda: self.toggled(state, worker)) if worker else (no_update, no_update)
+            return self._or_message(lambda: self.toggled(state, worker)) if worker else (no_update, no_update)
 
         @app.callback(
             Output(self.name("answer"), "children"),
@@ -350,7 +350,7 @@ class PlansPage(Page):
         lane, shape = choice.get("lane"), self.what_if.shape
         return shape.worker_at(lane) if isinstance(lane, int) and 0 <= lane < shape.worker_count else None
 
-    def _told(self, make: Any) -> tuple[Any, Any]:
+    def _or_message(self, make: Any) -> tuple[Any, Any]:
         """(new state, "") or (no change, what is wrong)."""
         try:
             return make(), ""

@@ -1,4 +1,4 @@
-"""Bubbles are found where they lie, and told with the cause that the gaps have."""
+"""Bubbles are found where they lie, and their reason is the cause that the gaps have."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def test_the_bubble_under_a_point_says_what_it_waits_for() -> None:
     bubbles = Bubbles(simulate(one_f_one_b(Shape(1, 4, 4)), Profile.uniform(link=0.5)))
     found = bubbles.at(3, 2.0)
     assert found is not None
-    assert bubbles.tell(found) == "Idle for 4: 3F0.0 waits for 2F0.0 on 0.2, which ends at 4."
+    assert bubbles.reason(found) == "Idle for 4: 3F0.0 waits for 2F0.0 on 0.2, which ends at 4."
     found = bubbles.at(3, 4.25)
     assert found is not None
-    assert bubbles.tell(found) == (
+    assert bubbles.reason(found) == (
         "Idle for 0.5: 3F0.0 waits for 2SEND_F0.0@0.3 on 0.2, its value is made and not here yet."
     )
     assert bubbles.at(3, 5.0) is None  # it works then
     last = bubbles.at(3, 25.0)
     assert last is not None
-    assert bubbles.tell(last) == "Idle for 7.5: its program has ended; the iteration ends at 26."
+    assert bubbles.reason(last) == "Idle for 7.5: its program has ended; the iteration ends at 26."
 
 
 def test_going_from_bubble_to_bubble_visits_each_once() -> None:
@@ -37,8 +37,8 @@ def test_going_from_bubble_to_bubble_visits_each_once() -> None:
 
 def test_a_memory_limit_is_named_as_the_cause() -> None:
     timeline = simulate(one_f_one_b(Shape(1, 2, 6)))
-    told = {bubbles.tell(gap) for bubbles in [Bubbles(timeline, [2, 1])] for gap in bubbles.longest(20)}
-    limited = [text for text in told if "memory limit" in text]
+    reasons = {bubbles.reason(gap) for bubbles in [Bubbles(timeline, [2, 1])] for gap in bubbles.longest(20)}
+    limited = [text for text in reasons if "memory limit" in text]
     assert limited
     assert all("holds back 0F0." in text for text in limited)
 
@@ -49,8 +49,8 @@ def test_a_step_behind_the_barrier_names_it() -> None:
     schedule = replace(gpipe(Shape(1, 3, 2)), optimizer="barrier")
     timeline = simulate(schedule, Profile.uniform(step=1.0))
     bubbles = Bubbles(timeline)
-    told = [bubbles.tell(gap) for gap in bubbles.longest(9, GapCause.REDUCE)]
-    assert any("STEP waits for the barrier" in text for text in told)
+    reasons = [bubbles.reason(gap) for gap in bubbles.longest(9, GapCause.REDUCE)]
+    assert any("STEP waits for the barrier" in text for text in reasons)
 
 
 def test_the_longest_come_first_and_leave_the_end_out() -> None:

@@ -61,21 +61,21 @@ def test_the_parts_of_a_makespan_add_up_to_it(seed: int) -> None:
 
 def test_extra_work_is_what_was_re_routed(healthy: Schedule, broken_timeline: Timeline) -> None:
     parts = shares(split(simulate(healthy)), split(broken_timeline))
-    told = {share.title: share.difference for share in parts}
-    assert told["extra work (re-routed)"] == pytest.approx(6.0 / 5)
-    assert sum(told.values()) == pytest.approx(broken_timeline.makespan - simulate(healthy).makespan)
+    found = {share.title: share.difference for share in parts}
+    assert found["extra work (re-routed)"] == pytest.approx(6.0 / 5)
+    assert sum(found.values()) == pytest.approx(broken_timeline.makespan - simulate(healthy).makespan)
 
 
 def test_a_slower_link_is_communication() -> None:
     schedule = one_f_one_b(Shape(1, 3, 4))
     quick, slow = simulate(schedule), simulate(schedule, Profile.uniform(link=0.5))
-    told = {share.title: share.difference for share in shares(split(quick), split(slow))}
-    assert told["communication"] == pytest.approx(
+    found = {share.title: share.difference for share in shares(split(quick), split(slow))}
+    assert found["communication"] == pytest.approx(
         float(slow.gaps().seconds[:, GapCause.TRANSFER].mean())
         - float(quick.gaps().seconds[:, GapCause.TRANSFER].mean())
     )
-    assert told["communication"] > 0
-    assert told["own work"] == 0
+    assert found["communication"] > 0
+    assert found["own work"] == 0
 
 
 def test_the_first_other_instruction_of_a_worker_is_found() -> None:

@@ -22,9 +22,9 @@ def row_of(timeline: Timeline, text: str) -> int:
 def test_a_value_from_another_worker_is_told_with_its_maker_and_its_carrier() -> None:
     timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(link=0.5))
     waits = Waits(timeline)
-    told = waits.inputs(row_of(timeline, "0B0.0"))
-    assert told.total == 3
-    need, *others = told.shown
+    needs = waits.inputs(row_of(timeline, "0B0.0"))
+    assert needs.total == 3
+    need, *others = needs.shown
     assert isinstance(need, Input)
     assert name(timeline, need.row) == "1B0.0 on 0.1"
     assert (need.made, need.arrived, need.slack) == (4.5, 5.0, 0.0)
@@ -33,23 +33,23 @@ def test_a_value_from_another_worker_is_told_with_its_maker_and_its_carrier() ->
         ("0F0.1 on 0.0", Cause.ORDER),
         ("0F0.0 on 0.0", Cause.DATA),
     ]
-    assert waits.tell(row_of(timeline, "0B0.0"))[0] == ("Waited for 1B0.0 on 0.1 (its value), ended 4.5, arrived 5")
-    assert waits.tell(0) == ["It needs nothing: it starts when the iteration does."]
+    assert waits.reasons(row_of(timeline, "0B0.0"))[0] == ("Waited for 1B0.0 on 0.1 (its value), ended 4.5, arrived 5")
+    assert waits.reasons(0) == ["It needs nothing: it starts when the iteration does."]
 
 
 def test_a_reduce_waits_for_the_last_of_all_hosts() -> None:
     timeline = simulate(one_f_one_b(Shape(3, 2, 2)), Profile.uniform(step=0.5))
     reduce = row_of(timeline, "0REDUCE_GRAD")
-    told = Waits(timeline).inputs(reduce, most=2)
-    assert len(told.shown) == 2
-    assert told.total > 6
-    assert all(isinstance(need, Input) and need.cause in (Cause.REDUCE, Cause.ORDER) for need in told.shown)
+    needs = Waits(timeline).inputs(reduce, most=2)
+    assert len(needs.shown) == 2
+    assert needs.total > 6
+    assert all(isinstance(need, Input) and need.cause in (Cause.REDUCE, Cause.ORDER) for need in needs.shown)
 
 
 def test_outputs_are_found_through_transfers() -> None:
     timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(link=0.5))
-    told = Waits(timeline).outputs(row_of(timeline, "0F0.0"))
-    assert [(name(timeline, use.row), use.slack) for use in told.shown] == [
+    needs = Waits(timeline).outputs(row_of(timeline, "0F0.0"))
+    assert [(name(timeline, use.row), use.slack) for use in needs.shown] == [
         ("1F0.0 on 0.1", 0.0),
         ("0B0.0 on 0.0", 4.0),
     ]

@@ -51,7 +51,7 @@ def test_two_plans_are_drawn_on_one_axis_with_the_differences_of_their_starts(pa
     assert [graph["config"] for graph in (*axes, delta)] == [AXES_CONFIG, AXES_CONFIG, CONFIG]
     assert delta["id"] == {"type": "compare-graph", "place": 2}
     lane = delta["figure"]["data"]
-    assert {trace["name"] for trace in lane} == {"Forward", "Backward", "Reduce and step"}
+    assert {trace["name"] for trace in lane} == {"Forward", "Backward, input", "Reduce and step"}
     assert len({trace["marker"]["symbol"] for trace in lane}) == len(lane)  # never colour alone
     hovers = [text for trace in lane for text in trace["hovertext"]]
     assert "<b>1F1.0</b><br>on 1.1, then on 0.1<br>starts +1" in hovers
@@ -103,7 +103,7 @@ def test_lanes_of_other_workers_are_not_laid_under_each_other(healthy: Schedule)
     assert len(canvases(component)) == 2
 
 
-def test_the_parts_of_the_difference_and_the_first_divergence_are_told(page: ComparePage) -> None:
+def test_the_parts_of_the_difference_and_the_first_divergence_are_shown(page: ComparePage) -> None:
     component = plain(page.compare(KEYS))
     texts = words(component)
     row = texts.index("extra work (re-routed)")

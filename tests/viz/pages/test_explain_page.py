@@ -76,25 +76,38 @@ def test_the_longest_bubbles_lead_to_their_places(page: ExplainPage) -> None:
     texts = words(plain(page.longest(one)))
     assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in texts
     gap = one.bubbles.longest(1)[0]
-    place = page.place_of("file/0", "bubble", 0, "")
+    place = page.place_of("file/0", "bubble", 0)
     assert place["places"] == [[gap.worker.rank, gap.start, gap.end]]
 
 
-def test_a_search_tells_why_each_hit_starts_when_it_does(page: ExplainPage) -> None:
-    component = plain(page.hits("file/0", "kind:F stage:3 mb:0..1"))
+def found(page: ExplainPage, operations: list[object], total: int | None = None) -> dict[str, object]:
+    """What the browser's search hands over."""
+    address = page.explained("file/0").address
+    return {"query": "kind:F", "address": address, "operations": operations, "total": total or len(operations)}
+
+
+def test_a_hit_of_the_search_says_why_it_starts_when_it_does(page: ExplainPage) -> None:
+    table = page.explained("file/0").table
+    first, second = (next(i for i in range(len(table)) if str(table.instruction(i)) == f"3F0.{j}") for j in (0, 1))
+    component = plain(page.hits("file/0", found(page, [first, second], 7)))
     texts = words(component)
     assert "3F0.0 on 0.3" in texts
     assert "Waited for 2F0.0 on 0.2 (its value), ended 3, arrived 3" in texts
-    assert "2 found." in texts
+    assert "7 found, the first 2 by time." in texts
     assert len(of_type(component, "Button")) == 2
-    place = page.place_of("file/0", "hit", 1, "kind:F stage:3 mb:0..1")
-    assert place["places"] == [[3, 6.0, 7.0]]
+    assert page.place_of("file/0", "hit", second)["places"] == [[3, 6.0, 7.0]]
 
 
 def test_a_search_that_finds_nothing_or_is_wrong_says_so(page: ExplainPage) -> None:
-    assert any("Nothing matches" in text for text in words(plain(page.hits("file/0", "stage:9"))))
-    assert any("knd is no field" in text for text in words(plain(page.hits("file/0", "knd:F"))))
-    assert page.hits("file/0", "  ") == []
+    assert "No match for kind:F." in words(plain(page.hits("file/0", found(page, []))))
+    assert any("knd is no field" in text for text in words(plain(page.hits("file/0", {"problem": "knd is no field"}))))
+    assert page.hits("file/0", None) == []
+
+
+def test_hits_that_are_no_operations_of_these_lanes_are_passed_over(page: ExplainPage) -> None:
+    assert "No match for kind:F." in words(plain(page.hits("file/0", found(page, [-1, 10**9, "1", None]))))
+    other = {**found(page, [1]), "address": "lanes/x.bin"}
+    assert "No match for kind:F." in words(plain(page.hits("file/0", other)))
 
 
 def test_an_executed_step_is_explained_in_seconds(run_dir: Path) -> None:
@@ -116,8 +129,8 @@ def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: ExplainP
     assert shown.explainer is one.explainer
     gap = one.bubbles.longest(1)[0]
     lane = one.timeline.schedule.shape.worker_index(gap.worker)
-    told, _ = answer(page.cache, {"address": canvas["data-address"], "lane": lane, "from": gap.start, "to": gap.end})
-    assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(told))
+    card, _ = answer(page.cache, {"address": canvas["data-address"], "lane": lane, "from": gap.start, "to": gap.end})
+    assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(card))
 
 
 def test_nothing_to_explain_is_said(broken: Schedule) -> None:

@@ -1,0 +1,80 @@
+"""What people read of an operation: the label in its box, the lines of its tooltip, and its marks.
+
+Each text is a template that stands here alone. The browser gets all of them with the lanes (`viz.wire`) and fills them
+in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recycle.ir.instruction import OverlappedPair
+from recycle.ir.kinds import reads_kinds, table_as_json
+from viz.figures.time_axis import time_unit
+from viz.lanes import Flag, LaneTable
+
+LABEL, LABEL_AWAY = "{letter}{micro_batch}", "{letter}{home}"
+"""Of a kind with a micro-batch; where that runs on a peer, its home pipeline stands before it."""
+LINES: tuple[tuple[str, str], ...] = (
+    ("always", "{instruction}"),
+    ("always", "{title}"),
+    ("always", "worker {worker}, stage {stage}"),
+    ("always", "start {start}, end {end}, takes {takes}"),
+    ("at home", "home pipeline {pipeline}"),
+    ("away", "home pipeline {pipeline}, re-routed to this peer"),
+    ("pair", "backward's home pipeline {backward_pipeline}"),
+    ("CRITICAL", "on the critical path"),
+    ("VIOLATION", "breaks a rule"),
+)
+"""(when it holds, line) of a tooltip: always, of a micro-batch on its home pipeline or away from it, of a pair (whose
+second half only the server knows), or of a `Flag`."""
+MARKS = {Flag.REROUTED: "re-routed", Flag.CRITICAL: "critical path", Flag.VIOLATION: "breaks a rule"}
+
+
+@reads_kinds
+def kinds() -> tuple[dict[str, Any], ...]:
+    """How each kind is written and found, by number (`table_as_json`)."""
+    return tuple(table_as_json())
+
+
+def label(table: LaneTable, operation: int) -> str:
+    """Letter and micro-batch: `F4`, with its home when it is re-routed: `F1.4`; letters only of stage-wide kinds."""
+    kind = kinds()[table.kind[operation]]
+    if not kind["numbered"]:
+        return str(kind["letter"])
+    is_away = bool(table.flags[operation] & Flag.REROUTED)
+    return (LABEL_AWAY if is_away else LABEL).format(
+        letter=kind["letter"],
+        micro_batch=table.micro_batch[operation],
+        home=f"{table.pipeline[operation]}.{table.micro_batch[operation]}",
+    )
+
+
+def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
+    """What a person wants to know of an operation, a line each: instruction, kind, worker, times, home, marks."""
+    kind = kinds()[table.kind[operation]]
+    start, end = float(table.start[operation]), float(table.end[operation])
+    time, flags = time_unit(table).text, Flag(int(table.flags[operation]))
+    holds = {"always", *(str(flag.name) for flag in Flag if flag & flags)}
+    if kind["homed"]:
+        holds.add("away" if flags & Flag.REROUTED else "at home")
+    instruction = table.instruction(operation)
+    values: dict[str, Any] = {
+        "instruction": instruction,
+        "title": kind["title"],
+        "worker": table.labels[lane],
+        "stage": table.stage[operation],
+        "start": time(start),
+        "end": time(end),
+        "takes": time(end - start),
+        "pipeline": table.pipeline[operation],
+    }
+    if isinstance(instruction, OverlappedPair):
+        holds.add("pair")
+        values["backward_pipeline"] = instruction.backward.micro_batch.pipeline
+    return [line.format(**values) for when, line in LINES if when in holds]
+
+
+def marks(table: LaneTable, operation: int) -> str:
+    """The marks of an operation in words, with commas between."""
+    return ", ".join(text for flag, text in MARKS.items() if table.flags[operation] & flag)
