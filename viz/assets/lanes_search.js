@@ -110,7 +110,7 @@
   window.dash_clientside.recycle = Object.assign(window.dash_clientside.recycle || {}, {
     /* What a page's search finds in the lanes of an address: the first `most` by time and how many in all, or what is wrong. */
     find(query, lanes) {
-      if (!lanes || !(query || "").trim()) return null;
+      if (!lanes || !lanes.address || !(query || "").trim()) return null;
       const { address, most } = lanes;
       return recycle.table(address).then((table) => {
         const found = recycle.search(table, query);

@@ -147,6 +147,7 @@ class ExplainPage(Page):
                     ),
                 ),
                 *linked.stores(self.prefix),
+                dcc.Store(id=self.name("searched")),
                 dcc.Store(id=self.name("found")),
                 html.Div(id=self.name("hits")),
                 *(parts.awaited(self.name(part)) for part in ("lanes", "path", "bubbles")),
@@ -214,7 +215,6 @@ class ExplainPage(Page):
             html.H3("In view"),
             html.Div(id=self.name("view")),
             dcc.Store(id=self.name("left"), data=left),
-            dcc.Store(id=self.name("searched"), data={"address": one.address, "most": HITS_SHOWN}),
         )  # fmt: skip
 
     def memory(self, one: Explained, worker: Worker, left: int) -> html.Div:
@@ -271,6 +271,10 @@ class ExplainPage(Page):
             _rows(("worker", "cause", "", ""), rows),
             caption=f"In all, over all workers: {spent}.{unit}",
         )
+
+    def searched(self, key: str) -> dict[str, Any]:
+        """Where the browser searches, and how many hits it hands over."""
+        return {"address": self.explained(key).address, "most": HITS_SHOWN}
 
     def hits(self, key: str, found: Any) -> Any:
         """What the browser's search found, by time, with why each starts when it does; or what is wrong with the query.
@@ -345,9 +349,12 @@ class ExplainPage(Page):
         linked.register(app, self.prefix)
         chosen = self.name("chosen")
 
-        @app.callback(Output(self.name("lanes"), "children"), Input(chosen, "value"))
+        @app.callback(
+            Output(self.name("lanes"), "children"), Output(self.name("searched"), "data"), Input(chosen, "value")
+        )
         def draw(key: str) -> Any:
-            return self._answered(lambda: self.lanes(self.explained(key)))
+            lanes = self._answered(lambda: self.lanes(self.explained(key)))
+            return lanes, self._answered(lambda: self.searched(key), quietly=True)
 
         for part, part_of in (("path", self.path), ("bubbles", self.longest)):
             app.callback(Output(self.name(part), "children"), Input(chosen, "value"))(
