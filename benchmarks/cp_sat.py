@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.planner import plan
@@ -265,11 +265,11 @@ def _small(draw: random.Random) -> Problem:
     return Problem.of(job, dead)
 
 
-def _job(shape: tuple[int, int, int], **sections: Any) -> Job:
+def _job(shape: tuple[int, int, int], **sections: Any) -> PricedJob:
     grid = dict(zip(("pipelines", "ranks", "micro_batches"), shape, strict=True))
     made = msgspec.convert({"shape": grid, **sections}, type=Job)
     made.validate()
-    return made
+    return price(made)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from statistics import mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.plans import PlanLibrary
 from recycle.shape import Worker
 from recycle.solve import bounds, search
@@ -63,13 +63,13 @@ class Case:
     stash: float = 1.0
     planner: dict[str, Any] = field(default_factory=dict)
 
-    def job(self) -> Job:
+    def job(self) -> PricedJob:
         shape = zip(("pipelines", "ranks", "micro_batches"), self.shape, strict=True)
         lines = ["[shape]", *(f"{key} = {n}" for key, n in shape)]
         lines += ["[times]", *(f"{key} = {value}" for key, value in self.times.items())]
         lines += ["[memory]", f"limit = {self.cap}", f"weight_stash = {self.stash}"]
         lines += ["[planner]", *(f"{key} = {str(value).lower()}" for key, value in self.planner.items())]
-        return Job.from_toml("\n".join(lines), self.name)
+        return price(Job.from_toml("\n".join(lines), self.name))
 
     def workers(self) -> list[Worker]:
         pipelines, ranks, _ = self.shape

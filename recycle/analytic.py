@@ -20,13 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from recycle.layers import Layer, ring_seconds, stage_profile
 from recycle.profile import Profile
-
-if TYPE_CHECKING:
-    from recycle.job import Job
+from recycle.sections import Sections
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ WEIGHT, GRADIENT, OPTIMIZER, TRAFFIC = 2, 4, 12, 30
 """Bytes of a parameter; the last one moved through memory by a step."""
 
 
-def layers(job: Job) -> tuple[Layer, ...]:
+def layers(job: Sections) -> tuple[Layer, ...]:
     """The layers of the job's `[model]`, on a worker of T GPUs, for its micro-batch."""
     model, how = job.model, job.analytic
     gpu, ways = GPUS[how.gpu], job.grid.tensor_parallel
@@ -93,7 +90,7 @@ def layers(job: Job) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def weight_stash(job: Job) -> float:
+def weight_stash(job: Sections) -> float:
     """Share of an activation that W needs: the linear parts' inputs and their outputs' gradients, b s (16 h + 4 f)."""
     model, how = job.model, job.analytic
     if how.activations == "full" or model.recompute == "full":
@@ -103,13 +100,13 @@ def weight_stash(job: Job) -> float:
     return (16 * h + 4 * f) / kept
 
 
-def link(job: Job) -> tuple[float, float]:
+def link(job: Sections) -> tuple[float, float]:
     """(seconds, bytes per second) of a transfer between two workers; the message of a group is spread over its GPUs."""
     how = job.analytic
     return how.link_latency, GPUS[how.gpu].link if how.link_bandwidth is None else how.link_bandwidth
 
 
-def profile(job: Job, stages: Sequence[int]) -> Profile:
+def profile(job: Sections, stages: Sequence[int]) -> Profile:
     """The profile of a job whose stages have so many layers."""
     every, latency_bandwidth = layers(job), link(job)
     cut, at = [], 0
@@ -125,7 +122,7 @@ def profile(job: Job, stages: Sequence[int]) -> Profile:
     )
 
 
-def assumptions(job: Job) -> list[str]:
+def assumptions(job: Sections) -> list[str]:
     """What the figures stand on, one line each."""
     how, gpu = job.analytic, GPUS[job.analytic.gpu]
     seconds, bandwidth = link(job)

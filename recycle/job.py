@@ -12,77 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
 
-from recycle import analytic
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError
 from recycle.files import read_whole
+from recycle.pricing import activation_limits, parse_bytes, profile_of
 from recycle.profile import Profile
-from recycle.sections import (
-    ANALYTIC,
-    AnalyticSection,
-    ClusterSection,
-    DataSection,
-    MembershipSection,
-    MemorySection,
-    ModelSection,
-    PausesSection,
-    PlannerSection,
-    ShapeSection,
-    TimesSection,
-    TrainSection,
-)
-from recycle.shape import Shape
+from recycle.sections import ANALYTIC, Sections
 
 _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
 
-class Job(Struct, frozen=True, forbid_unknown_fields=True):
-    """One training job. Read with `Job.load`; built in code by passing the sections.
-
-    Attributes:
-        grid: the `[shape]` section as written; `shape` gives the `Shape`.
-    """
-
-    grid: ShapeSection = field(name="shape")
-    times: TimesSection = TimesSection()
-    memory: MemorySection = MemorySection()
-    planner: PlannerSection = PlannerSection()
-    model: ModelSection = ModelSection()
-    data: DataSection = DataSection()
-    train: TrainSection = TrainSection()
-    membership: MembershipSection = MembershipSection()
-    cluster: ClusterSection = ClusterSection()
-    analytic: AnalyticSection = AnalyticSection()
-    pauses: PausesSection = PausesSection()
-
-    @property
-    def shape(self) -> Shape:
-        grid = self.grid
-        return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
-
-    @property
-    def ties(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of stages that share a weight, and so reduce together."""
-        last = self.shape.stages - 1
-        return ((0, last),) if self.model.tied and last else ()
+class Job(Sections, frozen=True, forbid_unknown_fields=True):
+    """One training job. Read with `Job.load`; built in code by passing the sections."""
 
     def profile(self) -> Profile:
-        """The times and bytes to plan with: `[times] profile` if given, else the numbers of `[times]`."""
-        times = self.times
-        if times.profile == ANALYTIC:
-            return analytic.profile(self, self.layers_per_stage())
-        if times.profile is not None:
-            return Profile.load(times.profile)
-        return Profile(
-            forward=times.forward,
-            backward_input=times.backward_input,
-            backward_weight=times.backward_weight,
-            latency=times.link,
-            step=times.step,
-            weight_stash=self.memory.weight_stash,
-        )
+        """The times and bytes to plan with, for scripts; reads a profile's file each time (see `price`)."""
+        return profile_of(self)
+
+    def activation_limits(self) -> list[float] | None:
+        """Activations (in chunks) that the worker of each rank may hold, for scripts; None when there is no limit."""
+        return activation_limits(self)
 
     @property
     def seconds_per_unit(self) -> float | None:
@@ -93,44 +43,6 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
         if self.model.kind == "emulated":
             return self.model.seconds_per_unit or None
         return 1.0 if self.times.profile is not None else None
-
-    def activation_limits(self) -> list[float] | None:
-        """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.
-
-        A limit in bytes is divided by what an activation of the rank's heaviest stage weighs in the profile, after
-        the static bytes of its stages are taken off.
-        """
-        limit, ranks = self.memory.limit, self.grid.ranks
-        if limit is None:
-            return None
-        if isinstance(limit, int):
-            return [float(limit)] * ranks
-        if isinstance(limit, list):
-            return [float(entry) for entry in limit]
-        profile, shape = self.profile(), self.shape
-        activation = profile.per_stage("activation", shape.stages)
-        static = profile.per_stage("static", shape.stages)
-        free = parse_bytes(limit)
-        return [
-            float((free - sum(static[r :: shape.ranks])) // max(max(activation[r :: shape.ranks]), 1e-30))
-            for r in range(ranks)
-        ]
-
-    def layers_per_stage(self) -> list[int]:
-        """Transformer layers of each stage, first to last. Raises JobError when they neither divide nor are stated."""
-        stages, model = self.shape.stages, self.model
-        if model.split is not None:
-            if len(model.split) != stages or sum(model.split) != model.layers:
-                raise JobError(
-                    f"[model] split: {model.split} must list {stages} stages (P*V) that sum to layers = {model.layers}"
-                )
-            return list(model.split)
-        if model.layers % stages:
-            raise JobError(
-                f"[model] layers: {model.layers} layers do not divide over {stages} stages (P*V);"
-                f" change layers or state split = [...] with {stages} numbers that sum to {model.layers}"
-            )
-        return [model.layers // stages] * stages
 
     @classmethod
     def load(cls, path: str | Path) -> Job:
@@ -244,19 +156,43 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
     def to_toml(self) -> str:
         """The job as TOML text with every key resolved; `Job.from_toml` reads it back to an equal job."""
         lines: list[str] = []
-        for section, values in msgspec.to_builtins(self).items():
-            lines.append(f"[{section}]")
+        for section in msgspec.structs.fields(Job):
+            values = msgspec.to_builtins(getattr(self, section.name))
+            lines.append(f"[{section.encode_name}]")
             lines += [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
             lines.append("")
         return "\n".join(lines)
 
 
-def parse_bytes(text: str) -> float:
-    """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B\s*", text)
-    if match is None:
-        raise JobError(f'[memory] limit: {text!r} is not a size: write "20 GiB", say, or a number of activations')
-    return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A job with what its instructions cost, as `price` makes it.
+
+    Attributes:
+        prices: seconds and bytes of the instructions.
+    """
+
+    prices: Profile
+
+    @property
+    def limits(self) -> list[float] | None:
+        """Activations (in chunks) that the worker of each rank may hold; None when there is no limit."""
+        return activation_limits(self, self.prices)
+
+    def with_sections(self, **sections: Any) -> PricedJob:
+        """The job with other sections, priced by them. Raises JobError as `price` does."""
+        changed = {**{field.name: getattr(self, field.name) for field in msgspec.structs.fields(Job)}, **sections}
+        return price(Job(**changed))
+
+
+def price(job: Job) -> PricedJob:
+    """The job with its prices; one that has them is returned as it is.
+
+    Raises:
+        JobError: the profile cannot be read.
+    """
+    if isinstance(job, PricedJob):
+        return job
+    return PricedJob(**msgspec.structs.asdict(job), prices=profile_of(job))
 
 
 def explain_job(job: Job) -> str:

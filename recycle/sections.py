@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
+from recycle.errors import JobError
 from recycle.profile import PerStage
+from recycle.shape import Shape
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -232,3 +234,50 @@ class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
     storage_bandwidth: Annotated[float, Meta(gt=0)] = 1e9
     snapshot: Seconds = 1.0
     snapshot_bandwidth: Annotated[float, Meta(gt=0)] = 10e9
+
+
+class Sections(Struct, frozen=True, forbid_unknown_fields=True):
+    """All sections of a job file, and what follows from their sizes alone.
+
+    Attributes:
+        grid: the `[shape]` section as written; `shape` gives the `Shape`.
+    """
+
+    grid: ShapeSection = field(name="shape")
+    times: TimesSection = TimesSection()
+    memory: MemorySection = MemorySection()
+    planner: PlannerSection = PlannerSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    membership: MembershipSection = MembershipSection()
+    cluster: ClusterSection = ClusterSection()
+    analytic: AnalyticSection = AnalyticSection()
+    pauses: PausesSection = PausesSection()
+
+    @property
+    def shape(self) -> Shape:
+        grid = self.grid
+        return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
+
+    @property
+    def ties(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of stages that share a weight, and so reduce together."""
+        last = self.shape.stages - 1
+        return ((0, last),) if self.model.tied and last else ()
+
+    def layers_per_stage(self) -> list[int]:
+        """Transformer layers of each stage, first to last. Raises JobError when they neither divide nor are stated."""
+        stages, model = self.shape.stages, self.model
+        if model.split is not None:
+            if len(model.split) != stages or sum(model.split) != model.layers:
+                raise JobError(
+                    f"[model] split: {model.split} must list {stages} stages (P*V) that sum to layers = {model.layers}"
+                )
+            return list(model.split)
+        if model.layers % stages:
+            raise JobError(
+                f"[model] layers: {model.layers} layers do not divide over {stages} stages (P*V);"
+                f" change layers or state split = [...] with {stages} numbers that sum to {model.layers}"
+            )
+        return [model.layers // stages] * stages

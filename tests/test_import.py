@@ -1,4 +1,4 @@
-"""Imports go one way: from the command line down to the words that all share."""
+"""Imports go one way: from the command line down to the words that all share, with no circle of files anywhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
 WORDS = ("errors", "shape", "files", "json_objects", "endpoints", "nodes")
-JOB = ("job", "sections", "profile", "layers", "analytic")
+JOB = ("job", "pricing", "sections", "profile", "layers", "analytic")
 LAYERS: dict[str, tuple[str, ...]] = {
     **{f"recycle.{name}": tuple(f"recycle.{other}" for other in WORDS) for name in WORDS},
     **{f"recycle.{name}": tuple(f"recycle.{other}" for other in (*WORDS, *JOB)) for name in JOB},
@@ -52,27 +53,30 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """All that is imported anywhere: in functions, for types only, and by `import_module` of a literal name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "relative imports are not used here"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (str(name.value) for name in node.args if isinstance(name, ast.Constant))
+def imported(node: ast.AST, for_types: bool) -> Iterator[str]:
+    """All that is imported below `node`, in functions and by `import_module` too; what only types need, if asked."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING" and not for_types:
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert not child.level, "relative imports are not used here"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
+            yield from (str(name.value) for name in child.args if isinstance(name, ast.Constant))
+        yield from imported(child, for_types)
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
-    return frozenset(imported(ast.parse(FILES[module].read_text())))
+def imports(module: str, for_types: bool = True) -> frozenset[str]:
+    return frozenset(imported(ast.parse(FILES[module].read_text()), for_types))
 
 
-def ours(module: str) -> set[str]:
+def ours(module: str, for_types: bool = True) -> set[str]:
     """The files of recycle and viz that `module` imports, with the packages that are loaded on the way to them."""
     found = set()
-    for name in imports(module):
+    for name in imports(module, for_types):
         while name and name not in FILES:  # a class or function: its file
             name = name.rpartition(".")[0]
         while "." in name and not within(module, name):
@@ -101,6 +105,13 @@ def test_building_checking_and_timing_a_small_schedule_loads_nothing_heavy() -> 
         f"assert check(s) == []; simulate(s); print([m for m in {HEAVY!r} if m in sys.modules])"
     )
     assert run(code) == "[]"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter({module: ours(module, for_types=False) for module in FILES}).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("part", LAYERS)

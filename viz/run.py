@@ -26,6 +26,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.job import Job
+from recycle.pricing import activation_limits, profile_of
 from recycle.profile import Profile
 from recycle.runs import TRACE, load_trace, read_lines, read_logs
 from recycle.shape import Shape, Worker
@@ -367,7 +368,7 @@ def _settled(segment: RunSegment) -> int:
 def _limits(job: Job) -> tuple[float, ...] | None:
     """Activations that the worker of each rank may hold, where the job tells."""
     try:
-        limits = job.activation_limits()
+        limits = activation_limits(job)
     except RecycleError:  # in bytes, and the profile that weighs activations is gone
         return None
     return None if limits is None else tuple(limits)
@@ -427,7 +428,7 @@ def _job(path: Path, problems: list[str]) -> tuple[Shape | None, Profile]:
         job = Job.load(path / "job.toml")
         shape: Shape | None = job.shape
         try:
-            return shape, job.profile()
+            return shape, profile_of(job)
         except RecycleError as error:
             problems.append(f"{error}; plans are drawn with every instruction taking 1")
             return shape, Profile.uniform()

@@ -17,7 +17,7 @@ from typing import Literal
 from recycle.errors import JobError, PlanError, RecycleError
 from recycle.ir.memory import held_activations
 from recycle.ir.simulate import Timeline, simulate
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
@@ -78,9 +78,10 @@ class WhatIf:
     """
 
     def __init__(self, job: Job | None, library: PlanLibrary | None, planner: Planner | None) -> None:
+        job = None if job is None else price(job)
         self.job, self.library, self.planner = job, library, planner
-        self.profile = job.profile() if job else Profile.uniform()
-        self.limits = job.activation_limits() if job else None
+        self.profile = job.prices if job else Profile.uniform()
+        self.limits = job.limits if job else None
         self.shape = job.shape if job else self._shape_of_library()
         self._answers: OrderedDict[frozenset[Worker], Answer] = OrderedDict()
         self._lock = threading.Lock()

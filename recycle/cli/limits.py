@@ -28,12 +28,13 @@ class Limits(NamedTuple):
 
 def job_limits(schedule: Schedule, file: Path, job_file: Path) -> Limits:
     """The limits in `job_file` for the schedule read from `file`. Raises JobError when their shapes differ."""
-    from recycle.job import Job, parse_bytes
+    from recycle.job import Job, price
+    from recycle.pricing import parse_bytes
 
-    job = Job.load(job_file)
+    job = price(Job.load(job_file))
     if schedule.shape != job.shape:
         raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")
     limit = job.memory.limit
     if isinstance(limit, str):
-        return Limits(job.profile(), None, parse_bytes(limit))
-    return Limits(job.profile(), job.activation_limits(), None)
+        return Limits(job.prices, None, parse_bytes(limit))
+    return Limits(job.prices, job.limits, None)

@@ -20,7 +20,7 @@ from recycle.errors import JobError, PlanError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recycle.job import Job
+    from recycle.job import Job, PricedJob
     from recycle.plans import Entry, Plan
     from recycle.shape import Shape, Worker
     from recycle.solve.drift import Drift
@@ -83,7 +83,7 @@ def plan(
     """
     from msgspec.structs import replace
 
-    from recycle.job import Job
+    from recycle.job import Job, price
     from recycle.solve.engines import missing
     from recycle.solve.problem import Problem
 
@@ -104,23 +104,23 @@ def plan(
         loaded = replace(loaded, planner=replace(loaded.planner, move=move))
     if profile is not None:
         loaded = replace(loaded, times=replace(loaded.times, profile=str(profile)))
-    loaded.profile()
+    priced = price(loaded)
     with _blaming(f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
-        Problem.of(loaded)
-    dead = _workers(loaded, failed or "")
+        Problem.of(priced)
+    dead = _workers(priced, failed or "")
     with _blaming("plan: --failed"):
-        Problem.of(loaded, dead)
+        Problem.of(priced, dead)
     processes = processes or len(os.sched_getaffinity(0))
     for lacking in missing():
         print(f"recycle: {lacking}", file=sys.stderr)
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
-        _one(loaded, dead, library, output, as_json, processes)
+        _one(priced, dead, library, output, as_json, processes)
         return
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
     _many(
-        loaded,
+        priced,
         failures,
         library,
         threshold if drifting else None,
@@ -147,7 +147,7 @@ def _workers(job: Job, text: str) -> list[Worker]:
 
 
 def _one(
-    job: Job, failed: list[Worker], library: Path | None, output: Path | None, as_json: bool, processes: int
+    job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, as_json: bool, processes: int
 ) -> None:
     from recycle.plans import PlanLibrary, failure_vector
     from recycle.solve.planner import plan as plan_one
@@ -158,7 +158,7 @@ def _one(
     if output is not None and output.exists() and not output.is_file():
         raise PlanError(f"{output}: cannot be written (there is something that is not a regular file)")
     with _progress() as report, _ended_by_interrupt() as stop:
-        if library is None or not job.profile().are_peers_alike or job.planner.move:
+        if library is None or not job.prices.are_peers_alike or job.planner.move:
             made = plan_one(job, failed, processes=processes, stop=stop, progress=report)
         else:
             shelf = PlanLibrary(library, job)
@@ -200,7 +200,7 @@ def _ended_by_interrupt() -> Iterator[threading.Event]:
 
 
 def _many(
-    job: Job,
+    job: PricedJob,
     failures: int | None,
     library: Path | None,
     threshold: float | None,
@@ -226,7 +226,7 @@ def _many(
                 drifts, entries = (
                     ([], []) if is_new else refresh(job, library, threshold, report, cache=cache, **effort)
                 )
-                printed = {"profile": job.profile().digest(), "threshold": threshold, "drift": drifts}
+                printed = {"profile": job.prices.digest(), "threshold": threshold, "drift": drifts}
             if failures is not None:
                 _, complete = library_vectors(job, failures)
                 entries = plan_library(job, failures, library, report, cache=cache, again=again, **effort)

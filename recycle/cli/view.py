@@ -14,7 +14,7 @@ import typer
 from recycle.errors import RecycleError
 
 if TYPE_CHECKING:
-    from recycle.job import Job
+    from recycle.job import PricedJob
     from recycle.plans import Plan, PlanLibrary
     from recycle.shape import Worker
     from viz.run import Run
@@ -89,9 +89,9 @@ def view(
     serve(build_app(sources, what_if, comparisons=comparisons, is_example=not paths), port, ready)
 
 
-def _sorted(paths: list[Path]) -> tuple[Job | None, PlanLibrary | None, list[Path]]:
+def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:
     """(job, library, whatever else was named). Raises RecycleError for a second job or library."""
-    from recycle.job import Job
+    from recycle.job import Job, price
     from recycle.plans import PlanLibrary
     from recycle.plans.library import MANIFEST
 
@@ -100,12 +100,12 @@ def _sorted(paths: list[Path]) -> tuple[Job | None, PlanLibrary | None, list[Pat
     for found, what in ((jobs, "job file"), (libraries, "plan library")):
         if len(found) > 1:
             raise RecycleError(f"view: {found[1]}: is a second {what}, after {found[0]}: give one")
-    job = Job.load(jobs[0]) if jobs else None
+    job = price(Job.load(jobs[0])) if jobs else None
     library = PlanLibrary(libraries[0], job) if libraries else None
     return job, library, [path for path in paths if path not in (*jobs, *libraries)]
 
 
-def _what_if(job: Job | None, library: PlanLibrary | None, sources: list[Run | ScheduleFile]) -> WhatIf | None:
+def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[Run | ScheduleFile]) -> WhatIf | None:
     """What can answer for dead workers: a job, a library, or the job of the only run; None without any."""
     from viz.run import Run
     from viz.what_if import WhatIf
@@ -118,17 +118,17 @@ def _what_if(job: Job | None, library: PlanLibrary | None, sources: list[Run | S
 
 def _what_if_of(run: Run) -> WhatIf | None:
     """What can answer for a run; None where its job cannot be read or priced any more: the page of the run says why."""
-    from recycle.job import Job
+    from recycle.job import Job, price
     from viz.what_if import WhatIf
 
     try:
-        job = Job.load(run.path / "job.toml")
+        job = price(Job.load(run.path / "job.toml"))
         return WhatIf(job, None, _planner(job))
     except RecycleError:
         return None
 
 
-def _planner(job: Job) -> Planner:
+def _planner(job: PricedJob) -> Planner:
     """The list scheduler for `job`, which answers within a second."""
 
     def plan_without(failed: frozenset[Worker]) -> Plan:
@@ -154,12 +154,12 @@ def _warm_up(what_if: WhatIf) -> None:
 def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:
     """The published worked example of adaptive pipelining: fault-free 1F1B, and the plan without worker 1.2."""
     from recycle.ir.families import one_f_one_b
-    from recycle.job import Job
+    from recycle.job import Job, price
     from recycle.shape import Worker
     from viz.sources import schedule_source
     from viz.what_if import WhatIf
 
-    job = Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example")
+    job = price(Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example"))
     what_if = WhatIf(job, None, _planner(job))
     adaptive = what_if.answer([Worker(1, 2)]).plan.schedule
     return [

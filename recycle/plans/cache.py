@@ -14,20 +14,20 @@ from recycle.errors import RecycleError
 from recycle.ir.check import check
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.plans.plan import VERSION, Plan
 
 BESIDE = ("ahead", "move", "iterations_between_changes")
 """Keys of `[planner]` that say which vectors to plan, not how: the plan of a vector does not depend on them."""
 
 
-def plan_key(job: Job, vector: Sequence[int]) -> str:
+def plan_key(job: PricedJob, vector: Sequence[int]) -> str:
     """Content hash of everything that a plan of `vector` depends on: the cache's file name."""
     asked = {
         "version": VERSION,
         "shape": msgspec.to_builtins(job.grid),
-        "profile": job.profile().digest(),
-        "limits": job.activation_limits(),
+        "profile": job.prices.digest(),
+        "limits": job.limits,
         "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key not in BESIDE},
         "vector": list(vector),
     }
@@ -44,21 +44,21 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
     return (Path(home) if home else Path(environment.get("HOME") or Path.home()) / ".cache") / "recycle" / "plans"
 
 
-def cache_path(directory: str | Path, job: Job, vector: Sequence[int]) -> Path:
+def cache_path(directory: str | Path, job: PricedJob, vector: Sequence[int]) -> Path:
     """File of the plan of `vector` in a cache directory."""
     return Path(directory) / f"{plan_key(job, vector)}.json"
 
 
-def cached_plan(path: str | Path, job: Job, vector: Sequence[int]) -> Plan | None:
+def cached_plan(path: str | Path, job: PricedJob, vector: Sequence[int]) -> Plan | None:
     """The plan in `path` if it is whole, of this job and vector, valid, and its figures are true; else None."""
     try:
         plan = Plan.load(path)
-        limits = job.activation_limits()
+        limits = job.limits
         fits = (
             plan.shape == job.shape
             and plan.vector == tuple(vector)
             and plan.schedule.ties == job.ties
-            and plan.profile == job.profile().digest()
+            and plan.profile == job.prices.digest()
             and plan.limits == (None if limits is None else tuple(limits))
         )
         return plan if fits and is_true(plan, job) else None
@@ -66,16 +66,16 @@ def cached_plan(path: str | Path, job: Job, vector: Sequence[int]) -> Plan | Non
         return None
 
 
-def is_true(plan: Plan, job: Job) -> bool:
+def is_true(plan: Plan, job: PricedJob) -> bool:
     """Whether a plan of the job passes `check` under its limits, and takes as long as it says."""
     if errors(plan.schedule, job):
         return False
-    timeline = simulate(plan.schedule, job.profile())
+    timeline = simulate(plan.schedule, job.prices)
     stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
     return bool(np.allclose(stated, found, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
 
 
-def errors(schedule: Schedule, job: Job) -> list[str]:
+def errors(schedule: Schedule, job: PricedJob) -> list[str]:
     """What `check` has against running the schedule under the job's limits; empty when nothing."""
-    found = check(schedule, profile=job.profile(), limits=job.activation_limits())
+    found = check(schedule, profile=job.prices, limits=job.limits)
     return [finding.message for finding in found if finding.severity == "error"]

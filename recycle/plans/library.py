@@ -29,7 +29,7 @@ from recycle.errors import PlanError, RecycleError, ScheduleError
 from recycle.files import read_whole, write_whole
 from recycle.ir.check import check
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.plans.cache import cached_plan, errors, is_true
 from recycle.plans.moves import Arrangement, Move, arrange, roles_after
 from recycle.plans.packed import SUFFIX, pack, unpack
@@ -116,10 +116,9 @@ class _Manifest(msgspec.Struct, frozen=True):
     plans: list[Entry]
 
 
-def job_key(job: Job) -> str:
+def job_key(job: PricedJob) -> str:
     """Hash of what a library's plans must fit; the effort spent on them and the seed do not count."""
-    limits = job.activation_limits()
-    return _key(job.shape, job.profile().digest(), limits, job.planner.decoupled, job.planner.staggered, job.ties)
+    return _key(job.shape, job.prices.digest(), job.limits, job.planner.decoupled, job.planner.staggered, job.ties)
 
 
 def _key_of_plan(plan: Plan) -> str:
@@ -155,7 +154,7 @@ class PlanLibrary:
     """
 
     def __init__(self, directory: Path, job: Job | None = None) -> None:
-        self.directory, self.job = Path(directory), job
+        self.directory, self.job = Path(directory), None if job is None else price(job)
         self._stamp: tuple[int, ...] | None = None
         self._entries: dict[Vector, Entry] = {}
         self._is_listed = False
@@ -322,7 +321,7 @@ class PlanLibrary:
             if self.job is None:
                 raise PlanError(f"{self.directory}: a lookup needs the job or its shape")
             shape = self.job.shape
-        if self.job is not None and not self.job.profile().are_peers_alike:
+        if self.job is not None and not self.job.prices.are_peers_alike:
             raise PlanError(
                 f"{self.directory}: the profile's workers differ in speed or links: plan for the very set of workers"
             )
@@ -346,7 +345,7 @@ class PlanLibrary:
         chosen = order[short[order] == 0][:MOST].tolist()
         profile, horizon = Profile.uniform(), 1.0
         if self.job is not None:
-            profile, horizon = self.job.profile(), self.job.planner.iterations_between_changes
+            profile, horizon = self.job.prices, self.job.planner.iterations_between_changes
             if self.job.planner.move:
                 chosen += order[(short[order] > 0) & (short[order] <= spare[order])][:MOST].tolist()
         scored = []

@@ -23,7 +23,7 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forw
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.plans import Plan, dead_roles, errors, with_ties
 from recycle.solve.follow import follow
 from recycle.solve.problem import Order, Problem
@@ -39,7 +39,7 @@ _OPERATIONS: dict[int, tuple[int, ...]] = {
 """The operations of a `Problem` that an instruction stands for."""
 
 
-def adapt(job: Job, like: Schedule, vector: Sequence[int]) -> Plan:
+def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     """The plan of a failure vector, in role names, on the placement of `like` and near its order.
 
     Args:
@@ -49,7 +49,7 @@ def adapt(job: Job, like: Schedule, vector: Sequence[int]) -> Plan:
         PlanError: no plan exists: a stage has no live worker, or the memory is too small for this order.
     """
     begun = time.perf_counter()
-    profile, shape = job.profile(), job.shape
+    profile, shape = job.prices, job.shape
     dead = dead_roles(shape, vector)
     problem = Problem.of(job, dead, profile)
     planes, n = shape.stages * problem.micro_batches, problem.micro_batches
@@ -93,7 +93,7 @@ def adapt(job: Job, like: Schedule, vector: Sequence[int]) -> Plan:
     wrong = errors(schedule, job)
     if wrong:
         raise PlanError(f"the schedule cannot be adapted to {tuple(vector)} dead workers per rank: {wrong[0]}")
-    limits = job.activation_limits()
+    limits = job.limits
     return Plan(
         schedule=schedule,
         makespan=made.makespan,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from recycle.errors import PlanError
 from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, errors, failure_vector
 from recycle.solve.bounds import lower_bound
 from recycle.solve.library import Report, fill
@@ -91,6 +91,7 @@ def refresh(
     Raises:
         PlanError: the library has no plan for this shape, cannot be written, or a plan cannot be made.
     """
+    job = price(job)
     library = PlanLibrary(Path(directory), job)
     if not Path(directory).is_dir():
         raise PlanError(f"{directory}: is no plan library: make one with --failures N")
@@ -118,9 +119,9 @@ def refresh(
     return drifts, library.usable()
 
 
-def _priced(job: Job, plan: Plan) -> tuple[Drift, Plan | None]:
+def _priced(job: PricedJob, plan: Plan) -> tuple[Drift, Plan | None]:
     """What a stored plan is worth now, and the plan with its new figures; None when it can no longer be used."""
-    profile, limits = job.profile(), job.activation_limits()
+    profile, limits = job.prices, job.limits
     problem = Problem.of(job, plan.schedule.failed)
     bound = lower_bound(problem)
     stored = (failure_vector(job.shape, plan.schedule.failed), plan.period, plan.gap)

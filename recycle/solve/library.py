@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from recycle.errors import PlanError
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.plans import (
     Entry,
     Move,
@@ -69,7 +69,7 @@ class Filling(NamedTuple):
 Report = Callable[[Filling], None]
 
 
-def library_vectors(job: Job, failures: int) -> tuple[list[Vector], bool]:
+def library_vectors(job: PricedJob, failures: int) -> tuple[list[Vector], bool]:
     """(vectors that a library for up to `failures` dead holds, whether those are all there are), likeliest first."""
     shape = job.shape
     failures = min(failures, shape.ranks * (shape.pipelines - 1))
@@ -114,6 +114,7 @@ def plan_library(
         PlanError: the directory cannot be written, a plan cannot be made, or the time does not suffice for a first
             plan of each vector; what was made by then is stored.
     """
+    job = price(job)
     library = None if directory is None else PlanLibrary(Path(directory), job)
     if library is not None:
         library.prepare()
@@ -129,7 +130,7 @@ def plan_library(
 
 
 def fill(
-    job: Job,
+    job: PricedJob,
     library: PlanLibrary | None,
     vectors: Sequence[Vector],
     entries: dict[Vector, Entry],
@@ -148,7 +149,7 @@ def fill(
     def run(phase: str, wanted: list[Vector], quick: bool, count: int) -> None:
         begun = 0
 
-        def tasks() -> Iterator[tuple[Job, Vector, bool, float | None, str | None]]:
+        def tasks() -> Iterator[tuple[PricedJob, Vector, bool, float | None, str | None]]:
             nonlocal begun
             for begun, vector in enumerate(wanted):
                 share = _share(job, deadline, len(wanted) - begun, count)
@@ -176,14 +177,14 @@ def fill(
     run("searching", hurried, False, min(processes, len(hurried)))
 
 
-def _share(job: Job, deadline: Deadline, plans: int, processes: int) -> float | None:
+def _share(job: PricedJob, deadline: Deadline, plans: int, processes: int) -> float | None:
     """Seconds for the next of so many searches; None when the job limits it in steps or not at all."""
     if job.planner.steps is not None:
         return None
     return min(job.planner.seconds, deadline.left * processes / plans)
 
 
-def _make(job: Job, vector: Vector, quick: bool, seconds: float | None, cache: str | None) -> Plan:
+def _make(job: PricedJob, vector: Vector, quick: bool, seconds: float | None, cache: str | None) -> Plan:
     """One plan, from the cache where it is there; runs in a process of its own."""
     path = None if cache is None else cache_path(cache, job, vector)
     kept = None if path is None else cached_plan(path, job, vector)
@@ -210,7 +211,7 @@ def _store(library: PlanLibrary | None, before: Entry | None, made: Plan) -> Ent
 
 
 def serve(
-    job: Job, failed: Iterable[Worker], library: PlanLibrary | None = None
+    job: PricedJob, failed: Iterable[Worker], library: PlanLibrary | None = None
 ) -> tuple[Plan, dict[Worker, Worker], list[Move]]:
     """What `PlanLibrary.lookup` finds, or the list scheduler's plan where the library has none, or none that is near.
 
@@ -221,7 +222,7 @@ def serve(
     """
     failed = frozenset(failed)
     found = None
-    if library is not None and job.profile().are_peers_alike:
+    if library is not None and job.prices.are_peers_alike:
         try:
             found = library.lookup(failed)
         except PlanError:

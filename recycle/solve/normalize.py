@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, moves_needed, touched
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
@@ -66,7 +66,7 @@ class StageBounds:
         above: rows end before the first k whose bound exceeds it.
     """
 
-    def __init__(self, job: Job, failures: int, above: float = float("inf")) -> None:
+    def __init__(self, job: PricedJob, failures: int, above: float = float("inf")) -> None:
         whole = Problem.of(job)
         base = closed_form(whole)
         self.rows: list[list[float]] = []
@@ -123,7 +123,7 @@ def normal_vectors(bounds: StageBounds, failures: int) -> list[Vector]:
     return list(dict.fromkeys(vector for vector in found if vector is not None))
 
 
-def normalize(job: Job, failed: Iterable[Worker]) -> Normalized:
+def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalized:
     """The vector to plan for when `failed` are dead, and the moves that lead there.
 
     Without `[planner] move`, or where peers differ in speed or links, nobody moves.
@@ -132,7 +132,7 @@ def normalize(job: Job, failed: Iterable[Worker]) -> Normalized:
         PlanError: a stage has no live worker, re-routing is off, or a cap is too small.
     """
     failed = frozenset(failed)
-    here, profile = failure_vector(job.shape, failed), job.profile()
+    here, profile = failure_vector(job.shape, failed), job.prices
     problem, bound = _bounded(job, here)
     best = Normalized(here, failed, (), 0.0, _period(problem, bound))
     if not failed or not job.planner.move or not profile.are_peers_alike:
@@ -156,7 +156,7 @@ def normalize(job: Job, failed: Iterable[Worker]) -> Normalized:
     return best
 
 
-def _bounded(job: Job, vector: Vector) -> tuple[Problem, float]:
+def _bounded(job: PricedJob, vector: Vector) -> tuple[Problem, float]:
     problem = Problem.of(job, dead_roles(job.shape, vector))
     return problem, closed_form(problem)
 
@@ -166,7 +166,7 @@ def _period(problem: Problem, bound: float) -> float:
     return starts(problem, bound, Deadline(None), max(POLICIES, OPERATIONS // problem.size))[0][0].period
 
 
-def _candidates(job: Job, here: Vector, bound: float) -> list[Vector]:
+def _candidates(job: PricedJob, here: Vector, bound: float) -> list[Vector]:
     """Vectors with as many dead and no worse bound: those with the best bounds, and those with the fewest moves."""
     failures = sum(here)
     bounds = StageBounds(job, failures, bound)

@@ -20,7 +20,7 @@ import msgspec
 from recycle.errors import PlanError
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.plans import (
     Move,
     Plan,
@@ -83,10 +83,10 @@ def plan(
     Raises:
         PlanError: no plan exists (a stage has no live worker, a cap is too small).
     """
-    failed = frozenset(failed)
+    job, failed = price(job), frozenset(failed)
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
-    if not job.profile().are_peers_alike:
+    if not job.prices.are_peers_alike:
         # peers are not alike: no renaming
         return _plan(
             job, failed, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
@@ -119,12 +119,12 @@ def plan_vector(
     """
     dead = dead_roles(job.shape, vector)
     return _plan(
-        job, dead, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
+        price(job), dead, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
     )
 
 
 def _plan(
-    job: Job,
+    job: PricedJob,
     dead: frozenset[Worker],
     *,
     seconds: float | None,
@@ -135,7 +135,7 @@ def _plan(
     progress: Progress | None = None,
 ) -> Plan:
     begun = time.perf_counter()
-    profile = job.profile()
+    profile = job.prices
     whole = problem = Problem.of(job, dead, profile)
     if not dead and whole.peers_are_alike:
         problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines do the same
@@ -183,7 +183,7 @@ def _plan(
     wrong = errors(schedule, job)
     if wrong:
         raise PlanError(f"the planner made an invalid schedule, which is a bug: {wrong[0]}")
-    limits = job.activation_limits()
+    limits = job.limits
     return Plan(
         schedule=schedule,
         makespan=timeline.makespan,
@@ -209,7 +209,7 @@ def keep(made: Plan, path: Path) -> None:
 
 
 def plan_for_training(
-    job: Job,
+    job: PricedJob,
     vector: Sequence[int],
     quick: bool = False,
     failed: Iterable[Worker] | None = None,

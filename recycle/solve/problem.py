@@ -23,7 +23,7 @@ from recycle.ir.columns import Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
 from recycle.ir.kinds import per_kind
 from recycle.ir.schedule import Optimizer, Schedule, loop_placement
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.plans import failure_vector, require_hosts
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
@@ -80,7 +80,7 @@ class Problem:
     reroute: bool = True
 
     @classmethod
-    def of(cls, job: Job, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
+    def of(cls, job: PricedJob, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
         """The problem of `job` without the workers in `dead`.
 
         Raises:
@@ -89,7 +89,7 @@ class Problem:
             JobError: the profile does not fit the shape.
         """
         shape, planner, stages = job.shape, job.planner, job.shape.stages
-        profile = profile or job.profile()
+        profile = profile or job.prices
         dead = frozenset(dead)
         require_hosts(shape, failure_vector(shape, dead))
         if dead and not planner.reroute:
@@ -98,7 +98,7 @@ class Problem:
                 f" set reroute = true"
             )
         profile.require(shape)
-        limits = job.activation_limits() or [float("inf")] * shape.ranks
+        limits = job.limits or [float("inf")] * shape.ranks
         for rank, limit in enumerate(limits):
             if limit < shape.chunks:
                 raise PlanError(

@@ -21,7 +21,7 @@ from math import inf
 from msgspec.structs import replace
 
 from recycle.errors import JobError
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.plans import Plan, Vector, arrange, dead_roles, plan_key
 from recycle.profile import Profile
 from recycle.shape import Worker
@@ -114,12 +114,12 @@ class ReCycle:
         self.techniques = {"decoupled": decoupled, "staggered": staggered, "reroute": True, "move": move}
         self.setting = self._best(setting) if reshape else setting
         self.job = self._planned(self.setting)
-        self.profile = self.job.profile()
+        self.profile = self.job.prices
         self._periods: dict[Vector, float] = {}
         self._normal: dict[int, Vector | None] = {}
         self._plans: dict[Vector, Plan] = {}
 
-    def _planned(self, setting: Setting) -> Job:
+    def _planned(self, setting: Setting) -> PricedJob:
         """The job with the techniques that are in use."""
         return replace(setting.job, planner=replace(setting.job.planner, **self.techniques))
 
@@ -336,7 +336,7 @@ class _Asked:
     """A vector of a job, known by its key in the plan cache."""
 
     key: str
-    job: Job = field(compare=False)
+    job: PricedJob = field(compare=False)
     vector: Vector = field(compare=False)
 
 
@@ -355,7 +355,7 @@ def _period(problem: Problem) -> float:
 
 def _misfit(setting: Setting) -> DoesNotFit | None:
     """One micro-batch on each rank is the least that has to fit."""
-    shape, profile = setting.shape, setting.job.profile()
+    shape, profile = setting.shape, setting.job.prices
     static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
     over = []
     for rank in range(shape.ranks):

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from recycle import analytic
 from recycle.errors import JobError
-from recycle.job import Job, parse_bytes
+from recycle.job import Job, PricedJob, price
 from recycle.layers import Layer, ring_seconds, stage_profile
 from recycle.nodes import place_workers
+from recycle.pricing import parse_bytes
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, ModelSection, PausesSection
 from recycle.shape import Shape
@@ -50,7 +51,7 @@ class Setting:
         failure_rate: failures per second of one node, as far as systems may know it (checkpoint intervals).
     """
 
-    job: Job
+    job: PricedJob
     layers: tuple[Layer, ...]
     node_of: tuple[int, ...]
     micro_batch: float = 1.0
@@ -104,7 +105,7 @@ class Setting:
         grid = replace(self.job.grid, pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, chunks=1)
         model = replace(self.job.model, split=list(self.cut(ranks)))
         memory = None if self.memory is None else (min(self.memory),) * ranks
-        return dataclasses.replace(self, job=replace(self.job, grid=grid, model=model), memory=memory)
+        return dataclasses.replace(self, job=self.job.with_sections(grid=grid, model=model), memory=memory)
 
     # ---- cutting the model
 
@@ -257,7 +258,8 @@ class Setting:
         Raises:
             JobError: the profile does not fit the shape, or layers do not divide over the stages.
         """
-        shape, profile = job.shape, job.profile()
+        job = price(job)
+        shape, profile = job.shape, job.prices
         profile.require(shape)
         static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
         return cls(
@@ -307,9 +309,9 @@ def seat_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
     return tuple(rank * count // shape.ranks for rank in range(shape.ranks))
 
 
-def _memory(job: Job, activation: list[float], static: list[float]) -> tuple[float, ...] | None:
+def _memory(job: PricedJob, activation: list[float], static: list[float]) -> tuple[float, ...] | None:
     """Bytes that the worker of each rank may hold: as stated, or so many activations of its heaviest stage."""
-    limits, ranks = job.activation_limits(), job.shape.ranks
+    limits, ranks = job.limits, job.shape.ranks
     if isinstance(job.memory.limit, str):
         return (parse_bytes(job.memory.limit),) * ranks
     if limits is None:

@@ -7,13 +7,15 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from recycle import Job
 from recycle.exec.launch.launcher import RunResult
+from recycle.job import Job, PricedJob, price
 
 Run = Callable[..., RunResult]
 
 
-def job(pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", **sections: dict[str, Any]) -> Job:
+def job(
+    pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", **sections: dict[str, Any]
+) -> PricedJob:
     """A job of the given shape; sections add or replace keys."""
     keys: dict[str, dict[str, Any]] = {
         "shape": {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches},
@@ -31,7 +33,7 @@ def job(pipelines: int, ranks: int, micro_batches: int, kind: str = "emulated", 
     for section, values in keys.items():
         lines.append(f"[{section}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    return Job.from_toml("\n".join(lines))
+    return price(Job.from_toml("\n".join(lines)))
 
 
 def kinds(result: RunResult) -> list[str]:

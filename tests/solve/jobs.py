@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.shape import Worker
 
 
-def job(pipelines: int, ranks: int, micro_batches: int, limit: int | list[int] | None = None, **other: Any) -> Job:
+def job(
+    pipelines: int, ranks: int, micro_batches: int, limit: int | list[int] | None = None, **other: Any
+) -> PricedJob:
     """A job of unit times; `other` may hold keys of [times] and [planner], `weight_stash` and `chunks`."""
     shape = {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches, "chunks": other.pop("chunks", 1)}
     memory = {"limit": limit, "weight_stash": other.pop("weight_stash", 1.0)}
@@ -19,10 +21,10 @@ def job(pipelines: int, ranks: int, micro_batches: int, limit: int | list[int] |
     planner = {key: other.pop(key) for key in keys if key in other}
     made = msgspec.convert({"shape": shape, "memory": memory, "planner": planner, "times": other}, type=Job)
     made.validate()
-    return made
+    return price(made)
 
 
-def worked_example(limit: int | list[int], **other: Any) -> Job:
+def worked_example(limit: int | list[int], **other: Any) -> PricedJob:
     """Three pipelines of four stages, six micro-batches each; worker 1.2 is the one to die."""
     return job(3, 4, 6, limit, **other)
 
@@ -33,7 +35,7 @@ _time = st.sampled_from([0.5, 1.0, 1.0, 1.3, 2.0])
 
 
 @st.composite
-def small_jobs(draw: st.DrawFn) -> tuple[Job, list[Worker]]:
+def small_jobs(draw: st.DrawFn) -> tuple[PricedJob, list[Worker]]:
     """A small job with any times, caps and techniques, and dead workers that leave each stage a live host."""
     pipelines, ranks = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     chunks = draw(st.sampled_from([1, 1, 1, 2]))

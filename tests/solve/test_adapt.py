@@ -7,12 +7,13 @@ import pytest
 from recycle import Job, Shape, check, simulate
 from recycle.errors import PlanError
 from recycle.ir.families import FAMILIES
+from recycle.job import PricedJob, price
 from recycle.sections import MemorySection, ShapeSection
 from recycle.solve.adapt import adapt
 
 
-def job(limit: int | None = None) -> Job:
-    return Job(grid=ShapeSection(3, 4, 8, 2), memory=MemorySection(limit=limit))
+def job(limit: int | None = None) -> PricedJob:
+    return price(Job(grid=ShapeSection(3, 4, 8, 2), memory=MemorySection(limit=limit)))
 
 
 @pytest.mark.parametrize("family", ["zb-v", "v-half", "dualpipe-v", "interleaved", "looped-bfs"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recycle import Job
+from recycle.job import price
 from recycle.layers import Layer
 from recycle.systems.setting import Setting
 
@@ -18,4 +19,4 @@ def setting(pipelines: int, ranks: int, micro_batches: int, layers: int | None =
         text += f"[model]\nlayers = {layers}\nsplit = {split}\n"
     layer = Layer(**{"forward": 1.0, "backward_input": 1.0, "backward_weight": 1.0, **other.pop("layer", {})})
     other.setdefault("node_of", tuple(range(pipelines * ranks)))
-    return Setting(Job.from_toml(text), (layer,) * (ranks if layers is None else layers), **other)
+    return Setting(price(Job.from_toml(text)), (layer,) * (ranks if layers is None else layers), **other)

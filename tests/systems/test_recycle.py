@@ -9,7 +9,7 @@ import pytest
 
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.layers import Layer
 from recycle.systems.recycle import ReCycle, RecycleRunning
 from recycle.systems.setting import Setting
@@ -136,7 +136,7 @@ def test_the_death_of_a_spare_changes_nothing() -> None:
 
 def test_a_job_too_large_for_its_memory_does_not_fit() -> None:
     large = replace(_weighty(), memory=(100.5, 200.0, 200.0, 200.0))
-    job = Job.from_toml("[shape]\npipelines = 4\nranks = 4\nmicro_batches = 8\n")
+    job = price(Job.from_toml("[shape]\npipelines = 4\nranks = 4\nmicro_batches = 8\n"))
     misfit = ReCycle(replace(large, job=job)).begin(large.all_nodes)
     assert not isinstance(misfit, DoesNotFit)  # the job's profile knows of no static bytes
     small = replace(setting(), memory=(1.0, 1.0, 0.5, 1.0))

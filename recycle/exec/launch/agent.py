@@ -43,7 +43,7 @@ from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Waker
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.nodes import place_workers
 from recycle.plans import with_ties
 from recycle.shape import Worker
@@ -76,6 +76,7 @@ def serve(
         JobError: the request is impossible, or not that of the other nodes.
         RunError: the run cannot go on, or this agent cannot.
     """
+    job = price(job)
     nodes = place_workers(job.shape, job.cluster.workers_per_node)
     if not 0 <= node < len(nodes):
         raise JobError(f"node {node}: the job's {job.shape.worker_count} workers lie on nodes 0 to {len(nodes) - 1}")
@@ -112,7 +113,7 @@ def own_address(endpoints: Endpoints) -> str:
 class _Agent:
     def __init__(
         self,
-        job: Job,
+        job: PricedJob,
         node: int,
         workers: tuple[Worker, ...],
         run: str,

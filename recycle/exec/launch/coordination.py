@@ -29,7 +29,7 @@ from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.waker import Waker
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.runs import merge_logs
 from recycle.shape import Worker
 
@@ -50,7 +50,7 @@ class Coordination:
 
     def __init__(
         self,
-        job: Job,
+        job: PricedJob,
         steps: int,
         store: EtcdStore,
         node: int,

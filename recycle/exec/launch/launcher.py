@@ -43,7 +43,7 @@ from recycle.exec.transport.connections import cut
 from recycle.exec.transport.transports import require_gpus, transport_of
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.plans import with_ties
 from recycle.runs import merge_logs
 from recycle.shape import Worker
@@ -123,6 +123,7 @@ def train(
         JobError, ScheduleError: the request is impossible; no process was started.
         RunError: the run cannot go on.
     """
+    job = price(job)
     steps = job.train.steps if steps is None else steps
     absent = schedule.failed if schedule is not None else frozenset()
     text_digest = check_request(job, steps, faults, absent)
@@ -178,7 +179,7 @@ class _Launcher:
 
     def __init__(
         self,
-        job: Job,
+        job: PricedJob,
         steps: int,
         directory: RunDirectory,
         schedule: Schedule | None,

@@ -21,7 +21,7 @@ from recycle.ir.instruction import Instruction
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.plans import with_ties
 from recycle.shape import Worker
 
@@ -57,6 +57,7 @@ def run(
             f'[shape] tensor_parallel: {job.grid.tensor_parallel}, but transport = "local" has one process, which'
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
+    job = price(job)
     schedule = with_ties(schedule, job)
     require_valid(schedule, job)
     steps = job.train.steps if steps is None else steps

@@ -33,7 +33,7 @@ from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import OptimizerStep
 from recycle.ir.lower import with_barrier
 from recycle.ir.named import named_schedule
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.plans import with_ties
 
 REPORT_SECONDS = 600.0
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _train(given: argparse.Namespace, first: bool) -> None:
     if "RANK" not in os.environ:
         raise JobError("RANK is not set: start this with torchrun, or train with: recycle train")
-    job = Job.load(given.job)
+    job = price(Job.load(given.job))
     steps = job.train.steps if given.steps is None else given.steps
     schedule = with_ties(named_schedule(given.schedule, job.shape), job)
     require_valid(schedule, job)

@@ -40,7 +40,7 @@ from recycle.exec.membership.schema import (
     UndoneKey,
 )
 from recycle.exec.membership.store import Store
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.shape import Shape, Worker
 
 ATTEMPTS = 5
@@ -77,7 +77,7 @@ class Coordinator:
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
     """
 
-    job: Job
+    job: PricedJob
     steps: int
     live: set[Worker]
     store: Store

@@ -18,7 +18,7 @@ from statistics import median_low
 
 from recycle.exec.membership.members import member_name
 from recycle.exec.membership.messages import Heartbeat
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.shape import Worker
 
 _Member = tuple[Worker, int]
@@ -40,7 +40,7 @@ class FailureDetector:
         job: its `[membership]` section holds every deadline.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PricedJob) -> None:
         self._limits = job.membership
         self._profiled = profiled_seconds(job)
         self._tensor_ranks = range(job.grid.tensor_parallel)
@@ -114,12 +114,12 @@ class FailureDetector:
         return any(now - beat.changed > self._limits.dead_after / 2 for beat in beats)
 
 
-def profiled_seconds(job: Job) -> float:
+def profiled_seconds(job: PricedJob) -> float:
     """The longest instruction by the job's profile; 0 when `[times]` is not in seconds, so that nobody knows."""
     scale = job.seconds_per_unit
     if scale is None:
         return 0.0
-    profile, stages = job.profile(), job.shape.stages
+    profile, stages = job.prices, job.shape.stages
     names = ("backward_input", "backward_weight")
     backward = map(sum, zip(*(profile.per_stage(name, stages) for name in names), strict=True))
     return scale * max(*profile.per_stage("forward", stages), *backward, *profile.per_stage("step", stages))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.job import Job
+from recycle.job import Job, price
 
 
 def build_stages(
@@ -21,7 +21,8 @@ def build_stages(
     if job.model.kind == "emulated":
         from recycle.exec.model.emulated import EmulatedStage
 
-        return {index: EmulatedStage(job, index, scale=job.model.seconds_per_unit) for index in indices}
+        profile, scale = price(job).prices, job.model.seconds_per_unit
+        return {index: EmulatedStage(job, index, profile, scale) for index in indices}
     from recycle.exec.data.batches import load_batches
     from recycle.exec.model.stage import MegatronStage, build_stage, default_device
 

@@ -24,7 +24,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.model.stage import copy_state, digest
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.profile import Profile
 from recycle.shape import MicroBatch
 
@@ -45,7 +45,7 @@ class EmulatedStage:
     """
 
     def __init__(self, job: Job, index: int, profile: Profile | None = None, scale: float = 1.0) -> None:
-        profile = profile if profile is not None else job.profile()
+        profile = profile if profile is not None else price(job).prices
         shape = job.shape
         self.index = index
         self._is_first = index == 0

@@ -28,7 +28,7 @@ from typing import Any
 
 from recycle.exec.membership.messages import Computed
 from recycle.ir.kinds import kind_of_token
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
@@ -87,11 +87,11 @@ class Drift:
     _times: dict[_Key, _Watched] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: Job) -> Drift:
+    def of(cls, job: PricedJob) -> Drift:
         """As the job's `[membership]` says."""
         limits = job.membership
         stages_too = job.seconds_per_unit is not None
-        return cls(job.shape, job.profile(), limits.drift, limits.drift_iterations, stages_too)
+        return cls(job.shape, job.prices, limits.drift, limits.drift_iterations, stages_too)
 
     def observe(self, compute: Mapping[Worker, Sequence[Computed]]) -> None:
         """Take what the live workers report of one iteration."""

@@ -36,7 +36,7 @@ from recycle.ir.check import check
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle.job import Job, PricedJob, price
 from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_ties
 from recycle.profile import Profile
 from recycle.shape import Worker
@@ -84,7 +84,7 @@ class PlanService:
 
     def __init__(
         self,
-        job: Job,
+        job: PricedJob,
         planner: Planner | None,
         directory: Path,
         waker: Waker,
@@ -96,7 +96,7 @@ class PlanService:
         usual = schedule is None or schedule.placement == loop_placement(job.shape)
         self._like = None if usual else schedule
         self._planner, self._waker = planner, waker
-        self._by_vector = job.profile().are_peers_alike
+        self._by_vector = job.prices.are_peers_alike
         self._plans: dict[_Key, Plan] = {}
         self._used: dict[frozenset[Worker], Ready] = {}
         self._errors: dict[_Key, str] = {}
@@ -197,7 +197,7 @@ class PlanService:
                     self._errors.pop(key, None)
 
     def _use(self, failed: frozenset[Worker], schedule: Schedule, plan: Plan | None) -> Ready:
-        self._used[failed] = self.prepare(schedule, plan, self._job.profile())
+        self._used[failed] = self.prepare(schedule, plan, self._job.prices)
         return self._used[failed]
 
     def prepare(self, schedule: Schedule, plan: Plan | None, profile: Profile) -> Ready:
@@ -229,11 +229,11 @@ def _key(question: Question) -> _Key:
     return question.vector, question.failed
 
 
-def require_valid(schedule: Schedule, job: Job) -> None:
+def require_valid(schedule: Schedule, job: PricedJob) -> None:
     """Raise ScheduleError with the first error that `check` finds."""
     if schedule.shape != job.shape:
         raise ScheduleError(f"the schedule is for {schedule.shape}, the job for {job.shape}")
-    profile, limits = job.profile(), job.activation_limits()
+    profile, limits = job.prices, job.limits
     errors = [f for f in check(schedule, profile=profile, limits=limits) if f.severity == "error"]
     if not errors:
         ready = check(with_barrier(schedule), profile=profile, limits=limits, about_to_run=True)
@@ -313,26 +313,24 @@ def _serve(name: str, parent: str) -> None:
     if not first.endswith("\n"):
         return  # the launcher has ended
     told = json.loads(first)
-    job = Job.from_toml(told["job"])
+    own = price(Job.from_toml(told["job"]))
     like = {"like": Schedule.loads(told["like"])} if told["like"] else {}
     for line in sys.stdin:
         question = msgspec.json.decode(line, type=Question)
         known: Any = {} if question.failed is None else {"failed": [Worker.parse(name) for name in question.failed]}
         text, error = "", ""
         try:
-            priced = _with_profile(job, question.profile)
-            text = planner(priced, question.vector, question.quick, **known, **like)
+            job = own if question.profile is None else _with_profile(own, question.profile)
+            text = planner(job, question.vector, question.quick, **known, **like)
         except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
             error = f"{type(failure).__name__}: {failure}"
         answers.write(json.dumps({"text": text, "error": error}) + "\n")
         answers.flush()
 
 
-def _with_profile(job: Job, file: str | None) -> Job:
-    if file is None:
-        return job
-    times: Any = msgspec.structs.replace(job.times, profile=file)
-    return msgspec.structs.replace(job, times=times)
+def _with_profile(job: PricedJob, file: str) -> PricedJob:
+    """The job with the prices of another profile."""
+    return job.with_sections(times=msgspec.structs.replace(job.times, profile=file))
 
 
 if __name__ == "__main__":

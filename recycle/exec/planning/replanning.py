@@ -19,7 +19,7 @@ from recycle.exec.planning.planning import PlanService, Question
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.job import Job
+from recycle.job import PricedJob
 from recycle.plans import Plan, failure_vector
 from recycle.profile import Profile
 from recycle.shape import Worker
@@ -68,7 +68,7 @@ class Replanner:
         compute: process -> `<stage><F|I|W|B>` -> mean seconds of one, in the last iteration that was observed.
     """
 
-    def __init__(self, job: Job, plans: PlanService, directory: Path, log: Callable[..., None]) -> None:
+    def __init__(self, job: PricedJob, plans: PlanService, directory: Path, log: Callable[..., None]) -> None:
         self._job, self._plans, self._directory, self._log = job, plans, directory, log
         takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
         self._is_on = job.membership.drift > 0 and job.planner.reroute and plans.can_plan and takes_time

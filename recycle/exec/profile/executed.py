@@ -20,7 +20,7 @@ import numpy as np
 from recycle.errors import RecycleError
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.trace import Trace
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.profile import Link, Profile
 from recycle.runs import load_trace, read_lines
 
@@ -61,8 +61,8 @@ def executed(directory: str | Path) -> Executed:
     directory = Path(directory)
     if not (directory / "job.toml").is_file():
         raise RecycleError(f"{directory}: is no run directory (it has no job.toml): give a job file or a run directory")
-    job = Job.load(directory / "job.toml")
-    profile = job.profile()
+    job = price(Job.load(directory / "job.toml"))
+    profile = job.prices
     unit = job.seconds_per_unit
     measured = _measured(load_trace(directory, job.shape), job, profile)
     if measured is None:

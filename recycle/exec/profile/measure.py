@@ -35,7 +35,7 @@ from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import MegatronStage, Stage
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.worker.updates import Updates
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.shape import MicroBatch, Worker
 
 WARM_UP = 3
@@ -191,7 +191,7 @@ class EmulatedSubject:
 
     def __init__(self, job: Job, stage: EmulatedStage) -> None:
         self.stage = stage
-        self._profile, self._stages = job.profile(), job.shape.stages
+        self._profile, self._stages = price(job).prices, job.shape.stages
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
         return self.stage.incoming("F", micro_batch)

@@ -32,7 +32,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.launch.launcher import check_request
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures, StageRequest
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.profile import Link, Profile
 
 MESSAGES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
@@ -60,7 +60,7 @@ def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Pr
             " times from a run: recycle profile RUN_DIR -o FILE"
         )
     if job.model.kind == "emulated":
-        job.profile().require(job.shape)
+        price(job).prices.require(job.shape)
     stages = job.shape.stages
     figures = []
     report("stages", 0, stages)
