@@ -36,7 +36,7 @@ from recycle.ir.instruction import (
     StageWide,
     Transfer,
 )
-from recycle.ir.kinds import KIND_CLASSES, ValueKind, is_kind, kinds_where
+from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, is_kind, kinds_where
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch
 
@@ -58,9 +58,19 @@ def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
     if not isinstance(instruction, Compute | Transfer):
         return ()
     return tuple(
-        Value(kind, instruction.stage + offset, instruction.micro_batch)
-        for kind, offset in instruction.row.needs
-        if 0 <= instruction.stage + offset < stages
+        Value(need.value, instruction.stage + need.offset, instruction.micro_batch)
+        for need in instruction.row.needs
+        if 0 <= instruction.stage + need.offset < stages
+    )
+
+
+def inputs(instruction: Compute | Transfer, stages: int) -> tuple[Value | None, ...]:
+    """The values that one instruction is handed, in the order of its row; None where the model has no such stage."""
+    stage = instruction.stage
+    return tuple(
+        Value(need.value, stage + need.offset, instruction.micro_batch) if 0 <= stage + need.offset < stages else None
+        for need in instruction.row.needs
+        if need.origin != Origin.STAGE
     )
 
 
@@ -241,8 +251,8 @@ class _Builder:
         rows = len(self.columns)
         self.has_transfers = bool(self._rows(Transfer).size)
         for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute)):
-            for value, offset in consumer.row.needs:
-                self._consumers(consumer, value, offset)
+            for need in consumer.row.needs:
+                self._consumers(consumer, need)
         for value, (send, receive) in CARRIERS.items():
             self._senders(send, value)
             self._receivers(send, receive, value)
@@ -260,9 +270,9 @@ class _Builder:
 
     def crossings(self) -> Crossings:
         found: list[tuple[Rows, Rows, Rows]] = []
-        for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute) and cls.row.sent):
-            for value, offset in consumer.row.needs:
-                if offset:
+        for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute)):
+            for value, offset, origin in consumer.row.needs:
+                if origin == Origin.ANY_WORKER:
                     pieces, made_by = self._lookup(value, self._rows(consumer), offset)
                     away = self.work.worker[pieces] != self.work.worker[made_by]
                     found.append((pieces[away], made_by[away], np.full(int(away.sum()), value, dtype=np.int64)))
@@ -307,12 +317,13 @@ class _Builder:
     def _key(self, kind_pieces: Rows, worker: Rows, stage: Rows) -> Rows:
         return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[kind_pieces]
 
-    def _consumers(self, consumer: type[Compute], value: ValueKind, offset: int) -> None:
-        """F to R: from the local producer, from the local receive, or (compute-only) from wherever it is made."""
+    def _consumers(self, consumer: type[Compute], need: Need) -> None:
+        """A need of a compute: met by the local producer, the local receive, or (compute-only) any producer."""
         row, worker = self.work.row, self.work.worker
+        value, offset, origin = need
         pieces, made_by = self._lookup(value, self._rows(consumer), offset)
         local = worker[pieces] == worker[made_by]
-        if offset == 0 or not consumer.row.sent:
+        if origin != Origin.ANY_WORKER:
             self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
             self._miss(pieces[~local], Why.NOT_LOCAL, value, offset)
             return
@@ -321,10 +332,11 @@ class _Builder:
         if not self.has_transfers:
             self._edge(row[made_by], row[pieces], Cause.DATA)
             return
-        receives = self._rows(CARRIERS[value][1])
+        receive = CARRIERS[value][1]
+        receives = self._rows(receive)
         received = _find(
-            self._key(receives, worker[receives], self.work.stage[receives]),
-            self._key(pieces, worker[pieces], self.work.stage[pieces]),
+            self._key(receives, worker[receives], self.work.stage[receives] + receive.row.needs[0].offset),
+            self._key(pieces, worker[pieces], self.work.stage[pieces] + offset),
         )
         there = received >= 0
         self._edge(row[receives[received[there]]], row[pieces[there]], Cause.DATA)
@@ -341,7 +353,7 @@ class _Builder:
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
         """The n-th receive of a value from a peer pairs with the peer's n-th send of that value to here."""
         row, worker, stage = self.work.row, self.work.worker, self.work.stage
-        (_, offset) = receive.row.needs[0]
+        offset = receive.row.needs[0].offset
         sends, receives = self._rows(send), self._rows(receive)
         peer = self.columns.peer.astype(np.int64)
         lane = self.shape.worker_count
@@ -388,7 +400,7 @@ class _Builder:
 
 def _begins_work(cls: type[Instruction]) -> bool:
     """Whether a kind is the first of a micro-batch at its stage: it needs nothing that the stage made before."""
-    return all(offset for _, offset in cls.row.needs)
+    return all(need.origin != Origin.STAGE for need in cls.row.needs)
 
 
 def _tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:

@@ -18,6 +18,8 @@ from recycle.ir.kinds import (
     Compute,
     Instruction,
     InstructionKind,
+    Need,
+    Origin,
     Receive,
     Send,
     StageWide,
@@ -60,7 +62,7 @@ _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
     InstructionKind(
         token="F",
         title="forward",
-        needs=((_ACTIVATION, -1),),
+        needs=(Need(_ACTIVATION, -1),),
         produces=(_ACTIVATION,),
         required=True,
         seconds=("forward",),
@@ -80,7 +82,7 @@ class Forward(Compute):
     InstructionKind(
         token="B",
         title="backward (input and weight)",
-        needs=((_ACTIVATION, 0), (_INPUT_GRADIENT, +1)),
+        needs=(Need(_ACTIVATION, 0, Origin.STAGE), Need(_INPUT_GRADIENT, +1)),
         produces=(_INPUT_GRADIENT, _WEIGHT_GRADIENT),
         required=True,
         seconds=("backward_input", "backward_weight"),
@@ -101,7 +103,7 @@ class Backward(Compute):
     InstructionKind(
         token="I",
         title="backward for the input",
-        needs=((_ACTIVATION, 0), (_INPUT_GRADIENT, +1)),
+        needs=(Need(_ACTIVATION, 0, Origin.STAGE), Need(_INPUT_GRADIENT, +1)),
         produces=(_INPUT_GRADIENT,),
         required=True,
         seconds=("backward_input",),
@@ -122,7 +124,7 @@ class BackwardInput(Compute):
     InstructionKind(
         token="W",
         title="backward for the weights",
-        needs=((_INPUT_GRADIENT, 0),),
+        needs=(Need(_INPUT_GRADIENT, 0, Origin.STAGE),),
         produces=(_WEIGHT_GRADIENT,),
         required=True,
         seconds=("backward_weight",),
@@ -169,7 +171,7 @@ class OverlappedPair(Instruction):
     InstructionKind(
         token="SEND_F",
         title="activation sent",
-        needs=((_ACTIVATION, 0),),
+        needs=(Need(_ACTIVATION, 0, Origin.SAME_WORKER),),
         run=lambda worker, one: worker.send(one),
         in_torch=True,
         letter="",
@@ -187,7 +189,7 @@ class SendActivation(Send):
     InstructionKind(
         token="RECV_F",
         title="activation awaited",
-        needs=((_ACTIVATION, -1),),
+        needs=(Need(_ACTIVATION, -1),),
         run=lambda worker, one: worker.receive(one),
         in_torch=True,
         letter="",
@@ -205,7 +207,7 @@ class RecvActivation(Receive):
     InstructionKind(
         token="SEND_B",
         title="gradient sent",
-        needs=((_INPUT_GRADIENT, 0),),
+        needs=(Need(_INPUT_GRADIENT, 0, Origin.SAME_WORKER),),
         run=lambda worker, one: worker.send(one),
         in_torch=True,
         letter="",
@@ -223,7 +225,7 @@ class SendGradient(Send):
     InstructionKind(
         token="RECV_B",
         title="gradient awaited",
-        needs=((_INPUT_GRADIENT, +1),),
+        needs=(Need(_INPUT_GRADIENT, +1),),
         run=lambda worker, one: worker.receive(one),
         in_torch=True,
         letter="",

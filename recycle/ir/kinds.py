@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,31 @@ class ValueKind(IntEnum):
     WEIGHT_GRADIENT = 2
 
 
+class Origin(IntEnum):
+    """Where an instruction may have a value from."""
+
+    ANY_WORKER = 0
+    """whoever makes it: a transfer brings it from another worker"""
+    SAME_WORKER = 1
+    """an earlier instruction of the same worker hands it over; no transfer brings it"""
+    STAGE = 2
+    """the stage itself, which keeps it since an earlier instruction of the same worker; nothing is handed over"""
+
+
+class Need(NamedTuple):
+    """A value that a kind needs.
+
+    Attributes:
+        value: what it is.
+        offset: the stage that makes it, relative to the instruction's own. Beyond the model's ends there is none.
+        origin: where it may come from.
+    """
+
+    value: ValueKind
+    offset: int
+    origin: Origin = Origin.ANY_WORKER
+
+
 @dataclass(frozen=True, kw_only=True)
 class InstructionKind:
     """A row of the table.
@@ -50,9 +75,7 @@ class InstructionKind:
     Attributes:
         token: what is written between stage and micro-batch: capitals and underscores, no other kind's.
         title: what people read for it, such as "forward".
-        needs: (value needed, stage that makes it, relative to the instruction's own). Values of the instruction's own
-            stage must be made on its worker; those of stages beyond the model's ends do not exist.
-        sent: whether transfers may bring what it needs of other stages; else its worker must have made that too.
+        needs: the values that it needs, for its own micro-batch.
         produces: the values that it makes. A SEND carries the first of them to other stages.
         follows: the stage-wide kind that must come before it, on the same worker and for the same stage.
         required: whether every micro-batch needs its share of it at every stage, exactly once.
@@ -62,8 +85,9 @@ class InstructionKind:
         frees: profile -> share of an activation that is let go at its end.
         released_by: (value, stage relative to its own) whose making, on the same worker and for the same micro-batch,
             lets go of the rest of what it holds. None: instructions of its own stage and micro-batch do, by `frees`.
-        run: (interpreter, instruction, value of each need of another stage) -> what `produces` names first, None where
-            that is not made. Executes the instruction (see `recycle.exec.worker.interpreter`).
+        run: (interpreter, instruction, a tensor for each need that is handed over, None beyond the model's ends) ->
+            what `produces` names first, None where that is not made. Executes it (see
+            `recycle.exec.worker.interpreter`).
         release: (interpreter, instruction): lets go of what it holds; for `released_by`.
         rules: rules of `check` about this kind alone.
         in_torch: whether `torch.distributed.pipelining` has this kind, under the same token.
@@ -76,8 +100,7 @@ class InstructionKind:
     token: str
     title: str
     run: Callable[..., Any]
-    needs: tuple[tuple[ValueKind, int], ...] = ()
-    sent: bool = True
+    needs: tuple[Need, ...] = ()
     produces: tuple[ValueKind, ...] = ()
     follows: type[StageWide] | None = None
     required: bool = False

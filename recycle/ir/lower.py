@@ -28,7 +28,7 @@ from recycle.ir.kinds import kinds_where
 from recycle.ir.schedule import Schedule
 
 Flags = npt.NDArray[np.bool_]
-_OFFSET = np.array([receive.row.needs[0][1] for _, receive in CARRIERS.values()], dtype=np.int64)
+_OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
 """`ValueKind` -> stage of its producer, relative to the consumer's."""
 
 

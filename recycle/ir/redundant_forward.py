@@ -15,7 +15,7 @@ import numpy as np
 
 from recycle.ir.dependencies import Why
 from recycle.ir.instruction import Backward, BackwardInput, Compute, Forward, is_kind
-from recycle.ir.kinds import InstructionKind, ValueKind, register
+from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, register
 from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
 
 
@@ -64,8 +64,7 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     InstructionKind(
         token="R",
         title="forward of the next stage, run again on its copy",
-        needs=((ValueKind.ACTIVATION, -1),),
-        sent=False,
+        needs=(Need(ValueKind.ACTIVATION, -1, Origin.SAME_WORKER),),
         seconds=("redundant_forward",),
         holds=True,
         frees=lambda profile: 1 - profile.redundant_stash,

@@ -31,7 +31,8 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
             if not compute[row]:
                 continue
             begin, stop = round(start[row] * scale), round(end[row] * scale)
-            letter = "X" if c.kind[row] == OverlappedPair.kind else KIND_CLASSES[c.kind[row]].token
+            cls = KIND_CLASSES[c.kind[row]]
+            letter = "X" if cls is OverlappedPair else cls.row.letter or cls.token
             letter = letter if c.stage[row] == first else letter.lower()
             mark = "'" if c.pipeline[row] != worker.pipeline else ""
             label = f"{letter}{c.index[row]}{mark}".ljust(stop - begin, "-")[: stop - begin]

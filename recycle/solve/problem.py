@@ -164,7 +164,7 @@ class Problem:
         makers = {value: code for code, cls in reversed([*enumerate(codes)]) for value in cls.row.produces}
         needs = np.full((len(codes), stages, n), -1, dtype=np.int64)
         for row, cls in enumerate(codes):
-            wanted = [(makers[value], offset) for value, offset in cls.row.needs if (offset != 0) == across]
+            wanted = [(makers[need.value], need.offset) for need in cls.row.needs if (need.offset != 0) == across]
             for stage in range(stages):
                 inside = [(code, stage + offset) for code, offset in wanted if 0 <= stage + offset < stages]
                 if inside:

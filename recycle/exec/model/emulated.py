@@ -53,10 +53,8 @@ class EmulatedStage:
         self._divisor = shape.global_micro_batches
         self._train = job.train
         self._is_one_of_several = job.grid.tensor_parallel > 1
-        names = ("forward", "backward_input", "backward_weight", "step")
+        names = ("forward", "redundant_forward", "backward_input", "backward_weight", "step")
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
-        again = "forward" if profile.redundant_forward is None else "redundant_forward"
-        self._seconds["redundant_forward"] = scale * profile.per_stage(again, shape.stages)[index]
         elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
         self._message_shape = (elements, 1, 1)
         self._activation_bytes = profile.per_stage("activation", shape.stages)[index]
@@ -86,9 +84,10 @@ class EmulatedStage:
                 return None
             return self._message("F", self.index, micro_batch)
 
-    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
+    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         with self._takes("redundant_forward"):
             self._hold("R", micro_batch, activation)
+            return self._message("F", self.index, micro_batch)
 
     def release(self, micro_batch: MicroBatch) -> None:
         self._held.remove(micro_batch)

@@ -63,8 +63,8 @@ class Stage(Protocol):
         Returns the output to send, detached; None on the last stage, whose loss is kept.
         """
 
-    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
-        """R, on a copy of the stage: F without loss and output, which those of the stage itself are."""
+    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
+        """R, on a copy of the stage: F without loss, which that of the stage itself counts. Returns the output."""
 
     def release(self, micro_batch: MicroBatch) -> None:
         """Let go of what R holds, as no backward will want it."""
@@ -247,8 +247,8 @@ class MegatronStage:
             self._losses.add(0, output.detach().reshape(1))
         return None if self._is_last else output.detach()
 
-    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
-        self._hold("R", micro_batch, activation)
+    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
+        return self._hold("R", micro_batch, activation).detach()
 
     def release(self, micro_batch: MicroBatch) -> None:
         del self._activations[micro_batch]

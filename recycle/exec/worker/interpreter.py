@@ -16,7 +16,7 @@ import torch
 from recycle.exec.membership.messages import Computed
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
-from recycle.ir.dependencies import Value, needs, produced
+from recycle.ir.dependencies import Value, inputs, needs, produced
 from recycle.ir.instruction import CARRIERS, Compute, Instruction, OverlappedPair, Receive, Send
 
 Timed = tuple[str, float, float]
@@ -26,8 +26,9 @@ Timed = tuple[str, float, float]
 class Interpreter:
     """Runs programs on the stages of one worker.
 
-    The `run` of a kind gets the interpreter, the instruction, and for each value that it needs of another stage that
-    value, None where the model has no such stage. It may use `stages`, `transport` and the methods below.
+    The `run` of a kind gets the interpreter, the instruction, and the tensors that it is handed (see
+    `recycle.ir.kinds.Origin`), None where the model has no such stage. It may use `stages`, `transport` and the methods
+    below.
 
     Args:
         stages: the stages that this worker hosts.
@@ -76,10 +77,8 @@ class Interpreter:
         reads: Counter[Value] = Counter()
         for one in program:
             for piece in (one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,):
-                if isinstance(piece, Send):
-                    reads.update(needs(piece, self.model_stages))
-                elif isinstance(piece, Compute):
-                    reads.update(value for value in needs(piece, self.model_stages) if value.stage != piece.stage)
+                if isinstance(piece, Send | Compute):
+                    reads.update(value for value in inputs(piece, self.model_stages) if value is not None)
         return {value: count - 1 for value, count in reads.items() if count > 1}
 
     def execute(self, instruction: Instruction) -> None:
@@ -87,10 +86,10 @@ class Interpreter:
         if isinstance(instruction, OverlappedPair):
             instruction.row.run(self, instruction)
             return
-        inputs = self._inputs(instruction) if isinstance(instruction, Compute) else []
+        tensors = self._tensors(instruction) if isinstance(instruction, Compute) else []
         started = time.monotonic()
         if isinstance(instruction, Compute):
-            self._run(instruction, inputs)
+            self._run(instruction, tensors)
             self._computed(time.monotonic() - started)
         else:
             instruction.row.run(self, instruction)
@@ -106,12 +105,10 @@ class Interpreter:
         """The F, I, W and B of the iteration so far by stage, with their seconds on this process's clock."""
         return [Computed(stage, token, *figures) for (stage, token), figures in sorted(self._compute.items())]
 
-    def _inputs(self, instruction: Compute) -> list[torch.Tensor | None]:
-        """The values of other stages that the instruction consumes; None stands for the end of the model."""
-        there = set(needs(instruction, self.model_stages))
-        stage, micro_batch = instruction.stage, instruction.micro_batch
-        wanted = [Value(kind, stage + offset, micro_batch) for kind, offset in instruction.row.needs if offset]
-        return [self._take(value) if value in there else None for value in wanted]
+    def _tensors(self, instruction: Compute) -> list[torch.Tensor | None]:
+        """What the instruction is handed; None stands for the end of the model."""
+        values = inputs(instruction, self.model_stages)
+        return [None if value is None else self._take(value) for value in values]
 
     def _take(self, value: Value) -> torch.Tensor | None:
         if self._reads_left.get(value):
@@ -121,14 +118,14 @@ class Interpreter:
             made = self._values.pop(value)
         return made() if callable(made) and not isinstance(made, torch.Tensor) else made
 
-    def _run(self, instruction: Compute, inputs: Sequence[torch.Tensor | None]) -> None:
+    def _run(self, instruction: Compute, tensors: Sequence[torch.Tensor | None]) -> None:
         """Compute, hand on what others need of it, and let go of what the values that it makes release."""
         row = instruction.row
         makes = produced(instruction)
         for held in (self._held.pop(value) for value in makes if value in self._held):
             assert held.row.release is not None
             held.row.release(self, held)
-        output: Any = row.run(self, instruction, *inputs)
+        output: Any = row.run(self, instruction, *tensors)
         if makes and makes[0].kind in CARRIERS:
             self._values[makes[0]] = output
         if row.released_by is not None:

@@ -44,7 +44,7 @@ _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 _OLD_BACKWARD = re.compile(r"([0-9]+)BW([0-9]+)")
 OTHER_END: dict[type[Transfer], int] = {
-    end: toward * receive.row.needs[0][1]
+    end: toward * receive.row.needs[0].offset
     for send, receive in CARRIERS.values()
     for end, toward in ((send, -1), (receive, 1))
 }

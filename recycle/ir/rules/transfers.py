@@ -23,7 +23,7 @@ from recycle.ir.instruction import (
     Transfer,
     is_kind,
 )
-from recycle.ir.kinds import ValueKind
+from recycle.ir.kinds import Origin, ValueKind
 from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
 from recycle.shape import MicroBatch, Worker
 
@@ -141,15 +141,15 @@ class _Tracker:
     def value(self, row: int) -> Value:
         """What the transfer in a given row carries."""
         c = self.columns
-        value, offset = KIND_CLASSES[c.kind[row]].row.needs[0]
-        return Value(value, int(c.stage[row]) + offset, MicroBatch(int(c.pipeline[row]), int(c.index[row])))
+        need = KIND_CLASSES[c.kind[row]].row.needs[0]
+        return Value(need.value, int(c.stage[row]) + need.offset, MicroBatch(int(c.pipeline[row]), int(c.index[row])))
 
     def settled(self, value: Value) -> bool:
         """Whether the value's trouble is told already, or follows from its producer or consumer being broken."""
         if value in self.told:
             return True
         _, receive = CARRIERS[value.kind]
-        consumer = value.stage - receive.row.needs[0][1]
+        consumer = value.stage - receive.row.needs[0].offset
         broken = self.inspection.is_broken
         return broken(value.stage, value.micro_batch) or broken(consumer, value.micro_batch)
 
@@ -247,7 +247,7 @@ class _Tracker:
             worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
             value = self.value(row)
             _, receive = CARRIERS[value.kind]
-            stage = value.stage - receive.row.needs[0][1]
+            stage = value.stage - receive.row.needs[0].offset
             exists = 0 <= stage < self.shape.stages
             yield from self._tell(
                 "unreceived", row, f"worker {peer} never receives it",
@@ -270,7 +270,7 @@ class _Tracker:
     def _mismatch(self, value: Value, send: int, receive: int) -> Iterator[Trouble]:
         """The end that disagrees with where the value is made and needed is the wrong one."""
         at, schedule = self.inspection.at, self.schedule
-        consumer = value.stage - CARRIERS[value.kind][1].row.needs[0][1]
+        consumer = value.stage - CARRIERS[value.kind][1].row.needs[0].offset
         sender, receiver = schedule.position(send)[0], schedule.position(receive)[0]
         makers = self._workers_with(value.stage, value.micro_batch, value)
         users = self._workers_with(consumer, value.micro_batch, value)
@@ -302,18 +302,24 @@ class _Tracker:
             )
 
     def _unused(self, rows: Rows) -> Iterator[Trouble]:
-        inspection, c, shape = self.inspection, self.columns, self.shape
-        pieces = inspection.pieces
-        for _, receive in CARRIERS.values():
-            brings = receive.row.needs[0]
-            consumers = [cls for cls in KIND_CLASSES if issubclass(cls, Compute) and cls.row.sent]
-            consumers = [cls for cls in consumers if brings in cls.row.needs]
-            users = np.flatnonzero(is_kind(pieces.kind, consumers) & pieces.valid)
-            needed = inspection.cell[users] * shape.worker_count + pieces.worker[users]
+        c, shape, pieces = self.columns, self.shape, self.inspection.pieces
+
+        def keys(stage: Rows, micro_batch: Rows, worker: Rows) -> Rows:
+            return (stage * shape.global_micro_batches + micro_batch) * shape.worker_count + worker
+
+        for value, (_, receive) in CARRIERS.items():
+            needed = []
+            for cls in KIND_CLASSES:
+                for need in cls.row.needs if issubclass(cls, Compute) else ():
+                    if (need.value, need.origin) == (value, Origin.ANY_WORKER):
+                        users = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
+                        stage = pieces.stage[users] + need.offset
+                        needed.append(keys(stage, pieces.micro_batch[users], pieces.worker[users]))
             mine = rows[c.kind[rows] == receive.kind]
-            cell = (c.stage[mine].astype(np.int64) * shape.pipelines + c.pipeline[mine]) * shape.micro_batches
-            brought = (cell + c.index[mine]) * shape.worker_count + c.worker[mine]
-            for row in mine[~np.isin(brought, needed)].tolist():
+            stage = c.stage[mine].astype(np.int64) + receive.row.needs[0].offset
+            micro_batch = c.pipeline[mine].astype(np.int64) * shape.micro_batches + c.index[mine]
+            brought = keys(stage, micro_batch, c.worker[mine].astype(np.int64))
+            for row in mine[~np.isin(brought, np.concatenate(needed))].tolist():
                 yield from self._tell(
                     "unused-transfer", row, f"nothing on worker {self.schedule.position(row)[0]} needs this value",
                     "remove the receive and its send",

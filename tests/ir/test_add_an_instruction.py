@@ -1,0 +1,157 @@
+"""A kind of instruction from one file outside the package, the one printed in docs/add-an-instruction.md."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from recycle import Job, Profile, RunError, Schedule, ScheduleError, Shape, check, lower, simulate
+from recycle.cli import main
+from recycle.exec import run
+from recycle.exec.model.stage import MegatronStage
+from recycle.ir.instruction import KIND_CLASSES, Compute, parse_instruction
+from recycle.ir.kinds import InstructionKind, register, table_as_json, unregister
+from tests.exec.runs import job
+from tests.test_docs import blocks
+
+FILE, USE = blocks("docs/add-an-instruction.md", "python")
+SHAPE = Shape(2, 2, 2)
+PROGRAMS = {
+    "0.0": "0F0.0 0F0.1 0REPLAY1.1 0B0.0 0B0.1",
+    "0.1": "1F0.0 1B0.0 1F0.1 1B0.1",
+    "1.0": "0F1.0 0F1.1 0B1.0 0B1.1",
+    "1.1": "1F1.0 1B1.0 1F1.1 1B1.1",
+}
+
+
+@pytest.fixture
+def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The file of the page, imported; its kind is gone when the test is over."""
+    (tmp_path / "replay.py").write_text(FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    module = import_module("replay")
+    yield module
+    unregister(module.Replay)
+    del sys.modules["replay"]
+
+
+@pytest.fixture
+def schedule(replay: ModuleType) -> Schedule:
+    return Schedule.from_text(SHAPE, PROGRAMS)
+
+
+def test_the_code_of_the_page_runs(replay: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(USE, "use.py", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "0REPLAY1.1" in printed
+    assert "1RECV_F1.1@1.0 0REPLAY1.1" in printed
+    assert "C1'" in printed
+
+
+def test_it_is_written_read_and_numbered_behind_the_others(replay: ModuleType, schedule: Schedule) -> None:
+    assert replay.Replay.kind == len(KIND_CLASSES) - 1 == 12
+    assert schedule.text() == PROGRAMS
+    assert isinstance(parse_instruction("0REPLAY1.1"), replay.Replay)
+    # Other white space is read instruction by instruction, not in one pass.
+    spread = {worker: text.replace(" ", "  ") for worker, text in PROGRAMS.items()}
+    assert Schedule.from_text(SHAPE, spread) == schedule
+    schedule.save("checked.json")
+    assert Schedule.load("checked.json") == schedule
+    assert table_as_json()[12] == {
+        "token": "REPLAY",
+        "title": "forward of a peer, run again to check it",
+        "letter": "C",
+        "numbered": True,
+        "homed": True,
+        "transfer": False,
+        "paints": ["redundant"],
+        "words": ["check"],
+    }
+
+
+def test_lowering_brings_what_it_needs_and_the_simulator_times_it(schedule: Schedule) -> None:
+    programs = lower(schedule).text()
+    assert "1RECV_F1.1@1.0 0REPLAY1.1" in programs["0.0"]
+    assert "0SEND_F1.1@0.0" in programs["1.0"]
+    assert check(lower(schedule), about_to_run=True) == []
+    timeline = simulate(schedule, Profile.uniform(2, 1, 1))
+    plain = Schedule.from_text(SHAPE, PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1"})
+    without = simulate(plain, Profile.uniform(2, 1, 1))
+    assert [busy - bare for busy, bare in zip(timeline.busy, without.busy, strict=True)] == [2, 0, 0, 0]  # type: ignore[operator]
+    assert (timeline.peak_activations, without.peak_activations) == ([3, 1, 2, 1], [2, 1, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("worker", "program", "message"),
+    [
+        ("1.0", "0F1.0 0F1.1 0REPLAY1.1 0B1.0 0B1.1", "this worker ran the forward itself"),
+        ("0.1", "1F0.0 1B0.0 1REPLAY1.1 1F0.1 1B0.1", "the last stage hands no output on"),
+    ],
+)
+def test_its_own_rule_is_checked(replay: ModuleType, worker: str, program: str, message: str) -> None:
+    plain = PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1", worker: program}
+    (finding,) = check(Schedule.from_text(SHAPE, plain))
+    assert (finding.rule, finding.worker, finding.position, finding.message) == ("replay", worker, 2, message)
+
+
+def test_the_common_rules_know_it(replay: ModuleType) -> None:
+    elsewhere = PROGRAMS | {"0.1": "1F0.0 1B0.0 0REPLAY1.0 1F0.1 1B0.1"}
+    (finding,) = check(Schedule.from_text(SHAPE, elsewhere))
+    assert (finding.rule, finding.instruction) == ("not-hosted", "0REPLAY1.0")
+    lowered = lower(Schedule.from_text(SHAPE, PROGRAMS)).text()
+    unsent = lowered | {"0.0": lowered["0.0"].replace("1RECV_F1.1@1.0 ", "")}
+    unsent["1.0"] = unsent["1.0"].replace("0SEND_F1.1@0.0 ", "")
+    (finding,) = check(Schedule.from_text(SHAPE, unsent))
+    assert (finding.rule, finding.instruction) == ("no-transfer", "0REPLAY1.1")
+
+
+def test_the_viewer_draws_it_in_both_forms(schedule: Schedule) -> None:
+    schedule.save("checked.json")
+    for name in ("checked.svg", "checked.html"):
+        with pytest.raises(SystemExit) as ended:
+            main(["view", "checked.json", "--export", name])
+        assert ended.value.code in (0, None)
+    drawn = Path("checked.svg").read_text()
+    assert "0REPLAY1.1" in drawn
+    assert "forward of a peer, run again to check it" in drawn
+    assert ">C1.1<" in drawn
+    assert "REPLAY" in Path("checked.html").read_text()
+
+
+def test_it_runs_on_real_stages_and_finds_a_wrong_output(
+    replay: ModuleType, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpt: Job = job(2, 2, 2, kind="gpt")
+    plain = Schedule.from_text(SHAPE, PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1"})
+    with_replay, without = run(schedule, gpt, steps=2), run(plain, gpt, steps=2)
+    assert with_replay.losses == without.losses
+    assert with_replay.digests == without.digests
+    forward = MegatronStage.forward
+
+    def wrong(stage: MegatronStage, *inputs: Any) -> torch.Tensor | None:
+        output = forward(stage, *inputs)
+        return None if output is None else output * (1 + 2**-20)
+
+    monkeypatch.setattr(MegatronStage, "forward", wrong)
+    with pytest.raises(RunError, match=r"0REPLAY1\.1: the output differs"):
+        run(schedule, gpt, steps=2)
+
+
+def test_a_token_that_is_taken_or_no_token_is_refused() -> None:
+    before = list(KIND_CLASSES)
+    for token, message in (("F", "that of Forward already"), ("replay", "is no token"), ("R2", "is no token")):
+        with pytest.raises(ValueError, match=message):
+            register(InstructionKind(token=token, title="", run=print))(type("Own", (Compute,), {"__slots__": ()}))
+    with pytest.raises(ScheduleError, match="not an instruction"):
+        parse_instruction("0REPLAY1.1")
+    with pytest.raises(ValueError, match="not the kind that was registered last"):
+        unregister(KIND_CLASSES[0])
+    assert before == KIND_CLASSES
