@@ -1,5 +1,7 @@
 # make demo   set up, train a real GPT through a killed worker, say where the timeline is
-# make test   set up, then lint, types and tests
+# make test   set up, then lint, types and tests: everything worth having on every change
+# make quick  set up, then the tests without processes, browsers and long searches
+# make soak   set up, then the tests too long for every change
 # make screenshots   pictures of the viewer: the README's into docs/pictures, all of them into build/pictures
 #
 # PYTHON chooses the interpreter (3.11 or newer); another one than last time makes the environment anew.
@@ -9,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= auto
 
-.PHONY: demo test lint types tests faults benchmarks screenshots clean
+.PHONY: demo test quick soak lint types tests faults benchmarks screenshots clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
@@ -23,10 +25,18 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-# Real processes with real deadlines share the cores with other tests; what fails beside them has to pass alone.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --alone
+
 tests: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup || { \
-	  [ $$? -eq 1 ] && echo "What failed, once more, alone:" && OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	$(PYTEST)
+
+# What needs neither processes nor a browser nor long searches: a minute and a half on 2 cores.
+quick: $(VENV)/.installed
+	$(PYTEST) -m "not (process or browser or search or etcd or soak)"
+
+# What takes too long for every change: the whole fault matrix, long runs, large grids.
+soak: $(VENV)/.installed
+	$(PYTEST) -m soak -o faulthandler_timeout=1800
 
 # Strikes every fault in every phase and writes the tables of docs/faults.md.
 faults: $(VENV)/.installed

@@ -13,3 +13,5 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 os.environ["COLUMNS"] = "120"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+pytest_plugins = ("tests.cost", "tests.flaky")

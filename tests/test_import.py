@@ -94,11 +94,13 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("statement", ["import recycle", "import recycle.cli.app, recycle.ir.formats"])
 def test_the_top_loads_nothing_heavy(statement: str) -> None:
     assert run(f"{statement}; import sys; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"
 
 
+@pytest.mark.process
 def test_building_checking_and_timing_a_small_schedule_loads_nothing_heavy() -> None:
     code = (
         "import sys; from recycle import *; from recycle.ir.families import gpipe; s = lower(gpipe(Shape(2, 4, 8)));"

@@ -68,6 +68,7 @@ def test_survivors_keep_their_positions():
         assign_roles(shape, dead_roles(shape, (1, 2)), [Worker(1, 0)])
 
 
+@pytest.mark.search
 @settings(max_examples=40, deadline=None)
 @given(small_jobs(), st.randoms(use_true_random=False))
 def test_renamed_roles_keep_validity_and_period(case, chance):

@@ -77,6 +77,7 @@ def test_bad_prices_are_refused_by_name(command: Command, tmp_path: Path) -> Non
     assert not target.exists()
 
 
+@pytest.mark.process
 def test_what_is_dropped_is_said_on_standard_error(tmp_path: Path) -> None:
     source, target = tmp_path / "a.json", tmp_path / "a.csv"
     one_f_one_b(Shape(1, 2, 2)).save(source)

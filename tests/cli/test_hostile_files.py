@@ -114,6 +114,7 @@ def checked_in_a_child(files: list[Path], memory: int) -> list[list[object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.process
 def test_a_gigabyte_of_nothing_and_what_is_no_file_end_at_once_in_little_memory(tmp_path: Path) -> None:
     for name in ("giant.json", "giant.csv", "giant"):
         with (tmp_path / name).open("wb") as file:
@@ -139,6 +140,7 @@ def test_a_gigabyte_of_nothing_and_what_is_no_file_end_at_once_in_little_memory(
         (tmp_path / name).unlink()
 
 
+@pytest.mark.process
 def test_a_schedule_without_programs_of_the_largest_shapes_is_checked_in_little_memory(tmp_path: Path) -> None:
     shapes = [Shape(1, 1, 2**24), Shape(1, 4096, 4096), Shape(4096, 4, 1024), Shape(1, 1, 1, 2**16)]
     files = [tmp_path / f"{number}.json" for number in range(len(shapes))]

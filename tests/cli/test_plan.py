@@ -111,6 +111,7 @@ def test_plans_that_were_not_searched_are_said_to_be_the_list_schedulers(run, tm
     assert f"{len(hurried)} plans are the list scheduler's, made on the spot" in out
 
 
+@pytest.mark.search
 def test_where_all_vectors_are_too_many_that_is_said(run):
     wide = "[shape]\npipelines = 6\nranks = 6\nmicro_batches = 1\n[planner]\nsteps = 1\n"
     status, out, _ = run(wide, "--failures", 9, "--processes", 1, "--json")
@@ -122,6 +123,7 @@ def test_where_all_vectors_are_too_many_that_is_said(run):
     assert {sum(vector) for vector in vectors} >= set(range(10))
 
 
+@pytest.mark.search
 def test_a_new_profile_says_what_is_stale_and_plans_that_again(run, tmp_path):
     text = WORKED_EXAMPLE.replace("400000", "3000").replace("limit = 6", "limit = 4")
     run(text, "--failures", 1, "--library", tmp_path / "plans")
@@ -169,6 +171,7 @@ def test_a_worker_that_changes_stage_is_named_with_what_it_copies(run, tmp_path)
     )
 
 
+@pytest.mark.process
 def test_ctrl_c_keeps_what_is_planned(tmp_path):
     (tmp_path / "job.toml").write_text(WORKED_EXAMPLE.replace("400000", "400000000").replace("limit = 6", "limit = 4"))
     arguments = ["plan", "job.toml", "--failures", "1", "--library", "plans", "--processes", "2"]
@@ -368,6 +371,7 @@ def test_a_manifest_of_another_job_counts_for_nothing_but_is_kept(run, tmp_path)
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.columns")} == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("absent", "bound"), [(("highspy",), 27), (("mip",), 28), (("numba",), 28), (("highspy", "mip", "numba"), 27)]
 )
@@ -403,6 +407,7 @@ def test_help_has_an_example(capsys):
     assert "recycle plan job.toml --failed 1.2 -o plan.json" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text("[shape]\npipelines = 8\nranks = 8\nmicro_batches = 32\n[memory]\nlimit = 8\n")

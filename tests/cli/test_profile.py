@@ -10,6 +10,8 @@ import pytest
 from recycle import Profile
 from tests.cli.command import Command
 
+pytestmark = pytest.mark.process
+
 EMULATED = """
 [shape]
 pipelines = 2

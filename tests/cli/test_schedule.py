@@ -93,6 +93,7 @@ def test_help_shows_an_example(command: Command, name: str) -> None:
     assert f"Example: recycle {name}" in outcome.out
 
 
+@pytest.mark.process
 def test_the_console_script_and_its_version() -> None:
     shown = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, check=False)
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "recycle 0.1.0\n", "")
@@ -125,6 +126,7 @@ def test_json_is_the_file_or_what_was_written(command: Command, tmp_path: Path) 
     assert outcome.json == {"file": str(file), "family": "1f1b", "shape": shape, "instructions": 8}
 
 
+@pytest.mark.process
 def test_on_a_terminal_the_schedule_is_drawn() -> None:
     main, shown = pty.openpty()
     subprocess.run([SCRIPT, "schedule", "zb-v", "-P", "2", "-m", "2"], stdout=shown, check=True)

@@ -36,6 +36,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Command, job: Path) -> None:
     outcome = command("train", job, "--run", "run", "--fault", "kill:1.1@2", "--fault", "rejoin:1.1@4")
     assert outcome.status == 0
@@ -52,6 +53,7 @@ def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Com
     assert lines[-1] == done
 
 
+@pytest.mark.process
 def test_a_punished_run_prints_its_faults_as_options_and_trains_to_the_same_losses(
     command: Command, job: Path, tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_punished_run_prints_its_faults_as_options_and_trains_to_the_same_loss
     ]
 
 
+@pytest.mark.process
 def test_a_family_and_a_file_run_as_the_schedule(command: Command, job: Path, tmp_path: Path) -> None:
     one_f_one_b(Shape(2, 2, 2)).save(tmp_path / "mine.json")
     for name, run in (("1f1b", "a"), ("mine.json", "b")):
@@ -90,6 +93,7 @@ def test_a_family_and_a_file_run_as_the_schedule(command: Command, job: Path, tm
     assert (tmp_path / "a" / "metrics.jsonl").read_text().count("\n") == 2
 
 
+@pytest.mark.process
 def test_a_staggered_schedule_says_how_each_step_ran_and_what_was_undone(command: Command, job: Path) -> None:
     job.write_text(EMULATED + "clip = 1e9\n")
     printed = command("train", job, "--schedule", "gpipe", "--steps", "4", "--run", "run", "--fault", "nan:0.1@2").out
@@ -149,6 +153,7 @@ def test_a_broken_job_names_file_key_and_type(command: Command, job: Path, tmp_p
     assert command("train", job).refused("job.toml", "[train]", "spteps")
 
 
+@pytest.mark.process
 def test_a_run_that_cannot_go_on_exits_with_1(command: Command, job: Path) -> None:
     outcome = command("train", job, "--run", "run", "--fault", "kill:0.1@1", "--fault", "kill:1.1@2")
     assert outcome.status == 1
@@ -156,6 +161,7 @@ def test_a_run_that_cannot_go_on_exits_with_1(command: Command, job: Path) -> No
     assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.process
 def test_a_run_is_resumed_to_more_steps_and_what_cannot_be_is_refused_with_one_line(
     command: Command, job: Path, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_export_writes_the_file_and_says_so(
     assert "Plotly.newPlot(" in (tmp_path / "plan.html").read_text()
 
 
+@pytest.mark.process
 def test_it_prints_its_address_serves_and_ends_quietly_on_ctrl_c(schedule_file: Path) -> None:
     command = [sys.executable, "-c", "from recycle.cli import main; main()", "view", str(schedule_file), "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -127,6 +128,7 @@ def test_it_prints_its_address_serves_and_ends_quietly_on_ctrl_c(schedule_file: 
             process.communicate()
 
 
+@pytest.mark.process
 def test_the_viewer_loads_no_torch(schedule_file: Path, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom recycle.cli import main\n"

@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from recycle import Job
 from recycle.exec import run
 from recycle.ir.families import interleaved
+
+pytestmark = pytest.mark.process
 
 EXAMPLE = Path("examples/megatron_data")
 

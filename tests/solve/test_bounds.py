@@ -84,6 +84,7 @@ def test_the_link_time_of_a_problem_counts_the_message_of_each_boundary():
     assert Problem.of(job(2, 1, 3), [], Profile(latency=1.0)).links == (0.0,)
 
 
+@pytest.mark.search
 @settings(max_examples=60, deadline=None)
 @given(small_jobs())
 def test_no_constructed_schedule_beats_the_bound(case):

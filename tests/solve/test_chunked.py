@@ -33,6 +33,7 @@ def test_the_bounds_of_unit_times(shape, chunks, limit, dead, bound):
     assert lower_bound(problem) == bound
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(
     ("shape", "limit", "dead", "period"),
     [((1, 4, 8), 8, [], 51), ((2, 4, 8), 8, [], 51), ((4, 4, 8), 8, [(1, 2)], 66), ((4, 8, 16), 32, [(1, 3)], 129)],
@@ -67,6 +68,7 @@ def best_of_all(problem, profile):
     return best
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(
     ("shape", "keys", "optimum", "bound"),
     [

@@ -16,6 +16,7 @@ from recycle.solve.timing import time_order
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
+@pytest.mark.search
 @settings(max_examples=60, deadline=None)
 @given(small_jobs())
 def test_every_policy_gives_a_schedule_without_findings(case):

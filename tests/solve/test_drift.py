@@ -35,6 +35,7 @@ def test_plans_that_scale_with_the_profile_are_kept_and_priced_anew(tmp_path, sh
     assert refresh(twice, shelf)[0] == []  # nothing is of another profile any more
 
 
+@pytest.mark.search
 def test_only_stale_plans_are_made_again(tmp_path, shelf):
     before = {entry.vector: entry for entry in PlanLibrary(shelf).usable()}
     heavy = under(tmp_path, "heavy", forward=[1.0, 1.0, 1.0, 3.0], backward_weight=[1.0, 1.0, 0.2, 1.0])
@@ -52,6 +53,7 @@ def test_only_stale_plans_are_made_again(tmp_path, shelf):
     assert not any(drift.is_stale(10.0) for drift in everything)
 
 
+@pytest.mark.search
 def test_a_plan_that_no_longer_fits_the_memory_is_stale_and_replaced(tmp_path, shelf):
     tight = under(tmp_path, "tight", limit=3, forward=1.5)
     drifts, entries = refresh(tight, shelf, 10.0)

@@ -51,6 +51,7 @@ def worst_start(problem):
     return order
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("shape", "dead", "keys", "optimum"),
     [
@@ -85,6 +86,7 @@ def test_the_model_finds_the_optimum_of_an_exhaustive_search(shape, dead, keys, 
     assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("speed", "dead", "optimum"), [({"0.0": 2.0}, [], 8), ({"0.1": 2.0}, [Worker(1, 1)], 12)])
 def test_the_optimum_where_a_worker_is_slow(speed, dead, optimum):
     profile = Profile(speed=speed)
@@ -95,6 +97,7 @@ def test_the_optimum_where_a_worker_is_slow(speed, dead, optimum):
     assert lower_bound(problem) <= optimum
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("solver", ["HiGHS", "CBC"])
 def test_both_solvers_route_a_dead_workers_micro_batches_to_all_peers(solver):
     problem = Problem.of(job(4, 1, 1), [Worker(1, 0), Worker(3, 0)])
@@ -118,6 +121,7 @@ def whole_jobs(draw):
     return Problem.of(made, [Worker(1, r) for r in range(ranks) if pipelines == 2 and draw(st.booleans())])
 
 
+@pytest.mark.process
 @settings(max_examples=12, deadline=None)
 @given(whole_jobs())
 def test_no_bound_is_above_the_optimum(problem):
@@ -128,6 +132,7 @@ def test_no_bound_is_above_the_optimum(problem):
     assert solved.bound <= solved.period
 
 
+@pytest.mark.process
 def test_an_open_case_keeps_its_start_and_what_is_proven():
     problem = Problem.of(worked_example(4), [DEAD])
     start = construct(problem)

@@ -23,6 +23,7 @@ def window(problem, order, stage):
     return max(ends) - min(started[x] for x, _, _ in mine)
 
 
+@pytest.mark.search
 @settings(max_examples=40, deadline=None)
 @given(small_jobs())
 def test_every_schedule_fits_through_the_fluid_of_its_own_window(case):

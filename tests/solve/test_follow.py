@@ -28,6 +28,7 @@ def test_any_priorities_give_a_valid_schedule(case, seed, patience, weight_patie
     assert check(problem.schedule(order), profile=made.profile(), limits=made.activation_limits()) == []
 
 
+@pytest.mark.search
 @settings(max_examples=40, deadline=None)
 @given(small_jobs())
 def test_refining_keeps_schedules_valid_and_never_makes_them_worse(case):
@@ -62,6 +63,7 @@ def test_patience_keeps_a_weight_gradient_from_holding_up_what_is_about_to_come(
     assert problem.schedule(patient).text()["0.0"] == "0F0.0 0F0.1 0I0.0 0I0.1 0W0.0 0W0.1"
 
 
+@pytest.mark.search
 def test_the_compiled_loop_makes_the_same_order():
     problem = Problem.of(job(4, 8, 8, 8, link=0.25), [Worker(1, 3)])
     order = construct(problem)
@@ -78,6 +80,7 @@ def test_the_same_seed_and_steps_give_the_same_order():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(("dead", "template", "period"), [([(1, 4)], 118, 115), ([(1, 4), (2, 4)], 135, 133)])
 def test_refining_closes_gaps_of_the_template(dead, template, period):
     """The best that was known of the first row is 116."""

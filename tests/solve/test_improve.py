@@ -25,6 +25,7 @@ def searched(made, dead, steps, seed=0):
     return problem, start, found, simulate(problem.schedule(found.order), made.profile())
 
 
+@pytest.mark.search
 @settings(max_examples=25, deadline=None)
 @given(small_jobs())
 def test_search_keeps_schedules_valid_and_never_makes_them_worse(case):
@@ -44,6 +45,7 @@ def test_the_same_seed_and_steps_give_the_same_order():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.search
 def test_the_compiled_loop_walks_the_same_way():
     problem = Problem.of(worked_example([4, 3, 2, 1], decoupled=False, staggered=False), [DEAD])
     order = construct(problem)
@@ -68,6 +70,7 @@ def test_a_search_that_has_no_time_returns_its_start():
     assert improve(problem, start, 0.0, steps=10**9, deadline=Deadline(0.0)) == start
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(
     ("shape", "limit", "dead", "steps", "period"),
     [

@@ -64,6 +64,7 @@ def test_what_is_planned_outlives_an_interruption(tmp_path):
     assert not any(entry.quick for entry in again)
 
 
+@pytest.mark.process
 def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(filling, "WORTH_PROCESSES", 0)
     made = worked_example(5, steps=600)
@@ -73,6 +74,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path, monkeyp
     assert [e.vector for e in alone] == list(likely_vectors(made.shape, 1))
 
 
+@pytest.mark.search
 def test_searching_never_makes_a_plan_worse(tmp_path):
     made = worked_example(5, steps=3000)
     first = {vector: plan_vector(made, vector, quick=True).period for vector in likely_vectors(made.shape, 1)}
@@ -81,6 +83,7 @@ def test_searching_never_makes_a_plan_worse(tmp_path):
     assert sum(entry.period for entry in entries) < sum(first.values())
 
 
+@pytest.mark.search
 def test_plans_with_a_gap_are_searched_once_more_where_that_is_asked_for(tmp_path):
     hurried, patient = worked_example(5, steps=60), worked_example(5, steps=6000)
     before = plan_library(hurried, 1, tmp_path)
@@ -97,6 +100,7 @@ def test_plans_with_a_gap_are_searched_once_more_where_that_is_asked_for(tmp_pat
     assert after == list(map(PlanLibrary(tmp_path, patient).entry, [entry.vector for entry in before]))
 
 
+@pytest.mark.search
 def test_a_search_that_finds_nothing_better_leaves_the_plan(tmp_path):
     patient, hurried = worked_example(5, steps=6000), worked_example(5, steps=2)
     before = plan_library(patient, 1, tmp_path)
@@ -104,6 +108,7 @@ def test_a_search_that_finds_nothing_better_leaves_the_plan(tmp_path):
     assert [(e.vector, e.hash, e.lower_bound) for e in after] == [(e.vector, e.hash, e.lower_bound) for e in before]
 
 
+@pytest.mark.search
 def test_too_little_time_is_said_and_what_is_planned_is_kept(tmp_path):
     with pytest.raises(PlanError, match=r"1e-09 seconds are too few: 5 of 5 vectors have no plan yet"):
         plan_library(worked_example(5), 1, tmp_path, seconds=1e-9)
@@ -123,6 +128,7 @@ def test_where_all_vectors_are_too_many_each_set_finds_a_plan_all_the_same():
     assert library_vectors(job(3, 4, 6), 8) == (list(likely_vectors(job(3, 4, 6).shape, 8)), True)
 
 
+@pytest.mark.search
 def test_256_workers_are_served_within_milliseconds_whoever_is_dead(tmp_path):
     shelf = PlanLibrary(tmp_path, LARGE)
     for k in (1, 2, 3):

@@ -87,6 +87,7 @@ def test_nobody_moves_when_copying_takes_longer_than_it_saves(tmp_path):
     assert moved(140, iterations_between_changes=1.0) == 0
 
 
+@pytest.mark.search
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000))
 def test_moving_is_never_worse_than_staying(seed):

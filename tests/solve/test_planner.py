@@ -36,6 +36,7 @@ def test_the_worked_example_reaches_the_best_known_period(limit, decoupled, stag
     assert check(planned.schedule, profile=made.profile(), limits=made.activation_limits()) == []
 
 
+@pytest.mark.search
 @settings(max_examples=15, deadline=None)
 @given(small_jobs())
 def test_every_plan_is_valid_and_not_below_its_bound(case):
@@ -64,6 +65,7 @@ def measured_profiles(draw):
     return (pipelines, ranks, draw(st.integers(1, 4)), chunks), profile
 
 
+@pytest.mark.search
 @settings(max_examples=25, deadline=None)
 @given(measured_profiles(), st.booleans(), st.booleans(), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_every_plan_of_a_measured_profile_is_valid_and_not_below_its_bound(
@@ -83,6 +85,7 @@ def test_every_plan_of_a_measured_profile_is_valid_and_not_below_its_bound(
     assert (planned.period, planned.makespan) == pytest.approx((timeline.period, timeline.makespan))
 
 
+@pytest.mark.search
 @settings(max_examples=10, deadline=None)
 @given(small_jobs())
 def test_steps_make_the_plan_depend_on_nothing_but_the_seed(case):
@@ -91,6 +94,7 @@ def test_steps_make_the_plan_depend_on_nothing_but_the_seed(case):
     assert (first.hash, first.period, first.lower_bound) == (second.hash, second.period, second.lower_bound)
 
 
+@pytest.mark.search
 def test_a_longer_search_depends_on_seed_and_steps_only_either():
     made = job(3, 4, 6, 5, steps=5_000, seed=11)
     assert len({plan(made, [DEAD], processes=processes).hash for processes in (1, 2)}) == 1
@@ -98,6 +102,7 @@ def test_a_longer_search_depends_on_seed_and_steps_only_either():
     assert plan(chunked, [DEAD]).hash == plan(chunked, [DEAD]).hash
 
 
+@pytest.mark.search
 def test_the_wall_limit_is_kept():
     begun = time.monotonic()
     planned = plan(job(4, 8, 8, 8), [Worker(1, 3)], seconds=1.0)

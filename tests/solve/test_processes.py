@@ -7,6 +7,8 @@ import pytest
 from recycle.errors import PlanError
 from recycle.solve.processes import each
 
+pytestmark = pytest.mark.process
+
 
 def square(number):
     if number < 0:

@@ -23,6 +23,7 @@ def period_in(problem):
     return lambda order: time_order(problem, order).period
 
 
+@pytest.mark.search
 @settings(max_examples=60, deadline=None)
 @given(small_jobs())
 def test_the_whole_is_valid_and_takes_no_longer_than_the_template(case):

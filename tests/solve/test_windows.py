@@ -116,6 +116,7 @@ def test_the_start_satisfies_every_row_of_a_window(case, data, in_turn):
     assert drawn.ordered(standing, [True] * model.binaries) == standing.order
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("solver", ["HiGHS", "CBC"])
 @pytest.mark.parametrize("keys", [{}, {"weight_stash": 0.5}, {"staggered": False}, {"decoupled": False}])
 def test_with_all_pairs_as_in_the_start_the_objective_is_what_the_start_is_late(solver, keys):
@@ -174,6 +175,7 @@ def test_a_window_of_everything_finds_the_least_lateness_of_all_orders(keys, sho
     assert problem.is_within_caps(after.order)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("solver", ["HiGHS", "CBC"])
 @settings(max_examples=12, deadline=None)
 @given(case=late_orders())
@@ -190,6 +192,7 @@ def test_windows_keep_to_the_caps_and_never_make_anything_later(solver, solver_c
     assert time_order(problem, result.order).period < 1e9
 
 
+@pytest.mark.process
 def test_windows_reach_a_period_that_the_portfolio_does_not(solver_child):
     problem = Problem.of(worked_example(6), [DEAD])
     order = construct(problem, default_policy(problem))
@@ -201,6 +204,7 @@ def test_windows_reach_a_period_that_the_portfolio_does_not(solver_child):
     assert check(schedule, limits=[6.0] * 4) == []
 
 
+@pytest.mark.search
 def test_the_same_seed_and_steps_give_the_same_order(solver_child):
     problem = Problem.of(job(4, 4, 8, 4), [Worker(1, 2)])
     order = construct(problem)
@@ -213,6 +217,7 @@ def test_the_same_seed_and_steps_give_the_same_order(solver_child):
     assert runs[0].period < start.period
 
 
+@pytest.mark.search
 def test_a_child_that_overshoots_is_killed_and_leaves_the_start():
     problem = Problem.of(worked_example(6), [DEAD])
     order = construct(problem)
@@ -229,6 +234,7 @@ def test_a_child_that_overshoots_is_killed_and_leaves_the_start():
     assert process.ask((), 20.0) == ([], "solver failed")
 
 
+@pytest.mark.search
 def test_without_a_solver_planning_goes_on_and_says_what_is_missing(monkeypatch):
     for package in ("highspy", "highsbox"):
         monkeypatch.setitem(sys.modules, package, None)

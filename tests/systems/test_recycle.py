@@ -38,6 +38,7 @@ def begun(system: ReCycle, dead: set[int] = frozenset()) -> RecycleRunning:  # t
     return state
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("staggered", [True, False])
 def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled: bool, staggered: bool) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recycle import RecycleError
+from recycle.cli import main
 from tests.cli.command import Command
 from tests.viz.components import of_type, plain, words
 from viz.app import build_app
@@ -30,8 +29,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("one", "two"):
         (folder / f"{name}.csv").write_text(TRACE)
     of = ("--trace", folder / "one.csv", "--trace", folder / "two.csv", "--save", folder / "saved")
-    command = [sys.executable, "-c", "from recycle.cli import main; main()", "compare", folder / "job.toml", *of]
-    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *map(str, (folder / "job.toml", *of))])
+    assert not ended.value.code
     return folder / "saved" / "comparison.json"
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from recycle import Profile, Schedule, Shape
 from recycle.ir.families import one_f_one_b
 
@@ -38,6 +40,7 @@ def test_too_many_operations_are_no_picture() -> None:
     assert "use recycle view" in repr(picture)
 
 
+@pytest.mark.process
 def test_showing_loads_neither_dash_nor_plotly() -> None:
     code = (
         "import sys; from recycle import Shape; from recycle.ir.families import gpipe;"

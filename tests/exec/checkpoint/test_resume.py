@@ -29,6 +29,8 @@ from recycle.exec.processes.processes import ForkServer
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import job, kinds, processes_writing_below
 
+pytestmark = pytest.mark.process
+
 EVERY = {"checkpoint_every": 3, "checkpoint_keep": 9}
 PLANNER = {"seconds": 1.0, "ahead": 0}
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "train"]

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 SOAK = Path(__file__).parents[3] / "benchmarks" / "soak.py"
 
 

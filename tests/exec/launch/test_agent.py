@@ -17,6 +17,8 @@ from tests.exec.etcd_server import EtcdServer
 from tests.exec.membership.test_etcd_store import keys
 from tests.exec.runs import Run, job, processes_writing_below
 
+pytestmark = pytest.mark.process
+
 STEPS = 150
 Start = Callable[..., Cluster]
 

@@ -18,6 +18,8 @@ from recycle.exec.launch.observer import Observer
 from recycle.runs import read_lines, read_logs
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
+pytestmark = pytest.mark.process
+
 STEPS = 3
 
 

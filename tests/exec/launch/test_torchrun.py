@@ -14,6 +14,8 @@ from recycle.exec import run
 from recycle.ir.families import zb_h1
 from recycle.job import Job
 
+pytestmark = pytest.mark.process
+
 JOB = '[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nkind = "emulated"\n'
 GPT = JOB.replace('kind = "emulated"', "layers = 2\nhidden = 32\nheads = 2\nsequence = 16")
 

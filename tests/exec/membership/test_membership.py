@@ -31,7 +31,7 @@ from recycle.sections import MembershipSection
 COMMIT = Commit(3, 1.5, 0.25, 1.0)
 
 
-@pytest.fixture(params=["launcher", "etcd"])
+@pytest.fixture(params=["launcher", pytest.param("etcd", marks=pytest.mark.etcd)])
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, str, str]]:
     """The coordinator's client, and what workers connect with; the server outlives the threads of members."""
     settings = MembershipSection()

@@ -26,7 +26,7 @@ STEPS = 30
 VICTIM = "1.1"
 
 
-@pytest.fixture(params=["launcher", "etcd"])
+@pytest.fixture(params=["launcher", pytest.param("etcd", marks=pytest.mark.etcd)])
 def of(request: pytest.FixtureRequest) -> Job:
     """A run on either store, slow enough that there is time to strike."""
     store = "launcher" if request.param == "launcher" else request.getfixturevalue("etcd").url

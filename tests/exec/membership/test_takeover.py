@@ -56,7 +56,7 @@ class OnePlan:
         return False
 
 
-@pytest.fixture(params=["launcher", "etcd"])
+@pytest.fixture(params=["launcher", pytest.param("etcd", marks=pytest.mark.etcd)])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     settings = MembershipSection()
     if request.param == "etcd":

@@ -29,6 +29,7 @@ def pipeline() -> list[EmulatedStage]:
     return stages
 
 
+@pytest.mark.process
 def test_neither_the_protocol_nor_emulated_stages_import_megatron() -> None:
     code = "import recycle.exec.model.emulated, sys; sys.exit('megatron' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -24,6 +24,7 @@ STILL = {"accumulation": "fast", "learning_rate": 1e-30, "clip": 1e9}
 """Steps so small that no weight changes: Megatron's side takes none."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("pipelines", [1, 2])
 def test_our_1f1b_gives_megatrons_gradients_and_losses_bit_for_bit(pipelines: int, megatron: MegatronReference) -> None:
     job = small_job(pipelines=pipelines, ranks=2, micro_batches=4, train=STILL)

@@ -21,6 +21,8 @@ from recycle.ir.instruction import Forward
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds
 
+pytestmark = pytest.mark.process
+
 STEPS = 36
 SLOW = Worker(1, 1)
 UNIT = 0.015

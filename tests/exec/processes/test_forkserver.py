@@ -10,6 +10,8 @@ import pytest
 
 from recycle.exec.processes.processes import ForkServer
 
+pytestmark = pytest.mark.process
+
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 ATTEMPTS = 50
 

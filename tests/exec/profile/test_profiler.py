@@ -16,6 +16,8 @@ from recycle.exec.profile.profiler import assemble, fit_link, measure
 from recycle.solve.planner import plan
 from tests.exec.runs import Run, job
 
+pytestmark = pytest.mark.process
+
 REPEATS = 4
 HIDDEN, SEQUENCE, ROWS, VOCABULARY, LAYERS = 32, 16, 2, 256, 2
 """Of the model below: two layers on each of its two stages."""

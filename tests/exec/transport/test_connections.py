@@ -24,6 +24,7 @@ def _echo(listener: socket.socket) -> int:
     os._exit(0)
 
 
+@pytest.mark.process
 def test_a_cut_connection_is_silent_until_the_kernel_gives_it_up_and_another_one_lives_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as elsewhere:
         child = _echo(listener)

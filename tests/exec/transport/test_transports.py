@@ -24,7 +24,7 @@ from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan_for_training
 from tests.exec.transport_workers import TransportWorkers
 
-pytestmark = pytest.mark.xdist_group("transports")
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transports")]
 
 
 @pytest.fixture(scope="module")

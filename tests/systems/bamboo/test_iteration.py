@@ -141,6 +141,7 @@ def bound(hosts: Hosts, micro_batches: int, profile: Profile, made: Schedule, wo
     return sum(forward[:first]) + work + sum(backward[:first])
 
 
+@pytest.mark.search
 @quick
 @given(damaged(), st.randoms(use_true_random=False), st.booleans())
 def test_random_damage_passes_check_and_beats_no_bound(

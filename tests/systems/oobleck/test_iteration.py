@@ -59,6 +59,7 @@ def priced(split: Split, numbers: list[list[float]], link: float) -> Profile:
     return Profile(*columns[:3], reduce=columns[3], step=columns[4], latency=link)
 
 
+@pytest.mark.search
 @quick
 @given(unequal(), st.data())
 def test_random_pipelines_pass_check_take_their_time_and_beat_no_bound(

@@ -182,6 +182,7 @@ def test_the_activations_of_1f1b_count(of: Setting) -> None:
     assert min(Oobleck(replace(of, layers=(layer,) * 12, memory=(15.0,) * 4)).templates) == 4
 
 
+@pytest.mark.search
 def test_throughput_goes_with_the_nodes() -> None:
     """30 nodes, 26 layers, n0 = 5: tput(n) / tput(30) * 30 / n within 0.95 .. 1.10 for 20 to 30 nodes."""
     made = setting(5, 6, 64, layers=26, layer={"static": 1.0, "activation": 0.0}, memory=(6.0,) * 6)
@@ -192,6 +193,7 @@ def test_throughput_goes_with_the_nodes() -> None:
     assert 0.95 <= min(shares) <= max(shares) <= 1.10
 
 
+@pytest.mark.search
 @quick
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(1, 2)), max_size=12), st.booleans())
 def test_whatever_dies_and_joins_its_schedules_pass_check(events: list[tuple[bool, int, int]], sosp: bool) -> None:
