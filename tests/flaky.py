@@ -81,22 +81,25 @@ class Alone:
 
     def _pass_alone(self, names: list[str]) -> set[str]:
         """Which of the tests pass when they run again."""
+        root = self._config.rootpath
         with tempfile.TemporaryDirectory() as directory:
             outcomes = Path(directory) / "outcomes.json"
             for name in names:  # a process each, for one that crashes
-                command = [sys.executable, "-m", "pytest", "--outcomes", str(outcomes), "-q", "-m", "", name]
-                subprocess.run(command, cwd=self._config.rootpath, stdout=subprocess.DEVNULL, check=False)
+                options = ("--rootdir", str(root), "--outcomes", str(outcomes), "-q", "-m", "")
+                command = [sys.executable, "-m", "pytest", *options, name]
+                subprocess.run(command, cwd=root, stdout=subprocess.DEVNULL, check=False)
             passed: dict[str, bool] = json.loads(outcomes.read_text()) if outcomes.exists() else {}
         return {name for name in names if passed.get(name)}
 
     def _count_as_passed(self, flaky: set[str]) -> None:
-        """Move reports of these tests, so that pytest's own summary counts them as flaky."""
+        """Move reports of these tests, so that pytest's own summary counts them as passed, and as flaky."""
         stats = self._config.pluginmanager.getplugin("terminalreporter").stats
         for category in ("failed", "error"):
             reports = stats.pop(category, [])
             for report in reports:
                 moved = name_of(report.nodeid) in flaky
-                stats.setdefault("flaky" if moved else category, []).append(report)
+                for place in ("passed", "flaky") if moved else (category,):
+                    stats.setdefault(place, []).append(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recycle.exec.faults.faults import KINDS, PHASES, Kind, parse_fault
+from recycle.exec.faults.faults import KINDS, PHASES, FaultKind, parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
 from recycle.solve.planner import plan_for_training
@@ -75,7 +75,7 @@ STEPS = 4 + SCENARIO_STEPS * len(SCENARIOS)
 """Iterations of every run, so that they share one without faults."""
 
 
-def phases(kind: Kind) -> list[str]:
+def phases(kind: FaultKind) -> list[str]:
     """The columns in which it strikes."""
     return ["middle", *(phase for phase in PHASES if phase in kind.phases)]
 
