@@ -78,3 +78,15 @@ def describe(table: LaneTable, operation: int, lane: int) -> list[str]:
 def marks(table: LaneTable, operation: int) -> str:
     """The marks of an operation in words, with commas between."""
     return ", ".join(text for flag, text in MARKS.items() if table.flags[operation] & flag)
+
+
+def summary(table: LaneTable) -> str:
+    """The timeline in a sentence."""
+    dead = [label for label, failed in zip(table.labels, table.failed, strict=True) if failed]
+    away = int(table.has(Flag.REROUTED).sum())
+    text = f"{len(table)} operations on {table.lanes} workers"
+    if dead:
+        text += f"; failed: {', '.join(dead)}"
+    if away:
+        text += f"; {away} operations re-routed to peers"
+    return text + "."

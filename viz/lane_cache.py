@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -15,13 +13,14 @@ from recycle.ir.dependencies import Rows
 from recycle.ir.simulate import Timeline
 from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits
+from viz.bounded_cache import BoundedCache
 from viz.figures.raster import png
 from viz.lanes import LaneTable
 from viz.wire import encode
 
 WHOLE = 1200, 600
 MOST_BYTES = 400_000_000
-"""What the cache may hold; the tables used last stay, and at least one."""
+"""What a lane cache may hold; the tables used last stay, and at least one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ class Explainer:
 
 @dataclass(frozen=True, eq=False)
 class CachedLanes:
-    """A table on the cache, its `lanes.bin`, and where it comes from if that is known."""
+    """A table in the cache, its `lanes.bin`, and where it comes from if that is known."""
 
     table: LaneTable
     content: bytes
@@ -76,10 +75,8 @@ class LaneCache:
     """Tables by the hash of their `lanes.bin`. Safe to use from several threads."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self.most_bytes = most_bytes
-        self._shown: OrderedDict[str, CachedLanes] = OrderedDict()
+        self._kept: BoundedCache[str, CachedLanes] = BoundedCache(most_bytes, lambda kept: len(kept.content))
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
-        self._lock = threading.Lock()
 
     def put(self, table: LaneTable, explainer: Explainer | None = None) -> str:
         """Keep a table (lanes by pipeline, then rank) and return its hash."""
@@ -87,18 +84,16 @@ class LaneCache:
         if known is not None and self.get(known) is not None:
             return known
         content = encode(table)
-        digest = hashlib.sha256(content).hexdigest()[:32]
-        with self._lock:
-            self._digests[table] = digest
-            self._shown[digest] = CachedLanes(table, content, explainer)
-            self._shown.move_to_end(digest)
-            while len(self._shown) > 1 and sum(len(shown.content) for shown in self._shown.values()) > self.most_bytes:
-                self._shown.popitem(last=False)
+        digest = content_hash(content)
+        self._kept.put(digest, CachedLanes(table, content, explainer))
+        self._digests[table] = digest
         return digest
 
     def get(self, digest: str) -> CachedLanes | None:
         """The table of that hash; None when it was never there, or others took its place."""
-        with self._lock:
-            if digest in self._shown:
-                self._shown.move_to_end(digest)
-            return self._shown.get(digest)
+        return self._kept.get(digest)
+
+
+def content_hash(content: bytes) -> str:
+    """The name under which the browser fetches a content."""
+    return hashlib.sha256(content).hexdigest()[:32]

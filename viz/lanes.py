@@ -27,7 +27,6 @@ from recycle.shape import Shape, Worker
 
 NO_MICRO_BATCH = np.uint32(0xFFFFFFFF)
 NO_PIPELINE = np.uint16(0xFFFF)
-Grouping = Literal["pipeline", "stage"]
 
 
 class Flag(IntFlag):
@@ -108,13 +107,9 @@ class LaneTable:
         """Whether each operation carries `flag`."""
         return np.asarray(self.flags & np.uint8(flag), dtype=np.bool_)
 
-    def ordered(self, grouping: Grouping) -> LaneTable:
-        """The same lanes by pipeline, then rank; or by rank, then pipeline, which puts peers side by side."""
-        if grouping == "pipeline":
-            return self._take_lanes(sorted(range(self.lanes), key=lambda lane: self.workers[lane]))
-        return self._take_lanes(sorted(range(self.lanes), key=lambda lane: self.workers[lane][::-1]))
-
-    def _take_lanes(self, lanes: Sequence[int]) -> LaneTable:
+    def by_stage(self) -> LaneTable:
+        """The same lanes by rank, then pipeline, which puts peers side by side."""
+        lanes = sorted(range(self.lanes), key=lambda lane: self.workers[lane][::-1])
         pieces = [np.arange(self.offsets[lane], self.offsets[lane + 1]) for lane in lanes]
         rows = np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
         offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
@@ -123,7 +118,7 @@ class LaneTable:
             self,
             workers=tuple(self.workers[i] for i in lanes),
             labels=tuple(self.labels[i] for i in lanes),
-            failed=self.failed[list(lanes)],
+            failed=self.failed[lanes],
             offsets=offsets,
             **columns,
         )

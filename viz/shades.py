@@ -6,10 +6,7 @@ shades an operation takes follows from two lengths of time that go with the addr
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
-from collections import OrderedDict
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -18,7 +15,9 @@ import numpy.typing as npt
 
 from recycle.ir.simulate import Timeline
 from viz.analysis.differences import Matches
+from viz.bounded_cache import BoundedCache
 from viz.figures.palette import SHADES
+from viz.lane_cache import content_hash
 from viz.lanes import LaneTable
 
 TOLERANCE = 0.01
@@ -50,25 +49,19 @@ def later(table: LaneTable, matches: Matches) -> npt.NDArray[np.float32]:
 class Shades:
     """Differences by the hash of their bytes; the last ones stay. Safe to use from several threads."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self.most_bytes = most_bytes
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
+        self._kept: BoundedCache[str, bytes] = BoundedCache(MOST_BYTES, len)
 
     def put(self, differences: npt.NDArray[np.float32]) -> str:
         """Keep them and return where the browser finds them."""
         content = differences.astype("<f4").tobytes()
-        digest = hashlib.sha256(content).hexdigest()[:32]
-        with self._lock:
-            self._kept[digest] = content
-            self._kept.move_to_end(digest)
-            while len(self._kept) > 1 and sum(map(len, self._kept.values())) > self.most_bytes:
-                self._kept.popitem(last=False)
+        digest = content_hash(content)
+        self._kept.put(digest, content)
         return f"shades/{digest}.bin"
 
     def get(self, digest: str) -> bytes | None:
-        with self._lock:
-            return self._kept.get(digest)
+        """The bytes of that hash, None where they are no longer kept."""
+        return self._kept.get(digest)
 
 
 def for_canvas(address: str, scale: ShadeEdges, title: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +20,7 @@ from recycle.job import Job, price
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
+from viz.bounded_cache import BoundedCache
 from viz.lanes import LaneTable
 
 Planner = Callable[[frozenset[Worker]], Plan]
@@ -83,7 +83,9 @@ class WhatIf:
         self.profile = job.prices if job else Profile.uniform()
         self.limits = job.limits if job else None
         self.shape = job.shape if job else self._shape_of_library()
-        self._answers: OrderedDict[frozenset[Worker], Answer] = OrderedDict()
+        self._answers: BoundedCache[frozenset[Worker], Answer] = BoundedCache(
+            KEPT_ROWS, lambda answer: len(answer.timeline.start), at_least=2, at_most=KEPT
+        )
         self._lock = threading.Lock()
 
     def _shape_of_library(self) -> Shape:
@@ -131,21 +133,12 @@ class WhatIf:
         failed = frozenset(failed)
         require_hosts(self.shape, failure_vector(self.shape, failed))
         with self._lock:
-            if failed not in self._answers:
-                begun = time.perf_counter()
-                plan, source = self._plan(failed)
-                timeline = simulate(plan.schedule, self.profile)
-                self._answers[failed] = Answer(failed, plan, timeline, source, time.perf_counter() - begun)
-                self._forget()
-            self._answers.move_to_end(failed)
-            return self._answers[failed]
-
-    def _forget(self) -> None:
-        """Drop the answers that were not asked for longest, as far as KEPT and KEPT_ROWS say."""
-        rows = [len(answer.timeline.start) for answer in self._answers.values()]
-        while len(rows) > 2 and (len(rows) > KEPT or sum(rows) > KEPT_ROWS):
-            self._answers.popitem(last=False)
-            del rows[0]
+            if (known := self._answers.get(failed)) is not None:
+                return known
+            begun = time.perf_counter()
+            plan, source = self._plan(failed)
+            timeline = simulate(plan.schedule, self.profile)
+            return self._answers.put(failed, Answer(failed, plan, timeline, source, time.perf_counter() - begun))
 
     def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Literal["library", "planned"]]:
         vector = failure_vector(self.shape, failed)

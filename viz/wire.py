@@ -57,33 +57,6 @@ def _padding(size: int) -> int:
     return -size % 4
 
 
-def decode(content: bytes) -> dict[str, Any]:
-    """What `encode` wrote: `origin`, `offsets`, each column and the `description`.
-
-    Raises:
-        ValueError: the content is cut short or foreign.
-    """
-    if len(content) < _HEADER.size or content[:4] != MAGIC:
-        raise ValueError(f"not a lanes.bin: it does not begin with {MAGIC.decode()}")
-    _, lanes, operations, described, origin = _HEADER.unpack_from(content)
-    try:
-        description = json.loads(content[len(content) - described :])
-        wire = {"offsets": (np.dtype("<u4"), lanes + 1)}
-        wire |= {name: (np.dtype(f"<{kind}"), operations) for name, kind in description["columns"].items()}
-    except (ValueError, KeyError, TypeError):
-        raise ValueError("lanes.bin does not end with its description") from None
-    size = _HEADER.size + described
-    size += sum(length * kind.itemsize + _padding(length * kind.itemsize) for kind, length in wire.values())
-    if len(content) != size:
-        raise ValueError(f"lanes.bin holds {len(content)} bytes, its header says {size}")
-    read: dict[str, Any] = {"origin": origin, "description": description}
-    place = _HEADER.size
-    for name, (kind, length) in wire.items():
-        read[name] = np.frombuffer(content, kind, length, place)
-        place += read[name].nbytes + _padding(read[name].nbytes)
-    return read
-
-
 def describe_table(table: LaneTable) -> dict[str, Any]:
     """What the canvas needs beside the columns: names of lanes, and how each kind and mark is drawn."""
     places = {paint.key: place for place, paint in enumerate(PAINTS)}

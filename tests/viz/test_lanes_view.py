@@ -9,13 +9,14 @@ import pytest
 
 from recycle import Timeline
 from tests.viz.components import plain, words
+from tests.viz.lanes_bin import decode
 from viz.app import build_app
 from viz.figures.axes import AXES_CONFIG, axes_figure
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import answer
 from viz.sources import load_source
-from viz.wire import decode, encode
+from viz.wire import encode
 
 
 @pytest.fixture

@@ -103,15 +103,24 @@ def test_a_bounded_number_of_answers_is_kept() -> None:
     for failed in sets:
         what_if.answer(failed)
     assert len(sets) > KEPT
-    assert len(what_if._answers) == KEPT
+    planned = len(recorder.asked)
+    for failed in sets[-KEPT:]:
+        what_if.answer(failed)
+    assert len(recorder.asked) == planned
+    what_if.answer(sets[0])
+    assert len(recorder.asked) == planned + 1
 
 
 def test_large_answers_are_forgotten_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(what_if_module, "KEPT_ROWS", 150)
-    what_if = WhatIf(JOB, None, Recorder())
-    for worker in JOB.shape.workers():
+    recorder = Recorder()
+    what_if = WhatIf(JOB, None, recorder)
+    workers = list(JOB.shape.workers())
+    for worker in [*workers, *workers[-2:]]:
         what_if.answer([worker])
-    assert [sorted(map(str, failed)) for failed in what_if._answers] == [["2.0"], ["2.1"]]
+    assert len(recorder.asked) == len(workers)
+    what_if.answer([workers[-3]])
+    assert len(recorder.asked) == len(workers) + 1
 
 
 def test_peaks_of_a_librarys_plans_keep_to_the_limit(library: Path) -> None:

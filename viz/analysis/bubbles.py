@@ -22,13 +22,11 @@ TITLES = {
 
 
 class Bubbles:
-    """The bubbles of one timeline; `limits` and `byte_limit` as in `Timeline.gaps`."""
+    """The bubbles of one timeline; `limits` as in `Timeline.gaps`."""
 
-    def __init__(
-        self, timeline: Timeline, limits: Sequence[float] | None = None, byte_limit: float | None = None
-    ) -> None:
+    def __init__(self, timeline: Timeline, limits: Sequence[float] | None = None) -> None:
         self.timeline = timeline
-        self.gaps: Gaps = timeline.gaps(limits, byte_limit)
+        self.gaps: Gaps = timeline.gaps(limits)
         workers = self.gaps.schedule.shape.worker_count
         self._offsets = np.searchsorted(self.gaps.worker, np.arange(workers + 1))
 

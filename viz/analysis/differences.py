@@ -160,20 +160,18 @@ def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows
     return key, pieces.row[kept][place], worker[place]
 
 
-Part = GapCause | Literal["own work", "re-routed work"]
+TimePart = GapCause | Literal["own work", "re-routed work"]
 
 
-def split(
-    timeline: Timeline, limits: Sequence[float] | None = None, byte_limit: float | None = None
-) -> dict[Part, float]:
+def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[TimePart, float]:
     """Seconds of each part of the makespan, mean over the live workers; they add up to the makespan."""
     schedule, c = timeline.schedule, timeline.schedule.columns
-    gaps = timeline.gaps(limits, byte_limit)
+    gaps = timeline.gaps(limits)
     live = max(1, len(schedule.live))
     rows = np.flatnonzero(~is_kind(c.kind, Transfer))
     away = away_from(c, c.worker // schedule.shape.ranks)[rows]
     seconds = timeline.end[rows] - timeline.start[rows]
-    parts: dict[Part, float] = {
+    parts: dict[TimePart, float] = {
         "own work": float(seconds[~away].sum()) / live,
         "re-routed work": float(seconds[away].sum()) / live,
     }
@@ -193,7 +191,7 @@ class Share(NamedTuple):
         return self.second - self.first
 
 
-GROUPS: dict[str, tuple[Part, ...]] = {
+GROUPS: dict[str, tuple[TimePart, ...]] = {
     "own work": ("own work",),
     "extra work (re-routed)": ("re-routed work",),
     "dependency wait": (GapCause.INPUT, GapCause.ORDER),
@@ -205,7 +203,7 @@ GROUPS: dict[str, tuple[Part, ...]] = {
 """Parts as people read them; waiting for the program's order is waiting for what that order depends on."""
 
 
-def shares(first: dict[Part, float], second: dict[Part, float], scale: float = 1.0) -> list[Share]:
+def shares(first: dict[TimePart, float], second: dict[TimePart, float], scale: float = 1.0) -> list[Share]:
     """Where the difference comes from: `second` against `first` times `scale`; the differences add up to it."""
     return [
         Share(title, scale * sum(first[part] for part in parts), sum(second[part] for part in parts))
@@ -298,14 +296,10 @@ class Alignment:
     Attributes:
         scale: executed seconds that one unit of the plan's time stands for.
         method: how that was found, in words.
-        checked: transfers that were looked at for effects before their causes.
-        uncertainty: seconds by which the clocks of two workers may still disagree unseen.
     """
 
     scale: float
     method: str
-    checked: int
-    uncertainty: float
 
 
 def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) -> Alignment:
@@ -318,10 +312,10 @@ def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) 
         RecycleError: the executed times contradict cause and effect, so the clocks of its workers were not aligned; or
             nothing of the plan ran.
     """
-    checked, uncertainty = require_one_clock(ran)
+    require_one_clock(ran)
     begin = "both from their first start"
     if seconds_per_unit is not None:
-        return Alignment(seconds_per_unit, f"{begin}; the profile says seconds", checked, uncertainty)
+        return Alignment(seconds_per_unit, f"{begin}; the profile says seconds")
     matches = match(plan, ran)
     kinds = plan.schedule.columns.kind[matches.first] == ran.schedule.columns.kind[matches.second]
     planned, executed = (
@@ -330,7 +324,7 @@ def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) 
     if not planned or not executed:
         raise RecycleError("plan and trace share no instruction that takes time: the trace is of another plan")
     method = f"{begin}; one unit of the plan is as long as it took on average"
-    return Alignment(executed / planned, method, checked, uncertainty)
+    return Alignment(executed / planned, method)
 
 
 def require_one_clock(ran: Timeline) -> tuple[int, float]:

@@ -1,6 +1,6 @@
 """The memory of a worker over time: what it holds, its limit, its peak and the instruction that sets it.
 
-What an instruction adds at its start and frees at its end is `activation_changes`, in activations (chunks) or bytes.
+What an instruction adds at its start and frees at its end is `activation_changes`, in activations (chunks).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recycle.ir.graph import Floats
-from recycle.ir.memory import activation_changes, static_bytes
+from recycle.ir.memory import activation_changes
 from recycle.ir.simulate import TOLERANCE, Timeline
 
 
@@ -24,7 +24,7 @@ class MemoryCurve:
         limit: what the worker may hold, None without a limit.
         peak: most held.
         peak_time: when that is first reached.
-        peak_row: the instruction that sets it; -1 where nothing is held but what is always there.
+        peak_row: the instruction that sets it; -1 where nothing is held.
     """
 
     time: Floats
@@ -39,24 +39,22 @@ class MemoryCurve:
         return self.limit is not None and self.peak > self.limit * (1 + TOLERANCE)
 
 
-def memory_curve(timeline: Timeline, worker: int, limit: float | None = None, in_bytes: bool = False) -> MemoryCurve:
-    """What the worker with that index holds, in activations, or in bytes with its stages' static ones.
+def memory_curve(timeline: Timeline, worker: int, limit: float | None = None) -> MemoryCurve:
+    """What the worker with that index holds, in activations.
 
     Frees at a moment count before what starts there: an activation may take the place of another.
     """
     schedule, profile, c = timeline.schedule, timeline.profile, timeline.schedule.columns
-    weights = np.array(profile.per_stage("activation", schedule.shape.stages)) if in_bytes else None
-    fixed = static_bytes(schedule, profile)[worker] if in_bytes else 0.0
-    added, freed = activation_changes(schedule, profile, weights)
+    added, freed = activation_changes(schedule, profile, None)
     rows = np.arange(c.offsets[worker], c.offsets[worker + 1])
     grow, shrink = rows[added[rows] > 0], rows[freed[rows] > 0]
     moment = np.concatenate([timeline.start[grow], timeline.end[shrink]])
     change = np.concatenate([added[grow], -freed[shrink]])
     row = np.concatenate([grow, shrink])
     order = np.lexsort((row, change > 0, moment))
-    held = fixed + np.cumsum(change[order])
+    held = np.cumsum(change[order])
     time = np.concatenate([[0.0], moment[order]])
-    held = np.concatenate([[fixed], held])
+    held = np.concatenate([[0.0], held])
     at = int((held >= held.max() * (1 - TOLERANCE)).argmax())
     return MemoryCurve(time, held, limit, float(held[at]), float(time[at]), int(row[order][at - 1]) if at else -1)
 

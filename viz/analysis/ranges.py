@@ -1,8 +1,7 @@
-"""Statistics of a time range: the share of each kind of work and of each cause of bubble, over some or all workers."""
+"""Statistics of a time range: the share of each kind of work and of each cause of bubble, over all live workers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,16 +14,15 @@ from recycle.ir.trace import away_from
 
 @dataclass(frozen=True)
 class RangeStatistics:
-    """What happens between two times on some live workers; work and bubbles together are all of their time.
+    """What happens between two times on the live workers; work and bubbles together are all of their time.
 
     Attributes:
         begin, end: of the range.
-        workers: how many live workers count.
+        workers: how many live workers there are.
         operations: instructions other than transfers that run in it, whole or in part.
         work: kind -> seconds.
         rerouted: seconds of that spent on micro-batches of other pipelines.
         bubbles: cause -> seconds.
-        transfers: seconds of transfers under way, which run beside the work.
     """
 
     begin: float
@@ -34,7 +32,6 @@ class RangeStatistics:
     work: dict[int, float]
     rerouted: float
     bubbles: dict[GapCause, float]
-    transfers: float
 
     @property
     def total(self) -> float:
@@ -45,34 +42,26 @@ class RangeStatistics:
         return seconds / self.total if self.total else 0.0
 
 
-def range_statistics(
-    timeline: Timeline, gaps: Gaps, begin: float, end: float, workers: Sequence[int] | None = None
-) -> RangeStatistics:
-    """Statistics of [begin, end], cut to the iteration, over the live ones of `workers` (indices; all if left out)."""
+def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -> RangeStatistics:
+    """Statistics of [begin, end], cut to the iteration, over the live workers."""
     schedule, c = timeline.schedule, timeline.schedule.columns
     begin, end = max(0.0, min(begin, end)), min(timeline.makespan, max(begin, end))
     end = max(begin, end)
     live = np.array([worker not in schedule.failed for worker in schedule.shape.workers()])
-    counted = live.copy()
-    if workers is not None:
-        counted[:] = False
-        counted[list(workers)] = True
-        counted &= live
     inside = np.clip(timeline.end, begin, end) - np.clip(timeline.start, begin, end)
-    inside = np.where(counted[c.worker], inside, 0.0)
+    inside = np.where(live[c.worker], inside, 0.0)
     is_transfer = is_kind(c.kind, Transfer)
     seconds = np.bincount(c.kind[~is_transfer], weights=inside[~is_transfer], minlength=len(KIND_CLASSES))
     lost = np.clip(gaps.end, begin, end) - np.clip(gaps.start, begin, end)
-    lost = np.where(counted[gaps.worker], lost, 0.0)
+    lost = np.where(live[gaps.worker], lost, 0.0)
     causes = np.bincount(gaps.cause, weights=lost, minlength=len(GapCause))
     away = away_from(c, c.worker // schedule.shape.ranks)
     return RangeStatistics(
         begin,
         end,
-        int(counted.sum()),
+        int(live.sum()),
         int(((inside > 0) & ~is_transfer).sum()),
         {kind: float(seconds[kind]) for kind in range(len(KIND_CLASSES)) if seconds[kind] > 0},
         float(inside[away & ~is_transfer].sum()),
         {cause: float(causes[cause]) for cause in GapCause if causes[cause] > 0},
-        float(inside[is_transfer].sum()),
     )

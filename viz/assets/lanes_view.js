@@ -23,7 +23,7 @@
       this.path = this.showsMemory = this.showsListing = false;
       this.drawn = 0;
       this.level = -1;
-      this.rows = new recycle.Rows(table, root.dataset.grouping, new Set());
+      this.rows = new recycle.Rows(table, "pipeline", new Set());
       this.ended = new AbortController();
       this._theme();
       this._listen();

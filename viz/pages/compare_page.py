@@ -33,8 +33,8 @@ from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
-from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
-from viz.pages.lanes_view import FOREVER, lanes_address
+from viz.pages.figure_view import figure_view, gutter, on_the_page
+from viz.pages.lanes_view import FOREVER, lanes_address, lanes_view
 from viz.pages.page import Page, Workspace
 from viz.run import Run
 from viz.shades import TOLERANCE, Shades, as_attribute, edges_of, for_canvas, later

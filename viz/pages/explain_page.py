@@ -33,8 +33,8 @@ from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.operands import Operand, Operands
 from viz.pages import linked, parts
-from viz.pages.figure_view import figure_view, gutter, lanes_view, on_the_page
-from viz.pages.lanes_view import lanes_address
+from viz.pages.figure_view import figure_view, gutter, on_the_page
+from viz.pages.lanes_view import lanes_address, lanes_view
 from viz.pages.page import Page, Workspace
 from viz.run import Run
 from viz.sources import ScheduleFile
@@ -257,18 +257,13 @@ class ExplainPage(Page):
         order = [GapCause(int(cause)) for cause in np.argsort(-totals, kind="stable") if totals[cause] > 0]
         spent = "; ".join(f"{TITLES[cause]} {totals[cause]:.4g}" for cause in order)
         unit = " Times in seconds." if one.table.unit == "s" else ""
-        rows = [
-            [
-                html.Td(str(gap.worker)),
-                html.Td(TITLES[gap.cause]),
-                html.Td(one.bubbles.reason(gap)),
-                self._button("bubble", i),
-            ]
-            for i, gap in enumerate(gaps)
+        rows: list[list[parts.Cell]] = [
+            [str(gap.worker), TITLES[gap.cause], one.bubbles.reason(gap), self._button("bubble", place)]
+            for place, gap in enumerate(gaps)
         ]
         return parts.card(
             "Longest bubbles",
-            _rows(("worker", "cause", "", ""), rows),
+            parts.table(("worker", "cause", "", ""), rows, "findings"),
             caption=f"In all, over all workers: {spent}.{unit}",
         )
 
@@ -290,18 +285,17 @@ class ExplainPage(Page):
         chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(one.table)]
         if found["address"] != one.address or not chosen:
             return parts.empty(f"No match for {found['query']}.", "docs/viewer.md lists the fields.")
-        rows = []
+        rows: list[list[parts.Cell]] = []
         for operation in chosen:
             row = int(one.table.instruction_id[operation])
-            free = "" if one.slack is None else f"{one.slack[row]:.5g}"
             rows.append(
                 [
-                    html.Td(name(one.timeline, row)),
-                    html.Td(f"{one.timeline.start[row]:.6g}"),
-                    html.Td(f"{one.timeline.end[row] - one.timeline.start[row]:.6g}"),
-                    html.Td(free or "–"),
-                    html.Td(one.waits.reasons(row)[0]),
-                    html.Td(marks(one.table, operation)),
+                    name(one.timeline, row),
+                    f"{one.timeline.start[row]:.6g}",
+                    f"{one.timeline.end[row] - one.timeline.start[row]:.6g}",
+                    None if one.slack is None else float(one.slack[row]),
+                    one.waits.reasons(row)[0],
+                    marks(one.table, operation),
                     self._button("hit", operation),
                 ]
             )
@@ -309,11 +303,11 @@ class ExplainPage(Page):
         more = f"{total:,} found" + (f", the first {len(rows)} by time" if total > len(rows) else "")
         unit = " (s)" if one.table.unit == "s" else ""
         head = ("instruction", f"starts{unit}", f"takes{unit}", f"slack{unit}", "why then", "", "")
-        return parts.card("Found", _rows(head, rows), caption=f"{more}.")
+        return parts.card("Found", parts.table(head, rows, "findings"), caption=f"{more}.")
 
-    def _button(self, what: str, place: int) -> html.Td:
+    def _button(self, what: str, place: int) -> html.Button:
         identifier = {"type": self.name("show"), "what": what, "place": place}
-        return html.Td(html.Button("Show it", id=identifier, n_clicks=0, className="quiet"))
+        return html.Button("Show it", id=identifier, n_clicks=0, className="quiet")
 
     def place_of(self, key: str, what: str, place: int) -> dict[str, Any]:
         """Where the bubble at a place of the list, or a hit (an operation), lies, for `linked.goto`.
@@ -427,8 +421,3 @@ def _kind(kind: int) -> str:
 
 def _share(seconds: Any, timeline: Any) -> str:
     return f"{float(seconds) / timeline.makespan:.1%}" if timeline.makespan else "–"
-
-
-def _rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> html.Div:
-    top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
-    return html.Div(html.Table([top, html.Tbody([html.Tr(row) for row in rows])]), className="facts findings")

@@ -18,9 +18,11 @@ from viz.details import Details, details
 from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure, margins
 from viz.figures.raster import Viewport, png
 from viz.figures.time_axis import TimeUnit, time_unit
+from viz.labels import summary
 from viz.lane_cache import WHOLE, Explainer, LaneCache
-from viz.lanes import Grouping, LaneTable
+from viz.lanes import LaneTable
 from viz.operands import stated_limits
+from viz.pages import parts
 from viz.pages.first_picture import first_picture
 
 LANE_PIXELS, LEAST_PIXELS, SCREEN = 32, 110, "76vh"
@@ -28,53 +30,55 @@ FOREVER = "public, max-age=31536000, immutable"
 
 
 def lanes_view(
-    name: str,
+    title: str,
     table: LaneTable,
+    name: str,
     cache: LaneCache,
     *,
-    spoken: str,
-    explainer: Explainer | None = None,
-    grouping: Grouping = "pipeline",
-    span: float | None = None,
     linked: str = "",
+    place: int = 0,
+    span: float | None = None,
     left: int | None = None,
     rows: int | None = None,
+    explainer: Explainer | None = None,
+    ghost: LaneTable | None = None,
     more: Mapping[str, str] | None = None,
 ) -> html.Div:
-    """A timeline.
+    """A timeline with its heading and what a screen reader says of it.
 
     Args:
         name: tells it from others of the application; it stands in links to the page.
-        spoken: what a screen reader says that it shows.
-        explainer: what knows why the operations of `table` lie where they lie.
-        span: length of the time axis when it is to be longer than the table's own.
         linked: timelines with the same word here, not empty, keep one time axis.
+        place: in its `linked` block.
+        span: length of the time axis when it is to be longer than the table's own.
         left, rows: as of `axes_figure`.
+        explainer: what knows why the operations of `table` lie where they lie.
+        ghost: lanes of the same workers, whose work is outlined.
         more: attributes for the canvas, see `assets/lanes_derived.js` and `lanes_layers.js`.
     """
     address = lanes_address(cache.put(table, explainer))
     height = max(LEAST_PIXELS, LANE_PIXELS * (rows or table.lanes)) + TOP + BOTTOM
-    image: dict[str, Any] = {"role": "img", "aria-label": spoken}
+    image: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(table)}"}
     live: dict[str, Any] = {"aria-live": "polite"}
     attributes: dict[str, Any] = {
         "data-name": name,
         "data-address": address,
-        "data-grouping": grouping,
         "data-scale": str(time_unit(table, span).scale),
         "data-span": str(span or table.span),
         "data-linked": linked,
         **({} if table.halt is None else {"data-halt": str(table.halt)}),
+        **({} if ghost is None else {"data-ghost": lanes_address(cache.put(ghost))}),
         **(more or {}),
     }
     config: Any = AXES_CONFIG
     figure: Any = axes_figure(table, span=span, left=left, rows=rows)
-    early = [first_picture(table, picture_address(address, grouping), span or table.span, margins(table, left))]
-    return html.Div(
+    early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
+    view = html.Div(
         [
             html.Div(className="lanes-tools"),
             html.Div(
                 [
-                    *(early if table.span and not more else []),
+                    *(early if table.span and not more and ghost is None else []),
                     html.Canvas(**image),
                     dcc.Graph(
                         id={"type": "lanes-axes", "name": name},
@@ -99,6 +103,8 @@ def lanes_view(
         tabIndex=0,
         **attributes,
     )
+    marked: dict[str, Any] = {"data-place": str(place)}
+    return html.Div([*([html.H3(title)] if title else []), view], className="lanes", **marked)
 
 
 def explainer_of(timeline: Timeline | None) -> Explainer | None:
@@ -122,9 +128,9 @@ def _digest(address: str) -> str:
     return address.removeprefix("lanes/").removesuffix(".bin")
 
 
-def picture_address(address: str, grouping: Grouping = "pipeline") -> str:
+def picture_address(address: str) -> str:
     """Where the browser finds the picture of all of them."""
-    return f"{address.removesuffix('.bin')}.png" + (f"?grouping={grouping}" if grouping != "pipeline" else "")
+    return f"{address.removesuffix('.bin')}.png"
 
 
 def register(app: Dash, cache: LaneCache) -> None:
@@ -144,7 +150,7 @@ def register(app: Dash, cache: LaneCache) -> None:
         headers = {"Cache-Control": FOREVER}
         if not request.args:
             return Response(shown.picture, mimetype="image/png", headers=headers)
-        table = shown.table.ordered("stage") if request.args.get("grouping") == "stage" else shown.table
+        table = shown.table.by_stage() if request.args.get("grouping") == "stage" else shown.table
         whole = Viewport.whole(table)
         try:
             window = Viewport(*(float(request.args.get(k, getattr(whole, k))) for k in ("t0", "t1", "y0", "y1")))
@@ -198,18 +204,15 @@ def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
 def _card(found: Details, unit: TimeUnit) -> html.Div:
     body: list[Any] = [html.H4(found.title), html.Ul([html.Li(line) for line in found.lines])]
     if found.needs:
-        head = html.Tr([html.Th(text, scope="col") for text in ("needed", "of worker", "why", "there at", "slack")])
         rows = [
-            html.Tr(
-                [
-                    html.Th(need.instruction, scope="row"),
-                    html.Td(need.worker),
-                    html.Td(need.why),
-                    html.Td(unit.text(need.arrived)),
-                    html.Td("none: waited for this" if need.decided else unit.text(need.slack)),
-                ]
-            )
+            [
+                need.instruction,
+                need.worker,
+                need.why,
+                unit.text(need.arrived),
+                "none: waited for this" if need.decided else unit.text(need.slack),
+            ]
             for need in found.needs
         ]
-        body.append(html.Div(html.Table([html.Thead(head), html.Tbody(rows)]), className="facts"))
+        body.append(parts.table(("needed", "of worker", "why", "there at", "slack"), rows))
     return html.Div(body, className="selection")

@@ -1,4 +1,4 @@
-"""The parts that pages are made of: cards, tables, the legend, a timeline with its caption, and empty states."""
+"""The parts that pages and exports are made of: cards, tables, the legend, figures of timelines, and empty states."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import plotly.graph_objects as go
 from dash import dcc, html
+from dash.development.base_component import Component
 
 from viz.figures.palette import PAINTS
 from viz.figures.timeline import CONFIG, note, timeline_figure
-from viz.lane_cache import Explainer, LaneCache
-from viz.lanes import Flag, LaneTable, Panel, on_one_axis
-from viz.pages.lanes_view import lanes_view
+from viz.lanes import Panel, on_one_axis
 
-Cell = str | float | int | None
+Cell = str | float | int | Component | None
+"""Of a table: text, a number, a component, or None where there is nothing."""
 
 
 def graph(figure: go.Figure, **properties: Any) -> dcc.Graph:
@@ -57,20 +57,23 @@ def problems(lines: Sequence[str]) -> Any:
     return html.Section([html.H2(count), html.Ul(shown)], className="problems", role="alert")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> html.Div:
-    """A table whose first column names the rows; None is a dash."""
-    body = [html.Tr([html.Th(show(row[0]), scope="row"), *(html.Td(show(cell)) for cell in row[1:])]) for row in rows]
-    return html.Div(
-        html.Table([html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head])), html.Tbody(body)]),
-        className="facts",
-    )
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "") -> html.Div:
+    """A table. Its first column names the rows, unless it is of another `kind` (a class of `assets/pages.css`)."""
+    top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
+    body = html.Tbody([_row(row, is_named=not kind) for row in rows])
+    return html.Div(html.Table([top, body]), className=f"facts {kind}".strip())
 
 
-def show(cell: Cell) -> str:
-    """A number with at most 5 significant digits, text as it is, a dash for None."""
+def _row(cells: Sequence[Cell], is_named: bool) -> html.Tr:
+    first, *others = map(show, cells)
+    return html.Tr([html.Th(first, scope="row") if is_named else html.Td(first), *map(html.Td, others)])
+
+
+def show(cell: Cell) -> str | Component:
+    """A number with at most 5 significant digits, text and components as they are, a dash for None."""
     if cell is None:
         return "–"
-    return f"{cell:.5g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.5g}" if isinstance(cell, float) else cell if isinstance(cell, Component) else str(cell)
 
 
 def legend() -> html.Ul:
@@ -95,31 +98,3 @@ def pictures(panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:
         left_out = [html.P(note(panel.table), className="hint")] if note(panel.table) else []
         shown += [html.Div([html.H3(panel.title), figure], className="lanes"), *left_out]
     return card("Timelines", *shown, legend())
-
-
-def timeline(
-    title: str,
-    lanes: LaneTable,
-    name: str,
-    cache: LaneCache,
-    *,
-    explainer: Explainer | None = None,
-    span: float | None = None,
-    linked: str = "",
-) -> html.Div:
-    """A timeline with its heading and what a screen reader says of it; arguments as of `lanes_view`."""
-    spoken = f"{title}. {summary(lanes)}"
-    drawn = lanes_view(name, lanes, cache, spoken=spoken, explainer=explainer, span=span, linked=linked)
-    return html.Div([html.H3(title), drawn], className="lanes")
-
-
-def summary(lanes: LaneTable) -> str:
-    """The timeline in a sentence."""
-    dead = [label for label, failed in zip(lanes.labels, lanes.failed, strict=True) if failed]
-    away = int(lanes.has(Flag.REROUTED).sum())
-    text = f"{len(lanes)} operations on {lanes.lanes} workers"
-    if dead:
-        text += f"; failed: {', '.join(dead)}"
-    if away:
-        text += f"; {away} operations re-routed to peers"
-    return text + "."

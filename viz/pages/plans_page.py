@@ -16,7 +16,7 @@ from recycle.errors import RecycleError
 from recycle.shape import Worker
 from viz.lane_cache import Explainer, LaneCache
 from viz.pages import parts
-from viz.pages.figure_view import lanes_view
+from viz.pages.lanes_view import lanes_view
 from viz.pages.page import TABS, Page, Workspace
 from viz.what_if import Answer, WhatIf
 
@@ -157,14 +157,13 @@ class PlansPage(Page):
                 className="quiet",
                 title=f"Show the plan for {_vector(entry.vector)} dead",
             )
-            rows.append(html.Tr([*(html.Td(parts.show(cell)) for cell in cells), html.Td(button)]))
+            rows.append([*cells, button])
         more = len(entries) - len(shown)
         limits = self.what_if.limits
         caption = "Throughput: of the fault-free plan." + (f" {more:,} more are not listed." if more else "")
         if limits is not None:
             caption += f" Limit: {', '.join(f'{limit:g}' for limit in dict.fromkeys(limits))} activations."
-        top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
-        return parts.card("Library", html.Div(html.Table([top, html.Tbody(rows)]), className="facts"), caption=caption)
+        return parts.card("Library", parts.table(head, rows, "library"), caption=caption)
 
     def answer(self, state: FailureState) -> list[Any]:
         """What the plan costs, beside the one before and the fault-free one."""

@@ -16,7 +16,7 @@ from viz.lanes import Flag, LaneTable
 from viz.pages import parts
 from viz.pages.address import keep_in_address
 from viz.pages.figure_view import without_ground
-from viz.pages.lanes_view import explainer_of
+from viz.pages.lanes_view import explainer_of, lanes_view
 from viz.pages.page import Page, Workspace
 from viz.run import REFRESH_SECONDS, LiveRun, Run
 
@@ -222,7 +222,7 @@ class RunPage(Page):
         else:
             title = f"Planned, step {step}{_reroutes(planned)}"
             explainer = explainer_of(run.planned(step, chosen))
-            shown.append(parts.timeline(title, planned, self.name("planned"), self.cache, explainer=explainer))
+            shown.append(lanes_view(title, planned, self.name("planned"), self.cache, explainer=explainer))
         if executed is None:
             hint = "An iteration is traced when all of it ran." if run.live else ""
             shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
@@ -230,7 +230,7 @@ class RunPage(Page):
             title = f"Executed, step {step}{_reroutes(executed)}"
             ran = run.executed(step, chosen)
             explainer = Explainer(*ran) if ran else None
-            shown.append(parts.timeline(title, executed, self.name("executed"), self.cache, explainer=explainer))
+            shown.append(lanes_view(title, executed, self.name("executed"), self.cache, explainer=explainer))
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:

@@ -10,7 +10,7 @@ from dash import html
 from recycle.ir.simulate import Timeline
 from viz.lane_cache import LaneCache
 from viz.pages import parts
-from viz.pages.lanes_view import explainer_of, lanes_address
+from viz.pages.lanes_view import explainer_of, lanes_address, lanes_view
 from viz.pages.page import Page, Workspace
 from viz.sources import ScheduleFile
 
@@ -79,7 +79,7 @@ class SchedulePage(Page):
             dead = ", ".join(map(str, sorted(file.schedule.failed)))
             title = f"{file.name}: {file.schedule.shape}" + (f", {dead} failed" if dead else "")
             name = f"{self.prefix}-{place}"
-            drawn = parts.timeline(
+            drawn = lanes_view(
                 title,
                 file.lanes,
                 name,
@@ -87,6 +87,7 @@ class SchedulePage(Page):
                 explainer=explainer_of(file.timeline),
                 span=span or None,
                 linked=self.prefix,
+                place=place,
             )
             shown.append(drawn)
         return shown

@@ -7,8 +7,6 @@ file is its own: it stays in that page, on the server only the last few are kept
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,12 +14,13 @@ from typing import Any
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.ir.check import Finding, explain
+from viz.bounded_cache import BoundedCache
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
 from viz.free_memory import release_memory
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.pages import linked, parts
-from viz.pages.figure_view import lanes_view
+from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Page, Workspace
 
 FINDINGS_SHOWN, KEPT, KEPT_INSTRUCTIONS = 200, 4, 1_000_000
@@ -40,8 +39,7 @@ class ValidatePage(Page):
     def __init__(self, cache: LaneCache | None = None, prefix: str = "validate") -> None:
         self.cache = cache or LaneCache()
         self.prefix = prefix
-        self._files: OrderedDict[str, Dropped] = OrderedDict()
-        self._lock = threading.Lock()
+        self._files: BoundedCache[str, Dropped] = BoundedCache(KEPT_INSTRUCTIONS, _instructions, at_most=KEPT)
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
@@ -77,21 +75,15 @@ class ValidatePage(Page):
     def take(self, contents: str, name: str) -> tuple[str, Dropped]:
         """Read a dropped file and keep it for a while; its key and what came of it."""
         key = hashlib.sha256(f"{name}\n{contents}".encode("utf-8", "replace")).hexdigest()[:32]
-        with self._lock:
-            if key not in self._files:
-                self._files[key] = read_dropped(contents, name)
-                release_memory()
-                sizes = [len(file.schedule.columns) if file.schedule else 0 for file in self._files.values()]
-                while len(sizes) > 1 and (len(sizes) > KEPT or sum(sizes) > KEPT_INSTRUCTIONS):
-                    self._files.popitem(last=False)
-                    del sizes[0]
-            self._files.move_to_end(key)
-            return key, self._files[key]
+        known = self._files.get(key)
+        if known is None:
+            known = self._files.put(key, read_dropped(contents, name))
+            release_memory()
+        return key, known
 
     def kept(self, key: str | None) -> Dropped | None:
         """A file that was taken, unless newer ones have taken its place."""
-        with self._lock:
-            return self._files.get(key or "")
+        return self._files.get(key or "")
 
     def answer(self, file: Dropped) -> list[Any]:
         """What there is to say of a file: a verdict, findings, lanes."""
@@ -145,24 +137,19 @@ class ValidatePage(Page):
                     title=f"Show where {finding.rule} was found",
                 )
             rows.append(
-                html.Tr(
-                    [
-                        html.Td(html.Span(finding.severity, className=f"severity {finding.severity}")),
-                        html.Td(html.Abbr(finding.rule, title=rule.documentation if rule else "")),
-                        html.Td(where or "–"),
-                        html.Td(html.Code(finding.instruction) if finding.instruction else "–"),
-                        html.Td([finding.message, html.Div(finding.hint, className="hint")]),
-                        html.Td(button),
-                    ]
-                )
+                [
+                    html.Span(finding.severity, className=f"severity {finding.severity}"),
+                    html.Abbr(finding.rule, title=rule.documentation if rule else ""),
+                    where or None,
+                    html.Code(finding.instruction) if finding.instruction else None,
+                    html.Div([finding.message, html.Div(finding.hint, className="hint")]),
+                    button,
+                ]
             )
         head = ("", "rule", "worker, position", "instruction", "what is wrong, and what to do", "")
         more = len(file.findings) - FINDINGS_SHOWN
         caption = f"The first {FINDINGS_SHOWN}; {more:,} more from `recycle check`." if more > 0 else ""
-        top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
-        return parts.card(
-            "Findings", html.Div(html.Table([top, html.Tbody(rows)]), className="facts findings"), caption=caption
-        )
+        return parts.card("Findings", parts.table(head, rows, "findings"), caption=caption)
 
     def lanes(self, file: Dropped) -> Any:
         """What can be drawn, with the number of findings on each lane."""
@@ -231,6 +218,10 @@ class ValidatePage(Page):
             if pressed is None or not any(clicks) or file is None or pressed["place"] >= len(file.findings):
                 return no_update
             return self.place_of(file, file.findings[pressed["place"]]) or no_update
+
+
+def _instructions(file: Dropped) -> int:
+    return len(file.schedule.columns) if file.schedule else 0
 
 
 def _per_worker(findings: Sequence[Finding]) -> dict[str, int]:

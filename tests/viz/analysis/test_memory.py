@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import Profile, Shape, simulate
+from recycle import Shape, simulate
 from recycle.ir.families import one_f_one_b
 from tests.ir.random_schedules import random_profile, random_schedule
 from viz.analysis.memory import MemoryCurve, memory_curve, sampled
@@ -31,16 +31,9 @@ def test_the_peak_is_the_simulators(seed: int) -> None:
     rng = random.Random(seed)
     schedule = random_schedule(rng)
     timeline = simulate(schedule, random_profile(rng, schedule))
-    for w, (peak, held) in enumerate(zip(timeline.peak_activations, timeline.peak_bytes, strict=True)):
-        if peak is not None and held is not None:
+    for w, peak in enumerate(timeline.peak_activations):
+        if peak is not None:
             assert memory_curve(timeline, w).peak == pytest.approx(peak)
-            assert memory_curve(timeline, w, in_bytes=True).peak == pytest.approx(held)
-
-
-def test_bytes_count_what_is_always_there() -> None:
-    timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile(activation=3.0, static=[10.0, 20.0]))
-    curve = memory_curve(timeline, 1, in_bytes=True)
-    assert (curve.held[0], curve.peak) == (20.0, 23.0)
 
 
 def test_fewer_points_keep_the_peak_and_stay_within_four_a_pixel() -> None:

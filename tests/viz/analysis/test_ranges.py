@@ -35,8 +35,6 @@ def test_the_warm_up_of_1f1b(broken_timeline: Timeline, broken: Schedule) -> Non
     assert (found.work, found.bubbles) == ({Forward.kind: 3.0}, {GapCause.INPUT: 1.0})
     assert found.operations == 3
     assert found.share(found.work[Forward.kind]) == 0.75
-    one = range_statistics(timeline, timeline.gaps(), 0, 1, workers=[1])
-    assert (one.workers, one.work, one.bubbles) == (1, {}, {GapCause.INPUT: 1.0})
 
 
 def test_re_routed_work_is_counted_and_the_dead_are_not(broken_timeline: Timeline) -> None:

@@ -53,9 +53,9 @@ def test_the_picture_covers_its_part_of_a_longer_axis(broken_timeline: Timeline)
 
 def test_a_timeline_begins_with_its_picture_unless_it_is_made_of_several(broken_timeline: Timeline) -> None:
     table, cache = LaneTable.from_timeline(broken_timeline), LaneCache()
-    (image,) = of_type(plain(lanes_view("one", table, cache, spoken="lanes", grouping="stage")), "Img")
-    assert image["src"] == picture_address(f"lanes/{cache.put(table)}.bin", "stage")
-    derived = lanes_view("two", table, cache, spoken="lanes", more={"data-with": "[]"})
+    (image,) = of_type(plain(lanes_view("", table, "one", cache)), "Img")
+    assert image["src"] == picture_address(f"lanes/{cache.put(table)}.bin")
+    derived = lanes_view("", table, "two", cache, more={"data-with": "[]"})
     assert of_type(plain(derived), "Img") == []
 
 
