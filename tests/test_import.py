@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from recycle.cli.app import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
@@ -95,9 +97,19 @@ def run(code: str) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("statement", ["import recycle", "import recycle.cli.app, recycle.ir.formats"])
+@pytest.mark.parametrize(
+    "statement", ["import recycle", "import recycle.ir.formats", *(f"import recycle.cli.{name}" for name in COMMANDS)]
+)
 def test_the_top_loads_nothing_heavy(statement: str) -> None:
     assert run(f"{statement}; import sys; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"
+
+
+@pytest.mark.process
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    shown = run("import sys; from recycle.cli.app import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+                "print([m for m in sys.modules if m.startswith('recycle.cli.')])")  # fmt: skip
+    assert all(f" {name} " in shown for name in COMMANDS)
+    assert shown.endswith("['recycle.cli.app']")
 
 
 @pytest.mark.process

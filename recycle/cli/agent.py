@@ -6,27 +6,15 @@ import signal
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from recycle.cli.train import ProgressLines
 from recycle.errors import JobError
-
-EXAMPLES = """Be the agent of one node of a cluster; start one on every node, in any order.
-
-All agents meet in an etcd. Each starts and watches the workers of its node; one of them coordinates, and when it dies
-another goes on, with the same losses to the last bit. A worker whose node has an agent is started again when it dies,
-and so are the workers of a node whose agent is started again.
-
-Examples:
-
-**recycle agent job.toml --store etcd://head:2379 --node 0** (by hand, on each node with its number)
-
-**srun --ntasks-per-node=1 recycle agent job.toml --store etcd://head:2379** (Slurm: number and name are found)
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(help=EXAMPLES)(agent)
+from recycle.ir.named import named_schedule
+from recycle.job import Job
+from recycle.nodes import place_workers
+from recycle.solve.planner import plan_for_training
 
 
 def agent(
@@ -85,13 +73,18 @@ def agent(
         int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False, min=1)
     ] = None,
 ) -> None:
-    import msgspec
+    """Be the agent of one node of a cluster; start one on every node, in any order.
 
-    from recycle.cli.train import ProgressLines
-    from recycle.ir.named import named_schedule
-    from recycle.job import Job
-    from recycle.nodes import place_workers
+    All agents meet in an etcd. Each starts and watches the workers of its node; one of them coordinates, and when it
+    dies another goes on, with the same losses to the last bit. A worker whose node has an agent is started again when
+    it dies, and so are the workers of a node whose agent is started again.
 
+    Examples:
+
+    **recycle agent job.toml --store etcd://head:2379 --node 0** (by hand, on each node with its number)
+
+    **srun --ntasks-per-node=1 recycle agent job.toml --store etcd://head:2379** (Slurm: number and name are found)
+    """
     described = Job.load(job)
     if store is not None:
         membership = msgspec.structs.replace(described.membership, store=store)
@@ -116,7 +109,6 @@ def agent(
 
     from recycle.exec.launch.agent import serve
     from recycle.exec.launch.launcher import check_request
-    from recycle.solve.planner import plan_for_training
 
     count = described.train.steps if steps is None else steps
     text_digest = check_request(described, count, (), own.failed if own is not None else frozenset())

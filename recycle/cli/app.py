@@ -1,17 +1,66 @@
-"""The Typer application: every command module registers itself here, in the order of `recycle --help`."""
+"""The command line's group: a command is a file here, named as the command and its function, and a line in `COMMANDS`.
+
+A command's file is imported when the command is called. `recycle --help` imports none of them: the line of help of each
+is read from its source.
+"""
 
 from __future__ import annotations
 
-from importlib import metadata
-from typing import Annotated
+import ast
+from importlib import import_module, metadata, resources
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from recycle.cli import agent, check, compare, convert, plan, profile, schedule, simulate, train, view
+COMMANDS = (
+    "schedule",
+    "check",
+    "simulate",
+    "convert",
+    "plan",
+    "train",
+    "agent",
+    "profile",
+    "compare",
+    "view",
+)
+"""In the order of `recycle --help`."""
+
+
+class LazyGroup(TyperGroup):
+    """Imports a command when it is called; until then it knows its name and its line of help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": {name: TyperCommand(name) for name in COMMANDS}})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in that carries the line of help; None for a name that is no command."""
+        return TyperCommand(cmd_name, help=_help_line(cmd_name)) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` call, and what is left of them; only here its file is imported."""
+        name, _, left = super().resolve_command(ctx, args)
+        return name, _load(str(name)), left
+
+
+def _load(name: str) -> Any:
+    single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    single.command(name)(getattr(import_module(f"recycle.cli.{name}"), name))
+    return get_command(single)
+
+
+def _help_line(name: str) -> str:
+    source = resources.files("recycle.cli").joinpath(f"{name}.py").read_text()
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return (ast.get_docstring(next(functions)) or "").split("\n\n")[0]
+
 
 app = typer.Typer(
     name="recycle",
     help="Train large models straight through failures: build, check, time, plan, run and view pipeline schedules.",
+    cls=LazyGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -24,10 +73,7 @@ app = typer.Typer(
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
+    """What `recycle` itself does, without a command."""
     if version:
         print(f"recycle {metadata.version('recycle-pipeline')}")
         raise typer.Exit
-
-
-for module in (schedule, check, simulate, convert, plan, train, agent, profile, compare, view):
-    module.register(app)

@@ -6,26 +6,23 @@ import json
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from recycle.cli.limits import job_limits
 from recycle.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from recycle.ir.check import Finding
-    from recycle.ir.schedule import Schedule
+from recycle.ir import formats
+from recycle.ir.check import Finding, explain
+from recycle.ir.check import check as findings_of
+from recycle.ir.rules import all_rules
+from recycle.ir.schedule import Schedule
+from recycle.shape import Worker
 
 SHOWN = 30
 """Findings printed for people; `--json` prints them all."""
 AROUND = 4
 """Instructions drawn before and after the one that a finding points at."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(check)
 
 
 def check(
@@ -41,8 +38,6 @@ def check(
 
     Example: **recycle check plan.json --job job.toml --strict**
     """
-    from recycle.ir import formats
-    from recycle.ir.check import check as findings_of
 
     if explain is not None:
         _explain(explain, as_json)
@@ -70,9 +65,6 @@ def _told(finding: Finding) -> dict[str, Any]:
 
 
 def _explain(code: str, as_json: bool) -> None:
-    from recycle.ir.check import explain
-    from recycle.ir.rules import all_rules
-
     rule = explain(code)
     if rule is None:
         raise ScheduleError(f"{code!r} is not a rule: known are {', '.join(rule.code for rule in all_rules())}")
@@ -103,8 +95,6 @@ def _print(file: Path, schedule: Schedule, findings: list[Finding], errors: int)
 
 def _excerpt(schedule: Schedule, worker: str, position: int) -> str:
     """The program around a position, with the instruction there between > and <."""
-    from recycle.shape import Worker
-
     program = schedule.program(Worker.parse(worker))
     begin, end = max(0, position - AROUND), min(len(program), position + AROUND + 1)
     cells = [f">{program[i]}<" if i == position else str(program[i]) for i in range(begin, end)]

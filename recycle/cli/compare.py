@@ -8,21 +8,28 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from msgspec import to_builtins
+from msgspec.structs import replace
+from rich import box, progress
+from rich.console import Console
+from rich.table import Table
 
+from recycle import analytic
+from recycle.cli.sparks import WIDE, spark
 from recycle.errors import JobError, RecycleError
 from recycle.files import write_whole
-
-if TYPE_CHECKING:
-    from recycle.job import Job
-    from recycle.systems.comparison import Compared, DeadShare, Progress
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(compare)
+from recycle.job import Job
+from recycle.sections import ANALYTIC
+from recycle.systems import Running
+from recycle.systems.cluster import CAUSES
+from recycle.systems.comparison import Compared, DeadShare, Progress, after, at_dead_shares, layout, named, told
+from recycle.systems.comparison import compare as compared
+from recycle.systems.failure_files import read_trace
+from recycle.systems.failure_generator import Generator
+from recycle.systems.setting import Setting
 
 
 def compare(
@@ -59,12 +66,6 @@ def compare(
 
     Example: **recycle compare benchmarks/paper/gpt3_6_7b.toml --days 90 --systems recycle,oobleck**
     """
-    from recycle.job import Job
-    from recycle.systems.comparison import at_dead_shares, named
-    from recycle.systems.comparison import compare as compared
-    from recycle.systems.failure_files import read_trace
-    from recycle.systems.failure_generator import Generator
-    from recycle.systems.setting import Setting
 
     loaded = _paused(Job.load(job), pause)
     names = named(systems)
@@ -92,9 +93,6 @@ def compare(
 
 def _save(folder: Path, compared: Compared, failures: int) -> None:
     """Schedule files, and the profile of each beside it, for `recycle view` and `recycle simulate`."""
-    from recycle.systems import Running
-    from recycle.systems.comparison import after
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -112,18 +110,12 @@ def _save(folder: Path, compared: Compared, failures: int) -> None:
 
 
 def _paused(job: Job, pause: float | None) -> Job:
-    from msgspec.structs import replace
-
     if pause is None:
         return job
     return replace(job, pauses=replace(job.pauses, detect=pause, plan=0.0, rebuild=0.0))
 
 
 def _told(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, Any]:
-    from msgspec import to_builtins
-
-    from recycle.systems.comparison import told
-
     return {
         "format": "recycle-comparison",
         "shape": str(job.shape),
@@ -149,21 +141,10 @@ def _told(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, A
 
 
 def _assumptions(job: Job) -> list[str]:
-    from recycle import analytic
-    from recycle.sections import ANALYTIC
-
     return analytic.assumptions(job) if job.times.profile == ANALYTIC else []
 
 
 def _print(one: Compared) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from recycle.cli.sparks import WIDE, spark
-    from recycle.systems.cluster import CAUSES
-    from recycle.systems.comparison import layout
-
     console = Console(width=max(shutil.get_terminal_size((120, 24)).columns, 100))
     trace = one.trace
     console.print(
@@ -231,10 +212,6 @@ def _print(one: Compared) -> None:
 
 
 def _print_dead(dead: list[DeadShare], nodes: int, names: list[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     for reference in dead[0].of_scaled:
         print(f"throughput with nodes dead, over fault-free {reference} times the live share")
         table = Table(box=box.SIMPLE)
@@ -252,11 +229,9 @@ def _bar(runs: int) -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:18}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (progress.TextColumn("{task.description:18}"), progress.BarColumn(), progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=runs)
         done = 0.0
 

@@ -11,11 +11,7 @@ import typer
 
 from recycle.cli import pricing
 from recycle.errors import JobError
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(convert)
+from recycle.ir import formats
 
 
 def convert(
@@ -35,7 +31,6 @@ def convert(
 
     Example: **recycle convert plan.json plan.trace.json --times 1,2,1**
     """
-    from recycle.ir import formats
 
     named = {"--times": times, "--overlap": overlap, "--comm": comm, "--profile": profile}
     given = [option for option, value in named.items() if value is not None]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from recycle.errors import JobError
-
-if TYPE_CHECKING:
-    from recycle.ir.schedule import Schedule
-    from recycle.profile import Profile
+from recycle.ir.schedule import Schedule
+from recycle.job import Job, price
+from recycle.pricing import parse_bytes
+from recycle.profile import Profile
 
 
 class Limits(NamedTuple):
@@ -28,9 +28,6 @@ class Limits(NamedTuple):
 
 def job_limits(schedule: Schedule, file: Path, job_file: Path) -> Limits:
     """The limits in `job_file` for the schedule read from `file`. Raises JobError when their shapes differ."""
-    from recycle.job import Job, price
-    from recycle.pricing import parse_bytes
-
     job = price(Job.load(job_file))
     if schedule.shape != job.shape:
         raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")

@@ -11,28 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
+from rich import progress
+from rich.console import Console
+from rich.table import Table
 
 from recycle.errors import JobError, PlanError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from recycle.job import Job, PricedJob
-    from recycle.plans import Entry, Plan
-    from recycle.shape import Shape, Worker
-    from recycle.solve.drift import Drift
-    from recycle.solve.found import Progress
-    from recycle.solve.library import Filling
+from recycle.job import Job, PricedJob, price
+from recycle.plans import Entry, Plan, PlanLibrary, cache_directory, failure_vector
+from recycle.shape import Shape, Worker
+from recycle.solve.drift import Drift, refresh
+from recycle.solve.engines import missing
+from recycle.solve.found import Progress
+from recycle.solve.library import Filling, library_vectors, plan_library
+from recycle.solve.planner import plan as plan_one
+from recycle.solve.planner import plan_vector
+from recycle.solve.problem import Problem
 
 INTERRUPTED = 130
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(plan)
 
 
 def plan(
@@ -81,11 +80,6 @@ def plan(
 
     Example: **recycle plan job.toml --library plans --profile measured.json**
     """
-    from msgspec.structs import replace
-
-    from recycle.job import Job, price
-    from recycle.solve.engines import missing
-    from recycle.solve.problem import Problem
 
     if failed is not None and failures is not None:
         raise PlanError("plan: give --failed or --failures, not both")
@@ -140,8 +134,6 @@ def _blaming(place: str) -> Iterator[None]:
 
 
 def _workers(job: Job, text: str) -> list[Worker]:
-    from recycle.shape import Worker
-
     with _blaming("plan: --failed"):
         return [job.shape.require(Worker.parse(name), "plan: --failed") for name in text.split(",") if name.strip()]
 
@@ -149,10 +141,6 @@ def _workers(job: Job, text: str) -> list[Worker]:
 def _one(
     job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, as_json: bool, processes: int
 ) -> None:
-    from recycle.plans import PlanLibrary, failure_vector
-    from recycle.solve.planner import plan as plan_one
-    from recycle.solve.planner import plan_vector
-
     if output is not None and not output.parent.is_dir():
         raise PlanError(f"{output}: cannot be written (the folder {output.parent} does not exist)")
     if output is not None and output.exists() and not output.is_file():
@@ -209,10 +197,6 @@ def _many(
     again: bool,
 ) -> None:
     """Plan a library, after bringing the one that is there to a new profile where a `threshold` says so."""
-    from recycle.plans import PlanLibrary, cache_directory
-    from recycle.solve.drift import refresh
-    from recycle.solve.library import library_vectors, plan_library
-
     cache = cache_directory(os.environ)
     printed: dict[str, Any] = {}
     entries: list[Entry] = []
@@ -356,8 +340,6 @@ def _vector(vector: Sequence[int]) -> str:
 
 
 def _table(*columns: str) -> Table:
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False)
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place else "left", no_wrap=True)
@@ -365,8 +347,6 @@ def _table(*columns: str) -> Table:
 
 
 def _show(title: str, table: Table) -> None:
-    from rich.console import Console
-
     print(title)
     Console().print(table)
 
@@ -377,7 +357,6 @@ def _progress() -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
 
     with Console(stderr=True).status("planning") as status:
 
@@ -393,11 +372,14 @@ def _bar() -> Iterator[Callable[[Filling], None]]:
     if not sys.stderr.isatty():
         yield lambda filling: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
 
         def report(filling: Filling) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from recycle.errors import JobError
-
-if TYPE_CHECKING:
-    from recycle.profile import Profile
+from recycle.profile import Profile
 
 Times = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
 Overlap = Annotated[str | None, typer.Option(metavar="FB", help="Time of an overlapped pair; F+I+W.")]
@@ -33,8 +31,6 @@ def priced(command: str, times: str | None, overlap: str | None, comm: str | Non
 
 def base(times: str | None, file: Path | None) -> Profile:
     """The profile in `file`, else the times of --times, 1,1,1 when left out. Raises JobError as `priced`."""
-    from recycle.profile import Profile
-
     if file is not None:
         return Profile.load(file)
     return Profile() if times is None else Profile(*times_of(times))

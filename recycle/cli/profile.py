@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from recycle.errors import JobError
+from recycle.job import Job
+from recycle.profile import Profile
 
 if TYPE_CHECKING:
     from recycle.exec.profile.executed import Executed
-    from recycle.profile import Profile
 
 TIMES = ("forward", "backward_input", "backward_weight", "reduce", "step")
 BYTES = ("message", "activation", "static")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(profile)
 
 
 def profile(
@@ -45,7 +44,6 @@ def profile(
 
     Example: **recycle profile runs/mine -o executed.json**
     """
-    from recycle.job import Job
 
     if repeats < 1:
         raise JobError(f"profile: --repeats: must be at least 1, got {repeats}")
@@ -101,9 +99,6 @@ def _tell_executed(ran: Executed, output: Path, as_json: bool) -> None:
 
 def _table(profile: Profile, stages: int, planned: Profile | None = None) -> None:
     """A row per stage: median times with their spread or what was planned, and bytes."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False)
     table.add_column("stage", justify="right")
     columns = (*TIMES, *(() if planned is not None else BYTES))
@@ -151,8 +146,6 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda what, done, total: print(f"measured {done} of {total} {what}", file=sys.stderr)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:

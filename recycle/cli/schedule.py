@@ -9,15 +9,19 @@ from dataclasses import asdict
 from enum import StrEnum
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from recycle.cli import pricing
 from recycle.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from recycle.ir.schedule import Schedule
+from recycle.ir import formats
+from recycle.ir.families import FAMILIES, TWO_CHUNKS
+from recycle.ir.lower import lower as lowered
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import simulate
+from recycle.ir.text_grid import DRAWN
+from recycle.shape import Shape
 
 
 class Optimizer(StrEnum):
@@ -25,11 +29,6 @@ class Optimizer(StrEnum):
 
     STAGGERED = "staggered"
     BARRIER = "barrier"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(schedule)
 
 
 def schedule(
@@ -57,10 +56,6 @@ def schedule(
 
     Example: **recycle schedule 1f1b -D 3 -P 4 -m 6 -o 1f1b.json**
     """
-    from recycle.ir import formats
-    from recycle.ir.families import FAMILIES, TWO_CHUNKS
-    from recycle.ir.lower import lower as lowered
-    from recycle.shape import Shape
 
     if family not in FAMILIES:
         raise ScheduleError(f"{family!r} is not a family: known are {', '.join(FAMILIES)}")
@@ -90,9 +85,6 @@ def schedule(
 
 
 def _show(schedule: Schedule) -> None:
-    from recycle.ir.simulate import simulate
-    from recycle.ir.text_grid import DRAWN
-
     timeline = simulate(schedule)
     if schedule.shape.worker_count <= DRAWN:
         print(timeline.text(shutil.get_terminal_size((120, 24)).columns))

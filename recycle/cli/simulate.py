@@ -6,28 +6,28 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from recycle.cli import pricing
 from recycle.cli.limits import Limits, job_limits
 from recycle.errors import JobError
-
-if TYPE_CHECKING:
-    from recycle.ir.gaps import Gaps
-    from recycle.ir.schedule import Schedule
-    from recycle.ir.simulate import Timeline
-    from recycle.shape import Worker
+from recycle.ir import formats
+from recycle.ir.check import check
+from recycle.ir.gaps import GapCause, Gaps
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import Timeline
+from recycle.ir.simulate import simulate as timed
+from recycle.ir.text_grid import DRAWN
+from recycle.shape import Worker
 
 HINTS = 3
 """Longest gaps shown in which another instruction could have run."""
 FAILED = "failed"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(simulate)
 
 
 def simulate(
@@ -46,9 +46,6 @@ def simulate(
 
     Example: **recycle simulate 1f1b.json --times 1,1,1 --comm 0.5**
     """
-    from recycle.ir import formats
-    from recycle.ir.check import check
-    from recycle.ir.simulate import simulate as timed
 
     schedule = formats.read(file)
     if sum(given is not None for given in (times, profile, job)) > 1:
@@ -117,9 +114,6 @@ def _gaps(schedule: Schedule, gaps: Gaps) -> list[list[dict[str, Any]] | None]:
 
 
 def _print(timeline: Timeline, gaps: Gaps) -> None:
-    from recycle.ir.gaps import GapCause
-    from recycle.ir.text_grid import DRAWN
-
     schedule = timeline.schedule
     if schedule.shape.worker_count <= DRAWN and timeline.makespan:
         print(timeline.text(_width()))
@@ -157,8 +151,6 @@ def _load_columns(timeline: Timeline) -> dict[str, list[str]]:
 
 def _gap_columns(schedule: Schedule, gaps: Gaps) -> dict[str, list[str]]:
     """Title -> cell of each worker."""
-    from recycle.ir.gaps import GapCause
-
     dead = [worker in schedule.failed for worker in schedule.shape.workers()]
     return {
         cause.name.lower().replace("_", " "): [
@@ -170,10 +162,6 @@ def _gap_columns(schedule: Schedule, gaps: Gaps) -> dict[str, list[str]]:
 
 
 def _print_table(schedule: Schedule, columns: dict[str, list[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE)
     for title in ("worker", *columns):
         table.add_column(title, justify="right")

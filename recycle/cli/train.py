@@ -13,17 +13,15 @@ from recycle.exec.faults.faults import KINDS, PHASES, check_faults, parse_fault
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
 from recycle.exec.launch.observer import Observer
+from recycle.ir.named import named_schedule
+from recycle.job import Job, explain_job
+from recycle.shape import Shape
+from recycle.solve.planner import plan_for_training
 
 if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
-    from recycle.shape import Shape
 
 KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()) + f". Phases: {', '.join(PHASES)}."
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(train)
 
 
 def train(
@@ -67,8 +65,6 @@ def train(
 
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
     """
-    from recycle.ir.named import named_schedule
-    from recycle.job import Job, explain_job
 
     described = Job.load(job)
     if explain:
@@ -87,7 +83,6 @@ def train(
 
     from recycle.exec.checkpoint.resume import newest_run
     from recycle.exec.launch import launcher
-    from recycle.solve.planner import plan_for_training
 
     runs, name = Path("runs"), job.resolve().parent.name
     fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -7,28 +7,25 @@ import threading
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from recycle.errors import RecycleError
-
-if TYPE_CHECKING:
-    from recycle.job import PricedJob
-    from recycle.plans import Plan, PlanLibrary
-    from recycle.shape import Worker
-    from viz.run import Run
-    from viz.sources import ScheduleFile
-    from viz.what_if import Planner, WhatIf
+from recycle.ir.families import one_f_one_b
+from recycle.job import Job, PricedJob, price
+from recycle.plans import Plan, PlanLibrary
+from recycle.plans.library import MANIFEST
+from recycle.shape import Worker
+from recycle.solve.planner import plan
+from viz.comparison import is_comparison, load_comparison
+from viz.run import Run
+from viz.sources import ScheduleFile, load_source, schedule_source
+from viz.what_if import Planner, WhatIf
 
 DEFAULT_PORT = 8050
 _NEEDED: dict[str, tuple[str, ...]] = {".svg": (), ".png": ("PIL",)}
 """Modules of the `viz` extra that an export needs, by its suffix; everything else needs all of them."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(view)
 
 
 def view(
@@ -57,8 +54,6 @@ def view(
     Example: recycle view plan.json --export plan.svg
     """
     _require_viewer(_NEEDED.get(export_to.suffix.lower() if export_to is not None else "", ("dash", "plotly", "PIL")))
-    from viz.comparison import is_comparison, load_comparison
-    from viz.sources import load_source
 
     job, library, others = _sorted(paths or [])
     comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
@@ -91,10 +86,6 @@ def view(
 
 def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:
     """(job, library, whatever else was named). Raises RecycleError for a second job or library."""
-    from recycle.job import Job, price
-    from recycle.plans import PlanLibrary
-    from recycle.plans.library import MANIFEST
-
     jobs = [path for path in paths if path.suffix.lower() == ".toml" and not path.is_dir()]
     libraries = [path for path in paths if (path / MANIFEST).is_file()]
     for found, what in ((jobs, "job file"), (libraries, "plan library")):
@@ -107,9 +98,6 @@ def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, li
 
 def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[Run | ScheduleFile]) -> WhatIf | None:
     """What can answer for dead workers: a job, a library, or the job of the only run; None without any."""
-    from viz.run import Run
-    from viz.what_if import WhatIf
-
     if job is None and library is None:
         runs = [source for source in sources if isinstance(source, Run)]
         return _what_if_of(runs[0]) if len(runs) == 1 else None
@@ -118,9 +106,6 @@ def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[R
 
 def _what_if_of(run: Run) -> WhatIf | None:
     """What can answer for a run; None where its job cannot be read or priced any more: the page of the run says why."""
-    from recycle.job import Job, price
-    from viz.what_if import WhatIf
-
     try:
         job = price(Job.load(run.path / "job.toml"))
         return WhatIf(job, None, _planner(job))
@@ -132,8 +117,6 @@ def _planner(job: PricedJob) -> Planner:
     """The list scheduler for `job`, which answers within a second."""
 
     def plan_without(failed: frozenset[Worker]) -> Plan:
-        from recycle.solve.planner import plan
-
         return plan(job, failed, quick=True)
 
     return plan_without
@@ -141,7 +124,6 @@ def _planner(job: PricedJob) -> Planner:
 
 def _warm_up(what_if: WhatIf) -> None:
     """Plan with one worker dead while nobody asks yet: what a first plan loads and compiles is then there."""
-    from recycle.shape import Worker
 
     def ask() -> None:
         for failed in ([], [Worker(0, 0)]):
@@ -153,12 +135,6 @@ def _warm_up(what_if: WhatIf) -> None:
 
 def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:
     """The published worked example of adaptive pipelining: fault-free 1F1B, and the plan without worker 1.2."""
-    from recycle.ir.families import one_f_one_b
-    from recycle.job import Job, price
-    from recycle.shape import Worker
-    from viz.sources import schedule_source
-    from viz.what_if import WhatIf
-
     job = price(Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example"))
     what_if = WhatIf(job, None, _planner(job))
     adaptive = what_if.answer([Worker(1, 2)]).plan.schedule

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -416,12 +418,27 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     terminal, inside = os.openpty()  # the terminal shows when the search has begun
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=inside)
     os.close(inside)
+    searching = threading.Event()
+
     shown = b""
-    while b"searching" not in shown:
-        shown += os.read(terminal, 4096)
+
+    def read() -> None:
+        """Read to the end: a terminal that nobody reads is full after a while, and holds up whoever writes to it."""
+        nonlocal shown
+        with suppress(OSError):
+            while chunk := os.read(terminal, 4096):
+                shown += chunk
+                if b"searching" in shown:
+                    searching.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert searching.wait(60)
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(25) == 0
+    status = process.wait(25)
+    reader.join()
+    assert status == 0, shown.decode()
     os.close(terminal)
     made = Schedule.load(tmp_path / "p.json")
     assert made.metadata["seconds"] < 25
