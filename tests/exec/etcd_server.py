@@ -73,6 +73,7 @@ class EtcdServer:
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # until all its threads stand still
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
