@@ -161,7 +161,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     A worker that takes longer than its peers by more than the share `drift` in most of `drift_iterations` iterations,
     or a stage that does than its profile says, is planned for anew while training goes on; 0 switches that off.
 
-    `transport` moves tensors: "auto" is NCCL where stages compute on GPUs, gloo elsewhere (docs/transports.md).
+    `transport` moves tensors: "gloo", "nccl", or "package.module:Class" of another plug-in; "auto" is NCCL where stages
+    compute on GPUs, gloo elsewhere (docs/transports.md).
 
     `store` is "launcher", or "etcd://host:port[,host:port...]" (`etcds://` for TLS). A store that is reached over the
     network wants `etcd_user` with a password, from `etcd_password_file` or the environment (RECYCLE_ETCD_PASSWORD), or
@@ -169,7 +170,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     authority that signed the servers. An etcd that does not answer for `store_timeout` seconds is gone for good.
     """
 
-    transport: Literal["auto", "gloo", "nccl"] = "auto"
+    transport: str = "auto"
     store: str = "launcher"
     store_timeout: Annotated[float, Meta(gt=0)] = 20.0
     etcd_user: str | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,8 @@ from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Report
 from recycle.exec.model.stage import build_stage
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.transport.gloo import GlooTransport
+from recycle.exec.transport.gloo import Gloo
+from recycle.exec.transport.plugin import GroupsOfGeneration, TransportSettings
 from recycle.job import Job
 from recycle.shape import Worker
 from tests.exec.drive import CPU, corpus_of, execute, gradients_by_name, micro_batches, one_f_one_b, split
@@ -97,19 +97,8 @@ def whole_gradients(parts: list[Part]) -> dict[str, torch.Tensor]:
 def _serve(port: int, rank: int, count: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     store, me = TCPStore("127.0.0.1", port, is_master=False), Worker(0, 0)
-    transport = GlooTransport(
-        store,
-        "tensor",
-        me,
-        [me],
-        {},
-        ((1,), torch.float32),
-        timeout=60.0,
-        answer_timeout=30.0,
-        form_timeout=60.0,
-        over=threading.Event(),
-        tensor=(rank, count),
-    )
+    plugin = Gloo(TransportSettings(store, tensor=(rank, count)))
+    transport = plugin.open(GroupsOfGeneration("tensor", me, [me], {}, ((1,), torch.float32)))
     group = TensorGroup(rank, count)
     group.connect(transport.exchange)
     while (case := pipe.recv()) is not None:

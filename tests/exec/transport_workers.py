@@ -18,9 +18,10 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.transport.base import TransportError
-from recycle.exec.transport.gloo import GlooTransport, form_group, open_sockets, shut_sockets
+from recycle.exec.transport.gloo import Gloo, form_group
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.transport.lanes import Communicators, LaneTransport, lanes_of
+from recycle.exec.transport.plugin import GroupsOfGeneration, TransportPlugin, TransportSettings
 from recycle.ir.instruction import (
     Instruction,
     RecvActivation,
@@ -32,12 +33,14 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
+from recycle.sections import MembershipSection
 from recycle.shape import Worker
 
 MESSAGE = ((4, 3), torch.float32)
 CPU = torch.device("cpu")
 ANSWER_SECONDS = 240.0
 ENTRIES = 5
+LIMITS = MembershipSection(transport_timeout=60.0, dead_after=30.0, form_timeout=20.0)
 
 
 class TransportWorkers:
@@ -92,10 +95,11 @@ def _serve(port: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
     watch = store.clone()
-    keep = set(open_sockets())
+    settings = TransportSettings(store, limits=LIMITS)
+    plugins = {"gloo": Gloo(settings), "lanes": Lanes(settings)}
     while (case := pipe.recv()) is not None:
         try:
-            _case(store, watch, keep, *case)
+            _case(store, watch, plugins, *case)
             answer = "done"
         except TransportError as error:
             answer = f"TransportError: {error}"
@@ -108,7 +112,7 @@ def _serve(port: int, pipe: Any) -> None:
 def _case(
     store: Any,
     watch: Any,
-    keep: set[str],
+    plugins: dict[str, TransportPlugin],
     kind: str,
     name: str,
     text: str,
@@ -120,26 +124,24 @@ def _case(
     schedule = lower(Schedule.loads(text))
     members = sorted(schedule.live)
     role, over = members[place], threading.Event()
-    program = schedule.program(role)
-    transport = TRANSPORTS[kind](store, name, schedule, role, over)
+    program, plugin = schedule.program(role), plugins[kind]
+    hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
+    transport = plugin.open(GroupsOfGeneration(name, role, members, hosts, MESSAGE, program, over=over))
     if victim >= 0 and place != victim:
-        threading.Thread(target=_end_when_told, args=(watch, name, over, transport, keep), daemon=True).start()
+        threading.Thread(target=_end_when_told, args=(watch, name, over, plugin), daemon=True).start()
     try:
         for iteration in range(n):
             _iterate(transport, program, schedule, role, iteration, action if place == victim else "")
         store.set(f"{name}/done/{place}", "1")  # as after a commit: nobody leaves before all have what was sent
         store.wait([f"{name}/done/{other}" for other in range(len(members))], timedelta(seconds=ANSWER_SECONDS))
     finally:
-        shut_sockets(keep)
-        transport.close()
+        plugin.end()
 
 
-def _end_when_told(watch: Any, name: str, over: threading.Event, transport: Any, keep: set[str]) -> None:
+def _end_when_told(watch: Any, name: str, over: threading.Event, plugin: TransportPlugin) -> None:
     watch.wait([f"{name}/over"], timedelta(seconds=ANSWER_SECONDS))
     over.set()
-    shut_sockets(keep)
-    if isinstance(transport, LaneTransport):
-        transport.release()
+    plugin.wake()
 
 
 def _iterate(
@@ -187,31 +189,12 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
     return torch.arange(ENTRIES, dtype=torch.float64) * (iteration + 1) + 10 * stage + host.pipeline
 
 
-def _gloo(store: Any, name: str, schedule: Schedule, role: Worker, over: threading.Event) -> GroupTransport:
-    hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
-    return GlooTransport(
-        store,
-        name,
-        role,
-        sorted(schedule.live),
-        hosts,
-        MESSAGE,
-        timeout=60.0,
-        answer_timeout=30.0,
-        form_timeout=20.0,
-        over=over,
-    )
-
-
-def _lanes(store: Any, name: str, schedule: Schedule, role: Worker, over: threading.Event) -> GroupTransport:
+class Lanes(Gloo):
     """The transport that NCCL uses, over gloo's communicators: the same plan of communicators, the same order."""
-    hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
 
-    def make(group: str, rank: int, size: int) -> Any:
-        return form_group(store, f"{name}/{group}", rank, size, 20.0, "127.0.0.1", over)
+    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
+        def make(name: str, rank: int, size: int) -> Any:
+            return form_group(self.settings, f"{groups.name}/{name}", rank, size, groups.over)
 
-    made = Communicators(CPU, make, lambda group: None, lambda: None)
-    return LaneTransport(made, name, role, lanes_of(role, schedule.program(role)), hosts, MESSAGE, over=over)
-
-
-TRANSPORTS = {"gloo": _gloo, "lanes": _lanes}
+        made = Communicators(CPU, make, lambda group: None, lambda: None)
+        return LaneTransport(made, groups, lanes_of(groups.role, groups.program))

@@ -41,6 +41,7 @@ from recycle.exec.planning.placement import stages_by_rank
 from recycle.exec.planning.planning import Planner, require_valid
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Waker
+from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
@@ -137,6 +138,7 @@ class _Agent:
             job.train.threads,
             self._directory.logs / f"forkserver.{self._node}.log",
             0 < job.train.checkpoint_every <= self._steps,
+            transport_of(job).environment,
         )
         self._tensor_parallel = job.grid.tensor_parallel
         self._processes = LocalProcesses(

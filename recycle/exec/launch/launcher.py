@@ -40,7 +40,7 @@ from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Waker
 from recycle.exec.transport.connections import cut
-from recycle.exec.transport.transports import require_gpus, transport_of
+from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
@@ -133,11 +133,13 @@ def train(
         stages_by_rank(job.shape, schedule)
     if schedule is None and planner is None:
         raise JobError("nothing to run: give a schedule or a planner")
-    require_gpus(job, (job.shape.worker_count - len(absent)) * job.grid.tensor_parallel)
+    transport = transport_of(job)
+    transport.require_machine((job.shape.worker_count - len(absent)) * job.grid.tensor_parallel)
     earlier = find_earlier(Path(directory), job, steps, text_digest) if resume else None
     run_directory = RunDirectory(directory, job, earlier)
     checkpoints = 0 < job.train.checkpoint_every <= steps
-    own = server or ForkServer(job.model.kind, job.train.threads, run_directory.logs / "forkserver.log", checkpoints)
+    log = run_directory.logs / "forkserver.log"
+    own = server or ForkServer(job.model.kind, job.train.threads, log, checkpoints, transport.environment)
     launcher = _Launcher(
         job, steps, run_directory, schedule, list(faults), planner, observer or Observer(), own, text_digest, earlier
     )

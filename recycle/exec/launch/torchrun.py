@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +27,8 @@ from recycle.exec.membership.messages import Commit, Report, decode, encode
 from recycle.exec.model.build import build_stages
 from recycle.exec.planning.planning import require_valid
 from recycle.exec.transport.base import sum_groups
-from recycle.exec.transport.gloo import GlooTransport
+from recycle.exec.transport.plugin import GroupsOfGeneration, TransportSettings
+from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import OptimizerStep
 from recycle.ir.lower import with_barrier
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1 if isinstance(error, RunError) else 2)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # gloo's threads still run
+    os._exit(0)  # threads of the transport still run
 
 
 def _train(given: argparse.Namespace, first: bool) -> None:
@@ -87,20 +87,20 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     store: Any = TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0 and not _agent_serves()
     )
-    stages = build_stages(job, schedule.stages_of(role))
-    membership = job.membership
-    transport = GlooTransport(
-        store,
-        f"torchrun{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
-        role,
-        workers,
-        sum_groups(schedule, stages),
-        next(iter(stages.values())).message_spec(),
-        timeout=membership.transport_timeout,
-        answer_timeout=membership.dead_after,
-        form_timeout=membership.form_timeout,
-        over=threading.Event(),
-        address=os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename),
+    plugin = transport_of(job)
+    device = plugin.device(int(os.environ.get("LOCAL_RANK", "0")))
+    stages = build_stages(job, schedule.stages_of(role), device)
+    address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)
+    program = schedule.program(role)
+    transport = plugin(TransportSettings(store, device, address, limits=job.membership)).open(
+        GroupsOfGeneration(
+            f"torchrun{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+            role,
+            workers,
+            sum_groups(schedule, stages),
+            next(iter(stages.values())).message_spec(),
+            program,
+        )
     )
     decided: list[Commit] = []
 
@@ -110,7 +110,6 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             stages[stage].step(commit.step, commit.clip_factor)
 
     interpreter = Interpreter(stages, job.shape.stages, transport, step, ties=schedule.ties)
-    program = schedule.program(role)
     metrics = given.metrics.open("w") if first and given.metrics else None
     for iteration in range(steps):
         interpreter.begin(program, iteration)

@@ -26,9 +26,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
-from recycle.exec.model import idle_groups
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_parts import cut_dimensions
+from recycle.exec.transport.idle_groups import backend_of
 from recycle.job import Job
 from recycle.sections import ModelSection
 
@@ -194,8 +194,8 @@ def initialise(
 def ensure_parallel_state(device: torch.device, tensor_group: TensorGroup | None = None) -> None:
     """Give megatron-core the process groups it asks for: those that stand, else private ones of one rank.
 
-    The private ones use an in-process store, so no port; the transports of recycle have their own groups. With a tensor
-    group that one stands for the tensor-parallel group, also where megatron-core asks its `parallel_state`.
+    The private ones use an in-process store, so no port, and carry nothing: the transports of recycle have groups of
+    their own. A tensor group takes the place of the tensor-parallel group in megatron-core's `parallel_state`.
 
     Raises:
         RunError: torch.distributed stands with several ranks but megatron-core's groups do not.
@@ -203,8 +203,7 @@ def ensure_parallel_state(device: torch.device, tensor_group: TensorGroup | None
     if parallel_state.is_initialized():
         return
     if not torch.distributed.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else idle_groups.register()
-        torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(backend_of(device), store=HashStore(), rank=0, world_size=1)
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel()

@@ -396,13 +396,6 @@ class MegatronStage:
         return RunError(f"{where}: {kind} of micro-batch {micro_batch}: {why}")
 
 
-def default_device(local_rank: int = 0) -> torch.device:
-    """The only place that chooses a device: the GPU of this local rank, in turn where there are fewer; else the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
 def require_precision(precision: str, device: torch.device) -> None:
     """Raise RunError unless the device multiplies matrices and normalises in this precision."""
     try:

@@ -39,7 +39,7 @@ class TensorGroup(dist.ProcessGroup):
         # Of an all-reduce that fails torch describes the group, and where it has none in its tables, which of all
         # processes (a world of one) has which rank, it raises an error of its own instead.
         world: Any = dist.distributed_c10d._world
-        world.pg_map[self] = ("gloo", None)
+        world.pg_map[self] = ("recycle", None)
         world.pg_group_ranks[self] = {0: rank}
 
     def connect(self, exchange: Exchange) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.membership.members import member_name
 from recycle.exec.processes.waker import Waker
+from recycle.exec.transport.transports import known_environment
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.shape import Worker
 
@@ -29,20 +30,26 @@ class ForkServer:
         threads: OMP threads of every process that it forks.
         log: file for what the server itself prints; None for nowhere.
         checkpoints: import what checkpoints need too, so that no worker has to when it writes its first.
+        environment: variables that the transport of its workers needs; those of all known ones when left out.
     """
 
-    def __init__(self, kind: str, threads: int = 1, log: Path | None = None, checkpoints: bool = False) -> None:
+    def __init__(
+        self,
+        kind: str,
+        threads: int = 1,
+        log: Path | None = None,
+        checkpoints: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind, self.threads, self._log = kind, threads, log
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
         self._requests_of: dict[int, int] = {}
         self._asked = 0
         self._pending = b""
-        from recycle.exec.transport.nccl import ENVIRONMENT
-
         environment = {
             **os.environ,
-            **ENVIRONMENT,
+            **(known_environment() if environment is None else environment),
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "TORCH_CPP_LOG_LEVEL": "ERROR",

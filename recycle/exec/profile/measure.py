@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,9 +32,12 @@ from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import MegatronStage, Stage
-from recycle.exec.transport.gloo import GlooTransport
+from recycle.exec.transport.groups import GroupTransport
+from recycle.exec.transport.plugin import GroupsOfGeneration, TransportSettings
+from recycle.exec.transport.transports import ANYWHERE, transport_named
 from recycle.exec.worker.updates import Updates
 from recycle.job import Job, price
+from recycle.sections import MembershipSection
 from recycle.shape import MicroBatch, Worker
 
 WARM_UP = 3
@@ -287,18 +289,10 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
     peers = [Worker(k, 0) for k in range(request.peers)]
     me = peers[request.rank]
     store = LauncherStore.connect("127.0.0.1", request.port)
-    transport = GlooTransport(
-        store.torch_store,
-        "profile",
-        me,
-        peers,
-        {0: peers},
-        ((1,), torch.float32),
-        timeout=request.timeout,
-        answer_timeout=request.timeout,
-        form_timeout=request.timeout,
-        over=threading.Event(),
-    )
+    seconds = request.timeout
+    limits = MembershipSection(transport_timeout=seconds, dead_after=seconds, form_timeout=seconds)
+    plugin = transport_named(ANYWHERE)(TransportSettings(store.torch_store, limits=limits))
+    transport = plugin.open(GroupsOfGeneration("profile", me, peers, {0: peers}, ((1,), torch.float32)))
     messages = []
     for size in request.messages if request.rank < 2 else []:
         tensor = torch.zeros(max(1, size // 4), dtype=torch.float32)
@@ -314,7 +308,7 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
     return PeerFigures(messages, sums)
 
 
-def _exchange(transport: GlooTransport, begins: bool, peer: Worker, tensor: torch.Tensor) -> None:
+def _exchange(transport: GroupTransport, begins: bool, peer: Worker, tensor: torch.Tensor) -> None:
     """Send a message there and back."""
     turns = [transport.send_state, transport.receive_state]
     for turn in turns if begins else turns[::-1]:
@@ -344,7 +338,7 @@ def main(kind: str, parent: str) -> None:
     if kind == "peer":
         answers.write(msgspec.json.encode(measure_peers(msgspec.json.decode(line, type=PeerRequest))) + b"\n")
         sys.stderr.flush()
-        os._exit(0)  # gloo's threads still run
+        os._exit(0)  # threads of the transport still run
     request = msgspec.json.decode(line, type=StageRequest)
     job = Job.from_toml(request.job)
     torch.set_num_threads(job.train.threads)

@@ -32,6 +32,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.launch.launcher import check_request
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures, StageRequest
+from recycle.exec.transport.transports import transport_of
 from recycle.job import Job, price
 from recycle.profile import Link, Profile
 
@@ -198,7 +199,7 @@ class _Child:
             "MKL_NUM_THREADS": threads,
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "PYTHONWARNINGS": "ignore",
-            "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+            **transport_of(job).environment,
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "recycle.exec.profile.measure", kind, str(os.getpid())],

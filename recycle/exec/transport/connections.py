@@ -70,6 +70,31 @@ def connections_of(pid: int) -> list[Connection]:
     return sorted(found)
 
 
+def open_sockets() -> dict[str, int]:
+    """The sockets of this process: identity -> file descriptor."""
+    found: dict[str, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[target] = int(name)
+    return found
+
+
+def shut_sockets(keep: set[str], peers: Collection[tuple[str, int]] = ()) -> int:
+    """Shut every connected socket of this process but those in `keep` or connected to `peers`; returns how many."""
+    shut = 0
+    for identity, descriptor in open_sockets().items():
+        if identity in keep:
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getpeername()[:2] in peers:
+                continue
+            connection.shutdown(socket.SHUT_RDWR)
+            shut += 1
+    return shut
+
+
 def give_up_after(connection: Connection, seconds: float) -> None:
     """Have the kernel break a connection of this process that gets no answer for `seconds`."""
     with socket.socket(fileno=os.dup(connection.descriptor)) as end:

@@ -6,20 +6,17 @@ global process group is made, so a generation ends by dropping objects, and mega
 
 Shutting this process's sockets is what wakes whoever is blocked in a gloo transfer, here and at the other end;
 aborting a group does not. Sockets that were open before the generation (the clients of the store) are left alone, and
-so are listening sockets, whose shutdown would end the process. Three waits are deaf to that now and then: forming a
-group whose member died before it connected, an all-reduce, and a transfer that is posted in that very moment, as those
-inside a worker are all the time. They run in a thread of their own, which is left behind when the generation is over;
-so are their groups, because freeing one would wait for it.
+so are listening sockets, whose shutdown would end the process. Three kinds of waits do not always end when the sockets
+are shut: forming a group whose member died before it connected, an all-reduce, and a transfer that is posted in that
+very moment, as those inside a worker are all the time. They run in a thread of their own, which is left behind when the
+generation is over; so are their groups, because freeing one would wait for it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -30,8 +27,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from recycle.exec.transport.base import TransportError, Unreachable
-from recycle.exec.transport.connections import give_up_after, own_connections
+from recycle.exec.transport.connections import give_up_after, open_sockets, own_connections, shut_sockets
 from recycle.exec.transport.groups import STATE_TAG, GroupTransport, first_line
+from recycle.exec.transport.plugin import GroupsOfGeneration, TransportPlugin, TransportSettings, computes_on_gpu
+from recycle.job import Job
 from recycle.shape import Worker
 
 FORM_SECONDS = (0.001, 0.05)
@@ -43,22 +42,37 @@ _LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
 the latest), because freeing a group before that would block this process."""
 
 
-class GlooTransport(GroupTransport):
-    """Transport between processes over TCP.
+class Gloo(TransportPlugin):
+    """Between processes over TCP, on CPUs."""
 
-    Args:
-        store: a torch store client.
-        prefix: what the generation's keys begin with.
-        role: this worker's role in the plan.
-        members: roles of all live workers, in the same order everywhere.
-        hosts: stage (or group of tied stages) -> roles of its live hosts, for those that this worker hosts.
-        message: shape and type of an activation that crosses a stage boundary.
-        timeout: seconds after which a wait gives up; the last resort.
-        answer_timeout: seconds after which a peer that does not answer on its connection is out of reach.
-        form_timeout: seconds that forming the groups may take.
-        over: set when the generation is over.
-        waiting: called with True before a wait on a peer and with False after it.
-        tensor: tensor rank of this process, and T. Lanes and sums are between processes of one tensor rank.
+    def __init__(self, settings: TransportSettings) -> None:
+        super().__init__(settings)
+        self._kept: set[str] | None = None
+
+    @classmethod
+    def refusal(cls, job: Job) -> str | None:
+        if computes_on_gpu(job):
+            return (
+                '[membership] transport: "gloo" moves CPU tensors; hide the GPUs (CUDA_VISIBLE_DEVICES=) to compute'
+                " on CPUs"
+            )
+        return None
+
+    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
+        if self._kept is None:
+            self._kept = set(open_sockets())
+        return super().open(groups)
+
+    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
+        return GlooTransport(self.settings, groups)
+
+    def wake(self) -> None:
+        if self._kept is not None:
+            shut_sockets(self._kept, self.settings.kept_addresses)
+
+
+class GlooTransport(GroupTransport):
+    """One generation of it.
 
     Raises:
         TransportError: the groups did not form.
@@ -66,61 +80,44 @@ class GlooTransport(GroupTransport):
     A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        prefix: str,
-        role: Worker,
-        members: Sequence[Worker],
-        hosts: Mapping[int, Sequence[Worker]],
-        message: tuple[tuple[int, ...], torch.dtype],
-        *,
-        timeout: float,
-        answer_timeout: float,
-        form_timeout: float,
-        over: threading.Event,
-        waiting: Callable[[bool], None] = lambda _: None,
-        address: str = "127.0.0.1",
-        tensor: tuple[int, int] = (0, 1),
-    ) -> None:
-        super().__init__(message, torch.device("cpu"), over, waiting)
+    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
+        super().__init__(groups.message, torch.device("cpu"), groups.over, groups.waiting)
         _LEFT_BEHIND[:] = [(ending, group) for ending, group in _LEFT_BEHIND if not ending.done()]
-        self._ranks = {member: rank for rank, member in enumerate(members)}
-        self._timeout = timedelta(seconds=timeout)
+        name, role = groups.name, groups.role
+        self._ranks = {member: rank for rank, member in enumerate(groups.members)}
+        self._timeout = timedelta(seconds=settings.limits.transport_timeout)
         self._sums: dict[int, Any] = {}
-        inside = f"{prefix}/tensor{role}"
-        self._tensor_rank, self._tensor_ranks = tensor[0], range(tensor[1])
+        self._tensor_rank, tensor_parallel = settings.tensor
+        self._tensor_ranks = range(tensor_parallel)
         self._exchanged = 0
-        if tensor[1] > 1:
-            prefix = f"{prefix}/t{tensor[0]}"
+        inside = f"{name}/tensor{role}"
+        if tensor_parallel > 1:
+            name = f"{name}/t{self._tensor_rank}"
         # Name, own rank and size of each group; formed in this order, which is the same everywhere.
-        wanted = {_WORLD: (f"{prefix}/world", self._ranks[role], len(members))}
+        wanted = {_WORLD: (f"{name}/world", self._ranks[role], len(groups.members))}
         wanted |= {
-            stage: (f"{prefix}/stage{stage}", peers.index(role), len(peers))
-            for stage, peers in sorted(hosts.items())
+            stage: (f"{name}/stage{stage}", peers.index(role), len(peers))
+            for stage, peers in sorted(groups.hosts.items())
             if len(peers) > 1
         }
-        if tensor[1] > 1:
-            wanted[_TENSOR] = (inside, *tensor)
+        if tensor_parallel > 1:
+            wanted[_TENSOR] = (inside, *settings.tensor)
         before = open_sockets()
-        waiting(True)
-        groups = self._leave_when_over(
-            lambda: {
-                key: form_group(store, name, rank, size, form_timeout, address, over)
-                for key, (name, rank, size) in wanted.items()
-            }
+        groups.waiting(True)
+        formed = self._leave_when_over(
+            lambda: {key: form_group(settings, *of_group, groups.over) for key, of_group in wanted.items()}
         )
         self._connections = own_connections([fd for name, fd in open_sockets().items() if name not in before])
         for connection in self._connections:
-            give_up_after(connection, answer_timeout)
-        self._ends = {member: f"{prefix}/ends/{member}" for member in members}
-        self._store = store
-        store.set(self._ends[role], " ".join(map(str, self._connections)))
-        waiting(False)
-        for group in groups.values():
+            give_up_after(connection, settings.limits.dead_after)
+        self._ends = {member: f"{name}/ends/{member}" for member in groups.members}
+        self._store = settings.store
+        self._store.set(self._ends[role], " ".join(map(str, self._connections)))
+        groups.waiting(False)
+        for group in formed.values():
             group._set_default_timeout(self._timeout)
-        self._world, self._tensor = groups.pop(_WORLD), groups.pop(_TENSOR, None)
-        self._sums.update(groups)
+        self._world, self._tensor = formed.pop(_WORLD), formed.pop(_TENSOR, None)
+        self._sums.update(formed)
 
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
         return self._world.recv([tensor], self._ranks[peer], tag)
@@ -135,12 +132,12 @@ class GlooTransport(GroupTransport):
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
         for buffer in buffers:
-            self._wait_deaf([self._try(partial(group.allreduce, [buffer], options))], group)
+            self._wait_in_thread([self._try(partial(group.allreduce, [buffer], options))], group)
 
-    def _wait_deaf(self, works: Sequence[Any], group: Any) -> None:
-        """Wait for all of `works`, which shut sockets need not wake, until the generation is over."""
+    def _wait_in_thread(self, works: Sequence[Any], group: Any) -> None:
+        """Wait for all of `works`, which may not end when sockets are shut, but no longer than for the generation."""
         self._waiting(True)
-        ending = self._deaf.submit(lambda: [work.wait() for work in works])
+        ending = self._thread.submit(lambda: [work.wait() for work in works])
         try:
             self._until_over(ending)
         except TransportError:
@@ -150,11 +147,6 @@ class GlooTransport(GroupTransport):
             self._waiting(False)
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        """Start to give `tensor`, contiguous, to the worker's other processes and to get theirs.
-
-        All of them exchange tensors of one shape in the same order. The call returned waits until `tensor` may be
-        written again and all have come, and returns them by tensor rank.
-        """
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
         parts = [tensor if rank == self._tensor_rank else torch.empty_like(tensor) for rank in self._tensor_ranks]
@@ -162,7 +154,7 @@ class GlooTransport(GroupTransport):
         works += [self._try(partial(self._tensor.send, [tensor], rank, tag)) for rank in others]
 
         def pending() -> list[torch.Tensor]:
-            self._wait_deaf(works, self._tensor)
+            self._wait_in_thread(works, self._tensor)
             return parts
 
         return pending
@@ -220,36 +212,11 @@ class _FormingStore(Store):
             pause = min(1.5 * pause, longest)
 
 
-def form_group(store: Any, name: str, rank: int, size: int, timeout: float, address: str, over: threading.Event) -> Any:
+def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:
     """A gloo group of `size` ranks, as soon as all have come. Raises RuntimeError once `over` is set, or too late."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=address)]
-    options._timeout = timedelta(seconds=timeout)
-    patient = _FormingStore(store, over)  # PrefixStore does not keep it alive
+    options._devices = [gloo.create_device(hostname=settings.address)]
+    options._timeout = timedelta(seconds=settings.limits.form_timeout)
+    patient = _FormingStore(settings.store, over)  # PrefixStore does not keep it alive
     return gloo(PrefixStore(name, patient), rank, size, options)
-
-
-def open_sockets() -> dict[str, int]:
-    """The sockets of this process: identity -> file descriptor."""
-    found: dict[str, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found[target] = int(name)
-    return found
-
-
-def shut_sockets(keep: set[str], peers: Collection[tuple[str, int]] = ()) -> int:
-    """Shut every connected socket of this process but those in `keep` or connected to `peers`; returns how many."""
-    shut = 0
-    for identity, descriptor in open_sockets().items():
-        if identity in keep:
-            continue
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.getpeername()[:2] in peers:
-                continue
-            connection.shutdown(socket.SHUT_RDWR)
-            shut += 1
-    return shut

@@ -43,7 +43,7 @@ class GroupTransport(ABC):
         waiting: Callable[[bool], None],
     ) -> None:
         self._message, self._device, self._waiting, self._over = message, device, waiting, over
-        self._deaf = ThreadPoolExecutor(1)
+        self._thread = ThreadPoolExecutor(1)
         self._iteration = 0
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
         self._lanes: dict[Worker, list[Transfer]] = {}
@@ -109,6 +109,15 @@ class GroupTransport(ABC):
         self._post_next(self._lanes[instruction.peer])
         return self._posted.pop(instruction)
 
+    def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        """Start to give `tensor`, contiguous, to the worker's other tensor ranks and to get theirs.
+
+        All of them exchange tensors of one shape in the same order. The call returned waits until `tensor` may be
+        written again and all have come, and returns them by tensor rank. Only a transport that allows tensor
+        parallelism has it.
+        """
+        raise NotImplementedError
+
     def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
         """Send `tensors` to a worker that joins."""
         for place, tensor in enumerate(tensors):
@@ -121,11 +130,11 @@ class GroupTransport(ABC):
 
     def close(self) -> None:
         self._posted, self._lanes, self._sent = {}, {}, {}
-        self._deaf.shutdown(wait=False)
+        self._thread.shutdown(wait=False)
 
     def _leave_when_over(self, action: Callable[[], Any]) -> Any:
         """The result of `action`, which runs in a thread; TransportError when it fails or the generation ends first."""
-        return self._until_over(self._deaf.submit(action))
+        return self._until_over(self._thread.submit(action))
 
     def _until_over(self, running: Future[Any]) -> Any:
         while True:

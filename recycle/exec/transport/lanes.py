@@ -12,7 +12,6 @@ each is warmed up as soon as it stands, which also keeps that time out of the fi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +22,9 @@ import torch.distributed as dist
 
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.groups import GroupTransport
+from recycle.exec.transport.plugin import GroupsOfGeneration, Lane
 from recycle.ir.instruction import Instruction, SendActivation, SendGradient, Transfer
 from recycle.shape import Worker
-
-Lane = tuple[Worker, Worker]
-"""(sender, receiver)."""
 
 
 @dataclass(frozen=True)
@@ -62,41 +59,25 @@ def lanes_of(role: Worker, program: Sequence[Instruction], joins: Collection[Lan
 
 
 class LaneTransport(GroupTransport):
-    """One worker's end of all its lanes and sums.
+    """One worker's end of all its lanes and sums, in one generation.
 
     Args:
         communicators: of the backend.
-        prefix: what the generation's names begin with.
-        role: this worker's role in the plan.
+        groups: what to form.
         lanes: as `lanes_of` gives them.
-        hosts: stage -> roles of its live hosts, for the stages that this worker hosts.
-        message: shape and type of an activation that crosses a stage boundary.
-        over: set when the generation is over.
-        waiting: called with True before a wait on a peer and with False after it.
 
     Raises:
         TransportError: the communicators did not form.
     """
 
-    def __init__(
-        self,
-        communicators: Communicators,
-        prefix: str,
-        role: Worker,
-        lanes: Sequence[Lane],
-        hosts: Mapping[int, Sequence[Worker]],
-        message: tuple[tuple[int, ...], torch.dtype],
-        *,
-        over: threading.Event,
-        waiting: Callable[[bool], None] = lambda _: None,
-    ) -> None:
-        super().__init__(message, communicators.device, over, waiting)
-        self._of, self._role = communicators, role
+    def __init__(self, communicators: Communicators, groups: GroupsOfGeneration, lanes: Sequence[Lane]) -> None:
+        super().__init__(groups.message, communicators.device, groups.over, groups.waiting)
+        self._of, self._role = communicators, groups.role
         self._standing: list[Any] = []
         self._outgoing: dict[Worker, Any] = {}
         self._incoming: dict[Worker, Any] = {}
         self._sums: dict[int, Any] = {}
-        self._leave_when_over(lambda: self._form(prefix, lanes, hosts))
+        self._leave_when_over(lambda: self._form(groups.name, lanes, groups.hosts))
 
     def _form(self, prefix: str, lanes: Sequence[Lane], hosts: Mapping[int, Sequence[Worker]]) -> None:
         for sender, receiver in sorted(lanes):

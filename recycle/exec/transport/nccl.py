@@ -6,69 +6,96 @@ communicator of this process, which is what lets the spinning kernels end. Every
 itself, never split from another, since an abort does not reach split ones. After an abort nothing that was on its
 stream is valid: the iteration starts again from the committed step. A new generation forms under names of its own, and
 only once all have acknowledged that they left the old one, so that no one aborts while another initialises.
-torch's own watchdog must not end the process meanwhile: `ENVIRONMENT` switches it off before torch is imported.
+torch's own watchdog must not end the process meanwhile: the environment switches it off before torch is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from recycle.errors import RunError
-from recycle.exec.transport.lanes import Communicators
+from recycle.errors import JobError, RunError
+from recycle.exec.transport.lanes import Communicators, LaneTransport, lanes_of
+from recycle.exec.transport.plugin import (
+    GroupsOfGeneration,
+    TransportPlugin,
+    TransportSettings,
+    computes_on_gpu,
+    gpu_or_cpu,
+)
+from recycle.job import Job
 
-ENVIRONMENT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch's watchdog ends the process before the generation does
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # likewise, when the watchdog itself is stuck behind an abort
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
-}
-"""What worker processes on GPUs are started with."""
-_STANDING: list[Any] = []
 UNFIT_VERSIONS = ((2, 17, 1), (2, 25, 1))
 """Versions whose abort is reported to hang: pytorch issues 119215 and 149153."""
 
 
-def nccl_communicators(store: Any, device: torch.device, form_timeout: float) -> Communicators:
-    """Communicators over NCCL that form on `store`.
-
-    Args:
-        store: a torch store client.
-        device: this process's GPU, its own alone: NCCL refuses two ranks on one.
-        form_timeout: seconds that forming one may take.
+class Nccl(TransportPlugin):
+    """Between processes with a GPU each, which is theirs alone: NCCL refuses two ranks on one.
 
     Raises:
         RunError: no GPU, an NCCL that cannot be relied on, or torch's watchdog is on.
     """
-    require_usable(device)
 
-    def make(name: str, rank: int, size: int) -> Any:
+    environment: ClassVar[Mapping[str, str]] = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch's watchdog ends the process before the generation does
+        "TORCH_NCCL_ENABLE_MONITORING": "0",  # likewise, when the watchdog itself is stuck behind an abort
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
+    }
+
+    def __init__(self, settings: TransportSettings) -> None:
+        super().__init__(settings)
+        require_usable(settings.device)
+        self._communicators: list[Any] = []
+
+    @classmethod
+    def refusal(cls, job: Job) -> str | None:
+        if not computes_on_gpu(job):
+            return '[membership] transport: "nccl", but no stage computes on a GPU here; leave it at "auto"'
+        return "[shape] tensor_parallel: only 1 with NCCL for now" if job.grid.tensor_parallel > 1 else None
+
+    @classmethod
+    def require_machine(cls, processes: int) -> None:
+        gpus = torch.cuda.device_count()
+        if processes > gpus:
+            raise JobError(
+                f"{processes} workers on this machine, but {gpus} GPUs: NCCL wants one for each; on one GPU run the"
+                f" schedule in one process, recycle.exec.run(schedule, job)"
+            )
+
+    @classmethod
+    def device(cls, local_index: int) -> torch.device:
+        return gpu_or_cpu(local_index)
+
+    def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
+        device = self.settings.device
+        made = Communicators(device, self._make, self._release, lambda: torch.cuda.synchronize(device))
+        lanes = lanes_of(groups.role, groups.program, groups.joins)
+        return LaneTransport(made, groups, lanes)
+
+    def _make(self, name: str, rank: int, size: int) -> Any:
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
-        options._timeout = timedelta(seconds=form_timeout)
-        with torch.cuda.device(device):
-            _STANDING.append(nccl(PrefixStore(name, store), rank, size, options))
-        return _STANDING[-1]
+        options._timeout = timedelta(seconds=self.settings.limits.form_timeout)
+        with torch.cuda.device(self.settings.device):
+            self._communicators.append(nccl(PrefixStore(name, self.settings.store), rank, size, options))
+        return self._communicators[-1]
 
-    return Communicators(device, make, _release, lambda: torch.cuda.synchronize(device))
+    def wake(self) -> None:
+        for group in list(self._communicators):
+            self._release(group)
 
-
-def abort_all() -> None:
-    """Abort every communicator of this process, from any thread: what waits on one here wakes up."""
-    for group in list(_STANDING):
-        _release(group)
-
-
-def _release(group: Any) -> None:
-    with contextlib.suppress(ValueError):  # another thread was first
-        _STANDING.remove(group)
-        with contextlib.suppress(RuntimeError):
-            group.abort()
+    def _release(self, group: Any) -> None:
+        with contextlib.suppress(ValueError):  # another thread was first
+            self._communicators.remove(group)
+            with contextlib.suppress(RuntimeError):
+                group.abort()
 
 
 def require_usable(device: torch.device) -> None:

@@ -19,9 +19,8 @@ from recycle.exec.membership.schema import generation_folder
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
-from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupTransport
-from recycle.exec.transport.transports import Transports
+from recycle.exec.transport.plugin import GroupsOfGeneration, TransportPlugin
 from recycle.exec.worker.iterations import Iterations, TraceLog
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
@@ -41,9 +40,8 @@ class WorkerLoop:
         stages: the stages it hosts.
         injector: faults that strike here.
         trace: log that its executed instructions go to.
-        shut: shuts the sockets of whatever transport stands.
         saver: writes this process's part of checkpoints.
-        transports: opens the transport of each generation.
+        transport: opens the groups of each generation.
         at: the iteration that the stages' states are from.
         tensor_group: that this worker's stages compute in; None without tensor parallelism.
     """
@@ -55,15 +53,14 @@ class WorkerLoop:
         stages: Mapping[int, Stage],
         injector: FaultInjector,
         trace: TraceLog,
-        shut: Callable[[], object],
         saver: Saver,
-        transports: Transports,
+        transport: TransportPlugin,
         at: int = -1,
         tensor_group: TensorGroup | None = None,
     ) -> None:
         self.job, self.member, self.stages = job, member, stages
-        self.injector, self.trace, self.shut = injector, trace, shut
-        self._saver, self._transports, self._tensor_group = saver, transports, tensor_group
+        self.injector, self.trace = injector, trace
+        self._saver, self._transport, self._tensor_group = saver, transport, tensor_group
         self._updates = Updates(stages, at, member.decisions())
 
     def run(self) -> None:
@@ -106,7 +103,7 @@ class WorkerLoop:
         try:
             program = lower(schedule).program(role)
             transport = self._form(record, schedule, role, program)
-            if self._tensor_group is not None and isinstance(transport, GlooTransport):  # NCCL is for T = 1
+            if self._tensor_group is not None:
                 self._tensor_group.connect(transport.exchange)
             self.member.progress.ended()
             self.member.formed()
@@ -137,39 +134,34 @@ class WorkerLoop:
         except GenerationOver:
             return None
         finally:
-            self.shut()  # wakes every peer that still waits for this worker
             if self._tensor_group is not None:
                 self._tensor_group.disconnect()
-            if transport is not None:
-                transport.close()
+            self._transport.end()
 
     def _form(
         self, record: GenerationRecord, schedule: Schedule, role: Worker, program: Sequence[Instruction]
     ) -> GroupTransport:
         joins = {(record.roles[source], record.roles[joiner]) for joiner, source in record.joins.items()}
-        transport = self._transports.open(
+        groups = GroupsOfGeneration(
             generation_folder(record.generation),
             role,
             sorted(map(Worker.parse, record.roles.values())),
-            program,
-            [(Worker.parse(source), Worker.parse(joiner)) for source, joiner in joins],
             sum_groups(schedule, self.stages),
             next(iter(self.stages.values())).message_spec(),
+            program,
+            [(Worker.parse(source), Worker.parse(joiner)) for source, joiner in joins],
             self.member.over,
             self._waits,
         )
-        try:
-            for joiner, source in sorted(record.joins.items()):
-                if self.member.worker in (source, joiner):
-                    self.injector.at_phase("copy", record.committed + 1)
-                if self.member.worker == source:
-                    self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
-                elif self.member.worker == joiner:
-                    self._each_state(partial(transport.receive_state, Worker.parse(record.roles[source])))
-                    self._updates.joined(record.committed)
-        except TransportError:
-            transport.close()
-            raise
+        transport = self._transport.open(groups)
+        for joiner, source in sorted(record.joins.items()):
+            if self.member.worker in (source, joiner):
+                self.injector.at_phase("copy", record.committed + 1)
+            if self.member.worker == source:
+                self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
+            elif self.member.worker == joiner:
+                self._each_state(partial(transport.receive_state, Worker.parse(record.roles[source])))
+                self._updates.joined(record.committed)
         return transport
 
     def _waits(self, whether: bool) -> None:

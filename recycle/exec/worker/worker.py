@@ -26,11 +26,10 @@ from recycle.exec.membership.members import member_name
 from recycle.exec.membership.schema import ReachedKey, StruckKey
 from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.stage import Stage, default_device
+from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.transport.gloo import open_sockets, shut_sockets
-from recycle.exec.transport.nccl import abort_all
-from recycle.exec.transport.transports import Transports, transport_of
+from recycle.exec.transport.plugin import TransportSettings
+from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.iterations import TraceLog
 from recycle.exec.worker.recovery import WorkerLoop
 from recycle.exec.worker.saver import Saver
@@ -40,7 +39,7 @@ from recycle.shape import Worker
 
 
 def run_worker(text: str) -> None:
-    """Run one worker to the end of its run. Its process should end at once afterwards: gloo's threads still run."""
+    """Run one worker to the end of its run. Its process should end at once: threads of its transport may still run."""
     specification = msgspec.json.decode(text, type=WorkerSpecification)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -50,7 +49,9 @@ def run_worker(text: str) -> None:
     tensor_rank, tensor_parallel = specification.tensor_rank, job.grid.tensor_parallel
     name = member_name(worker, tensor_rank)
     tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
-    stages = build_stages(job, specification.stages, specification.local_index, tensor_group)
+    plugin = transport_of(job)
+    device = plugin.device(specification.local_index)
+    stages = build_stages(job, specification.stages, device, tensor_group)
     if specification.restored is not None:
         load(
             folder_of(Path(specification.checkpoints), specification.restored),
@@ -59,20 +60,22 @@ def run_worker(text: str) -> None:
             tensor_parallel,
         )
     store = open_store(specification.store, specification.run, job.membership)
-    keep: set[str] = set()
-    peers = store.addresses
-
-    def shut() -> None:
-        if transport_of(job) == "nccl":
-            abort_all()
-        else:
-            shut_sockets(keep, peers)
+    transport = plugin(
+        TransportSettings(
+            store.torch_store,
+            device,
+            specification.address,
+            (tensor_rank, tensor_parallel),
+            store.addresses,
+            job.membership,
+        )
+    )
 
     def end(reason: str) -> None:
         print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(3)
 
-    member = Member(store, name, job.membership.heartbeat, shut, end, specification.generation)
+    member = Member(store, name, job.membership.heartbeat, transport.wake, end, specification.generation)
     saver = Saver(Path(specification.checkpoints), name, worker.rank, stages, store, tensor_parallel)
     injector = FaultInjector(
         [(number, parse_fault(text)) for number, text in specification.faults],
@@ -80,21 +83,13 @@ def run_worker(text: str) -> None:
         lambda: _poison(stages),
         lambda number: store.wait(StruckKey(number), 60.0),
     )
-    keep |= set(open_sockets())
     member.ready(specification.incarnation)
     trace = TraceLog(
         None if specification.trace is None else Path(specification.trace), specification.started, member.warn
     )
     at = -1 if specification.restored is None else specification.restored
     try:
-        transports = Transports(
-            job,
-            store.torch_store,
-            default_device(specification.local_index),
-            specification.address,
-            (tensor_rank, tensor_parallel),
-        )
-        WorkerLoop(job, member, stages, injector, trace, shut, saver, transports, at, tensor_group).run()
+        WorkerLoop(job, member, stages, injector, trace, saver, transport, at, tensor_group).run()
         member.progress.set_waiting(True)  # for a disk, which has its own deadline
         saver.close()
         member.progress.begins("digest")

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from recycle.errors import JobError, RunError
+from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.lanes import lanes_of
-from recycle.exec.transport.nccl import nccl_communicators
-from recycle.exec.transport.transports import require_gpus, transport_of
+from recycle.exec.transport.nccl import Nccl
+from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
+from recycle.exec.transport.transports import transport_of
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
@@ -94,17 +95,20 @@ def job(transport: str, kind: str = "gpt", tensor_parallel: int = 1) -> Job:
 @pytest.mark.parametrize(
     ("transport", "kind", "gpus", "expected"),
     [
-        ("auto", "gpt", 0, "gloo"),
-        ("auto", "gpt", 4, "nccl"),
-        ("nccl", "gpt", 4, "nccl"),
-        ("auto", "emulated", 4, "gloo"),
-        ("gloo", "emulated", 4, "gloo"),
-        ("gloo", "gpt", 0, "gloo"),
+        ("auto", "gpt", 0, Gloo),
+        ("auto", "gpt", 4, Nccl),
+        ("nccl", "gpt", 4, Nccl),
+        ("auto", "emulated", 4, Gloo),
+        ("gloo", "emulated", 4, Gloo),
+        ("gloo", "gpt", 0, Gloo),
     ],
 )
-def test_the_transport_follows_from_where_stages_compute(transport: str, kind: str, gpus: int, expected: str) -> None:
-    assert transport_of(job(transport, kind), gpus) == expected
-    require_gpus(job(transport, kind), 4, gpus)
+def test_the_transport_follows_from_where_stages_compute(
+    transport: str, kind: str, gpus: int, expected: type[TransportPlugin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert transport_of(job(transport, kind)) is expected
+    expected.require_machine(4)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +120,28 @@ def test_the_transport_follows_from_where_stages_compute(transport: str, kind: s
         ("auto", "gpt", 3, "4 workers on this machine, but 3 GPUs: NCCL wants one for each"),
     ],
 )
-def test_a_transport_that_cannot_work_is_refused(transport: str, kind: str, gpus: int, message: str) -> None:
+def test_a_transport_that_cannot_work_is_refused(
+    transport: str, kind: str, gpus: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     with pytest.raises(JobError, match=re.escape(message)):
-        require_gpus(job(transport, kind), 4, gpus)
+        transport_of(job(transport, kind)).require_machine(4)
 
 
-def test_nccl_with_tensor_parallelism_is_refused() -> None:
+@pytest.mark.parametrize(
+    "name", ["gluu", "local", "no.such:Module", "recycle.job:Job", "recycle.job:No", ":", "a b:c"]
+)
+def test_a_transport_that_does_not_exist_is_refused_with_those_that_do(name: str) -> None:
+    with pytest.raises(JobError, match=re.escape(f'transport: "{name}" is none of "auto", "nccl", "gloo", nor the')):
+        transport_of(job(name))
+
+
+def test_nccl_with_tensor_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     with pytest.raises(JobError, match=re.escape("[shape] tensor_parallel: only 1 with NCCL for now")):
-        transport_of(job("auto", tensor_parallel=2), 8)
+        transport_of(job("auto", tensor_parallel=2))
 
 
 def test_nccl_names_what_is_missing() -> None:
     with pytest.raises(RunError, match="NCCL: no GPU is visible here"):
-        nccl_communicators(None, torch.device("cpu"), 1.0)
+        Nccl(TransportSettings(None))

@@ -1,4 +1,4 @@
-"""A gloo backend whose groups share one device: for the groups that megatron-core wants to exist and never uses.
+"""The backend of the groups that megatron-core wants to exist and never uses: on CPUs, gloo's on one shared device.
 
 Its `parallel_state` makes some twenty groups. Each of torch's own gloo groups has a device of its own, whose thread
 wakes up a hundred times a second; on two cores those threads take 3 % of the time that training has, and setting the
@@ -11,14 +11,17 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 NAME = "idle_gloo"
 
 
 @cache
-def register() -> str:
-    """Make the backend known to torch.distributed, once per process; returns its name."""
+def backend_of(device: torch.device) -> str:
+    """The name of the backend for groups of one process whose tensors lie on `device`; made known to torch."""
+    if device.type != "cpu":
+        return "cpu:gloo,cuda:nccl"
     dist.Backend.register_backend(NAME, _make, devices=["cpu"])
     return NAME
 

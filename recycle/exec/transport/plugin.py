@@ -1,0 +1,133 @@
+"""What a transport is to everything outside of this folder: `TransportPlugin`, one subclass per transport.
+
+A worker process has one plug-in object, which opens the groups of each generation in turn. To add a transport: a
+subclass in a file of its own, and its line in transports.py; docs/transports.md has an example.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from recycle.exec.transport.groups import GroupTransport
+from recycle.ir.instruction import Instruction
+from recycle.job import Job
+from recycle.sections import MembershipSection
+from recycle.shape import Worker
+
+Lane = tuple[Worker, Worker]
+"""(sender, receiver)."""
+
+
+@dataclass(frozen=True)
+class TransportSettings:
+    """What a plug-in knows of the process that it moves tensors for.
+
+    Attributes:
+        store: a torch store client that groups form on.
+        device: that the stages of this process compute on.
+        address: of this machine, by which peers reach it.
+        tensor: tensor rank of this process, and T. Lanes and sums are between processes of one tensor rank.
+        kept_addresses: (address, port) of connections that are not the transport's and may be made at any time.
+        limits: seconds of a wait (`transport_timeout`, the last resort), of forming groups (`form_timeout`), and of a
+            connection without an answer, whose peer is out of reach then (`dead_after`).
+    """
+
+    store: Any
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  (immutable)
+    address: str = "127.0.0.1"
+    tensor: tuple[int, int] = (0, 1)
+    kept_addresses: Collection[tuple[str, int]] = ()
+    limits: MembershipSection = MembershipSection()  # noqa: RUF009  (immutable)
+
+
+@dataclass(frozen=True)
+class GroupsOfGeneration:
+    """Which groups one generation needs, as one of its processes sees them.
+
+    Attributes:
+        name: of the generation; the names of all its groups begin with it.
+        role: this worker's role in the plan.
+        members: roles of all live workers, in the same order everywhere.
+        hosts: stage (or group of tied stages) -> roles of its live hosts, for those that this worker hosts.
+        message: shape and type of an activation that crosses a stage boundary.
+        program: of this worker's role.
+        joins: the lanes by which states are copied to workers that join, before the program runs.
+        over: set when the generation is over.
+        waiting: called with True before a wait on a peer and with False after it.
+    """
+
+    name: str
+    role: Worker
+    members: Sequence[Worker]
+    hosts: Mapping[int, Sequence[Worker]]
+    message: tuple[tuple[int, ...], torch.dtype]
+    program: Sequence[Instruction] = ()
+    joins: Collection[Lane] = ()
+    over: threading.Event = field(default_factory=threading.Event)
+    waiting: Callable[[bool], None] = lambda _: None
+
+
+class TransportPlugin(ABC):
+    """A transport. What is asked before any process runs are class methods; an object belongs to one process."""
+
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Variables that worker processes are started with."""
+
+    def __init__(self, settings: TransportSettings) -> None:
+        self.settings = settings
+        self._standing: GroupTransport | None = None
+
+    @classmethod
+    @abstractmethod
+    def refusal(cls, job: Job) -> str | None:
+        """Why it cannot move what the stages of `job` make on this machine; None when it can."""
+
+    @classmethod
+    def require_machine(cls, processes: int) -> None:
+        """Raise JobError when it cannot connect so many processes of this machine; most can connect any number."""
+        return
+
+    @classmethod
+    def device(cls, local_index: int) -> torch.device:
+        """The device that the process with this number on its machine computes on."""
+        return torch.device("cpu")
+
+    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
+        """Form a generation's groups. Raises TransportError when they do not form."""
+        self._standing = self._form(groups)
+        return self._standing
+
+    @abstractmethod
+    def _form(self, groups: GroupsOfGeneration) -> GroupTransport: ...
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let whoever waits for a peer in this process wake up with TransportError, and peers that wait for it too.
+
+        Called from another thread, again and again until the main thread has left its generation.
+        """
+
+    def end(self) -> None:
+        """This process leaves its generation, whether its groups had formed or not."""
+        self.wake()
+        if self._standing is not None:
+            self._standing.close()
+            self._standing = None
+
+
+def gpu_or_cpu(local_index: int = 0) -> torch.device:
+    """The GPU with this number on its machine, in turn where there are fewer; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_index % torch.cuda.device_count())
+
+
+def computes_on_gpu(job: Job) -> bool:
+    """Whether the job's stages compute on GPUs here."""
+    return job.model.kind == "gpt" and torch.cuda.device_count() > 0
