@@ -15,6 +15,7 @@ import pytest
 
 from recycle import Job, JobError, RunError
 from recycle.exec.launch.observer import Observer
+from recycle.job import price
 from recycle.runs import read_lines, read_logs
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
@@ -54,7 +55,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(launch: Run, tmp_path: 
 def test_a_run_directory_holds_everything_that_the_run_is_known_by(launch: Run, tmp_path: Path) -> None:
     of = job(2, 2, 2)
     run = launch(of, STEPS, directory=tmp_path)
-    assert Job.load(tmp_path / "job.toml") == of
+    assert price(Job.load(tmp_path / "job.toml")) == of
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert metrics == run.metrics
     assert [line["step"] for line in metrics] == [0, 1, 2]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.transport.plugin import GroupsOfGeneration
 from tests.exec.runs import Run, job, kinds
+
+pytestmark = pytest.mark.process
 
 
 class Counting(Gloo):

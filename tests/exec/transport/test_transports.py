@@ -19,7 +19,7 @@ from recycle.exec.transport.transports import transport_of
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import Job, price
 from recycle.plans import Plan
 from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan_for_training
@@ -40,7 +40,7 @@ def adaptive() -> Schedule:
         "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 3\n[memory]\nlimit = 4\n[planner]\nsteps = 1"
     )
     vector = (0, 1)
-    plan = Plan.from_text(plan_for_training(job, vector, True), "plan")
+    plan = Plan.from_text(plan_for_training(price(job), vector, True), "plan")
     return plan.for_processes(frozenset([Worker(1, 1)])).schedule
 
 
@@ -128,9 +128,7 @@ def test_a_transport_that_cannot_work_is_refused(
         transport_of(job(transport, kind)).require_machine(4)
 
 
-@pytest.mark.parametrize(
-    "name", ["gluu", "local", "no.such:Module", "recycle.job:Job", "recycle.job:No", ":", "a b:c"]
-)
+@pytest.mark.parametrize("name", ["gluu", "local", "no.such:Module", "recycle.job:Job", "recycle.job:No", ":", "a b:c"])
 def test_a_transport_that_does_not_exist_is_refused_with_those_that_do(name: str) -> None:
     with pytest.raises(JobError, match=re.escape(f'transport: "{name}" is none of "auto", "nccl", "gloo", nor the')):
         transport_of(job(name))
