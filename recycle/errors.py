@@ -4,6 +4,9 @@ The command line prints the message on one line and exits with 2; a traceback is
 file that means harm, so it is one printable line of bounded length whatever it quotes.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 LONGEST = 4000
 """Characters of a message; of a longer one the middle is left out."""
 
@@ -33,6 +36,15 @@ class TraceError(RecycleError):
 
 class RunError(RecycleError):
     """A training run that cannot start or cannot go on; names the worker or the stage."""
+
+
+@contextmanager
+def errors_as(refusal: type[RecycleError], where: str = "") -> Iterator[None]:
+    """Raise every error of recycle in the body as `refusal`, its message behind `where`."""
+    try:
+        yield
+    except RecycleError as error:
+        raise refusal(f"{where}: {error}" if where else error) from None
 
 
 def _one_line(text: str) -> str:

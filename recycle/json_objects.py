@@ -1,11 +1,14 @@
-"""JSON objects read key by key: a key that is there twice is an error, not the last one's silent win."""
+"""JSON read strictly: into a type, or an object key by key, where a key that is there twice is an error."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import msgspec
 
 from recycle.errors import RecycleError
 
+T = TypeVar("T")
 MOST_KEYS = 2**20
 """Keys of one object: as many as a job may have workers."""
 
@@ -41,3 +44,13 @@ def entries(content: str | bytes | msgspec.Raw, refusal: type[RecycleError], whe
 
     found = msgspec.json.decode(content, type=dict[_Key, msgspec.Raw], dec_hook=key)
     return {key.text: value for key, value in found.items()}
+
+
+def decoded(content: str | bytes, kind: type[T], refusal: type[RecycleError]) -> T:
+    """The JSON in `content` as `kind`, a type that msgspec knows. Raises `refusal` where it is not."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise refusal(str(error).replace("`$.", "`")) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(f"not valid JSON, perhaps truncated: {error}") from None

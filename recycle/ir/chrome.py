@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from recycle.errors import ScheduleError
+from recycle.errors import ScheduleError, errors_as
 from recycle.files import MOST_BYTES
 from recycle.ir.columns import Columns
 from recycle.ir.graph import Floats
 from recycle.ir.kinds import Receive, Send, is_kind
+from recycle.json_objects import decoded
 
 Nanoseconds = npt.NDArray[np.int64]
 Event = dict[str, Any]
@@ -200,9 +201,5 @@ def unpacked(content: bytes, name: str) -> bytes:
 
 def decode(content: bytes, kind: type[T], name: str) -> T:
     """The file as `kind`, a msgspec type. Raises ScheduleError that begins with `name` and names the event."""
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.ValidationError as error:
-        raise ScheduleError(f"{name}: {str(error).replace('`$.', '`')}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ScheduleError(f"{name}: not valid JSON, perhaps truncated: {error}") from None
+    with errors_as(ScheduleError, name):
+        return decoded(content, kind, ScheduleError)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.errors import JobError, ScheduleError
+from recycle.errors import ScheduleError, errors_as
 from recycle.ir.instruction import Compute, Instruction, OverlappedPair, StageWide, Transfer
 from recycle.shape import Shape, Worker
 
@@ -91,10 +91,8 @@ def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, .
     if isinstance(instruction, Compute):
         return (kind, instruction.stage, *instruction.micro_batch, -1, -1, -1, -1)
     if isinstance(instruction, Transfer):
-        try:
+        with errors_as(ScheduleError):
             shape.require(instruction.peer, f"worker {worker}: {instruction}")
-        except JobError as error:
-            raise ScheduleError(str(error)) from None
         return (kind, instruction.stage, *instruction.micro_batch, shape.worker_index(instruction.peer), -1, -1, -1)
     if isinstance(instruction, StageWide):
         return (kind, instruction.stage, -1, -1, -1, -1, -1, -1)

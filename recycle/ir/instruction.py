@@ -167,72 +167,43 @@ class OverlappedPair(Instruction):
         return f"({self.forward};{self.backward})"
 
 
-@register(
-    InstructionKind(
-        token="SEND_F",
-        title="activation sent",
-        needs=(Need(_ACTIVATION, 0, Origin.SAME_WORKER),),
-        run=lambda worker, one: worker.send(one),
+def _transfer(token: str, title: str, need: Need) -> InstructionKind:
+    """The row of a transfer: it carries what it needs."""
+    is_send = need.origin == Origin.SAME_WORKER
+    return InstructionKind(
+        token=token,
+        title=title,
+        needs=(need,),
+        run=lambda worker, one: worker.send(one) if is_send else worker.receive(one),
         in_torch=True,
         letter="",
         paints=("communication",),
         words=("comm",),
     )
-)
+
+
+@register(_transfer("SEND_F", "activation sent", Need(_ACTIVATION, 0, Origin.SAME_WORKER)))
 class SendActivation(Send):
     """`2SEND_F1.5@0.3`: stage 2's output of micro-batch 1.5, to worker 0.3."""
 
     __slots__ = ()
 
 
-@register(
-    InstructionKind(
-        token="RECV_F",
-        title="activation awaited",
-        needs=(Need(_ACTIVATION, -1),),
-        run=lambda worker, one: worker.receive(one),
-        in_torch=True,
-        letter="",
-        paints=("communication",),
-        words=("comm",),
-    )
-)
+@register(_transfer("RECV_F", "activation awaited", Need(_ACTIVATION, -1)))
 class RecvActivation(Receive):
     """`3RECV_F1.5@1.2`: stage 3's input of micro-batch 1.5, from worker 1.2."""
 
     __slots__ = ()
 
 
-@register(
-    InstructionKind(
-        token="SEND_B",
-        title="gradient sent",
-        needs=(Need(_INPUT_GRADIENT, 0, Origin.SAME_WORKER),),
-        run=lambda worker, one: worker.send(one),
-        in_torch=True,
-        letter="",
-        paints=("communication",),
-        words=("comm",),
-    )
-)
+@register(_transfer("SEND_B", "gradient sent", Need(_INPUT_GRADIENT, 0, Origin.SAME_WORKER)))
 class SendGradient(Send):
     """`3SEND_B1.5@1.2`: stage 3's input gradient of micro-batch 1.5, to worker 1.2."""
 
     __slots__ = ()
 
 
-@register(
-    InstructionKind(
-        token="RECV_B",
-        title="gradient awaited",
-        needs=(Need(_INPUT_GRADIENT, +1),),
-        run=lambda worker, one: worker.receive(one),
-        in_torch=True,
-        letter="",
-        paints=("communication",),
-        words=("comm",),
-    )
-)
+@register(_transfer("RECV_B", "gradient awaited", Need(_INPUT_GRADIENT, +1)))
 class RecvGradient(Receive):
     """`2RECV_B1.5@0.3`: stage 2's output gradient of micro-batch 1.5, from worker 0.3."""
 

@@ -61,7 +61,7 @@ def decode(text: str | bytes) -> NativeFile:
         _refuse_ambiguous_or_bloated(head)
         file = msgspec.json.decode(text, type=NativeFile)
     except msgspec.ValidationError as error:
-        raise ScheduleError(str(error)) from None
+        raise ScheduleError(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ScheduleError(f"not valid JSON, perhaps truncated: {error}") from None
     unknown = set(file.shape) - set(Shape.__slots__)

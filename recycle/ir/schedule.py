@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from recycle.errors import JobError, ScheduleError
+from recycle.errors import ScheduleError, errors_as
 from recycle.files import read_whole, write_whole
 from recycle.ir import native
 from recycle.ir.columns import Columns, columns_of
@@ -44,6 +44,16 @@ def loop_placement(shape: Shape) -> Placement:
     """Chunk c of rank r on stage c * P + r: one stage per rank when V = 1."""
     stages = [tuple(range(r, shape.stages, shape.ranks)) for r in range(shape.ranks)]
     return tuple(stages[worker.rank] for worker in shape.workers())
+
+
+class _Options(TypedDict, total=False):
+    """What `Schedule.from_columns` takes by name."""
+
+    placement: Placement | Mapping[Worker | str, Sequence[int]] | None
+    failed: Iterable[Worker | str]
+    optimizer: Optimizer
+    ties: Iterable[Sequence[int]]
+    metadata: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,32 +86,21 @@ class Schedule:
         cls,
         shape: Shape,
         programs: Mapping[Worker, Iterable[Instruction]],
-        *,
-        placement: Placement | Mapping[Worker | str, Sequence[int]] | None = None,
-        failed: Iterable[Worker | str] = (),
-        optimizer: Optimizer = "staggered",
-        ties: Iterable[Sequence[int]] = (),
-        metadata: Mapping[str, Any] | None = None,
+        **options: Unpack[_Options],
     ) -> Schedule:
         """A schedule from instruction objects.
 
         Args:
             programs: the instructions of each worker, in order; workers left out get an empty program.
-            placement: stages per worker when not chunk c of rank r on stage c * P + r. A mapping may leave workers out.
-            failed: dead workers (kept even when they have a program, for `check` to find).
+            options: those of `from_columns`.
 
         Raises:
             ScheduleError: a program, placement, peer or failed worker lies outside the shape.
         """
-        try:
+        with errors_as(ScheduleError):
             for worker in programs:
                 shape.require(worker, "programs")
-        except JobError as error:
-            raise ScheduleError(str(error)) from None
-        columns = columns_of(shape, programs)
-        return cls.from_columns(
-            shape, columns, placement=placement, failed=failed, optimizer=optimizer, ties=ties, metadata=metadata
-        )
+        return cls.from_columns(shape, columns_of(shape, programs), **options)
 
     @classmethod
     def from_columns(
@@ -115,13 +114,17 @@ class Schedule:
         ties: Iterable[Sequence[int]] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> Schedule:
-        """A schedule from columns; the other arguments and errors as in `build`."""
-        try:
-            dead = frozenset(
-                shape.require(Worker.parse(w) if isinstance(w, str) else w, "failed workers") for w in failed
-            )
-        except JobError as error:
-            raise ScheduleError(str(error)) from None
+        """A schedule from columns.
+
+        Args:
+            placement: stages per worker when not chunk c of rank r on stage c * P + r. A mapping may leave workers out.
+            failed: dead workers (kept even when they have a program, for `check` to find).
+            optimizer, ties, metadata: the schedule's attributes.
+
+        Raises:
+            ScheduleError: the placement or a failed worker lies outside the shape, or the optimizer is unknown.
+        """
+        dead = frozenset(_worker(shape, worker, "failed workers") for worker in failed)
         if optimizer not in ("staggered", "barrier"):
             raise ScheduleError(f"optimizer must be 'staggered' or 'barrier', got {optimizer!r}")
         return cls(
@@ -139,12 +142,7 @@ class Schedule:
         cls,
         shape: Shape,
         programs: Mapping[str, str],
-        *,
-        placement: Placement | Mapping[Worker | str, Sequence[int]] | None = None,
-        failed: Iterable[Worker | str] = (),
-        optimizer: Optimizer = "staggered",
-        ties: Iterable[Sequence[int]] = (),
-        metadata: Mapping[str, Any] | None = None,
+        **options: Unpack[_Options],
     ) -> Schedule:
         """A schedule from the text form: worker -> instructions separated by blanks.
 
@@ -154,22 +152,11 @@ class Schedule:
         """
         parsed: dict[Worker, str] = {}
         for name, text in programs.items():
-            try:
-                worker = shape.require(Worker.parse(name), "programs")
-            except JobError as error:
-                raise ScheduleError(str(error)) from None
+            worker = _worker(shape, name, "programs")
             if worker in parsed:
                 raise ScheduleError(f"worker {worker} has two programs")
             parsed[worker] = text
-        return cls.from_columns(
-            shape,
-            parse(shape, parsed),
-            placement=placement,
-            failed=failed,
-            optimizer=optimizer,
-            ties=ties,
-            metadata=metadata,
-        )
+        return cls.from_columns(shape, parse(shape, parsed), **options)
 
     def text(self) -> dict[str, str]:
         """The programs of the live workers as text; `from_text` reads it back."""
@@ -263,7 +250,7 @@ class Schedule:
     @classmethod
     def loads(cls, text: str | bytes, name: str = "schedule") -> Schedule:
         """The schedule in the text of a native file; `name` begins every error message. Raises ScheduleError."""
-        try:
+        with errors_as(ScheduleError, name):
             file = native.decode(text)
             return cls.from_text(
                 Shape(**file.shape),
@@ -274,8 +261,6 @@ class Schedule:
                 ties=file.ties,
                 metadata=file.metadata,
             )
-        except (ScheduleError, JobError) as error:
-            raise ScheduleError(f"{name}: {error}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the native file. Replaces the file whole or not at all."""
@@ -305,6 +290,12 @@ class Schedule:
         return f"<Schedule {self.shape}, {len(self.columns)} instructions, {self.optimizer}{dead}>"
 
 
+def _worker(shape: Shape, worker: Worker | str, where: str) -> Worker:
+    """A worker of the shape, by itself or as text. Raises ScheduleError that begins with `where`."""
+    with errors_as(ScheduleError):
+        return shape.require(Worker.parse(worker) if isinstance(worker, str) else worker, where)
+
+
 def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequence[int]] | None) -> Placement:
     if placement is None:
         return loop_placement(shape)
@@ -312,10 +303,7 @@ def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequen
         full = list(loop_placement(shape))
         given: set[Worker] = set()
         for name, stages in placement.items():
-            try:
-                worker = shape.require(Worker.parse(name) if isinstance(name, str) else name, "placement")
-            except JobError as error:
-                raise ScheduleError(str(error)) from None
+            worker = _worker(shape, name, "placement")
             if worker in given:
                 raise ScheduleError(f"placement: worker {worker} is there twice")
             given.add(worker)

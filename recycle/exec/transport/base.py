@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from recycle.errors import RecycleError
-from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
+from recycle.ir.instruction import Instruction, Receive, Transfer
 from recycle.ir.schedule import Schedule
 from recycle.shape import Worker
 
@@ -83,7 +83,7 @@ def lane_places(program: Sequence[Instruction]) -> dict[Instruction, int]:
     places: dict[Instruction, int] = {}
     for instruction in program:
         if isinstance(instruction, Transfer):
-            lane = (isinstance(instruction, RecvActivation | RecvGradient), instruction.peer)
+            lane = (isinstance(instruction, Receive), instruction.peer)
             places[instruction] = counts[lane]
             counts[lane] += 1
     return places

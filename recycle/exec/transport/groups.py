@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from recycle.exec.transport.base import Pending, TransportError, lane_places
-from recycle.ir.instruction import Instruction, RecvActivation, RecvGradient, Transfer
+from recycle.ir.instruction import Instruction, Receive, Transfer
 from recycle.shape import Worker
 
 POSTED_AHEAD = 2
@@ -69,7 +69,7 @@ class GroupTransport(ABC):
         self._places = lane_places(program)
         self._lanes, self._posted = {}, {}
         for instruction in program:
-            if isinstance(instruction, RecvActivation | RecvGradient):
+            if isinstance(instruction, Receive):
                 self._lanes.setdefault(instruction.peer, []).append(instruction)
         for lane in self._lanes.values():
             lane.reverse()

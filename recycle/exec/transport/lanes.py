@@ -23,7 +23,7 @@ import torch.distributed as dist
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.transport.plugin import GroupsOfGeneration, Lane
-from recycle.ir.instruction import Instruction, SendActivation, SendGradient, Transfer
+from recycle.ir.instruction import Instruction, Send, Transfer
 from recycle.shape import Worker
 
 
@@ -53,7 +53,7 @@ def lanes_of(role: Worker, program: Sequence[Instruction], joins: Collection[Lan
     lanes = {lane for lane in joins if role in lane}
     for instruction in program:
         if isinstance(instruction, Transfer):
-            sends = isinstance(instruction, SendActivation | SendGradient)
+            sends = isinstance(instruction, Send)
             lanes.add((role, instruction.peer) if sends else (instruction.peer, role))
     return sorted(lanes)
 

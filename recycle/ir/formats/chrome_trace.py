@@ -31,7 +31,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from recycle.errors import JobError, ScheduleError
+from recycle.errors import JobError, ScheduleError, errors_as
 from recycle.files import read_whole
 from recycle.ir import chrome, native
 from recycle.ir.columns import Columns
@@ -300,10 +300,8 @@ def _from_timeline(content: bytes, name: str) -> Schedule:
     programs = _placed(empty.shape, other["instructions"], content, name)
     if other.get("profile") != Profile().to_json():
         _log.warning("%s: left out the times and the profile that they follow from", name)
-    try:
+    with errors_as(ScheduleError, name):
         return replace(empty, columns=Schedule.build(empty.shape, programs).columns)
-    except ScheduleError as error:
-        raise ScheduleError(f"{name}: {error}") from None
 
 
 def _placed(shape: Shape, counts: Any, content: bytes, name: str) -> dict[Worker, list[Instruction]]:

@@ -30,11 +30,12 @@ from typing import Annotated
 
 import msgspec
 
-from recycle.errors import JobError, ScheduleError
+from recycle.errors import ScheduleError, errors_as
 from recycle.ir.families.interleaved import interleaved, units
 from recycle.ir.families.one_f_one_b import one_f_one_b
 from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair
 from recycle.ir.schedule import Schedule, loop_placement
+from recycle.json_objects import decoded
 from recycle.shape import Shape, Worker
 
 _log = logging.getLogger(__name__)
@@ -77,15 +78,8 @@ def loads(content: bytes, name: str = "table") -> Schedule:
             f'{name}: a table alone does not say how many ranks there are: write {{"format": "{FORMAT}",'
             f' "version": {VERSION}, "ranks": P, "table": [[micro_batch, chunk], ...]}}'
         )
-    try:
-        file = msgspec.json.decode(content, type=_File)
-        return _read(file)
-    except msgspec.ValidationError as error:
-        raise ScheduleError(f"{name}: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ScheduleError(f"{name}: not valid JSON, perhaps truncated: {error}") from None
-    except (ScheduleError, JobError) as error:
-        raise ScheduleError(f"{name}: {error}") from None
+    with errors_as(ScheduleError, name):
+        return _read(decoded(content, _File, ScheduleError))
 
 
 def _read(file: _File) -> Schedule:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from recycle.errors import JobError, ScheduleError
+from recycle.errors import ScheduleError, errors_as
 from recycle.ir import chrome
 from recycle.ir.formats.torch_actions import (
     OTHER_END,
@@ -159,10 +159,8 @@ def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, told: list[str]) 
         programs.append([one for one in kept if not isinstance(one, str)])
         dropped.update(one for one in kept if isinstance(one, str))
     _require_one_pipeline(dict(zip(ranks, programs, strict=True)), name)
-    try:
+    with errors_as(ScheduleError, name):
         schedule = schedule_of(programs, dropped)
-    except (ScheduleError, JobError) as error:
-        raise ScheduleError(f"{name}: {error}") from None
     told.append("left out the times" + (f"; kept the last whole one of {most} iterations" if most > 1 else ""))
     for message in [*told, dropped_message(dropped)] if dropped else told:
         _log.warning("%s: %s", name, message)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from recycle.errors import JobError, RecycleError, ScheduleError
+from recycle.errors import JobError, RecycleError, ScheduleError, errors_as
 from recycle.files import read_whole, write_whole
 from recycle.ir import chrome
 from recycle.ir.instruction import Forward
@@ -134,10 +134,8 @@ def parse_trace(content: bytes, name: str) -> Trace:
             builder.add(process, role, generation, step, text, first / 1e9, last / 1e9)
         except (JobError, ScheduleError) as error:
             raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
-    try:
+    with errors_as(ScheduleError, name):
         return builder.build(events)
-    except ScheduleError as error:
-        raise ScheduleError(f"{name}: {error}") from None
 
 
 def loads(content: bytes, name: str) -> Schedule:

@@ -23,7 +23,7 @@ import logging
 import re
 from collections import Counter
 
-from recycle.errors import JobError, ScheduleError
+from recycle.errors import ScheduleError, errors_as
 from recycle.ir.formats.torch_actions import (
     Program,
     computes,
@@ -71,12 +71,11 @@ def loads(text: str | bytes, name: str = "schedule") -> Schedule:
     told: list[str] = []
     try:
         decoded = text if isinstance(text, str) else text.decode("utf-8")
-        programs, dropped = _parse(_rows(decoded, told), told)
-        schedule = schedule_of(programs, dropped)
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{name}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except (ScheduleError, JobError) as error:
-        raise ScheduleError(f"{name}: {error}") from None
+    with errors_as(ScheduleError, name):
+        programs, dropped = _parse(_rows(decoded, told), told)
+        schedule = schedule_of(programs, dropped)
     for message in told:
         _log.warning("%s: %s", name, message)
     return schedule
