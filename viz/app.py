@@ -50,9 +50,9 @@ def build_app(
         assets_folder=_assets(),
         suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
     )
-    # For ever: the address of an asset carries the time of its last change.
+    # Browsers may keep assets for ever: the address of each carries the time of its last change.
     app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = 31_536_000
-    # A callable layout: a page that is opened again shows a live run as it is then.
+    # Dash calls a callable layout for every visit, so that a live run is shown as it is then.
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, workspace.cache)
@@ -67,15 +67,15 @@ def build_app(
 _EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
 """Scripts that Dash asks for only when it meets the first graph."""
 _ASKED = "_dash-layout", "_dash-dependencies"
-"""What it asks for when all scripts have run."""
+"""Addresses that Dash asks for when all scripts have run."""
 
 
 def _index(lanes: Sequence[str], has_graphs: bool) -> str:
-    """The page's frame: what the first picture needs is on its way before anything has run.
+    """The HTML around the page, which makes the browser fetch what the first picture needs before any script runs.
 
     Args:
         lanes: addresses of the timelines of the page that comes first.
-        has_graphs: whether that page has any; what is on its way for nothing the browser complains of.
+        has_graphs: whether that page has any; browsers warn of a preloaded script that is not used.
     """
     head = "".join(f'<link rel="preload" as="image" href="{lanes_view.picture_address(address)}">' for address in lanes)
     head += "".join(f'<link rel="preload" as="fetch" crossorigin href="/{answer}">' for answer in _ASKED)
@@ -96,7 +96,7 @@ def _assets() -> str:
 
 
 def _layout(pages: Sequence[Page], title: str) -> html.Div:
-    """The first page whole, the others when they are opened: their callbacks would all run at once, unseen."""
+    """All tabs, the first with its components; others get theirs when opened, else all callbacks would run at once."""
     tabs = [
         dcc.Tab(
             html.Div(_fresh(page) if not place else [], id={"type": "page", "page": page.prefix}),
@@ -145,7 +145,9 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for path in ("/", "/_dash-layout"):
-        app.server.test_client().get(path)  # what only the first visit works out is there before anyone visits
+        app.server.test_client().get(
+            path
+        )  # Dash prepares these answers at the first visit, which nobody then waits for
     listener = _listen(port)
     server = make_server(HOST, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno())
     try:

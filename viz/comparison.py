@@ -100,7 +100,9 @@ def load_comparison(path: Path) -> SystemComparison:
     try:
         found = msgspec.json.decode(read_whole(path, RecycleError, _MOST_BYTES), type=SystemComparison)
     except msgspec.DecodeError as error:
-        raise RecycleError(f"{path}: is no whole comparison ({error}); write it anew with recycle compare") from None
+        raise RecycleError(
+            f"{path}: is no complete comparison ({error}); write it again with recycle compare"
+        ) from None
     if len(found.systems) != len(found.traces) * len({system.name for system in found.systems}):
-        raise RecycleError(f"{path}: not every system is there on every trace; write it anew with recycle compare")
+        raise RecycleError(f"{path}: some system is missing on some trace; repeat recycle compare")
     return found

@@ -86,7 +86,7 @@ class Dropped:
 
 
 def read_dropped(contents: str, name: str) -> Dropped:
-    """What the browser hands over of a dropped file.
+    """A dropped file as the browser sends it, read, checked and timed.
 
     Args:
         contents: `data:…;base64,…` as `dcc.Upload` gives it.
@@ -138,7 +138,7 @@ def inspect(content: bytes, name: str) -> Dropped:
 def _content(contents: str, name: str) -> bytes:
     head, _, encoded = contents.partition(",")
     if not head.startswith("data:") or "base64" not in head:
-        raise ScheduleError(f"{name}: the browser handed over no file")
+        raise ScheduleError(f"{name}: the browser sent no file")
     if len(encoded) > MOST_BYTES * 4 // 3 + 4:
         raise ScheduleError(
             f"{name}: too large for the page (at most {MOST_BYTES // 2**20} MB): use recycle check {name}"
@@ -146,7 +146,7 @@ def _content(contents: str, name: str) -> bytes:
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error:
-        raise ScheduleError(f"{name}: the browser handed over no whole file") from None
+        raise ScheduleError(f"{name}: the browser sent only a part of the file") from None
 
 
 def _stated_shape(content: bytes) -> Shape | None:

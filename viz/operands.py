@@ -54,7 +54,7 @@ class Operand:
 
     @property
     def lanes(self) -> LaneTable:
-        """Its lanes; made anew each time unless they were `drawn`."""
+        """Its lanes, computed at every call unless they were `drawn` before."""
         return self.drawn or replace(LaneTable.from_timeline(self.timeline), unit=self.unit)
 
 
@@ -143,5 +143,5 @@ def _checked(transfers: int, uncertainty: float) -> str:
         return "No transfer is in it, so nothing can be said of its workers' clocks."
     return (
         f"Of {transfers:,} transfers none was used before it was sent; clocks may disagree by up to"
-        f" {1000 * uncertainty:.3g} ms unseen."
+        f" {1000 * uncertainty:.3g} ms undetected."
     )

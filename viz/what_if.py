@@ -148,7 +148,7 @@ class WhatIf:
         if self.planner is not None:
             return self.planner(failed), "planned"
         if self.library is None:
-            raise PlanError("there is no library of plans and no planner: give a job file, recycle view job.toml")
+            raise PlanError("no plan library is loaded and there is no planner: give a job file, recycle view job.toml")
         plan, roles, moves = self.library.lookup(failed, self.shape)
         if moves:
             raise PlanError(f"the library has a plan for vector {vector} only if workers change stage")

@@ -115,8 +115,8 @@ def test_the_page_shows_one_trace_and_lets_another_be_chosen(comparison: SystemC
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda found: found.pop("traces"), "is no whole comparison"),
-        (lambda found: found["systems"].pop(), "not every system is there on every trace"),
+        (lambda found: found.pop("traces"), "is no complete comparison"),
+        (lambda found: found["systems"].pop(), "some system is missing on some trace"),
         (lambda found: found["systems"][0].update(goodput="much"), "$.systems[0].goodput"),
     ],
 )

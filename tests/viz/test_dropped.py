@@ -108,8 +108,8 @@ def test_a_send_that_nobody_receives_leads_to_who_needs_it() -> None:
     [
         (contents(b'{"format": "recycle-sch'), "not valid JSON, perhaps truncated"),
         (contents(b"\x00\x01\x02"), "plan.json"),
-        ("data:text/plain;base64,@@@", "handed over no whole file"),
-        ("javascript:alert(1)", "the browser handed over no file"),
+        ("data:text/plain;base64,@@@", "sent only a part of the file"),
+        ("javascript:alert(1)", "the browser sent no file"),
         ("data:text/plain;base64," + "A" * (MOST_BYTES * 4 // 3 + 8), "too large for the page"),
     ],
 )

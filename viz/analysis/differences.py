@@ -203,20 +203,20 @@ GROUPS: dict[str, tuple[TimePart, ...]] = {
 """Parts as people read them; waiting for the program's order is waiting for what that order depends on."""
 
 
-def shares(first: dict[TimePart, float], second: dict[TimePart, float], scale: float = 1.0) -> list[Share]:
-    """Where the difference comes from: `second` against `first` times `scale`; the differences add up to it."""
+def shares(first: dict[TimePart, float], second: dict[TimePart, float]) -> list[Share]:
+    """Where the difference of two makespans comes from; the differences of the parts add up to it."""
     return [
-        Share(title, scale * sum(first[part] for part in parts), sum(second[part] for part in parts))
+        Share(title, sum(first[part] for part in parts), sum(second[part] for part in parts))
         for title, parts in GROUPS.items()
     ]
 
 
 class Divergence(NamedTuple):
-    """Where two iterations part.
+    """A point from which two iterations differ.
 
     Attributes:
         time: in the first one.
-        text: what happens there, a sentence.
+        text: what differs there.
         first, second: the rows, -1 where one has nothing there.
     """
 
@@ -243,7 +243,7 @@ def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | No
         at = int(differ[0]) if len(differ) else same
         row, other = (int(rows[at]) if at < len(rows) else -1 for rows in (my_rows, their_rows))
         time = float(first.start[row]) if row >= 0 else float(second.start[other])
-        found.append(Divergence(time, _parting(first, row, second, other), row, other))
+        found.append(Divergence(time, _difference(first, row, second, other), row, other))
     return min(found, default=None, key=lambda one: one.time)
 
 
@@ -264,16 +264,20 @@ def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, tuple
     }
 
 
-def _parting(first: Timeline, row: int, second: Timeline, other: int) -> str:
-    if other < 0 and first.schedule.position(row)[0] in second.schedule.failed:
-        return f"{name(first, row)} in the first; this worker has failed in the second"
-    if row < 0 and second.schedule.position(other)[0] in first.schedule.failed:
-        return f"{name(second, other)} in the second; this worker has failed in the first"
-    if row < 0:
-        return f"{name(second, other)} follows in the second where the first has ended"
-    if other < 0:
-        return f"{name(first, row)} follows in the first where the second has ended"
-    return f"{name(first, row)} in the first, {second.schedule.instruction(other)} in the second"
+def _difference(first: Timeline, row: int, second: Timeline, other: int) -> str:
+    schedule = first.schedule if row >= 0 else second.schedule
+    worker, _ = schedule.position(row if row >= 0 else other)
+    return f"worker {worker}: the first {_runs(first, row, worker)}, the second {_runs(second, other, worker)}"
+
+
+def _runs(timeline: Timeline, row: int, worker: Worker) -> str:
+    """What a worker does in a timeline at some point of its program; `row` is -1 behind the end."""
+    schedule = timeline.schedule
+    if row >= 0:
+        return f"runs {schedule.instruction(row)}"
+    if worker in schedule.failed:
+        return "runs nothing, as the worker has failed"
+    return "runs nothing more" if worker in schedule.live else "has no such worker"
 
 
 def first_late(first: Timeline, second: Timeline, matches: Matches, tolerance: float) -> Divergence | None:
@@ -328,7 +332,7 @@ def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) 
 
 
 def require_one_clock(ran: Timeline) -> tuple[int, float]:
-    """(transfers checked, seconds by which clocks may disagree unseen) of an executed timeline.
+    """(transfers checked, seconds by which clocks may disagree undetected) of an executed timeline.
 
     Activations go one way between two workers and gradients the other, so a shift of one clock makes one of the two
     arrive before it was sent, unless it is smaller than the shortest time from send to use.

@@ -190,7 +190,7 @@
     view.matches = found && found.slice(0, 1000);
     view.redraw();
     if (!found) return view.announce("");
-    if (!found.length) return view.announce(`nothing is ${query}`);
+    if (!found.length) return view.announce(`No match for ${query}`);
     const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
     const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;
     view.select(found[chosen]);

@@ -1,4 +1,4 @@
-/* A file beyond the limit never leaves the browser; Dash drops it without a word, so the word is said here. */
+/* A file beyond an upload's limit never leaves the browser. Dash ignores it silently; this writes the reason on the page. */
 window.dash_clientside = window.dash_clientside || {};
 (() => {
   const limits = new Map(); // identifier of an upload -> [bytes, identifier of the line that says so]

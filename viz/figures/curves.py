@@ -43,7 +43,7 @@ def curves_figure(
         height=330,
         margin={"l": 8, "r": 16, "t": 30, "b": 44},
         showlegend=False,
-        uirevision="curves",  # a live run draws anew every few seconds: keep what was zoomed to
+        uirevision="curves",  # a live run is drawn again every few seconds: keep the zoom
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
         font={"family": FONT, "size": 12, "color": INK},

@@ -52,7 +52,7 @@ LATER = Paint("later", "Later", "#E69F00", INK, "#F6CE7A")
 MUCH_LATER = Paint("much-later", "Much later", "#D55E00", INK, "#EE9A5F")
 NO_PARTNER = Paint("no-partner", "Only here", "#F0E442", INK, "#F8F2A8")
 SHADES = (MUCH_EARLIER, EARLIER, UNCHANGED, LATER, MUCH_LATER, NO_PARTNER)
-"""How much later than in another timeline, in the order that `assets/lanes_derived.js` counts them."""
+"""How much later than in another timeline, in the order in which `assets/lanes_derived.js` numbers them."""
 PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUNICATION)
 
 

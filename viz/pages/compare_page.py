@@ -1,6 +1,6 @@
 """Two or more schedules or executed steps on one time axis: what differs, where the time goes, where they part.
 
-The first one chosen is what the others are held against. The lanes come first, as one answer of a few kilobytes however
+All others are compared with the first one chosen. The lanes come first, as one answer of a few kilobytes however
 large they are; what is said of them follows. The answers are methods, so that tests need no browser.
 """
 
@@ -48,7 +48,7 @@ LETTER_PIXELS = 14
 
 
 class ComparedPair(NamedTuple):
-    """One operand held against the first."""
+    """The first operand and one that is compared with it."""
 
     first: Operand
     second: Operand
@@ -56,18 +56,17 @@ class ComparedPair(NamedTuple):
 
     @property
     def divergences(self) -> list[tuple[str, Divergence]]:
-        """The first other instruction, and the first that starts at another time; what there is of them."""
+        """The first point where a worker runs something else, and the first instruction that starts at another time."""
         a, b = self.first.timeline, self.second.timeline
         found = [
-            ("First other instruction", first_order_divergence(a, b)),
-            ("First other start", first_late(a, b, self.matches, TOLERANCE * a.makespan)),
+            ("First difference", first_order_divergence(a, b)),
+            ("First difference of starts", first_late(a, b, self.matches, TOLERANCE * a.makespan)),
         ]
         return [(title, one) for title, one in found if one is not None]
 
 
 class Compared(NamedTuple):
-    """What is on the page: the operands, their lanes, each but the first held against it, and how they came onto one
-    axis."""
+    """What is on the page: the operands, their lanes, the others each with the first, and how they share an axis."""
 
     operands: list[Operand]
     tables: list[LaneTable]
@@ -148,7 +147,7 @@ class ComparePage(Page):
                         ],
                         className="controls",
                     ),
-                    caption="The first one is what the others are held against. At most four.",
+                    caption="All others are compared with the first one. At most four.",
                 ),
                 *linked.stores(self.prefix),
                 parts.awaited(self.name("lanes")),
@@ -258,7 +257,7 @@ class ComparePage(Page):
         return said
 
     def compared(self, keys: Sequence[str]) -> Compared:
-        """The operands of `keys` on one axis, each held against the first. Raises RecycleError as `on_one_axis`."""
+        """The operands of `keys` on one axis, each compared with the first. Raises RecycleError as `on_one_axis`."""
         with self._lock:
             asked = (tuple(keys[:MOST_COMPARED]), self.operands.sources)
             if self._last is None or self._last[0] != asked:

@@ -75,7 +75,7 @@ class Explained:
 
     @cached_property
     def slack(self) -> Any:
-        """Of a plan; of what ran nothing is known that says what could have been later."""
+        """Slack of each instruction of a plan, None for an executed step."""
         return None if self.operand.executed else slack(self.timeline)
 
     @cached_property
@@ -180,7 +180,7 @@ class ExplainPage(Page):
         free = ""
         if one.slack is not None:
             critical = int((one.slack <= timeline.makespan * TOLERANCE).sum())
-            free = f" {critical:,} of {len(one.slack):,} instructions have no slack: any of them later, and all is."
+            free = f" {critical:,} of {len(one.slack):,} instructions are critical: delaying one delays the iteration."
         return parts.card(
             f"{one.operand.title}: makespan {timeline.makespan:.6g}{unit and ' ' + unit}",
             parts.table(("on the critical path", "instructions", f"time{unit and f' ({unit})'}", "share"), cells),
@@ -268,7 +268,7 @@ class ExplainPage(Page):
         )
 
     def searched(self, key: str) -> dict[str, Any]:
-        """Where the browser searches, and how many hits it hands over."""
+        """Where the browser searches, and how many hits it sends."""
         return {"address": self.explained(key).address, "most": HITS_SHOWN}
 
     def hits(self, key: str, found: Any) -> Any:
@@ -405,7 +405,7 @@ class ExplainPage(Page):
 
 
 def is_range(shown: Any) -> bool:
-    """Whether the browser handed over two times."""
+    """Whether the browser sent two times."""
     return (
         isinstance(shown, list)
         and len(shown) == 2

@@ -26,6 +26,7 @@ ENTRIES_SHOWN = 100
 HISTORY = 50
 CHANGE_SHOWN = "Outlined: where the plan before had it, once lanes are high enough."
 
+_AS_YOU_PRESS = "The list scheduler makes plans as you press."
 FailureState = dict[str, Any]
 """The state: `failed`, names of workers, and `history`, the lists before it, oldest first."""
 
@@ -34,7 +35,7 @@ class PlansPage(Page):
     """The page of a job's plans; `prefix` keeps its component names apart from other pages'."""
 
     title = "Plans and what-if"
-    invitation = "Press a worker to fail it. The plan is made on the spot; the one before stays as an outline."
+    invitation = "Press a worker to fail it and see the new plan; the one before stays as an outline."
 
     def __init__(self, what_if: WhatIf, cache: LaneCache | None = None, prefix: str = "plans") -> None:
         self.what_if = what_if
@@ -91,9 +92,9 @@ class PlansPage(Page):
         what_if = self.what_if
         count = len(what_if.entries())
         words = [f"{what_if.shape}."]
-        words.append(f"The library holds {count:,} plans." if count else "There is no library of plans.")
+        words.append(f"The library holds {count:,} plans." if count else "No plan library is loaded.")
         if what_if.planner is not None:
-            words.append("What it lacks is planned on the spot by the list scheduler.")
+            words.append("Plans that it lacks are made by the list scheduler as you press." if count else _AS_YOU_PRESS)
         if what_if.job is None:
             words.append("Without the job file lanes are drawn with every instruction taking 1.")
         return " ".join(words)

@@ -54,7 +54,7 @@ class SystemsPage(Page):
             self.comparison.shape,
             f"{trace.nodes} nodes",
             f"{trace.seconds / 86400:.3g} days",
-            f"{trace.failures} failures",
+            _failures(trace.failures),
             f"{trace.live:.1%} alive on average",
         ]
         ratio = {system.name: system.goodput / system.fault_free for system in systems if system.fault_free}
@@ -101,4 +101,8 @@ class SystemsPage(Page):
 
 
 def _label(name: str, failures: int) -> str:
-    return f"{name} ({failures} failures)"
+    return f"{name} ({_failures(failures)})"
+
+
+def _failures(count: int) -> str:
+    return f"{count} failure{'s' * (count != 1)}"

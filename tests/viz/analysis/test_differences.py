@@ -89,7 +89,7 @@ def test_the_first_other_instruction_of_a_worker_is_found() -> None:
 def test_a_failed_worker_is_where_two_plans_part(healthy: Schedule, broken_timeline: Timeline) -> None:
     found = first_order_divergence(simulate(healthy), broken_timeline)
     assert found is not None
-    assert found.text == "1F1.0 on 1.1 in the first; this worker has failed in the second"
+    assert found.text == "worker 1.1: the first runs 1F1.0, the second runs nothing, as the worker has failed"
 
 
 def test_the_first_late_instruction_is_found_beyond_the_tolerance() -> None:

@@ -110,7 +110,9 @@ def test_the_parts_of_the_difference_and_the_first_divergence_are_shown(page: Co
     assert texts[row + 1 : row + 4] == ["0", "1.2", "+1.2"]
     row = len(texts) - 1 - texts[::-1].index("makespan")
     assert texts[row + 1 : row + 4] == ["9", "11", "+2"]
-    assert any("1F1.0 on 1.1 in the first; this worker has failed in the second" in text for text in texts)
+    assert any(
+        "worker 1.1: the first runs 1F1.0, the second runs nothing, as the worker has failed" in text for text in texts
+    )
     assert "+22.2%" in texts
     buttons = [button["id"] for button in of_type(component, "Button")]
     assert buttons == [{"type": "compare-show", "place": 0, "which": which} for which in range(2)]
