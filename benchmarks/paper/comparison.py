@@ -32,7 +32,7 @@ from recycle.systems import SYSTEMS
 from recycle.systems.comparison import KNOWN, Compared, at_dead_shares, compare, layout, rate, references
 from recycle.systems.failure_files import read_trace
 from recycle.systems.failure_generator import Generator
-from recycle.systems.failures import Moment, Trace
+from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting
 from recycle.systems.system import DoesNotFit, Running
 
@@ -143,7 +143,7 @@ def ablation() -> str:
     return table(["P", "m", "dead workers", "adaptive", "+ decoupled", "+ staggered", "fault-scaled"], rows)
 
 
-def periodic(nodes: int, hours: float, back: bool) -> Trace:
+def periodic(nodes: int, hours: float, back: bool) -> FailureTrace:
     """One failure per period for twelve periods, at the middle of each; a node is back after two of them, or never."""
     order = random.Random(0).sample(range(nodes), min(12, nodes))
     changes: dict[float, tuple[set[int], set[int]]] = {}
@@ -153,8 +153,8 @@ def periodic(nodes: int, hours: float, back: bool) -> Trace:
         if back:
             changes.setdefault(at + 2 * hours * 3600, (set(), set()))[1].add(node)
     end = 12 * hours * 3600
-    moments = [Moment(at, frozenset(f), frozenset(j)) for at, (f, j) in sorted(changes.items()) if at < end]
-    return Trace("periodic", nodes, frozenset(range(nodes)), tuple(moments), end)
+    moments = [NodeChange(at, frozenset(f), frozenset(j)) for at, (f, j) in sorted(changes.items()) if at < end]
+    return FailureTrace("periodic", nodes, frozenset(range(nodes)), tuple(moments), end)
 
 
 @dataclass

@@ -25,7 +25,16 @@ from recycle.job import Job
 from recycle.sections import ANALYTIC
 from recycle.systems import Running
 from recycle.systems.cluster import CAUSES
-from recycle.systems.comparison import Compared, DeadShare, Progress, after, at_dead_shares, layout, named, told
+from recycle.systems.comparison import (
+    Compared,
+    DeadShare,
+    Progress,
+    at_dead_shares,
+    layout,
+    outcomes_as_json,
+    state_after,
+    system_names,
+)
 from recycle.systems.comparison import compare as compared
 from recycle.systems.failure_files import read_trace
 from recycle.systems.failure_generator import Generator
@@ -68,7 +77,7 @@ def compare(
     """
 
     loaded = _paused(Job.load(job), pause)
-    names = named(systems)
+    names = system_names(systems)
     try:
         setting = Setting.of(loaded)
     except JobError as error:
@@ -98,7 +107,7 @@ def _save(folder: Path, compared: Compared, failures: int) -> None:
     except OSError as error:
         raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
     for outcome in compared.outcomes:
-        state = after(outcome, failures)
+        state = state_after(outcome, failures)
         if not isinstance(state, Running):
             why = "had fewer failures" if state is None else f"has stopped: {state.reason}"
             print(f"recycle: {outcome.system} {why}, so there is no schedule after {failures}", file=sys.stderr)
@@ -135,7 +144,7 @@ def _told(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, A
             }
             for one in found
         ],
-        "systems": [entry for one in found for entry in told(one)],
+        "systems": [entry for one in found for entry in outcomes_as_json(one)],
         "dead": [to_builtins(one) for one in dead],
     }
 

@@ -23,12 +23,13 @@ def efficiency(every: float, write: float, rate: float, restart: float) -> float
     return max(0.0, (1 - rate * (restart + every / 2)) / (1 + write / every))
 
 
-def checkpoints(setting: Setting, rate: float) -> Checkpoints | None:
-    """How a system that goes back to a checkpoint `rate` times per second should write them; None at rate 0.
+def checkpoints(setting: Setting, nodes: int, fatal_share: float) -> Checkpoints | None:
+    """How a system writes checkpoints when a share of the failures of so many nodes needs one; None for never.
 
     Training stops while workers copy their state to the host. Storage is written behind it, so that the next one
     cannot begin before that is done.
     """
+    rate = setting.failure_rate * nodes * fatal_share
     if not rate:
         return None
     stall = setting.pauses.snapshot + setting.state_per_worker / setting.pauses.snapshot_bandwidth

@@ -9,32 +9,23 @@ loss: as soon as what they add until the next failure is due is more than the pa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from recycle.systems.checkpoint_interval import checkpoints
-from recycle.systems.grids import Grid, Grids
+from recycle.systems.grids import GridRunning, PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridRunning(Running):
-    """A fault-free grid; `used` has the seat of each position, pipeline by pipeline. The other seats are idle."""
+class WholeGridRunning(GridRunning):
+    """A whole grid; `used` has the slot of each position, pipeline by pipeline. The other slots are idle."""
 
-    grids: Grids = field(repr=False, compare=False)
-    grid: Grid
     used: tuple[int, ...]
 
-    @property
-    def layout(self) -> str:
-        return f"{self.grid.pipelines} x {self.grid.ranks}"
-
-    def lost(self, seats: Iterable[int]) -> set[int]:
-        """Those of `seats` that play a position."""
-        return set(seats).intersection(self.used)
-
-    def schedules(self) -> list[Timed]:
-        return self.grids.schedules(self.grid)
+    def lost(self, slots: Iterable[int]) -> set[int]:
+        """Those of `slots` that play a position."""
+        return set(slots).intersection(self.used)
 
 
 class CheckpointRestart:
@@ -44,6 +35,7 @@ class CheckpointRestart:
         morph: take the depth and number of pipelines that are fastest on what is left; else keep the job's depth.
     """
 
+    name = "checkpoint_restart"
     source = "Athlur et al., EuroSys '22 (Varuna); Young, CACM 17(9), 1974"
     assumptions = (
         "the checkpoint interval is Young's for the true failure rate",
@@ -58,40 +50,39 @@ class CheckpointRestart:
     fatal_share = 1.0
     """Of failures that need a checkpoint."""
 
-    def __init__(self, setting: Setting, *, morph: bool = True, name: str = "checkpoint_restart") -> None:
-        self.name = name
+    def __init__(self, setting: Setting, *, morph: bool = True) -> None:
         self.setting = setting
-        self.grids = Grids(setting)
+        self.grids = PipelineGrids(setting)
         self.morph = morph
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._begun(live, len(self.setting.seats(live)))
+        return self._begun(live, len(self.setting.slots(live)))
 
-    def _begun(self, live: Nodes, seats: int) -> State | DoesNotFit:
-        """The best grid on so many of the live seats."""
+    def _begun(self, live: Nodes, slots: int) -> State | DoesNotFit:
+        """The best grid on so many of the live slots."""
         if self.morph:
-            grid = self.grids.best(seats)
-            if grid is None and seats >= self.setting.least_ranks:
-                return self.grids.leanest(seats).misfit()
+            grid = self.grids.best(slots)
+            if grid is None and slots >= self.setting.least_ranks:
+                return self.grids.leanest(slots).misfit()
         else:
             ranks = self.setting.shape.ranks
-            grid = self.grids.grid(seats // ranks, ranks) if seats >= ranks else None
+            grid = self.grids.grid(slots // ranks, ranks) if slots >= ranks else None
             if grid is not None and not grid.fits:
                 return grid.misfit()
         if grid is None:
-            return Stopped(live=live, reason=f"{seats} live worker(s) cannot hold the model")
-        return self._running(live, grid, tuple(self.setting.seats(live)[: grid.seats]))
+            return Stopped(live=live, reason=f"{slots} live worker(s) cannot hold the model")
+        return self._running(live, grid, tuple(self.setting.slots(live)[: grid.slots]))
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         setting = self.setting
         live = state.live - failed | joined
-        running = state if isinstance(state, GridRunning) else None
-        lost = running is not None and bool(running.lost(setting.seats(failed)))
+        running = state if isinstance(state, WholeGridRunning) else None
+        lost = running is not None and bool(running.lost(setting.slots(failed)))
         after = self.begin(live)
         pause = setting.restart(detected=lost)
         if running is not None and not lost:
             pause = replace(pause, restart=pause.restart + setting.storage_seconds)
-            if not (isinstance(after, GridRunning) and self._pays(running, after, pause.seconds)):
+            if not (isinstance(after, WholeGridRunning) and self._pays(running, after, pause.seconds)):
                 return Change(state=self._running(live, running.grid, running.used), event="wait")
         if isinstance(after, DoesNotFit):
             after = Stopped(live=live, reason=f"does not fit: {after.reason}")
@@ -102,19 +93,19 @@ class CheckpointRestart:
             event="stop" if isinstance(after, Stopped) else "restart",
         )
 
-    def _pays(self, before: GridRunning, after: GridRunning, pause: float) -> bool:
+    def _pays(self, before: WholeGridRunning, after: WholeGridRunning, pause: float) -> bool:
         """Whether more is done until the next failure is due, with the pause than without it."""
         failures = self.setting.failure_rate * len(after.live)
         return after.period * (1 + pause * failures) < before.period
 
-    def _running(self, live: Nodes, grid: Grid, used: tuple[int, ...]) -> GridRunning:
+    def _running(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> WholeGridRunning:
         setting = self.setting
-        return GridRunning(
+        return WholeGridRunning(
             live=live,
             period=grid.period,
             samples=setting.samples,
-            idle=len(setting.seats(live)) - grid.seats,
-            checkpoints=checkpoints(setting, setting.failure_rate * len(live) * self.fatal_share),
+            idle=len(setting.slots(live)) - grid.slots,
+            checkpoints=checkpoints(setting, len(live), self.fatal_share),
             grids=self.grids,
             grid=grid,
             used=used,

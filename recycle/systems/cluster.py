@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import floor, inf
 
-from recycle.systems.failures import Trace, means
+from recycle.systems.failures import FailureTrace, mean_per_part
 from recycle.systems.setting import Setting
 from recycle.systems.system import Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, System
 
@@ -37,14 +37,14 @@ CAUSES = (
 """What time is lost to. `redone`: work that a failure took. `dropped`: work on a batch of which samples are left out.
 `idle`: live workers with nothing to do. `degraded`: the rest, workers that are not there; with what the end of the
 trace cut off."""
-_SLACK = 1e-6
+_TOLERANCE = 1e-6
 """Of an iteration: what is so close to its end is there."""
 Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class Happening:
-    """A change of the live set, or of what runs on it.
+class Transition:
+    """A change of the live set, or of what runs on it, as it was carried out.
 
     Attributes:
         time: seconds.
@@ -77,7 +77,7 @@ class Outcome:
         dropped: samples of committed iterations that were left out of the batch.
         bytes: copied over the network.
         gpus: of the job, dead or alive: all are paid for.
-        happenings: by time.
+        transitions: by time.
         misfit: why the job does not fit into memory; all figures are 0 then.
     """
 
@@ -90,7 +90,7 @@ class Outcome:
     dropped: float
     bytes: float
     gpus: int
-    happenings: tuple[Happening, ...] = ()
+    transitions: tuple[Transition, ...] = ()
     misfit: DoesNotFit | None = None
 
     @property
@@ -111,22 +111,26 @@ class Outcome:
     def rates(self, parts: int) -> list[float]:
         """Mean samples per second in each of so many equal parts of the time; what was taken back later included."""
         steps: list[tuple[float, float]] = []
-        for happening, after in zip(self.happenings, [*self.happenings[1:], None], strict=True):
+        for transition, after in zip(self.transitions, [*self.transitions[1:], None], strict=True):
             until = self.seconds if after is None else after.time
-            state = happening.state
-            steps.append((happening.time, 0.0))
-            if isinstance(state, Running) and happening.time + happening.pause < until:
-                steps.append((happening.time + happening.pause, state.samples / state.period))
-        return means(steps, self.seconds, parts)
+            state = transition.state
+            steps.append((transition.time, 0.0))
+            if isinstance(state, Running) and transition.time + transition.pause < until:
+                steps.append((transition.time + transition.pause, state.samples / state.period))
+        return mean_per_part(steps, self.seconds, parts)
 
     @property
     def events(self) -> dict[str, int]:
         """How often the system did what."""
-        return dict(Counter(happening.event for happening in self.happenings))
+        return dict(Counter(transition.event for transition in self.transitions))
 
 
 def run(
-    system: System, setting: Setting, trace: Trace, seconds: float | None = None, progress: Progress | None = None
+    system: System,
+    setting: Setting,
+    trace: FailureTrace,
+    seconds: float | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Run a system over a trace that was fitted to the setting's nodes.
 
@@ -138,7 +142,9 @@ def run(
         ValueError: the trace has another number of nodes.
     """
     if trace.nodes != setting.nodes:
-        raise ValueError(f"the trace is for {trace.nodes} nodes, the setting has {setting.nodes}: use Trace.fitted")
+        raise ValueError(
+            f"the trace is for {trace.nodes} nodes, the setting has {setting.nodes}: use FailureTrace.fitted"
+        )
     until = trace.end if seconds is None else seconds
     whole = system.begin(setting.all_nodes)
     if isinstance(whole, DoesNotFit):
@@ -166,14 +172,14 @@ class _Cluster:
 
     system: System
     setting: Setting
-    trace: Trace
+    trace: FailureTrace
     now: float = 0.0
     state: State = field(init=False)
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     committed: float = 0.0
     dropped: float = 0.0
     kept: float = 0.0  # seconds of training whose work still counts
-    idle: float = 0.0  # of these, times the share of seats that are idle
+    idle: float = 0.0  # of these, times the share of slots that are idle
     phase: float = 0.0  # share of the iteration in progress that is done
     partial: float = 0.0  # seconds that went into it
     since: int = 0  # iterations since the last checkpoint
@@ -184,36 +190,36 @@ class _Cluster:
     pause_left: dict[str, float] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
     bytes: float = 0.0
-    happenings: list[Happening] = field(default_factory=list)
+    transitions: list[Transition] = field(default_factory=list)
 
     def play(self, until: float, progress: Progress | None) -> None:
         """All events up to `until`."""
-        moments = self.trace.moments
+        changes = self.trace.changes
         up, first = set(self.trace.up), 0
-        while first < len(moments) and moments[first].time <= 0:
-            up = up - moments[first].failed | moments[first].joined
+        while first < len(changes) and changes[first].time <= 0:
+            up = up - changes[first].failed | changes[first].joined
             first += 1
         begun = self.system.begin(frozenset(up))
         self.state = begun if not isinstance(begun, DoesNotFit) else Stopped(live=frozenset(up), reason=begun.reason)
-        self._tell("start", frozenset(), frozenset(up), 0.0)
+        self._record("start", frozenset(), frozenset(up), 0.0)
         comes: list[tuple[float, int]] = []  # when nodes that came are usable
         due: dict[int, float] = {}
-        for number, moment in enumerate(moments[first:]):
-            if moment.time >= until:
+        for number, change in enumerate(changes[first:]):
+            if change.time >= until:
                 break
-            self._usable(comes, due, moment.time)
-            self._until(moment.time)
-            for node in moment.failed:
+            self._usable(comes, due, change.time)
+            self._until(change.time)
+            for node in change.failed:
                 due.pop(node, None)
-            self.waiting -= moment.failed
-            struck = moment.failed & self.state.live
+            self.waiting -= change.failed
+            struck = change.failed & self.state.live
             if struck:
                 self._change(struck, frozenset())
-            for node in moment.joined:
-                due[node] = moment.time + self.setting.pauses.start
+            for node in change.joined:
+                due[node] = change.time + self.setting.pauses.start
                 heapq.heappush(comes, (due[node], node))
             if progress and number % 64 == 0:
-                progress(moment.time / until)
+                progress(change.time / until)
         self._usable(comes, due, until)
         self._until(until)
 
@@ -243,7 +249,7 @@ class _Cluster:
                     self._commit(self.state, 1)
                     self.phase = self.partial = self.stall = 0.0
                 self._train(self.state, min(time, self.now + left))
-                if self.phase * self.state.period <= _SLACK and not self.stall:
+                if self.phase * self.state.period <= _TOLERANCE and not self.stall:
                     self._let_in()
             else:
                 self._train(self.state, time)
@@ -268,7 +274,7 @@ class _Cluster:
     def _train(self, state: Running, time: float) -> None:
         """Iterations and checkpoints up to `time`."""
         idle = state.idle / max(1, len(self.setting.node_of))
-        often = self._often(state.checkpoints, state.period)
+        every = self._iterations_per_checkpoint(state.checkpoints, state.period)
         while self.now < time:
             if self.stall:
                 passed = min(self.stall, time - self.now)
@@ -279,18 +285,18 @@ class _Cluster:
                     self._take(state)
                 continue
             room = time - self.now
-            cycle = often * state.period + state.checkpoints.stall if state.checkpoints else inf
+            cycle = every * state.period + state.checkpoints.stall if state.checkpoints else inf
             if not self.phase and not self.since and room >= 2 * cycle and state.checkpoints is not None:
                 cycles = int(room // cycle) - 1  # of iterations and a checkpoint; the last one is taken step by step
-                self._commit(state, cycles * int(often))
-                self._spend(cycles * often * state.period, idle)
+                self._commit(state, cycles * int(every))
+                self._spend(cycles * every * state.period, idle)
                 self.lost["checkpoint"] += cycles * state.checkpoints.stall
                 self.now += cycles * cycle
                 self._take(state)
                 continue
-            left = (max(1, often - self.since) - self.phase) * state.period
-            if left <= room + _SLACK * state.period and state.checkpoints is not None:
-                self._commit(state, max(1, int(often) - self.since))
+            left = (max(1, every - self.since) - self.phase) * state.period
+            if left <= room + _TOLERANCE * state.period and state.checkpoints is not None:
+                self._commit(state, max(1, int(every) - self.since))
                 self._spend(min(left, room), idle)
                 self.now += min(left, room)
                 self.phase = self.partial = 0.0
@@ -299,7 +305,7 @@ class _Cluster:
                     self._take(state)
                 continue
             reached = self.phase + room / state.period
-            done = floor(reached + _SLACK)
+            done = floor(reached + _TOLERANCE)
             self._commit(state, done)
             self._spend(room, idle)
             self.phase = max(0.0, reached - done)
@@ -307,7 +313,7 @@ class _Cluster:
             self.now = time
 
     @staticmethod
-    def _often(checkpoints: Checkpoints | None, period: float) -> float:
+    def _iterations_per_checkpoint(checkpoints: Checkpoints | None, period: float) -> float:
         """Iterations between two checkpoints."""
         return inf if checkpoints is None else max(1, round(checkpoints.every / period))
 
@@ -357,14 +363,14 @@ class _Cluster:
         self.state = change.state
         if isinstance(self.state, Stopped):
             self.pause, self.pause_left = Pause(), {}
-        self._tell(change.event, failed, joined, self.pause.seconds)
+        self._record(change.event, failed, joined, self.pause.seconds)
 
     def _redo(self, seconds: float) -> None:
         self.kept -= seconds
         self.lost["redone"] += seconds
 
-    def _tell(self, event: str, failed: Nodes, joined: Nodes, pause: float) -> None:
-        self.happenings.append(Happening(self.now, event, failed, joined, pause, self.committed, self.state))
+    def _record(self, event: str, failed: Nodes, joined: Nodes, pause: float) -> None:
+        self.transitions.append(Transition(self.now, event, failed, joined, pause, self.committed, self.state))
 
     def outcome(self, until: float, fault_free: float) -> Outcome:
         """Close the books: what training time is not progress was slower than fault-free."""
@@ -383,5 +389,5 @@ class _Cluster:
             self.dropped,
             self.bytes,
             self.setting.gpus,
-            tuple(self.happenings),
+            tuple(self.transitions),
         )

@@ -16,8 +16,8 @@ from typing import Any
 from recycle.errors import JobError
 from recycle.systems import SYSTEMS, VARIANTS
 from recycle.systems.cluster import CAUSES, Outcome, run
-from recycle.systems.failures import Trace
-from recycle.systems.grids import Grid, Grids
+from recycle.systems.failures import FailureTrace
+from recycle.systems.grids import PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
 from recycle.systems.system import DoesNotFit, Running, State
 
@@ -55,7 +55,7 @@ class Compared:
         outcomes: by system, in the order asked for.
     """
 
-    trace: Trace
+    trace: FailureTrace
     references: tuple[Reference, ...]
     live: float
     outcomes: tuple[Outcome, ...]
@@ -65,14 +65,14 @@ def references(setting: Setting) -> tuple[Reference, ...]:
     """Fault-free 1F1B and zero-bubble, each on its best grid."""
     found = []
     for name, families in (("1f1b", ("1f1b",)), ("zero-bubble", ZERO_BUBBLE)):
-        grids = [grid for family in families if (grid := Grids(setting, family).best(len(setting.node_of)))]
-        best: Grid | None = min(grids, key=lambda grid: grid.period, default=None)
+        grids = [grid for family in families if (grid := PipelineGrids(setting, family).best(len(setting.node_of)))]
+        best: PipelineGrid | None = min(grids, key=lambda grid: grid.period, default=None)
         layout = "" if best is None else f"{best.pipelines} x {best.ranks}"
         found.append(Reference(name, layout, 0.0 if best is None else setting.samples / best.period))
     return tuple(found)
 
 
-def named(systems: str | None) -> list[str]:
+def system_names(systems: str | None) -> list[str]:
     """The names in a list such as "recycle,oobleck"; all systems if left out. Raises JobError for others."""
     names = list(SYSTEMS) if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
     for name in names:
@@ -84,7 +84,11 @@ def named(systems: str | None) -> list[str]:
 
 
 def compare(
-    setting: Setting, traces: Sequence[Trace], systems: Sequence[str], seed: int = 0, progress: Progress | None = None
+    setting: Setting,
+    traces: Sequence[FailureTrace],
+    systems: Sequence[str],
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> list[Compared]:
     """Run all systems over all traces.
 
@@ -146,12 +150,12 @@ def at_dead_shares(
     return found
 
 
-def told(compared: Compared) -> list[dict[str, Any]]:
+def outcomes_as_json(compared: Compared) -> list[dict[str, Any]]:
     """The outcomes as `recycle compare --json` prints them."""
-    return [_told(outcome, compared) for outcome in compared.outcomes]
+    return [_outcome_as_json(outcome, compared) for outcome in compared.outcomes]
 
 
-def _told(outcome: Outcome, compared: Compared) -> dict[str, Any]:
+def _outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
     misfit = outcome.misfit
     cost = outcome.gpu_seconds_per_sample
     return {
@@ -176,13 +180,13 @@ def _told(outcome: Outcome, compared: Compared) -> dict[str, Any]:
         "events": outcome.events,
         "timeline": [
             {
-                "time": happening.time,
-                "event": happening.event,
-                "live": len(happening.state.live),
-                "pause": happening.pause,
-                "rate": rate(happening.state),
+                "time": transition.time,
+                "event": transition.event,
+                "live": len(transition.state.live),
+                "pause": transition.pause,
+                "rate": rate(transition.state),
             }
-            for happening in outcome.happenings
+            for transition in outcome.transitions
         ],
     }
 
@@ -196,13 +200,13 @@ def rate(state: object) -> float:
     return state.samples / state.period if isinstance(state, Running) else 0.0
 
 
-def after(outcome: Outcome, failures: int) -> State | None:
+def state_after(outcome: Outcome, failures: int) -> State | None:
     """What the system runs after so many changes by failures, the pause over; None where there were fewer."""
-    begun = [happening for happening in outcome.happenings if happening.failed or happening.event == "start"]
+    begun = [transition for transition in outcome.transitions if transition.failed or transition.event == "start"]
     return begun[failures].state if failures < len(begun) else None
 
 
 def layout(outcome: Outcome) -> str:
     """What the system ran first."""
-    states = (happening.state for happening in outcome.happenings)
+    states = (transition.state for transition in outcome.transitions)
     return next((state.layout for state in states if isinstance(state, Running)), "")

@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from recycle.errors import TraceError
 from recycle.files import read_whole
-from recycle.systems.failures import Row, Trace, trace_of
+from recycle.systems.failures import FailureTrace, Row, trace_from_rows
 
 POPULATIONS = {"fault_trace.json": 400, "infinitehbd_events.csv": 400}
 """Servers of public traces in which some never fail and so have no row, from their descriptions: InfiniteHBD."""
@@ -37,7 +37,7 @@ _MOST_BYTES, _MOST_NODES, _MOST_DAYS = 2**27, 2**20, 36525
 _MOST_MILLISECONDS = int(_MOST_DAYS * _DAY * 1000)
 
 
-def read_trace(path: str | Path, *, population: int | None = None, seed: int = 0) -> Trace:
+def read_trace(path: str | Path, *, population: int | None = None, seed: int = 0) -> FailureTrace:
     """Read a failure trace of any of the formats.
 
     Args:
@@ -72,8 +72,8 @@ def read_trace(path: str | Path, *, population: int | None = None, seed: int = 0
                 f"{path}, line {lines[0].number}: {columns} columns are no trace: write t_ms,add|remove,node[,cause],"
                 f" or t_ms,count, or date, time, count"
             )
-    trace = trace_of(rows, str(path), population=population, counted=counted)
-    if trace.failures and not any(moment.joined for moment in trace.moments[1:]):
+    trace = trace_from_rows(rows, str(path), population=population, counted=counted)
+    if trace.failures and not any(change.joined for change in trace.changes[1:]):
         notes.append("nodes only go and none comes back: shows degradation alone")
     return replace(trace, name=path.name, notes=tuple(notes))
 

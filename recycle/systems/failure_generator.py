@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass
 from math import exp, log
 
-from recycle.systems.failures import Row, Trace, trace_of
+from recycle.systems.failures import FailureTrace, Row, trace_from_rows
 
 CAUSES = {
     "GPU": 148,
@@ -64,7 +64,7 @@ class Generator:
     repair_p90: float = 312.0
     seed: int = 0
 
-    def trace(self, nodes: int) -> Trace:
+    def trace(self, nodes: int) -> FailureTrace:
         """A trace of so many nodes, all of them there at the start."""
         chance = random.Random(self.seed)
         weight = [chance.gammavariate(self.spread, 1 / self.spread) for _ in range(nodes)]
@@ -103,11 +103,11 @@ def _distinct(chance: random.Random, weight: list[float], count: int) -> list[in
     return found
 
 
-def _whole(rows: list[Row], nodes: int, generator: Generator) -> Trace:
+def _whole(rows: list[Row], nodes: int, generator: Generator) -> FailureTrace:
     name = f"generated, {generator.rate:g} per 1,000 node-days, seed {generator.seed}"
     end = generator.days * _DAY
     everybody = frozenset(range(nodes))
     if not rows:
-        return Trace(name, nodes, everybody, (), end)
-    trace = trace_of(rows, name, population=nodes, counted=True)
-    return Trace(name, nodes, everybody, trace.moments, end)
+        return FailureTrace(name, nodes, everybody, (), end)
+    trace = trace_from_rows(rows, name, population=nodes, counted=True)
+    return FailureTrace(name, nodes, everybody, trace.changes, end)

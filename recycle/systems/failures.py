@@ -1,6 +1,6 @@
 """Failures: when which nodes die and come (back), as the cluster simulation takes it.
 
-A `Trace` is a list of moments. All that happens at one time stamp is one moment: a node in `failed` and in `joined`
+A `Trace` is a list of changes. All that happens at one time stamp is one change: a node in `failed` and in `joined`
 both died and was replaced (or repaired) at once. Nodes are places 0 .. nodes - 1: where instances have names that are
 never used again (spot markets), a new one takes the lowest free place.
 """
@@ -18,7 +18,7 @@ from recycle.errors import TraceError
 from recycle.systems.system import Nodes
 
 
-class Moment(NamedTuple):
+class NodeChange(NamedTuple):
     """All that happens at one time stamp.
 
     Attributes:
@@ -35,14 +35,14 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trace:
+class FailureTrace:
     """A failure trace.
 
     Attributes:
         name: what it is called in tables.
         nodes: the population, nodes that nothing happens to included.
-        up: who is there before the first moment.
-        moments: by time, ascending and distinct.
+        up: who is there before the first change.
+        changes: by time, ascending and distinct.
         end: seconds.
         notes: what has to be said beside any figure that comes of it.
     """
@@ -50,33 +50,33 @@ class Trace:
     name: str
     nodes: int
     up: Nodes
-    moments: tuple[Moment, ...]
+    changes: tuple[NodeChange, ...]
     end: float
     notes: tuple[str, ...] = field(default=())
 
     @property
     def failures(self) -> int:
-        return sum(len(moment.failed) for moment in self.moments)
+        return sum(len(change.failed) for change in self.changes)
 
     def node_seconds(self) -> float:
         """Seconds that nodes are up, in all."""
         total, here, since = 0.0, len(self.up), 0.0
-        for moment in self.moments:
-            total += here * (moment.time - since)
-            here, since = here - len(moment.failed) + len(moment.joined), moment.time
+        for change in self.changes:
+            total += here * (change.time - since)
+            here, since = here - len(change.failed) + len(change.joined), change.time
         return total + here * (self.end - since)
 
     def alive(self) -> list[tuple[float, int]]:
         """(time, how many nodes are up from then on), from 0 on."""
         found, here = [(0.0, len(self.up))], len(self.up)
-        for moment in self.moments:
-            here += len(moment.joined) - len(moment.failed)
-            found.append((moment.time, here))
+        for change in self.changes:
+            here += len(change.joined) - len(change.failed)
+            found.append((change.time, here))
         return found
 
     def shares_alive(self, parts: int) -> list[float]:
         """The mean share of nodes that are up in each of so many equal parts of the trace."""
-        return means([(time, here / self.nodes) for time, here in self.alive()], self.end, parts)
+        return mean_per_part([(time, here / self.nodes) for time, here in self.alive()], self.end, parts)
 
     @property
     def rate(self) -> float:
@@ -84,7 +84,7 @@ class Trace:
         seconds = self.node_seconds()
         return self.failures / seconds if seconds else 0.0
 
-    def fitted(self, nodes: int, seed: int = 0) -> Trace:
+    def fitted(self, nodes: int, seed: int = 0) -> FailureTrace:
         """The trace for a job of so many nodes.
 
         Of a larger population a random sample plays the job's nodes; a smaller one plays random ones of the job's
@@ -98,18 +98,18 @@ class Trace:
         else:
             place = dict(enumerate(choice.sample(range(nodes), self.nodes)))
             never = frozenset(range(nodes)) - frozenset(place.values())
-        moments = []
-        for moment in self.moments:
-            failed = frozenset(place[n] for n in moment.failed if n in place)
-            joined = frozenset(place[n] for n in moment.joined if n in place)
+        changes = []
+        for change in self.changes:
+            failed = frozenset(place[n] for n in change.failed if n in place)
+            joined = frozenset(place[n] for n in change.joined if n in place)
             if failed or joined:
-                causes = {place[n]: cause for n, cause in moment.causes.items() if n in place}
-                moments.append(Moment(moment.time, failed, joined, causes))
+                causes = {place[n]: cause for n, cause in change.causes.items() if n in place}
+                changes.append(NodeChange(change.time, failed, joined, causes))
         up = frozenset(place[n] for n in self.up if n in place) | never
-        return replace(self, nodes=nodes, up=up, moments=tuple(moments))
+        return replace(self, nodes=nodes, up=up, changes=tuple(changes))
 
 
-def means(steps: Sequence[tuple[float, float]], end: float, parts: int) -> list[float]:
+def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) -> list[float]:
     """The mean of a step function over each of so many equal parts of [0, end].
 
     Args:
@@ -155,7 +155,9 @@ class _Stamp:
         return [name for name, up in self.is_up.items() if up and (not self.was_up[name] or name in self.failed)]
 
 
-def trace_of(rows: Iterable[Row], name: str, *, population: int | None = None, counted: bool = False) -> Trace:
+def trace_from_rows(
+    rows: Iterable[Row], name: str, *, population: int | None = None, counted: bool = False
+) -> FailureTrace:
     """A trace from its rows, in file order.
 
     If the first row is a removal, the nodes were there from the start; else every node has to come in before it can go.
@@ -206,7 +208,9 @@ def trace_of(rows: Iterable[Row], name: str, *, population: int | None = None, c
     return _placed(stamps, from_start, returns or from_start, name, population)
 
 
-def _placed(stamps: list[_Stamp], from_start: bool, keep_place: bool, name: str, population: int | None) -> Trace:
+def _placed(
+    stamps: list[_Stamp], from_start: bool, keep_place: bool, name: str, population: int | None
+) -> FailureTrace:
     """Names become places: for good, or until they go."""
     firsts: dict[str, bool] = {}
     for stamp in stamps:
@@ -214,7 +218,7 @@ def _placed(stamps: list[_Stamp], from_start: bool, keep_place: bool, name: str,
     place = {node: at for at, node in enumerate(node for node, was_up in firsts.items() if was_up)}
     up, most = frozenset(place.values()), len(place)
     free: list[int] = []
-    moments = []
+    changes = []
     for stamp in stamps:
         failed = {place[node]: cause for node, cause in stamp.failed.items()}
         if not keep_place:
@@ -226,9 +230,9 @@ def _placed(stamps: list[_Stamp], from_start: bool, keep_place: bool, name: str,
                 most = max(most, place[node] + 1)
         if failed or joined:
             causes = {at: cause for at, cause in failed.items() if cause}
-            moments.append(Moment(stamp.time, frozenset(failed), frozenset(place[n] for n in joined), causes))
+            changes.append(NodeChange(stamp.time, frozenset(failed), frozenset(place[n] for n in joined), causes))
     if population is not None and population < most:
         raise TraceError(f"{name}: {most} nodes have events, which is more than the population of {population}")
     nodes = most if population is None else population
     quiet = frozenset(range(most, nodes)) if from_start else frozenset[int]()
-    return Trace(name, nodes, up | quiet, tuple(moments), stamps[-1].time)
+    return FailureTrace(name, nodes, up | quiet, tuple(changes), stamps[-1].time)

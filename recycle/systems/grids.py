@@ -1,4 +1,4 @@
-"""Grids: pipelines of equal depth with nobody dead, under a known schedule family; what most systems run.
+"""PipelineGrids: pipelines of equal depth with nobody dead, under a known schedule family; what most systems run.
 
 A grid of D pipelines of P ranks shares the job's global batch: some pipelines run ceil(N / D) micro-batches, the
 others floor(N / D), and the period is that of the fuller ones. It is simulated on the layers' times with all stages
@@ -8,7 +8,7 @@ communication.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from math import ceil
@@ -17,11 +17,11 @@ from recycle.ir.families import FAMILIES
 from recycle.ir.simulate import Timeline, simulate
 from recycle.shape import Shape
 from recycle.systems.setting import Setting
-from recycle.systems.system import DoesNotFit, Timed
+from recycle.systems.system import DoesNotFit, Running, Timed
 
 
 @dataclass(frozen=True)
-class Grid:
+class PipelineGrid:
     """Fault-free pipelines of one depth.
 
     Attributes:
@@ -47,7 +47,7 @@ class Grid:
         return self.over <= 1e-9 * self.cap
 
     @property
-    def seats(self) -> int:
+    def slots(self) -> int:
         return self.pipelines * self.ranks
 
     def misfit(self) -> DoesNotFit:
@@ -59,7 +59,7 @@ class Grid:
         )
 
 
-class Grids:
+class PipelineGrids:
     """All grids of a setting under one family; periods are kept.
 
     Args:
@@ -73,7 +73,7 @@ class Grids:
         self.best = cache(self._best)
         self._timeline = cache(self._simulated)
 
-    def _grid(self, pipelines: int, ranks: int) -> Grid:
+    def _grid(self, pipelines: int, ranks: int) -> PipelineGrid:
         """The grid of D pipelines of P ranks."""
         setting = self.setting
         most = ceil(setting.micro_batches / pipelines)
@@ -81,42 +81,59 @@ class Grids:
         caps = [setting.cap(rank, ranks) for rank in range(ranks)]
         held = [0.0 if peak is None else peak for peak in timeline.peak_bytes]
         rank = max(range(ranks), key=lambda r: (held[r] - caps[r], held[r]))
-        return Grid(pipelines, ranks, most, timeline.period, held[rank] - caps[rank], held[rank], caps[rank], rank)
+        return PipelineGrid(
+            pipelines, ranks, most, timeline.period, held[rank] - caps[rank], held[rank], caps[rank], rank
+        )
 
     def _simulated(self, ranks: int, micro_batches: int, pipelines: int) -> Timeline:
         schedule = FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier")
         return simulate(schedule, self.setting.profile(self.setting.cut(ranks), pipelines))
 
-    def _best(self, seats: int) -> Grid | None:
-        """The fastest grid that fits on so many seats; None where none does."""
-        depths = sorted(self._depths(seats), key=lambda ranks: self._estimate(seats, ranks))
-        best: Grid | None = None
+    def _best(self, slots: int) -> PipelineGrid | None:
+        """The fastest grid that fits on so many slots; None where none does."""
+        depths = sorted(self._depths(slots), key=lambda ranks: self._estimate(slots, ranks))
+        best: PipelineGrid | None = None
         for ranks in depths:
-            if best is not None and self._estimate(seats, ranks) >= best.period:
+            if best is not None and self._estimate(slots, ranks) >= best.period:
                 break
-            grid = self.grid(seats // ranks, ranks)
+            grid = self.grid(slots // ranks, ranks)
             if grid.fits and (best is None or grid.period < best.period):
                 best = grid
         return best
 
-    def _estimate(self, seats: int, ranks: int) -> float:
+    def _estimate(self, slots: int, ranks: int) -> float:
         """A lower bound of a grid's period: all work of a stage, and one micro-batch through the stages before it."""
         stages = self.setting.seconds_per_stage(ranks)
-        most = ceil(self.setting.micro_batches / (seats // ranks))
+        most = ceil(self.setting.micro_batches / (slots // ranks))
         return max(before + most * own for before, own in zip(accumulate(stages, initial=0.0), stages, strict=False))
 
-    def leanest(self, seats: int) -> Grid:
-        """The grid that needs least memory beyond what there is; for the words of a misfit. `seats` hold one."""
-        least = min(self.setting.least_ranks, len(self.setting.layers), seats)
-        return min((self.grid(1, ranks) for ranks in self._depths(seats, least)), key=lambda grid: grid.over)
+    def leanest(self, slots: int) -> PipelineGrid:
+        """The grid that needs least memory beyond what there is; for the words of a misfit. `slots` hold one."""
+        least = min(self.setting.least_ranks, len(self.setting.layers), slots)
+        return min((self.grid(1, ranks) for ranks in self._depths(slots, least)), key=lambda grid: grid.over)
 
-    def _depths(self, seats: int, least: int | None = None) -> range:
-        return range(least or self.setting.least_ranks, min(seats, len(self.setting.layers)) + 1)
+    def _depths(self, slots: int, least: int | None = None) -> range:
+        return range(least or self.setting.least_ranks, min(slots, len(self.setting.layers)) + 1)
 
-    def schedules(self, grid: Grid) -> list[Timed]:
+    def schedules(self, grid: PipelineGrid) -> list[Timed]:
         """One pipeline of each load that occurs."""
         profile = self.setting.profile(self.setting.cut(grid.ranks), grid.pipelines)
         loads = sorted({grid.micro_batches, self.setting.micro_batches // grid.pipelines} - {0}, reverse=True)
         return [
             Timed(FAMILIES[self.family](Shape(1, grid.ranks, load), optimizer="barrier"), profile) for load in loads
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRunning(Running):
+    """Some or all pipelines of a grid at work."""
+
+    grids: PipelineGrids = field(repr=False, compare=False)
+    grid: PipelineGrid
+
+    @property
+    def layout(self) -> str:
+        return f"{self.grid.pipelines} x {self.grid.ranks}"
+
+    def schedules(self) -> list[Timed]:
+        return self.grids.schedules(self.grid)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 from math import ceil
 
-from recycle.systems.checkpoint_restart import CheckpointRestart, GridRunning
+from recycle.systems.checkpoint_restart import CheckpointRestart, WholeGridRunning
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State
 
@@ -31,46 +31,42 @@ class HotSpare(CheckpointRestart):
         "checkpoints are written at Young's interval for one failure in a hundred",
     )
     limits = ("spares are paid for and train nothing", "more failures than spares restart everybody from a checkpoint")
+    name = "hot_spare"
     loss = Loss.ITERATION
     fatal_share = 0.01
 
-    def __init__(self, setting: Setting, *, spares: int | None = None, name: str = "hot_spare") -> None:
-        super().__init__(setting, name=name)
+    def __init__(self, setting: Setting, *, spares: int | None = None) -> None:
+        super().__init__(setting)
         self.spares = max(1, ceil(0.05 * setting.nodes)) if spares is None else spares
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._begun(live, min(len(self.setting.seats(live)), self._working_seats))
+        return self._begun(live, min(len(self.setting.slots(live)), self._working_slots))
 
     @cached_property
-    def _working_seats(self) -> int:
-        """Seats beside the spares; all where no model fits on so few."""
+    def _working_slots(self) -> int:
+        """Slots beside the spares; all where no model fits on so few."""
         setting = self.setting
-        kept = len(setting.seats(range(setting.nodes - self.spares)))
+        kept = len(setting.slots(range(setting.nodes - self.spares)))
         return kept if kept >= setting.least_ranks else len(setting.node_of)
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         setting = self.setting
-        if not isinstance(state, GridRunning):
+        if not isinstance(state, WholeGridRunning):
             return super().change(state, failed, joined)
         live = state.live - failed | joined
-        lost = state.lost(setting.seats(failed))
-        spare = [seat for seat in setting.seats(live) if seat not in state.used]
+        lost = state.lost(setting.slots(failed))
+        spare = [slot for slot in setting.slots(live) if slot not in state.used]
         if not lost or len(spare) < len(lost):
             return super().change(state, failed, joined)
         ranks = state.grid.ranks
-        stages = [[seat for seat in state.used[rank::ranks] if seat not in lost] for rank in range(ranks)]
+        stages = [[slot for slot in state.used[rank::ranks] if slot not in lost] for rank in range(ranks)]
         replaced = dict(zip(sorted(lost), spare, strict=False))
-        used = tuple(replaced.get(seat, seat) for seat in state.used)
+        used = tuple(replaced.get(slot, slot) for slot in state.used)
         after = self._running(live, state.grid, used)
-        state_bytes = self._state_bytes(ranks)
-        copies = [position % ranks for position, seat in enumerate(state.used) if seat in lost]
+        state_bytes = setting.state_per_stage(setting.cut(ranks))
+        copies = [position % ranks for position, slot in enumerate(state.used) if slot in lost]
         copied = sum(state_bytes[rank] for rank in copies)
         if not all(stages):
             return Change(state=after, pause=setting.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
         busiest = max(ceil(copies.count(rank) / len(stages[rank])) * state_bytes[rank] for rank in copies)
         return Change(state=after, pause=setting.pause(busiest), loss=self.loss, bytes=copied, event="replace")
-
-    def _state_bytes(self, ranks: int) -> list[float]:
-        """Bytes that a new worker of each rank copies."""
-        setting = self.setting
-        return [sum(layer.state for layer in stage) for stage in setting.stages(setting.cut(ranks))]

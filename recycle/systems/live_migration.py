@@ -6,7 +6,6 @@ As hot spares, with nothing repeated. That is what commercial systems say of the
 from __future__ import annotations
 
 from recycle.systems.hot_spare import HotSpare
-from recycle.systems.setting import Setting
 from recycle.systems.system import Loss
 
 
@@ -23,7 +22,5 @@ class LiveMigration(HotSpare):
         "standby machines are paid for and train nothing",
         "more failures than standby machines restart everybody from a checkpoint",
     )
+    name = "live_migration"
     loss = Loss.NOTHING
-
-    def __init__(self, setting: Setting, *, spares: int | None = None, name: str = "live_migration") -> None:
-        super().__init__(setting, spares=spares, name=name)

@@ -48,7 +48,7 @@ NEAR = 1.05
 CHEAP = 0.002
 """Share of the time until the next failure that copying may take without asking what staying would cost."""
 _FIRST, _LEAN = float(1 << 20), 1e-6
-_SLACK = 1e-9
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +56,13 @@ class RecycleRunning(Running):
     """A plan at work.
 
     Attributes:
-        seats: who sits at each position; positions that nobody plays are left out.
-        spare: live seats without a position.
+        slots: who sits at each position; positions that nobody plays are left out.
+        spare: live slots without a position.
         vector: of the plan; at least as many dead at each rank as there are.
     """
 
     system: ReCycle = field(repr=False, compare=False)
-    seats: dict[Worker, int]
+    slots: dict[Worker, int]
     spare: tuple[int, ...]
     vector: Vector
 
@@ -86,6 +86,7 @@ class ReCycle:
         move: live workers may change stage.
     """
 
+    name = "recycle"
     source = "Gandhi et al., SOSP '24, arXiv 2405.14009; planned by recycle.solve"
     assumptions = (
         "plans are there when a failure strikes: t_plan is that of the common pause model",
@@ -107,9 +108,7 @@ class ReCycle:
         staggered: bool = True,
         move: bool = True,
         reshape: bool = True,
-        name: str = "recycle",
     ) -> None:
-        self.name = name
         self.move = move
         self.techniques = {"decoupled": decoupled, "staggered": staggered, "reroute": True, "move": move}
         self.setting = self._best(setting) if reshape else setting
@@ -149,11 +148,11 @@ class ReCycle:
         setting = self.setting
         live = state.live - failed | joined
         if isinstance(state, RecycleRunning):
-            gone = frozenset(setting.seats(failed))
-            seats = {position: seat for position, seat in state.seats.items() if seat not in gone}
-            if len({position.rank for position in seats}) == setting.shape.ranks:
-                free = [seat for seat in state.spare if seat not in gone] + setting.seats(joined)
-                return self._adapted(live, state, seats, free, failed)
+            gone = frozenset(setting.slots(failed))
+            slots = {position: slot for position, slot in state.slots.items() if slot not in gone}
+            if len({position.rank for position in slots}) == setting.shape.ranks:
+                free = [slot for slot in state.spare if slot not in gone] + setting.slots(joined)
+                return self._adapted(live, state, slots, free, failed)
         after = self._placed(live)
         return Change(
             state=after,
@@ -164,14 +163,14 @@ class ReCycle:
         )
 
     def _adapted(
-        self, live: Nodes, before: RecycleRunning, seats: dict[Worker, int], free: list[int], failed: Nodes
+        self, live: Nodes, before: RecycleRunning, slots: dict[Worker, int], free: list[int], failed: Nodes
     ) -> Change:
         """Every stage has a host: nobody goes back."""
-        touched = len(seats) < len(before.seats)
-        seats, received = self._filled(seats, free)
-        seats, moved, seconds = self._normalized(seats)
-        after = self._running(live, seats)
-        if after.seats == before.seats:
+        touched = len(slots) < len(before.slots)
+        slots, received = self._filled(slots, free)
+        slots, moved, seconds = self._normalized(slots)
+        after = self._running(live, slots)
+        if after.slots == before.slots:
             return Change(state=after, event="spare")
         return Change(
             state=after,
@@ -221,17 +220,17 @@ class ReCycle:
         """The vector, with a searched plan where it is one that is planned ahead."""
         size = 3 * self.job.shape.stages * self.job.shape.global_micro_batches
         if sum(vector) <= self.job.planner.ahead and size <= SEARCHED_UP_TO and vector not in self._plans:
-            made = _searched(_Asked(plan_key(self.job, vector), self.job, vector))
+            made = _searched_plan(_SearchRequest(plan_key(self.job, vector), self.job, vector))
             if made.period < self.period(vector):
                 self._plans[vector], self._periods[vector] = made, made.period
         return vector
 
     # ---- where workers sit
 
-    def _running(self, live: Nodes, seats: dict[Worker, int]) -> RecycleRunning:
+    def _running(self, live: Nodes, slots: dict[Worker, int]) -> RecycleRunning:
         setting = self.setting
-        spare = tuple(sorted(set(setting.seats(live)) - set(seats.values())))
-        here = self._vector(seats)
+        spare = tuple(sorted(set(setting.slots(live)) - set(slots.values())))
+        here = self._vector(slots)
         vector = self.serving(here)
         normal = self.normal(sum(here)) if self.move else None
         aim = self._bounds.of(here) if normal is None else self.period(normal)
@@ -239,73 +238,73 @@ class ReCycle:
             self.period(here if self.move else self._ahead(here))
             vector = self.serving(here)
         assert vector is not None
-        rate = setting.failure_rate * len(live) * (FATAL_SHARE if setting.shape.pipelines > 1 else 1.0)
+        fatal = FATAL_SHARE if setting.shape.pipelines > 1 else 1.0
         return RecycleRunning(
             live=live,
             period=self.period(vector),
             samples=setting.samples,
             idle=len(spare) + sum(vector) - sum(here),
-            checkpoints=checkpoints(setting, rate),
+            checkpoints=checkpoints(setting, len(live), fatal),
             system=self,
-            seats=seats,
+            slots=slots,
             spare=spare,
             vector=vector,
         )
 
-    def _vector(self, seats: dict[Worker, int]) -> Vector:
+    def _vector(self, slots: dict[Worker, int]) -> Vector:
         shape = self.setting.shape
-        hosts = Counter(position.rank for position in seats)
+        hosts = Counter(position.rank for position in slots)
         return tuple(shape.pipelines - hosts[rank] for rank in range(shape.ranks))
 
     def _placed(self, live: Nodes) -> State:
         """All live workers on positions, when everybody reads a checkpoint anyway."""
         shape = self.setting.shape
-        seats = {shape.worker_at(seat): seat for seat in self.setting.seats(live)}
-        if len(seats) < shape.ranks:
-            return Stopped(live=live, reason=f"{len(seats)} live worker(s) cannot host {shape.ranks} stages")
-        for rank in sorted(set(range(shape.ranks)) - {position.rank for position in seats}):
-            hosts = Counter(position.rank for position in seats)
-            giver = max(seats, key=lambda position: (hosts[position.rank], position))
-            seats[Worker(giver.pipeline, rank)] = seats.pop(giver)
-        return self._running(live, self._normalized(seats, copied=False)[0])
+        slots = {shape.worker_at(slot): slot for slot in self.setting.slots(live)}
+        if len(slots) < shape.ranks:
+            return Stopped(live=live, reason=f"{len(slots)} live worker(s) cannot host {shape.ranks} stages")
+        for rank in sorted(set(range(shape.ranks)) - {position.rank for position in slots}):
+            hosts = Counter(position.rank for position in slots)
+            giver = max(slots, key=lambda position: (hosts[position.rank], position))
+            slots[Worker(giver.pipeline, rank)] = slots.pop(giver)
+        return self._running(live, self._normalized(slots, copied=False)[0])
 
-    def _filled(self, seats: dict[Worker, int], free: list[int]) -> tuple[dict[Worker, int], list[float]]:
+    def _filled(self, slots: dict[Worker, int], free: list[int]) -> tuple[dict[Worker, int], list[float]]:
         """Free workers take vacant positions, of the most-hit stage first; and the bytes that each receives."""
-        shape, seats, received = self.setting.shape, dict(seats), []
-        for seat in free:
-            dead = self._vector(seats)
+        shape, slots, received = self.setting.shape, dict(slots), []
+        for slot in free:
+            dead = self._vector(slots)
             if not any(dead):
                 break
-            home = shape.worker_at(seat)
+            home = shape.worker_at(slot)
             rank = max(range(shape.ranks), key=lambda rank: (dead[rank], rank == home.rank, -rank))
-            vacant = [Worker(k, rank) for k in range(shape.pipelines) if Worker(k, rank) not in seats]
-            seats[home if home in vacant else vacant[0]] = seat
+            vacant = [Worker(k, rank) for k in range(shape.pipelines) if Worker(k, rank) not in slots]
+            slots[home if home in vacant else vacant[0]] = slot
             received.append(self._state[rank])
-        return seats, received
+        return slots, received
 
-    def _normalized(self, seats: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
+    def _normalized(self, slots: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
         """Workers change stage where that pays: (who sits where, bytes copied, seconds that takes)."""
         shape = self.setting.shape
-        here = self._vector(seats)
+        here = self._vector(slots)
         target = self.normal(sum(here)) if self.move else None
         if target is None or target == here:
-            return seats, 0.0, 0.0
+            return slots, 0.0, 0.0
         # towards the normal vector or any that its period serves, with as few moves as there are
         best = self.period(target)
         served = self.serving(here)
-        if served is not None and self.period(served) <= best * (1 + _SLACK):
-            return seats, 0.0, 0.0
-        vacant = frozenset(shape.workers()) - seats.keys()
+        if served is not None and self.period(served) <= best * (1 + _TOLERANCE):
+            return slots, 0.0, 0.0
+        vacant = frozenset(shape.workers()) - slots.keys()
         arranged = arrange(shape, vacant, target, self._copying)
         if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
             gain = max(self._bounds.of(here) - best, 0.0) or self.period(here) - best
             if gain * iterations <= arranged.seconds:
-                return seats, 0.0, 0.0
-        seats = dict(seats)
+                return slots, 0.0, 0.0
+        slots = dict(slots)
         for move in arranged.moves:
-            seats[Worker.parse(move.role)] = seats.pop(Worker.parse(move.worker))
-        seats = {position: seat for position, seat in seats.items() if position not in arranged.vacant}
-        return seats, sum(move.bytes for move in arranged.moves), arranged.seconds
+            slots[Worker.parse(move.role)] = slots.pop(Worker.parse(move.worker))
+        slots = {position: slot for position, slot in slots.items() if position not in arranged.vacant}
+        return slots, sum(move.bytes for move in arranged.moves), arranged.seconds
 
     def _iterations_until_change(self) -> float:
         setting = self.setting
@@ -317,14 +316,15 @@ class ReCycle:
     def _state(self) -> list[float]:
         """Bytes that a new host of each rank copies."""
         shape = self.setting.shape
-        per_stage = [sum(layer.state for layer in stage) for stage in self.setting.job_stages]
+        per_stage = self.setting.state_per_stage()
         return [sum(per_stage[rank :: shape.ranks]) for rank in range(shape.ranks)]
 
     @cached_property
     def _copying(self) -> Profile:
         """The setting's links, and what moves in place of all static bytes."""
-        state = [sum(layer.state for layer in stage) for stage in self.setting.job_stages]
-        return Profile(latency=self.setting.latency, bandwidth=self.setting.bandwidth, static=state)
+        return Profile(
+            latency=self.setting.latency, bandwidth=self.setting.bandwidth, static=self.setting.state_per_stage()
+        )
 
     @cached_property
     def _bounds(self) -> StageBounds:
@@ -332,7 +332,7 @@ class ReCycle:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _SearchRequest:
     """A vector of a job, known by its key in the plan cache."""
 
     key: str
@@ -341,9 +341,9 @@ class _Asked:
 
 
 @lru_cache(maxsize=1024)
-def _searched(asked: _Asked) -> Plan:
+def _searched_plan(request: _SearchRequest) -> Plan:
     """Kept for the process: the same plan serves every trace."""
-    return plan_vector(asked.job, asked.vector, steps=SEARCH_STEPS)
+    return plan_vector(request.job, request.vector, steps=SEARCH_STEPS)
 
 
 def _period(problem: Problem) -> float:
@@ -362,7 +362,7 @@ def _misfit(setting: Setting) -> DoesNotFit | None:
         needed = sum(static[rank :: shape.ranks]) + shape.chunks * max(activation[rank :: shape.ranks])
         over.append((needed - setting.cap(rank, shape.ranks), needed, rank))
     excess, needed, rank = max(over)
-    if excess <= _SLACK * needed:
+    if excess <= _TOLERANCE * needed:
         return None
     return DoesNotFit(
         needed=needed,

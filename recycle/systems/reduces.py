@@ -2,7 +2,7 @@
 
 A reduce needs all hosts of its stage at once, and a worker takes part in one at a time. Where every worker reduces its
 last stage first, as `lower` writes it, workers that share stages with different neighbours wait for each other in a
-row from one end of the model to the other. Here reduces are dealt out by list scheduling: whenever hosts are free, the
+row from one end of the model to the other. Here a list scheduler sets the order: whenever hosts are free, the
 stage begins whose busiest host has most left to reduce.
 """
 

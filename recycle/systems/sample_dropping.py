@@ -7,35 +7,31 @@ group comes back when its node does, or when live workers of broken groups suffi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from recycle.systems.checkpoint_interval import checkpoints
-from recycle.systems.grids import Grid, Grids
+from recycle.systems.grids import GridRunning, PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
 
 FATAL_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupsRunning(Running):
-    """Healthy replica groups; `groups` has the seats of each."""
+class GroupsRunning(GridRunning):
+    """Healthy replica groups; `groups` has the slots of each."""
 
-    grids: Grids = field(repr=False, compare=False)
-    grid: Grid
     groups: tuple[tuple[int, ...], ...]
 
     @property
     def layout(self) -> str:
         return f"{len(self.groups)} x {self.grid.ranks}"
 
-    def schedules(self) -> list[Timed]:
-        return self.grids.schedules(self.grid)
-
 
 class SampleDropping:
     """Replica groups on the best grid of all nodes, of which the healthy ones train."""
 
+    name = "sample_dropping"
     source = "meta-pytorch/torchft @ 7eb7087 (BSD-3): Lighthouse quorum, should_commit vote"
     assumptions = (
         "samples of groups that are out are dropped: no progress, in a column of their own",
@@ -49,23 +45,22 @@ class SampleDropping:
         "all groups lost: back to a checkpoint",
     )
 
-    def __init__(self, setting: Setting, *, name: str = "sample_dropping") -> None:
-        self.name = name
+    def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.grids = Grids(setting)
+        self.grids = PipelineGrids(setting)
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         whole = self.grids.best(len(self.setting.node_of))
         if whole is None:
             return self.grids.leanest(len(self.setting.node_of)).misfit()
-        seats = self.setting.seats(live)
-        return self._running(live, whole, self._grouped(whole, [], seats))
+        slots = self.setting.slots(live)
+        return self._running(live, whole, self._grouped(whole, [], slots))
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         setting = self.setting
         live = state.live - failed | joined
         before = state if isinstance(state, GroupsRunning) else None
-        gone = frozenset(setting.seats(failed))
+        gone = frozenset(setting.slots(failed))
         groups = [] if before is None else [group for group in before.groups if gone.isdisjoint(group)]
         if before is None or not groups:
             after = self.begin(live)
@@ -79,29 +74,29 @@ class SampleDropping:
         if len(groups) < len(before.groups):
             after = self._running(live, before.grid, groups)
             return Change(state=after, pause=setting.pause(), loss=Loss.ITERATION, event="drop")
-        taken = {seat for group in groups for seat in group}
-        formed = self._grouped(before.grid, groups, [seat for seat in setting.seats(live) if seat not in taken])
+        taken = {slot for group in groups for slot in group}
+        formed = self._grouped(before.grid, groups, [slot for slot in setting.slots(live) if slot not in taken])
         after = self._running(live, before.grid, formed)
         new = len(formed) - len(groups)
         if failed or not new:  # a failure of nodes that wait, or newcomers that do not make a group yet
             return Change(state=self._running(live, before.grid, groups), event="wait")
-        state_bytes = [sum(layer.state for layer in stage) for stage in setting.stages(setting.cut(before.grid.ranks))]
+        state_bytes = setting.state_per_stage(setting.cut(before.grid.ranks))
         copied = -(-new // len(groups)) * max(state_bytes)
         return Change(
             state=after, pause=setting.pause(copied, detected=False), bytes=new * sum(state_bytes), event="join"
         )
 
-    def _grouped(self, grid: Grid, groups: list[tuple[int, ...]], free: list[int]) -> list[tuple[int, ...]]:
-        """`groups` and as many new ones of the free seats as the grid has room for."""
+    def _grouped(self, grid: PipelineGrid, groups: list[tuple[int, ...]], free: list[int]) -> list[tuple[int, ...]]:
+        """`groups` and as many new ones of the free slots as the grid has room for."""
         room = grid.pipelines - len(groups)
         new = [tuple(free[at : at + grid.ranks]) for at in range(0, len(free) - grid.ranks + 1, grid.ranks)]
         return groups + new[:room]
 
-    def _running(self, live: Nodes, grid: Grid, groups: list[tuple[int, ...]]) -> State:
+    def _running(self, live: Nodes, grid: PipelineGrid, groups: list[tuple[int, ...]]) -> State:
         setting = self.setting
         if not groups:
             return Stopped(live=live, reason=f"no replica group of {grid.ranks} workers is whole")
-        idle = len(setting.seats(live)) - len(groups) * grid.ranks
+        idle = len(setting.slots(live)) - len(groups) * grid.ranks
         trained = setting.samples * len(groups) / grid.pipelines
         return GroupsRunning(
             live=live,
@@ -109,7 +104,7 @@ class SampleDropping:
             samples=trained,
             dropped=setting.samples - trained,
             idle=idle,
-            checkpoints=checkpoints(setting, setting.failure_rate * len(live) * FATAL_SHARE),
+            checkpoints=checkpoints(setting, len(live), FATAL_SHARE),
             reconsider=idle >= grid.ranks and len(groups) < grid.pipelines,
             grids=self.grids,
             grid=grid,

@@ -40,7 +40,7 @@ class Setting:
     Attributes:
         job: that it is made of; its shape is the preferred one.
         layers: first to last.
-        node_of: the node of each seat; a seat is a place for one worker, and seat i is worker i of the job's shape.
+        node_of: the node of each slot; a slot is a place for one worker, and slot i is worker i of the job's shape.
         micro_batch: samples of one micro-batch.
         latency: seconds per transfer between two workers.
         bandwidth: bytes per second of a directed pair of workers, and of a ring through all hosts of a layer; None
@@ -88,10 +88,10 @@ class Setting:
     def gpus(self) -> int:
         return len(self.node_of) * self.job.grid.tensor_parallel
 
-    def seats(self, live: Iterable[int]) -> list[int]:
-        """The seats of these nodes, ascending."""
+    def slots(self, live: Iterable[int]) -> list[int]:
+        """The slots of these nodes, ascending."""
         live = frozenset(live)
-        return [seat for seat, node in enumerate(self.node_of) if node in live]
+        return [slot for slot, node in enumerate(self.node_of) if node in live]
 
     def reshaped(self, pipelines: int, ranks: int) -> Setting:
         """The same workers, batch and layers in another shape. Only a job of the analytic model can be cut anew.
@@ -163,10 +163,9 @@ class Setting:
             raise JobError(f"split {split} has {sum(split)} layers, the model {len(self.layers)}")
         return [self.layers[a:b] for a, b in pairwise([0, *accumulate(split)])]
 
-    @property
-    def job_stages(self) -> list[tuple[Layer, ...]]:
-        """The layers of each of the job's P * V stages."""
-        return self.stages(_layers_per_stage(self.job))
+    def state_per_stage(self, split: Split | None = None) -> list[float]:
+        """Bytes that a new host of each stage copies; of the job's own P * V stages where no split is given."""
+        return [sum(layer.state for layer in stage) for stage in self.stages(split or _layers_per_stage(self.job))]
 
     @cached_property
     def least_ranks(self) -> int:
@@ -265,7 +264,7 @@ class Setting:
         return cls(
             job,
             analytic.layers(job) if job.times.profile == ANALYTIC else _spread(job, profile),
-            seat_nodes(shape, job.cluster.workers_per_node),
+            slot_nodes(shape, job.cluster.workers_per_node),
             micro_batch=1.0 if job.model == ModelSection() else float(job.data.micro_batch_size),
             latency=profile.latency,
             bandwidth=profile.bandwidth,
@@ -300,7 +299,7 @@ def _layers_per_stage(job: Job) -> Split:
     return (1,) * job.shape.stages if job.model == ModelSection() else tuple(job.layers_per_stage())
 
 
-def seat_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
+def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
     """The node of each worker, by index: as `place_workers` lays them, in even blocks where there is one pipeline."""
     if shape.pipelines > 1:
         nodes = place_workers(shape, workers_per_node)

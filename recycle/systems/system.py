@@ -11,7 +11,7 @@ When `change` is called:
     a node joins            at the next boundary of two iterations; at once while nothing runs
     `reconsider` is set     at the next boundary, with nobody failed and nobody joined
 
-Nodes are numbers from 0 to `Setting.nodes` - 1; `Setting.seats` gives the workers that a set of nodes has.
+Nodes are numbers from 0 to `Setting.nodes` - 1; `Setting.slots` gives the workers that a set of nodes has.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Running(ABC):
         period: seconds per iteration in steady state, of the slowest part and with the sync between pipelines.
         samples: committed per iteration. The global batch, unless the system drops some.
         dropped: samples of the batch that are not trained, per iteration; no progress.
-        idle: of the live seats, how many have nothing to do (spares, remainders).
+        idle: of the live slots, how many have nothing to do (spares, remainders).
         checkpoints: how state is kept; None for never, and then a `Loss.CHECKPOINT` goes back to the start.
         reconsider: `change` is to be called at the next boundary.
     """

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from recycle.shape import MicroBatch, Shape
 
 
-def grid(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -> Shape:
+def shape_for(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -> Shape:
     """The shape with the fewest pipelines, at least `pipelines`, that has `micro_batches` in all.
 
     Raises:
@@ -23,12 +23,12 @@ def grid(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -> Sha
     return Shape(homes, ranks, micro_batches // homes, chunks)
 
 
-def even(micro_batches: int, pipelines: int) -> list[int]:
+def even_shares(micro_batches: int, pipelines: int) -> list[int]:
     """Shares that differ by one at most, the larger ones first."""
     return [micro_batches // pipelines + (k < micro_batches % pipelines) for k in range(pipelines)]
 
 
-def deal(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatch]]:
+def assign_micro_batches(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatch]]:
     """The micro-batches that each pipeline runs, in order; `shares` of them, which add up to all of the shape's."""
     m = shape.micro_batches
     kept = [min(share, m) for share in shares] + [0] * (shape.pipelines - len(shares))

@@ -11,7 +11,7 @@ from recycle.job import Job
 from recycle.sections import PausesSection
 from recycle.systems.checkpoint_interval import efficiency, young
 from recycle.systems.cluster import Outcome, run
-from recycle.systems.failures import Moment, Trace
+from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, Timed
 
@@ -58,9 +58,9 @@ def setting(**pauses: float) -> Setting:
     return replace(Setting.of(job), pauses=PausesSection(**{"start": 0.0, **pauses}))
 
 
-def trace(*moments: tuple[float, set[int], set[int]], end: float) -> Trace:
-    made = tuple(Moment(time, frozenset(failed), frozenset(joined)) for time, failed, joined in moments)
-    return Trace("test", 2, frozenset({0, 1}), made, end)
+def trace(*changes: tuple[float, set[int], set[int]], end: float) -> FailureTrace:
+    made = tuple(NodeChange(time, frozenset(failed), frozenset(joined)) for time, failed, joined in changes)
+    return FailureTrace("test", 2, frozenset({0, 1}), made, end)
 
 
 def booked(outcome: Outcome) -> dict[str, float]:
@@ -91,8 +91,8 @@ def test_an_iteration_that_goes_on_keeps_its_share() -> None:
 
 def test_a_failure_in_a_pause_begins_it_again() -> None:
     job = Job.from_toml("[shape]\npipelines = 3\nranks = 1\nmicro_batches = 4\n")
-    moments = tuple(Moment(time, frozenset({node}), frozenset()) for time, node in ((100.0, 1), (105.0, 2)))
-    three = Trace("test", 3, frozenset(range(3)), moments, 200.0)
+    changes = tuple(NodeChange(time, frozenset({node}), frozenset()) for time, node in ((100.0, 1), (105.0, 2)))
+    three = FailureTrace("test", 3, frozenset(range(3)), changes, 200.0)
     outcome = run(Scripted(pause=Pause(detect=3.0, copy=4.0)), Setting.of(job), three)
     assert booked(outcome) == {"detect": 3.0 + 3.0, "copy": 2.0 + 4.0, "degraded": pytest.approx(88.0 - 4 * 20 / 3)}
     assert outcome.samples == 100 * (15 + 4)
@@ -101,16 +101,16 @@ def test_a_failure_in_a_pause_begins_it_again() -> None:
 def test_nodes_join_at_a_boundary() -> None:
     strikes = ((100.0, {1}, set()), (110.0, set(), {1}))
     outcome = run(Scripted(), setting(), trace(*strikes, end=123.0 + 3 + 40))
-    assert [round(h.time) for h in outcome.happenings] == [0, 100, 123]
+    assert [round(h.time) for h in outcome.transitions] == [0, 100, 123]
     assert outcome.samples == 1000 + 100 + 400
     late = run(Scripted(), setting(start=30.0), trace(*strikes, end=300.0))
-    assert [round(h.time) for h in late.happenings] == [0, 100, 143]
+    assert [round(h.time) for h in late.transitions] == [0, 100, 143]
 
 
 def test_a_node_that_dies_before_it_is_usable_changes_nothing() -> None:
     strikes = ((100.0, {1}, set()), (110.0, set(), {1}), (120.0, {1}, set()), (125.0, set(), {1}))
     outcome = run(Scripted(), setting(start=15.0), trace(*strikes, end=400.0))
-    assert [round(h.time) for h in outcome.happenings] == [0, 100, 143]
+    assert [round(h.time) for h in outcome.transitions] == [0, 100, 143]
 
 
 def test_a_checkpoint_is_what_is_left() -> None:
@@ -164,15 +164,15 @@ def test_youngs_interval_and_efficiency_hold_in_the_event_simulation() -> None:
     """Memoryless failures at rate lam, restart u0 and write w: eff = (1 - lam (u0 + dt / 2)) / (1 + w / dt)."""
     rate, restart, write = 1 / 20_000, 100.0, 12.0
     chance = random.Random(7)
-    end, now, moments = 4e7, 0.0, []
+    end, now, changes = 4e7, 0.0, []
     while (now := now + chance.expovariate(rate)) < end:
-        moments.append((now, {1}, {1}))
+        changes.append((now, {1}, {1}))
     best = young(write, rate)
     assert best == pytest.approx((2 * write / rate) ** 0.5)
     measured = {}
     for every in (best / 3, best, 3 * best):
         system = Restarting(pause=Pause(restart=restart), checkpoints=Checkpoints(every=every, stall=write))
-        outcome = run(system, setting(), trace(*moments, end=end))
+        outcome = run(system, setting(), trace(*changes, end=end))
         expected = efficiency(round(every / 10) * 10, write, rate, restart)
         assert outcome.ettr == pytest.approx(expected, abs=0.002)
         measured[every] = outcome.ettr

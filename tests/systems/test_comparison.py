@@ -8,9 +8,9 @@ from recycle.errors import JobError
 from recycle.job import Job
 from recycle.systems import SYSTEMS
 from recycle.systems.cluster import Outcome, run
-from recycle.systems.comparison import at_dead_shares, compare, named, references, told
+from recycle.systems.comparison import at_dead_shares, compare, outcomes_as_json, references, system_names
 from recycle.systems.failure_generator import Generator
-from recycle.systems.failures import Moment, Trace
+from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Nodes, State, System
 
@@ -60,7 +60,7 @@ def test_references_are_fault_free_and_scaled_by_who_is_alive() -> None:
     plain, split = references(setting)
     assert (plain.name, plain.layout, plain.samples_per_second) == ("1f1b", "4 x 4", pytest.approx(24 / 2.7))
     assert split.samples_per_second > plain.samples_per_second
-    half = Trace("half", 16, setting.all_nodes, (Moment(50.0, frozenset(range(8)), frozenset()),), 100.0)
+    half = FailureTrace("half", 16, setting.all_nodes, (NodeChange(50.0, frozenset(range(8)), frozenset()),), 100.0)
     (compared,) = compare(setting, [half], ["recycle"])
     assert compared.live == 0.75
 
@@ -70,7 +70,7 @@ def test_recycle_keeps_more_than_its_rivals_where_pipelines_have_bubbles() -> No
     (compared,) = compare(setting, [GENERATOR.trace(setting.nodes)], list(SYSTEMS))
     goodput = {outcome.system: outcome.goodput for outcome in compared.outcomes}
     assert max(goodput, key=lambda name: goodput[name]) == "recycle"
-    assert {entry["name"] for entry in told(compared)} == set(SYSTEMS)
+    assert {entry["name"] for entry in outcomes_as_json(compared)} == set(SYSTEMS)
 
 
 def test_ratios_to_the_fault_scaled_ideal() -> None:
@@ -87,7 +87,7 @@ def test_ratios_to_the_fault_scaled_ideal() -> None:
 
 def test_a_trace_that_kills_everything_stops_every_system() -> None:
     setting = Setting.of(JOB)
-    trace = Trace("all", 16, setting.all_nodes, (Moment(1000.0, setting.all_nodes, frozenset()),), 10_000.0)
+    trace = FailureTrace("all", 16, setting.all_nodes, (NodeChange(1000.0, setting.all_nodes, frozenset()),), 10_000.0)
     outcomes: list[Outcome] = [run(SYSTEMS[name](setting), setting, trace) for name in SYSTEMS]
     for outcome in outcomes:
         assert outcome.lost["stopped"] == 9000
@@ -95,9 +95,9 @@ def test_a_trace_that_kills_everything_stops_every_system() -> None:
 
 
 def test_names_of_systems() -> None:
-    assert named("oobleck, recycle,oobleck") == ["oobleck", "recycle"]
-    assert named(None) == list(SYSTEMS)
+    assert system_names("oobleck, recycle,oobleck") == ["oobleck", "recycle"]
+    assert system_names(None) == list(SYSTEMS)
     with pytest.raises(JobError, match="'slipstream' is no system: choose from recycle"):
-        named("slipstream")
+        system_names("slipstream")
     with pytest.raises(JobError, match="name at least one"):
-        named(" ,")
+        system_names(" ,")

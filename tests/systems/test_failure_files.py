@@ -27,21 +27,21 @@ def test_event_csv_with_causes(tmp_path: Path) -> None:
     text = "1000,remove,n1,GPU\n2000,remove,n1,NIC\n3000,add,n1,GPU\n4000,add,n1,NIC\n"
     trace = read_trace(written(tmp_path, text), population=5)
     assert trace.nodes == 5
-    assert [(m.time, dict(m.causes), set(m.joined)) for m in trace.moments] == [(1, {0: "GPU"}, set()), (4, {}, {0})]
+    assert [(m.time, dict(m.causes), set(m.joined)) for m in trace.changes] == [(1, {0: "GPU"}, set()), (4, {}, {0})]
 
 
 def test_count_csv_and_log(tmp_path: Path) -> None:
     csv = read_trace(written(tmp_path, "0,3\n60000,1\n120000,2\n"))
-    assert [(m.time, len(m.failed), len(m.joined)) for m in csv.moments] == [(0, 0, 3), (60, 2, 0), (120, 0, 1)]
+    assert [(m.time, len(m.failed), len(m.joined)) for m in csv.changes] == [(0, 0, 3), (60, 2, 0), (120, 0, 1)]
     log = read_trace(written(tmp_path, "2021-12-11, 11:11:30, 3\n2021-12-11, 11:13:10, 1\n2021-12-11, 11:12:00, 2\n"))
-    assert [(m.time, len(m.failed)) for m in log.moments] == [(0, 0), (30, 1), (100, 1)]
+    assert [(m.time, len(m.failed)) for m in log.changes] == [(0, 0), (30, 1), (100, 1)]
     assert "steps back in time: sorted by stamp" in log.notes
 
 
 def test_the_choice_of_counted_nodes_follows_the_seed(tmp_path: Path) -> None:
     path = written(tmp_path, "0,9\n1000,4\n2000,9\n3000,2\n")
     assert read_trace(path, seed=3) == read_trace(path, seed=3)
-    assert len({tuple(sorted(read_trace(path, seed=s).moments[1].failed)) for s in range(5)}) > 1
+    assert len({tuple(sorted(read_trace(path, seed=s).changes[1].failed)) for s in range(5)}) > 1
 
 
 def test_fault_json(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_fault_json(tmp_path: Path) -> None:
     )
     trace = read_trace(written(tmp_path, text, "faults.json"))
     assert (trace.nodes, trace.end) == (1, 2 * 86400)
-    assert trace.moments[0].causes == {0: "GPU"}
+    assert trace.changes[0].causes == {0: "GPU"}
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_the_hardware_trace(name: str) -> None:
     assert trace.failures == 584 - 2  # two faults start on a server that is down
     assert trace.end == pytest.approx(349 * 86400, rel=1e-3)
     down, most, seconds, since = 0, 0, 0.0, 0.0
-    for moment in trace.moments:
-        seconds += down * (moment.time - since)
-        down, since = down + len(moment.failed) - len(moment.joined), moment.time
+    for change in trace.changes:
+        seconds += down * (change.time - since)
+        down, since = down + len(change.failed) - len(change.joined), change.time
         most = max(most, down)
     assert most == 35  # 8.75 %
     assert seconds / trace.end / 400 == pytest.approx(0.023, abs=0.001)
-    assert sum(moment.causes.get(n) == "GPU" for moment in trace.moments for n in moment.failed) == pytest.approx(
+    assert sum(change.causes.get(n) == "GPU" for change in trace.changes for n in change.failed) == pytest.approx(
         158, abs=2
     )
 
@@ -127,4 +127,4 @@ def test_the_hardware_trace(name: str) -> None:
 def test_what_must_be_said_of_a_public_trace() -> None:
     assert any("no GCP trace" in note for note in read_trace(public("oobleck/scale_gcp-trace.csv")).notes)
     assert any("none comes back" in note for note in read_trace(public("oobleck/10m.csv")).notes)
-    assert read_trace(public("oobleck/10m.csv")).moments[1].time == pytest.approx(601.2)
+    assert read_trace(public("oobleck/10m.csv")).changes[1].time == pytest.approx(601.2)

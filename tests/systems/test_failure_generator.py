@@ -20,25 +20,25 @@ def test_rate_repair_and_bad_nodes_are_those_of_the_hardware_trace() -> None:
     for trace in traces:
         assert trace.up == frozenset(range(400))
         begun: dict[int, float] = {}
-        for moment in trace.moments:
-            repairs += [moment.time - begun.pop(node) for node in moment.joined]
-            begun |= dict.fromkeys(moment.failed, moment.time)
+        for change in trace.changes:
+            repairs += [change.time - begun.pop(node) for node in change.joined]
+            begun |= dict.fromkeys(change.failed, change.time)
     repairs.sort()
     assert repairs[len(repairs) // 2] / 3600 == pytest.approx(20, rel=0.1)
-    hit = [len({node for moment in trace.moments for node in moment.failed}) for trace in traces]
+    hit = [len({node for change in trace.changes for node in change.failed}) for trace in traces]
     assert sum(hit) / 6 == pytest.approx(231, rel=0.08)
 
 
 def test_some_failures_take_several_nodes() -> None:
     trace = Generator(days=349, burst=0.05).trace(400)
-    sizes = [len(moment.failed) for moment in trace.moments if moment.failed]
+    sizes = [len(change.failed) for change in trace.changes if change.failed]
     assert 0.03 < sum(size > 1 for size in sizes) / len(sizes) < 0.08
     assert max(sizes) <= 8
-    assert {cause for moment in trace.moments for cause in moment.causes.values()} <= CAUSES.keys()
+    assert {cause for change in trace.changes for cause in change.causes.values()} <= CAUSES.keys()
 
 
 @pytest.mark.parametrize("generator", [Generator(rate=0), Generator(days=0.001)])
 def test_nothing_may_happen(generator: Generator) -> None:
     trace = generator.trace(3)
-    assert trace.moments == ()
+    assert trace.changes == ()
     assert trace.end == generator.days * 86400

@@ -11,7 +11,7 @@ from recycle.job import Job
 from recycle.layers import Layer
 from recycle.systems.checkpoint_restart import CheckpointRestart, GridRunning
 from recycle.systems.cluster import run
-from recycle.systems.failures import Moment, Trace
+from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.hot_spare import HotSpare
 from recycle.systems.live_migration import LiveMigration
 from recycle.systems.sample_dropping import GroupsRunning, SampleDropping
@@ -128,10 +128,10 @@ def test_the_dropping_ratio_holds_in_the_event_simulation() -> None:
     """Throughput is that of the healthy groups over all groups."""
     shared = setting()
     moments = (
-        Moment(27.0 * 400, frozenset({0}), frozenset()),
-        Moment(27.0 * 1200, frozenset({1, 2, 5, 6}), frozenset()),
+        NodeChange(27.0 * 400, frozenset({0}), frozenset()),
+        NodeChange(27.0 * 1200, frozenset({1, 2, 5, 6}), frozenset()),
     )
-    trace = Trace("test", 16, shared.all_nodes, moments, 27.0 * 2000)
+    trace = FailureTrace("test", 16, shared.all_nodes, moments, 27.0 * 2000)
     outcome = run(SampleDropping(shared), shared, trace)
     expected = (400 * 1 + 800 * 3 / 4 + 800 * 2 / 4) / 2000
     assert outcome.ettr == pytest.approx(expected, abs=0.002)

@@ -11,7 +11,7 @@ from recycle.ir.check import check
 from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.layers import Layer
-from recycle.systems.grids import Grids
+from recycle.systems.grids import PipelineGrids
 from recycle.systems.setting import Setting
 
 
@@ -23,7 +23,7 @@ def setting(layers: int = 8, memory: float = 1e9) -> Setting:
 
 @pytest.mark.parametrize(("pipelines", "ranks"), [(4, 8), (3, 8), (5, 4), (24, 1), (7, 2)])
 def test_1f1b_takes_its_closed_form(pipelines: int, ranks: int) -> None:
-    grid = Grids(setting()).grid(pipelines, ranks)
+    grid = PipelineGrids(setting()).grid(pipelines, ranks)
     most = ceil(24 / pipelines)
     assert grid.micro_batches == most
     assert grid.period == pytest.approx((most + ranks - 1) * 3 * 8 / ranks)
@@ -32,16 +32,16 @@ def test_1f1b_takes_its_closed_form(pipelines: int, ranks: int) -> None:
 
 def test_the_best_grid_is_the_best_that_fits() -> None:
     for memory in (1e9, 50.0, 30.0, 18.0):
-        grids = Grids(setting(memory=memory))
-        for seats in (1, 5, 13, 24, 32):
-            all_grids = [grids.grid(seats // ranks, ranks) for ranks in range(1, min(seats, 8) + 1)]
+        grids = PipelineGrids(setting(memory=memory))
+        for slots in (1, 5, 13, 24, 32):
+            all_grids = [grids.grid(slots // ranks, ranks) for ranks in range(1, min(slots, 8) + 1)]
             fitting = [grid.period for grid in all_grids if grid.fits]
-            best = grids.best(seats)
+            best = grids.best(slots)
             assert (best.period if best else None) == (min(fitting) if fitting else None)
 
 
 def test_its_schedules_pass_the_check_and_hold_the_whole_batch() -> None:
-    grids = Grids(setting())
+    grids = PipelineGrids(setting())
     grid = grids.grid(5, 8)
     loads = []
     for schedule, profile in grids.schedules(grid):
@@ -52,5 +52,5 @@ def test_its_schedules_pass_the_check_and_hold_the_whole_batch() -> None:
 
 
 def test_zero_bubble_is_another_family() -> None:
-    plain, split = Grids(setting()).grid(4, 8), Grids(setting(), "zb-h1").grid(4, 8)
+    plain, split = PipelineGrids(setting()).grid(4, 8), PipelineGrids(setting(), "zb-h1").grid(4, 8)
     assert split.period < plain.period

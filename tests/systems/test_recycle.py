@@ -96,7 +96,7 @@ def test_workers_change_stage_where_the_dead_lie_unevenly() -> None:
     assert max(after.vector) == 1
     assert change.bytes == 80.0
     assert change.pause.copy == 8.0
-    assert set(after.seats.values()) == set(range(16)) - {0, 4}
+    assert set(after.slots.values()) == set(range(16)) - {0, 4}
     stay = ReCycle(_weighty(), move=False)
     assert running(stay.change(begun(stay), frozenset({0, 4}), frozenset())).vector[0] == 2
 
@@ -119,18 +119,18 @@ def test_a_stage_without_workers_sends_everybody_back() -> None:
     system = ReCycle(setting())
     change = system.change(begun(system), frozenset({1, 5, 9}), frozenset())
     assert (change.loss, change.event) == (Loss.CHECKPOINT, "restart")
-    assert len(running(change).seats) == 9
+    assert len(running(change).slots) == 9
     stopped = system.change(change.state, running(change).live - {0, 2, 3}, frozenset())
     assert isinstance(stopped.state, Stopped)
     assert stopped.event == "stop"
     again = system.change(stopped.state, frozenset(), frozenset({9}))
-    assert (again.event, len(running(again).seats)) == ("restart", 4)
+    assert (again.event, len(running(again).slots)) == ("restart", 4)
 
 
 def test_the_death_of_a_spare_changes_nothing() -> None:
     system = ReCycle(setting(2, 2, 4))
     state = begun(system)
-    spare = replace(state, seats={p: s for p, s in state.seats.items() if s != 3}, spare=(3,), vector=(0, 1))
+    spare = replace(state, slots={p: s for p, s in state.slots.items() if s != 3}, spare=(3,), vector=(0, 1))
     change = system.change(spare, frozenset({3}), frozenset())
     assert (change.event, change.pause.seconds, change.loss) == ("spare", 0, Loss.NOTHING)
 

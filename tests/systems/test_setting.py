@@ -40,7 +40,7 @@ def test_a_plain_jobs_own_cut_has_the_jobs_prices() -> None:
     assert (mine.latency, mine.weight_stash) == (0.25, 0.5)
     assert [setting.cap(rank, 4) for rank in range(4)] == [4, 4, 3, 2]
     assert (setting.nodes, setting.samples, setting.micro_batches) == (3, 18, 18)
-    assert setting.seats({0, 2}) == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert setting.slots({0, 2}) == [0, 1, 2, 3, 8, 9, 10, 11]
     assert setting.least_ranks == 4
 
 

@@ -26,13 +26,13 @@ from recycle.profile import Profile
 from recycle.systems.bamboo.closed_form import FLAT_SLOWDOWN
 from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
 from recycle.systems.bamboo.memory import buffers, needed
-from recycle.systems.bamboo.seating import Pipeline, arrange
+from recycle.systems.bamboo.pipelines import Pipeline, arrange
 from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.reduces import reduce_order
 from recycle.systems.setting import Setting
 from recycle.systems.sync import Computed, computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
-from recycle.systems.unequal import even
+from recycle.systems.unequal import even_shares
 
 OVERLOADED_SHARE = 0.05
 """2 * overloaded / active above which Bamboo arranges its pipelines anew."""
@@ -51,7 +51,7 @@ class BambooRunning(Running):
 
     Attributes:
         pipelines: of one depth.
-        waiting: live seats in none of them.
+        waiting: live slots in none of them.
         flat_period: seconds per iteration by the rule of Bamboo's own simulator, to be told beside `period`.
     """
 
@@ -62,7 +62,7 @@ class BambooRunning(Running):
 
     @property
     def layout(self) -> str:
-        return f"{len(self.pipelines)} x {len(self.pipelines[0].seats)}"
+        return f"{len(self.pipelines)} x {len(self.pipelines[0].slots)}"
 
     @property
     def overloaded(self) -> int:
@@ -136,9 +136,9 @@ class Bamboo:
             if isinstance(new, Stopped):
                 return Change(state=new)
             return Change(state=new, pause=self.setting.restart(detected=False), event="restart")
-        seats = frozenset(self.setting.seats(live))
-        survivors = [pipeline.without(set(pipeline.live) - seats) for pipeline in state.pipelines]
-        waiting = seats - {seat for pipeline in survivors if pipeline for seat in pipeline.live}
+        slots = frozenset(self.setting.slots(live))
+        survivors = [pipeline.without(set(pipeline.live) - slots) for pipeline in state.pipelines]
+        waiting = slots - {slot for pipeline in survivors if pipeline for slot in pipeline.live}
         if None in survivors:
             new = self._arranged(live, ())
             return Change(state=new, pause=self.setting.restart(), loss=Loss.CHECKPOINT, event="fatal")
@@ -156,12 +156,12 @@ class Bamboo:
 
     def timed(self, pipelines: Sequence[Pipeline]) -> Timed:
         """The schedule of these pipelines, and what prices it."""
-        hosts, shares = [p.hosts for p in pipelines], even(self.setting.micro_batches, len(pipelines))
+        hosts, shares = [p.hosts for p in pipelines], even_shares(self.setting.micro_batches, len(pipelines))
         return Timed(iteration(hosts, shares, self.eager), self._profile(len(hosts[0]), len(hosts)))
 
     def healthy_period(self, pipelines: int) -> float:
         """Seconds per iteration of so many pipelines without an overloaded worker."""
-        shares = even(self.setting.micro_batches, pipelines)
+        shares = even_shares(self.setting.micro_batches, pipelines)
         return self._period(tuple((healthy(self.depth), share) for share in shares))
 
     @property
@@ -173,12 +173,12 @@ class Bamboo:
 
     @cached_property
     def _fitting(self) -> int | DoesNotFit:
-        """The depth from the wanted one on that fits with all seats, or what the leanest needs."""
-        seats, layers = len(self.setting.node_of), len(self.setting.layers)
+        """The depth from the wanted one on that fits with all slots, or what the leanest needs."""
+        slots, layers = len(self.setting.node_of), len(self.setting.layers)
         wanted = min(ceil(self.setting.shape.ranks * self.over), layers)
         leanest: DoesNotFit | None = None
-        for depth in range(wanted, max(wanted, min(layers, seats)) + 1):
-            found = self._does_not_fit(depth, max(1, min(seats // depth, self.setting.micro_batches)))
+        for depth in range(wanted, max(wanted, min(layers, slots)) + 1):
+            found = self._does_not_fit(depth, max(1, min(slots // depth, self.setting.micro_batches)))
             if found is None:
                 return depth
             if leanest is None or found.needed / found.cap < leanest.needed / leanest.cap:
@@ -232,7 +232,7 @@ class Bamboo:
         return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth), order)
 
     def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...], waiting: frozenset[int]) -> BambooRunning:
-        shares = even(self.setting.micro_batches, len(pipelines))
+        shares = even_shares(self.setting.micro_batches, len(pipelines))
         period = self._period(tuple(sorted((p.hosts, share) for p, share in zip(pipelines, shares, strict=True))))
         overloaded = sum(pipeline.overloaded for pipeline in pipelines)
         healthy_period = self.healthy_period(len(pipelines))
@@ -241,7 +241,7 @@ class Bamboo:
             period=period,
             samples=self.setting.samples,
             idle=len(waiting),
-            checkpoints=checkpoints(self.setting, self._fatal_rate(healthy_period)),
+            checkpoints=checkpoints(self.setting, self.setting.nodes, self._fatal_share(healthy_period)),
             reconsider=self._should_rearrange(pipelines, len(waiting)),
             pipelines=pipelines,
             waiting=waiting,
@@ -249,17 +249,17 @@ class Bamboo:
             system=self,
         )
 
-    def _fatal_rate(self, period: float) -> float:
-        """Fatal failures per second: bursts with neighbours, and neighbours that die before all is arranged anew."""
+    def _fatal_share(self, period: float) -> float:
+        """Share of failures that are fatal: bursts with neighbours, and second ones before pipelines are re-made."""
         setting = self.setting
         exposed = period + setting.pause().seconds + self.rendezvous
         burst = BURST * min(1.0, BURST_PAIRS * 2 / setting.nodes)
-        return setting.failure_rate * setting.nodes * (burst + 3 * setting.failure_rate * exposed)
+        return burst + 3 * setting.failure_rate * exposed
 
     # ---- changes
 
-    def _count(self, seats: int) -> int:
-        return min(seats // self.depth, self.setting.micro_batches)
+    def _count(self, slots: int) -> int:
+        return min(slots // self.depth, self.setting.micro_batches)
 
     def _should_rearrange(self, pipelines: Sequence[Pipeline], waiting: int) -> bool:
         overloaded = sum(pipeline.overloaded for pipeline in pipelines)
@@ -270,15 +270,15 @@ class Bamboo:
         return waiting >= overloaded > 0 or 2 * overloaded / active > OVERLOADED_SHARE or possible > len(pipelines)
 
     def _arranged(self, live: Nodes, before: Sequence[Pipeline]) -> State:
-        """Healthy pipelines of all live seats."""
-        seats = self.setting.seats(live)
-        count = self._count(len(seats))
+        """Healthy pipelines of all live slots."""
+        slots = self.setting.slots(live)
+        count = self._count(len(slots))
         if not count:
-            return Stopped(live=live, reason=f"{len(seats)} worker(s), a pipeline needs {self.depth}")
+            return Stopped(live=live, reason=f"{len(slots)} worker(s), a pipeline needs {self.depth}")
         short = self._does_not_fit(self.depth, count)
         if short is not None:
             return Stopped(live=live, reason=f"does not fit: {short.reason}")
-        pipelines, waiting = arrange(seats, self.setting.node_of, self.depth, count, before)
+        pipelines, waiting = arrange(slots, self.setting.node_of, self.depth, count, before)
         return self._running(live, tuple(pipelines), frozenset(waiting))
 
     def _rearranged(self, state: BambooRunning) -> Change:
@@ -288,12 +288,11 @@ class Bamboo:
         held: dict[int, set[int]] = {}
         for pipeline in state.pipelines:
             held |= pipeline.holds()
-        layers = self.setting.stages(self.setting.cut(self.depth))
-        size = [sum(layer.state for layer in stage) for stage in layers]
+        size = self.setting.state_per_stage(self.setting.cut(self.depth))
         missing = [
-            sum(size[stage] for stage in stages - held.get(seat, set()))
+            sum(size[stage] for stage in stages - held.get(slot, set()))
             for pipeline in new.pipelines
-            for seat, stages in pipeline.holds().items()
+            for slot, stages in pipeline.holds().items()
         ]
         pause = self.setting.pause(max(missing), detected=False, plan=self.setting.pauses.plan + self.rendezvous)
         return Change(state=new, pause=pause, bytes=sum(missing), event="rearrange")

@@ -21,7 +21,7 @@ from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Worker
 from recycle.systems.reduces import with_updates
-from recycle.systems.unequal import deal, grid
+from recycle.systems.unequal import assign_micro_batches, shape_for
 
 Hosts = tuple[int, ...]
 """The rank that runs each stage of a pipeline: its own, or the one before."""
@@ -60,10 +60,10 @@ def iteration(
         eager: with redundant forwards.
     """
     stages = len(pipelines[0])
-    shape = grid(len(pipelines), stages, sum(shares))
+    shape = shape_for(len(pipelines), stages, sum(shares))
     programs = {
         Worker(k, rank): _program(hosts, rank, mine, eager)
-        for k, (hosts, mine) in enumerate(zip(pipelines, deal(shape, shares), strict=True))
+        for k, (hosts, mine) in enumerate(zip(pipelines, assign_micro_batches(shape, shares), strict=True))
         for rank in sorted(set(hosts))
     }
     computing = Schedule.build(

@@ -1,4 +1,4 @@
-"""How a batch is dealt over pipelines of different speed, in whole micro-batches.
+"""How a batch is divided over pipelines of different speed, in whole micro-batches.
 
 A template's micro-batch costs w_i = T_i / N_b of it. Both of Oobleck's rules balance w_i b_i over the pipelines with
 sum b_i = B: the paper's artifact minimises the variance, later versions the largest one. Pipelines of one template may

@@ -3,7 +3,7 @@
 Oobleck enumerates every multiset of templates whose sizes add up to n, f + 1 pipelines at least, and takes the one
 with the least max over i of w_i b_i plus what is seen of the all-reduce over the pipelines (to Oobleck, that of the
 first layer: the others' run beside the backward; here all of it, as the iterations that are simulated do not overlap
-them). The batch of each is dealt as well as can be. That is done as long as there are few multisets. Beyond
+them). The batch is divided over them as evenly as possible. That is done as long as there are few multisets. Beyond
 `ENUMERATED` dynamic programming finds, for each number of pipelines, the one with most micro-batches per second, sum
 of 1 / w_i, and the best of these is taken.
 """

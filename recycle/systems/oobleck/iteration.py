@@ -22,7 +22,7 @@ from recycle.ir.instruction import Compute, Forward, Instruction
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 from recycle.systems.reduces import with_updates
-from recycle.systems.unequal import deal, grid
+from recycle.systems.unequal import assign_micro_batches, shape_for
 
 Split = tuple[int, ...]
 
@@ -54,10 +54,10 @@ def iteration(
         shares: micro-batches that each pipeline runs.
     """
     common, ranks = common_cut(splits)
-    shape = grid(len(splits), ranks, sum(shares), len(common) // ranks)
+    shape = shape_for(len(splits), ranks, sum(shares), len(common) // ranks)
     programs: dict[Worker, list[Instruction]] = {}
     placement: list[tuple[int, ...]] = [()] * shape.worker_count
-    for k, (split, mine) in enumerate(zip(splits, deal(shape, shares), strict=True)):
+    for k, (split, mine) in enumerate(zip(splits, assign_micro_batches(shape, shares), strict=True)):
         plain = one_f_one_b(Shape(1, len(split), len(mine)))
         for rank, stages in enumerate(hosted(split, common)):
             worker = Worker(k, rank)

@@ -5,7 +5,7 @@ template fits into memory, there are templates for n0 .. N - f n0 nodes; n nodes
 shortest iteration, at least f + 1 pipelines, and nobody idles.
 
     nodes die     smaller templates, else nodes borrowed from larger pipelines, else pipelines merged; the batch is
-                  dealt anew. The iteration is repeated. Pause: the common one, and the layers that a worker lacks
+                  divided anew. The iteration is repeated. Pause: the common one, and the layers that a worker lacks
     nodes join    all is instantiated anew at the next boundary (the artifact does not: this is fairer to it)
     below (f + 1) n0 nodes, or a layer without a replica: stop, or restart from a checkpoint
 
@@ -31,8 +31,8 @@ from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.oobleck.batch import Rule, distribute
 from recycle.systems.oobleck.instantiate import instantiate
 from recycle.systems.oobleck.iteration import common_cut, hosted, iteration
+from recycle.systems.oobleck.placement import Range, assign_nodes, copied, places
 from recycle.systems.oobleck.reconfigure import Members, reconfigure
-from recycle.systems.oobleck.seating import Range, copied, places, seated
 from recycle.systems.oobleck.steady import ends
 from recycle.systems.oobleck.template import Template, templates
 from recycle.systems.reduces import reduce_order
@@ -122,7 +122,7 @@ class Oobleck:
             if not joined:
                 state = replace(state, live=live, idle=self._idle(live, state.pipelines))
                 return Change(state=state, event="wait")
-            return self._changed(state, live, self._dealt(live, held, state.pipelines), held, Loss.NOTHING, "join")
+            return self._changed(state, live, self._assigned(live, held, state.pipelines), held, Loss.NOTHING, "join")
         kept = {layer for first, last in held.values() for layer in range(first, last)}
         if self._too_few(live) or len(kept) < len(self.setting.layers):
             new = self._instantiated(live)
@@ -131,11 +131,13 @@ class Oobleck:
         found = reconfigure(state.pipelines, failed, self.templates)
         if found is None:
             intact = [members for members in state.pipelines if not failed.intersection(members)]
-            dealt = self._dealt(live, held, intact)
-            return self._changed(state, live, dealt, held, Loss.ITERATION, "re-instantiate")
+            assigned = self._assigned(live, held, intact)
+            return self._changed(state, live, assigned, held, Loss.ITERATION, "re-instantiate")
         before = set(state.pipelines)
         pipelines = [
-            members if members in before else tuple(seated(self._places(len(members)), members, held, self._weights))
+            members
+            if members in before
+            else tuple(assign_nodes(self._places(len(members)), members, held, self._weights))
             for members in found.pipelines
         ]
         return self._changed(state, live, pipelines, held, Loss.ITERATION, found.event)
@@ -239,7 +241,7 @@ class Oobleck:
             period=self._period(tuple(sorted(zip(map(len, pipelines), shares, strict=True)))),
             samples=setting.samples,
             idle=self._idle(live, pipelines),
-            checkpoints=checkpoints(setting, setting.failure_rate * setting.nodes * FATAL_SHARE),
+            checkpoints=checkpoints(setting, setting.nodes, FATAL_SHARE),
             pipelines=tuple(pipelines),
             shares=tuple(shares),
             system=self,
@@ -252,7 +254,7 @@ class Oobleck:
         return sorted(node for node in live if per_node[node] == self.workers_per_node)
 
     def _idle(self, live: Nodes, pipelines: Sequence[Members]) -> int:
-        return len(self.setting.seats(live)) - sum(map(len, pipelines)) * self.workers_per_node
+        return len(self.setting.slots(live)) - sum(map(len, pipelines)) * self.workers_per_node
 
     def _too_few(self, live: Nodes) -> str | None:
         """Why there cannot be f + 1 pipelines of these nodes; None where there can."""
@@ -267,11 +269,11 @@ class Oobleck:
         return f"{nodes} node(s), {pipelines} pipelines need {least}" if nodes < least else None
 
     def _instantiated(self, live: Nodes) -> State:
-        """All anew, while nobody holds anything."""
+        """All live nodes in new pipelines; no node holds state yet."""
         reason = self._too_few(live)
         if reason is not None:
             return Stopped(live=live, reason=reason)
-        return self._running(live, self._dealt(live, {}, []))
+        return self._running(live, self._assigned(live, {}, []))
 
     def _sizes_of(self, nodes: int) -> tuple[int, ...]:
         """Nodes of each pipeline, of as many of `nodes` as templates add up to."""
@@ -314,7 +316,7 @@ class Oobleck:
         state = [layer.state for layer in self.setting.layers]
         return state if any(state) else [1.0] * len(state)
 
-    def _dealt(self, live: Nodes, held: Mapping[int, Range], intact: Sequence[Members]) -> list[Members]:
+    def _assigned(self, live: Nodes, held: Mapping[int, Range], intact: Sequence[Members]) -> list[Members]:
         """All live nodes in pipelines anew. Those of `intact` whose size is wanted stay; the other nodes sit where
         most of what they hold is wanted."""
         usable = self._usable(live)
@@ -329,7 +331,7 @@ class Oobleck:
             return kept
         free = sorted(set(usable).difference(*kept))
         ranges = [place for size in wanted for place in self._places(size)]
-        found = iter(seated(ranges, free, held, self._weights))
+        found = iter(assign_nodes(ranges, free, held, self._weights))
         return kept + [tuple(next(found) for _ in range(size)) for size in wanted]
 
     def _changed(

@@ -22,7 +22,7 @@ class Reconfigured(NamedTuple):
 
 def reconfigure(pipelines: Sequence[Members], dead: Collection[int], sizes: Collection[int]) -> Reconfigured | None:
     """What becomes of the pipelines; None where their templates do not lead there (a merged pipeline would be too
-    large for any), so that all nodes have to be dealt out anew.
+    large for any), so that all nodes have to be put into pipelines again.
 
     Args:
         pipelines: as they were.

@@ -150,7 +150,7 @@ def test_after_a_stop_it_restarts_with_enough_workers(plain: Setting) -> None:
 
 def test_neighbours_sit_on_different_nodes() -> None:
     """A node of two workers dies: two pipelines, or two distant ranks, and not two neighbours."""
-    system = Bamboo(setting(4, 4, 6, node_of=tuple(seat // 2 for seat in range(16))))
+    system = Bamboo(setting(4, 4, 6, node_of=tuple(slot // 2 for slot in range(16))))
     for node in range(8):
         assert lose(system, begun(system), node).event == "take over"
 

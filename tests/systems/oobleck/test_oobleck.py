@@ -132,7 +132,7 @@ def test_a_join_is_taken_in_with_what_it_lacks(system: Oobleck) -> None:
 
 def test_several_workers_per_node_are_neighbours(of: Setting) -> None:
     """Nodes of two: templates of 4, 6, ... stages; the layers of a node's two workers are one range."""
-    system = Oobleck(replace(of, node_of=tuple(seat // 2 for seat in range(12))))
+    system = Oobleck(replace(of, node_of=tuple(slot // 2 for slot in range(12))))
     assert list(system.templates) == [2, 3, 4]
     state = begun(system)
     assert sum(map(len, state.pipelines)) == 6
@@ -160,7 +160,7 @@ def test_too_few_nodes_for_the_job_s_depth_are_no_matter_of_memory() -> None:
         state = Oobleck(replace(setting(1, 4, 6), node_of=tuple(range(nodes)))).begin(frozenset(range(nodes)))
         assert isinstance(state, Stopped)
         assert state.reason == f"{nodes} node(s), 2 pipelines need 8"
-    odd = Oobleck(replace(setting(3, 4, 6), node_of=tuple(seat // 3 for seat in range(12))))
+    odd = Oobleck(replace(setting(3, 4, 6), node_of=tuple(slot // 3 for slot in range(12))))
     stopped = odd.begin(odd.setting.all_nodes)
     assert isinstance(stopped, Stopped)
     assert "no pipeline of whole nodes, of 3 worker(s) each" in stopped.reason

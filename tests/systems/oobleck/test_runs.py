@@ -6,7 +6,7 @@ import pytest
 
 from recycle.exec.launch.launcher import RunResult
 from recycle.systems.oobleck.iteration import Split, iteration
-from recycle.systems.unequal import grid
+from recycle.systems.unequal import shape_for
 from tests.systems.gpt import assert_same_bits, gpt, reference, states
 
 CASES: dict[str, tuple[list[Split], list[int]]] = {
@@ -38,4 +38,4 @@ def test_unequal_pipelines_train_to_the_bits_of_1f1b(
 
 
 def test_the_shape_has_homes_for_all_micro_batches() -> None:
-    assert grid(3, 4, 8).pipelines == 4
+    assert shape_for(3, 4, 8).pipelines == 4

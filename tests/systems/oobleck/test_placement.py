@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recycle.systems.oobleck.seating import copied, places, seated
+from recycle.systems.oobleck.placement import assign_nodes, copied, places
 
 STATE = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
 
@@ -14,9 +14,9 @@ def test_places_of_one_and_of_several_workers_per_node() -> None:
 
 def test_everybody_sits_where_most_of_what_it_holds_is_wanted() -> None:
     held = {7: (4, 6), 8: (0, 3), 9: (2, 4)}
-    assert seated([(0, 2), (2, 4), (4, 6)], [7, 8, 9], held, STATE) == [8, 9, 7]
-    assert seated([(0, 3), (3, 6)], [7, 8, 9], held, STATE) == [8, 7]
-    assert seated([(0, 3), (3, 6)], [1, 2], {}, STATE) == [1, 2]
+    assert assign_nodes([(0, 2), (2, 4), (4, 6)], [7, 8, 9], held, STATE) == [8, 9, 7]
+    assert assign_nodes([(0, 3), (3, 6)], [7, 8, 9], held, STATE) == [8, 7]
+    assert assign_nodes([(0, 3), (3, 6)], [1, 2], {}, STATE) == [1, 2]
 
 
 def test_only_what_is_missing_is_copied() -> None:

@@ -1,6 +1,6 @@
 """Where Bamboo's workers sit: who runs which stage of each pipeline, and who waits.
 
-A seat is a place for one worker. Neighbours of a pipeline sit on different nodes where that can be, as a node that
+A slot is a place for one worker. Neighbours of a pipeline sit on different nodes where that can be, as a node that
 takes two of them along is fatal.
 """
 
@@ -17,17 +17,17 @@ class Pipeline:
     """One pipeline.
 
     Attributes:
-        seats: of the worker of each rank, dead ones too.
+        slots: of the worker of each rank, dead ones too.
         hosts: the rank that runs each stage.
     """
 
-    seats: tuple[int, ...]
+    slots: tuple[int, ...]
     hosts: Hosts
 
     @property
     def live(self) -> list[int]:
-        """Seats of the ranks that run something."""
-        return [self.seats[rank] for rank in sorted(set(self.hosts))]
+        """Slots of the ranks that run something."""
+        return [self.slots[rank] for rank in sorted(set(self.hosts))]
 
     @property
     def overloaded(self) -> int:
@@ -35,57 +35,57 @@ class Pipeline:
         return len(self.hosts) - len(set(self.hosts))
 
     def without(self, dead: Collection[int]) -> Pipeline | None:
-        """The pipeline once these seats are dead, all at once; None where that is fatal."""
+        """The pipeline once these slots are dead, all at once; None where that is fatal."""
         hosts: Hosts | None = self.hosts
         for rank in sorted(set(self.hosts)):
-            if hosts is not None and self.seats[rank] in dead:
+            if hosts is not None and self.slots[rank] in dead:
                 hosts = after_losing(hosts, rank)
-        return None if hosts is None else Pipeline(self.seats, hosts)
+        return None if hosts is None else Pipeline(self.slots, hosts)
 
     def holds(self) -> dict[int, set[int]]:
-        """Live seat -> the stages whose state it has: its own and the next one's."""
-        return {self.seats[rank]: set(copies(rank, len(self.hosts))) for rank in sorted(set(self.hosts))}
+        """Live slot -> the stages whose state it has: its own and the next one's."""
+        return {self.slots[rank]: set(copies(rank, len(self.hosts))) for rank in sorted(set(self.hosts))}
 
 
 def arrange(
-    seats: Iterable[int], node_of: Sequence[int], depth: int, pipelines: int, before: Iterable[Pipeline] = ()
+    slots: Iterable[int], node_of: Sequence[int], depth: int, pipelines: int, before: Iterable[Pipeline] = ()
 ) -> tuple[list[Pipeline], list[int]]:
-    """Healthy pipelines of these seats, and the seats left over.
+    """Healthy pipelines of these slots, and the slots left over.
 
     Whoever is at its own rank in one of the pipelines `before` keeps it as far as it is wanted there; so its state need
     not be copied.
     """
-    free = dict.fromkeys(_spread(seats, node_of))
+    free = dict.fromkeys(_spread(slots, node_of))
     chosen: list[list[int | None]] = [[None] * depth for _ in range(pipelines)]
     old = [pipeline for pipeline in before if len(pipeline.hosts) == depth]
     old.sort(key=lambda pipeline: pipeline.overloaded)
     for mine, pipeline in zip(chosen, old, strict=False):
-        for rank, seat in enumerate(pipeline.seats):
-            if seat in free and pipeline.hosts[rank] == rank:
-                mine[rank] = seat
-                del free[seat]
-    home = {pipeline.seats[rank]: rank for pipeline in old for rank in set(pipeline.hosts)}
+        for rank, slot in enumerate(pipeline.slots):
+            if slot in free and pipeline.hosts[rank] == rank:
+                mine[rank] = slot
+                del free[slot]
+    home = {pipeline.slots[rank]: rank for pipeline in old for rank in set(pipeline.hosts)}
     for mine in chosen:
         for rank in range(depth):
             if mine[rank] is None:
-                mine[rank] = seat = _best(free, mine, rank, home, node_of)
-                del free[seat]
+                mine[rank] = slot = _best(free, mine, rank, home, node_of)
+                del free[slot]
     return [Pipeline(tuple(s for s in mine if s is not None), healthy(depth)) for mine in chosen], list(free)
 
 
 def _best(
     free: Iterable[int], mine: Sequence[int | None], rank: int, home: dict[int, int], node_of: Sequence[int]
 ) -> int:
-    """The first free seat, rather on another node than its neighbours, rather one that was at this rank."""
+    """The first free slot, rather on another node than its neighbours, rather one that was at this rank."""
     beside = {node_of[s] for s in (mine[rank - 1], mine[(rank + 1) % len(mine)]) if s is not None}
-    return min(free, key=lambda seat: (node_of[seat] in beside, home.get(seat) != rank))
+    return min(free, key=lambda slot: (node_of[slot] in beside, home.get(slot) != rank))
 
 
-def _spread(seats: Iterable[int], node_of: Sequence[int]) -> list[int]:
-    """One seat of every node, then the second of every node, and so on."""
+def _spread(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
+    """One slot of every node, then the second of every node, and so on."""
     count: dict[int, int] = {}
     places = []
-    for seat in sorted(seats):
-        turn = count[node_of[seat]] = count.get(node_of[seat], -1) + 1
-        places.append((turn, seat))
-    return [seat for _, seat in sorted(places)]
+    for slot in sorted(slots):
+        turn = count[node_of[slot]] = count.get(node_of[slot], -1) + 1
+        places.append((turn, slot))
+    return [slot for _, slot in sorted(places)]

@@ -23,7 +23,7 @@ def places(split: Split, workers_per_node: int) -> list[Range]:
     return list(pairwise(ends[::workers_per_node]))
 
 
-def seated(
+def assign_nodes(
     wanted: Sequence[Range], nodes: Sequence[int], held: Mapping[int, Range], weights: Sequence[float]
 ) -> list[int]:
     """The node of each place, as many as there are places; the pair with most in common first.
