@@ -1,7 +1,7 @@
 """The checker: rules -> findings. `check` returns what is wrong with a schedule; the schedule never makes it raise.
 
 The rules stand in `recycle.ir.rules`, one function each, and ask `dependencies` and the event graph; none knows by
-itself what needs what. A defect is told once, by the rule nearest its cause. What a schedule leaves out altogether
+itself what needs what. A defect is reported once, by the rule nearest its cause. What a schedule leaves out altogether
 (transfers, or reduces and steps) is implied as `lower` writes it, unless it is about to run.
 """
 

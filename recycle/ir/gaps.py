@@ -138,15 +138,15 @@ def find_gaps(timeline: TimedSchedule, limits: Sequence[float] | None = None, by
     ranks = schedule.shape.ranks
     if limits is not None and len(limits) != ranks:
         raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {ranks}")
-    slack = timeline.makespan * TOLERANCE
+    tolerance = timeline.makespan * TOLERANCE
     row, start = _gaps_before_rows(timeline)
     end = timeline.start[row]
     made, producer, carrier = _needed(timeline, row, end)
     ready = _ready(timeline)
     fits, exceeds = _could_run(c, row, ready, _memories(timeline, limits, byte_limit))
-    ordered = _cut(np.append(ready, np.inf)[fits], start, end, slack)
-    limited = _cut(np.append(ready, np.inf)[exceeds], start, ordered, slack)
-    there = _cut(made, start, limited, slack)
+    ordered = _cut(np.append(ready, np.inf)[fits], start, end, tolerance)
+    limited = _cut(np.append(ready, np.inf)[exceeds], start, ordered, tolerance)
+    there = _cut(made, start, limited, tolerance)
     waiting = np.where(is_kind(c.kind, StageWide)[row], GapCause.REDUCE, GapCause.INPUT)
     none = np.full(len(row), -1, dtype=np.int64)
     pieces = [
@@ -220,11 +220,11 @@ def _ready(timeline: TimedSchedule) -> Floats:
     return ready
 
 
-def _cut(moment: Floats, low: Floats, high: Floats, slack: float) -> Floats:
+def _cut(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:
     """`moment` within [low, high], and on the bound that it nearly touches."""
     cut = np.clip(moment, low, high)
-    is_high = high - cut < slack
-    return np.where(is_high, high, np.where(cut - low < slack, low, cut))
+    is_high = high - cut < tolerance
+    return np.where(is_high, high, np.where(cut - low < tolerance, low, cut))
 
 
 class _Memory(NamedTuple):

@@ -12,10 +12,8 @@ from recycle.ir.graph import Floats
 from recycle.ir.instruction import Backward, Instruction, OverlappedPair
 from recycle.ir.kinds import is_kind, kinds_where, per_kind
 from recycle.ir.schedule import Schedule
+from recycle.ir.timed import TOLERANCE
 from recycle.profile import Profile
-
-_SAME = 1e-9
-"""Relative slack when two amounts count as equal."""
 
 
 def activation_changes(schedule: Schedule, profile: Profile, weights: Floats | None) -> tuple[Floats, Floats]:
@@ -62,7 +60,7 @@ def held_activations(schedule: Schedule, profile: Profile, weights: Floats | Non
         before = total[first - 1] if first else 0.0
         held = total[first:end] + freed[first:end] - before
         peak = float(held.max()) if end > first else 0.0
-        rows.append(first + int((held >= peak * (1 - _SAME)).argmax()) if end > first else -1)
+        rows.append(first + int((held >= peak * (1 - TOLERANCE)).argmax()) if end > first else -1)
         peaks.append(round(peak, 9))
     return peaks, rows
 

@@ -365,15 +365,15 @@ def _period(graph: EventGraph, seconds: Floats) -> float:
     nodes, best = graph.dependencies.nodes, 0.0
     released = np.zeros(nodes)
     start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, released)
-    slack = float((start + seconds).max(initial=0.0)) * TOLERANCE
-    if not slack:
+    tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
+    if not tolerance:
         return 0.0
     history: list[tuple[Rows, Rows]] = []
     while True:
         following = np.zeros(nodes)
         ready = (start + seconds)[repeat.source] - best
         np.maximum.at(following, repeat.target, ready)
-        moved = following > released + slack
+        moved = following > released + tolerance
         if not moved.any():
             return best
         decides = np.full(nodes, -1, dtype=np.int64)

@@ -11,7 +11,7 @@ from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 
 TOLERANCE = 1e-9
-"""Relative difference at which two times count as equal."""
+"""Relative difference at which two times, or two amounts of memory, count as equal."""
 
 
 @dataclass(frozen=True, eq=False)

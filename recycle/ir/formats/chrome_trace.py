@@ -78,7 +78,7 @@ def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
 
     Raises:
         ScheduleError: the schedule deadlocks, so that it has no timeline; its metadata holds what JSON cannot; or a
-            time is too long to be told to the nanosecond.
+            time is too long to be written to the nanosecond.
     """
     profile = profile or Profile()
     lowered, origin = lower_with_origin(schedule)

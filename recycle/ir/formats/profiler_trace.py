@@ -55,13 +55,13 @@ def loads(content: bytes, name: str) -> Schedule:
     ranks: dict[int | str, list[_Action]] = {}
     for action in actions:
         ranks.setdefault(action.pid, []).append(action)
-    told = []
+    warnings = []
     pids = sorted(ranks, key=lambda pid: (_first_stage(ranks[pid]), str(pid)))
     if set(pids) == set(range(len(pids))):
         pids = list(range(len(pids)))
     elif len(pids) > 1:
-        told.append(f"took the processes {', '.join(map(str, pids))} for ranks, by their first stages")
-    return _from_ranks({f"process {pid}": ranks[pid] for pid in pids}, name, told)
+        warnings.append(f"took the processes {', '.join(map(str, pids))} for ranks, by their first stages")
+    return _from_ranks({f"process {pid}": ranks[pid] for pid in pids}, name, warnings)
 
 
 def load_ranks(traces: Iterable[tuple[str, bytes]], name: str) -> Schedule:
@@ -72,7 +72,7 @@ def load_ranks(traces: Iterable[tuple[str, bytes]], name: str) -> Schedule:
         name: of the whole, for error messages.
 
     Raises:
-        ScheduleError: as `loads`, and where a file does not say its rank or two say the same.
+        ScheduleError: as `loads`, and where a file does not name its rank or two name the same.
     """
     ranks: dict[int, tuple[str, list[_Action]]] = {}
     for file, content in traces:
@@ -144,8 +144,8 @@ def _actions(content: bytes, name: str) -> list[_Action]:
     return found
 
 
-def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, told: list[str]) -> Schedule:
-    """The schedule of labelled actions, by rank in order; `told` is what to log before what is dropped."""
+def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[str]) -> Schedule:
+    """The schedule of labelled actions, by rank in order; `warnings` is what to log before what is dropped."""
     programs: list[Program] = []
     dropped: Counter[str] = Counter()
     most = 0
@@ -161,8 +161,8 @@ def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, told: list[str]) 
     _require_one_pipeline(dict(zip(ranks, programs, strict=True)), name)
     with errors_as(ScheduleError, name):
         schedule = schedule_of(programs, dropped)
-    told.append("left out the times" + (f"; kept the last whole one of {most} iterations" if most > 1 else ""))
-    for message in [*told, dropped_message(dropped)] if dropped else told:
+    warnings.append("left out the times" + (f"; kept the last whole one of {most} iterations" if most > 1 else ""))
+    for message in [*warnings, dropped_message(dropped)] if dropped else warnings:
         _log.warning("%s: %s", name, message)
     return schedule
 

@@ -68,15 +68,15 @@ def loads(text: str | bytes, name: str = "schedule") -> Schedule:
     Raises:
         ScheduleError: a cell is no action (names row and cell, both from 1), or the rows give no shape.
     """
-    told: list[str] = []
+    warnings: list[str] = []
     try:
         decoded = text if isinstance(text, str) else text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{name}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     with errors_as(ScheduleError, name):
-        programs, dropped = _parse(_rows(decoded, told), told)
+        programs, dropped = _parse(_rows(decoded, warnings), warnings)
         schedule = schedule_of(programs, dropped)
-    for message in told:
+    for message in warnings:
         _log.warning("%s: %s", name, message)
     return schedule
 
@@ -125,7 +125,7 @@ def dumps(schedule: Schedule) -> str:
     return "".join(",".join(map(_cell, program)) + "\r\n" for program in programs)
 
 
-def _rows(text: str, told: list[str]) -> list[list[str]]:
+def _rows(text: str, warnings: list[str]) -> list[list[str]]:
     if len(text) > _MOST_CHARACTERS or sum(map(text.count, ",\r\n")) > _MOST_CELLS:
         raise ScheduleError(f"too large: at most {_MOST_CHARACTERS} characters and {_MOST_CELLS} cells")
     if (lines := max(text.count("\n"), text.count("\r"))) > _MOST_RANKS:
@@ -142,11 +142,11 @@ def _rows(text: str, told: list[str]) -> list[list[str]]:
     if not rows:
         raise ScheduleError("the file is empty: expected one row per rank, for example 0F0,0F1,0B0,0B1")
     if blank:
-        told.append(f"ignored {blank} blank line(s) at the end, which torch takes for ranks")
+        warnings.append(f"ignored {blank} blank line(s) at the end, which torch takes for ranks")
     return [[] if row == [""] else row for row in rows]
 
 
-def _parse(rows: list[list[str]], told: list[str]) -> tuple[list[Program], Counter[str]]:
+def _parse(rows: list[list[str]], warnings: list[str]) -> tuple[list[Program], Counter[str]]:
     """(a program per row, its transfers with peers still to be found; how many UNSHARD and RESHARD were dropped)."""
     programs: list[Program] = []
     dropped: Counter[str] = Counter()
@@ -177,9 +177,9 @@ def _parse(rows: list[list[str]], told: list[str]) -> tuple[list[Program], Count
             " remove the cell"
         )
     if zeros:
-        told.append(f"{zeros[0]} has leading zeros" + (f", and {len(zeros) - 1} more" if len(zeros) > 1 else ""))
+        warnings.append(f"{zeros[0]} has leading zeros" + (f", and {len(zeros) - 1} more" if len(zeros) > 1 else ""))
     if dropped:
-        told.append(dropped_message(dropped))
+        warnings.append(dropped_message(dropped))
     return programs, dropped
 
 

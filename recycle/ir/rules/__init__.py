@@ -1,6 +1,6 @@
 """The rules of the checker, one row each. A rule's file holds its function; its documentation is that docstring.
 
-The order is that in which findings at one place are told: causes before consequences. Rules about one kind of
+The order is that in which findings at one place are reported: causes before consequences. Rules about one kind of
 instruction alone stand in that kind's row.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.rules import completeness, memory, optimizer, order, placement, transfers
-from recycle.ir.rules.rule import Finding, Inspection, Place, Rule
+from recycle.ir.rules.rule import Finding, Inspection, ProgramPosition, Rule
 
 _BEFORE: tuple[Rule, ...] = (
     completeness.stage_range,
@@ -45,7 +45,7 @@ _BEHIND: tuple[Rule, ...] = (
     transfers.unused_transfer,
 )
 
-__all__ = ["Finding", "Inspection", "Place", "Rule", "all_rules"]
+__all__ = ["Finding", "Inspection", "ProgramPosition", "Rule", "all_rules"]
 
 
 def all_rules() -> tuple[Rule, ...]:

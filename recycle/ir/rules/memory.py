@@ -8,8 +8,8 @@ import numpy as np
 
 from recycle.ir.memory import held_activations
 from recycle.ir.rules.rule import Defect, Inspection, rule
+from recycle.ir.timed import TOLERANCE
 
-SLACK = 1e-9
 _HINT = "run a B or W of a held micro-batch before it, delay this forward, or raise the limit"
 
 
@@ -25,7 +25,7 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
     peaks, rows = held_activations(inspection.schedule, inspection.profile, None)
     for w, (peak, row) in enumerate(zip(peaks, rows, strict=True)):
         limit = inspection.limits[w % shape.ranks]
-        if row >= 0 and peak > limit + SLACK and not inspection.dead[w]:
+        if row >= 0 and peak > limit + TOLERANCE and not inspection.dead[w]:
             yield Defect(
                 f"worker {shape.worker_at(w)} holds {peak:g} activations here{inspection.time_of(row)}, the limit of"
                 f" rank {w % shape.ranks} is {limit:g}",
@@ -48,7 +48,7 @@ def byte_limit(inspection: Inspection) -> Iterator[Defect]:
     peaks, rows = held_activations(schedule, profile, weights)
     for w, (peak, row) in enumerate(zip(peaks, rows, strict=True)):
         worker, fixed = schedule.shape.worker_at(w), float(static[w])
-        if inspection.dead[w] or fixed + peak <= limit * (1 + SLACK):
+        if inspection.dead[w] or fixed + peak <= limit * (1 + TOLERANCE):
             continue
         if fixed > limit or row < 0:
             yield Defect(

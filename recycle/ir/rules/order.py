@@ -16,7 +16,7 @@ from recycle.ir.graph import topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import reduce_conflicts
 from recycle.ir.rules.rule import Defect, Flags, Inspection, rule
-from recycle.ir.rules.transfers import is_told
+from recycle.ir.rules.transfers import is_reported
 from recycle.ir.simulate import EventGraph, event_graph
 
 CYCLES = 5
@@ -32,11 +32,11 @@ def order(inspection: Inspection) -> Iterator[Defect]:
     SEND behind its producer, a RECV before its consumer, a STEP behind its REDUCE_GRAD."""
     source, target = _local_disorder(inspection)
     misplaced = inspection.rows_in(inspection.misplaced)
-    told: set[int] = set()
+    reported: set[int] = set()
     for need, row in zip(inspection.origin[source].tolist(), inspection.origin[target].tolist(), strict=True):
-        if row in told or misplaced[row]:
+        if row in reported or misplaced[row]:
             continue
-        told.add(row)
+        reported.add(row)
         yield Defect(
             f"it needs {inspection.at(need)}, which comes later",
             f"move {inspection.schedule.instruction(need)} before it",
@@ -68,11 +68,11 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
         return
     source, target = _edges(events)
     keep = ~_explained(inspection, source, target)
-    told = inspection.rows_in(inspection.broken) | inspection.stray_updates
+    reported = inspection.rows_in(inspection.broken) | inspection.stray_updates
     for end in _local_disorder(inspection):
-        told[inspection.origin[end]] = True
+        reported[inspection.origin[end]] = True
     for cycle in cycles(source[keep], target[keep], events.dependencies.nodes):
-        if any(told[given] for given in map(inspection.given, cycle) if given is not None):
+        if any(reported[given] for given in map(inspection.given, cycle) if given is not None):
             continue  # a consequence of what is wrong with that instruction itself
         row, text, others = _describe(inspection, events, cycle)
         yield Defect(
@@ -242,7 +242,7 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
     producer, send = producer[own], send[own]
     worked = np.cumsum(~is_kind(c.kind, Transfer))
     late = worked[send] > worked[producer]
-    late[late] = [not is_told(inspection, int(inspection.origin[row])) for row in send[late].tolist()]
+    late[late] = [not is_reported(inspection, int(inspection.origin[row])) for row in send[late].tolist()]
     producer, send = producer[late], send[late]
     by_row = np.argsort(send)
     _, first = np.unique(c.worker[send[by_row]], return_index=True)

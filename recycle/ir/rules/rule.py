@@ -41,7 +41,7 @@ SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Place:
+class ProgramPosition:
     """An instruction of a schedule: its worker, its position there from 0, and its text."""
 
     worker: str
@@ -71,7 +71,7 @@ class Finding:
     instruction: str | None
     message: str
     hint: str
-    others: tuple[Place, ...] = ()
+    others: tuple[ProgramPosition, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ class Rule:
                 worker, position = schedule.position(defect.row)
                 instruction = str(schedule.instruction(defect.row))
             name = None if worker is None else str(worker)
-            others = tuple(_place(schedule, row) for row in defect.others)
+            others = tuple(_program_position(schedule, row) for row in defect.others)
             yield Finding(self.code, self.severity, name, position, instruction, defect.message, defect.hint, others)
 
 
-def _place(schedule: Schedule, row: int) -> Place:
+def _program_position(schedule: Schedule, row: int) -> ProgramPosition:
     worker, position = schedule.position(row)
-    return Place(str(worker), position, str(schedule.instruction(row)))
+    return ProgramPosition(str(worker), position, str(schedule.instruction(row)))
 
 
 def rule(

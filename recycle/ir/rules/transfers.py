@@ -1,13 +1,12 @@
 """Transfers: each value that crosses to another worker is sent once and received once, in the same order at both ends.
 
 The rules share one table of what is wrong with which value, so that one defect (a transfer whose peer was changed,
-say) is told once, by its nearest cause, and not again by each of its ends.
+say) is reported once, by its nearest cause, and not again for each of its ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,69 +27,63 @@ from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
 from recycle.shape import MicroBatch, Worker
 
 
-class Trouble(NamedTuple):
-    """One defect of one value, under the code of the rule that reports it."""
-
-    code: str
-    defect: Defect
+def _reported_as(inspection: Inspection, code: str) -> list[Defect]:
+    return _examined(inspection).found.get(code, [])
 
 
-def _told(inspection: Inspection, code: str) -> Iterator[Defect]:
-    return (trouble.defect for trouble in _tracked(inspection)[1] if trouble.code == code)
-
-
-def is_told(inspection: Inspection, row: int) -> bool:
-    """Whether something is wrong with the value of the transfer in a given row, so that no more need be said of it."""
-    return _tracked(inspection)[0].settled(_tracked(inspection)[0].value(row))
+def is_reported(inspection: Inspection, row: int) -> bool:
+    """Whether a finding about the value of the transfer in a given row is there, so that no more need be said of it."""
+    examination = _examined(inspection)
+    return examination.is_reported(examination.value(row))
 
 
 @rule("wrong-peer", "the two ends of a transfer name different workers")
-def wrong_peer(inspection: Inspection) -> Iterator[Defect]:
+def wrong_peer(inspection: Inspection) -> list[Defect]:
     """A SEND names the worker that receives, the RECV the worker that sends. Where the value is sent to one worker
     and awaited by another (or from another), both ends wait for ever. A transfer from a worker to itself is wrong
     too: a value that stays on its worker needs none."""
-    return _told(inspection, "wrong-peer")
+    return _reported_as(inspection, "wrong-peer")
 
 
 @rule("duplicate-transfer", "a value sent or received twice")
-def duplicate_transfer(inspection: Inspection) -> Iterator[Defect]:
+def duplicate_transfer(inspection: Inspection) -> list[Defect]:
     """Transfers are matched by their order between two workers, so a second SEND or RECV of the same value shifts
     every later one onto wrong data. Remove it."""
-    return _told(inspection, "duplicate-transfer")
+    return _reported_as(inspection, "duplicate-transfer")
 
 
 @rule("not-made-here", "a send of a value that its worker does not make")
-def not_made_here(inspection: Inspection) -> Iterator[Defect]:
+def not_made_here(inspection: Inspection) -> list[Defect]:
     """A worker can send only what one of its own instructions makes: SEND_F the activation of an F, SEND_B the
     gradient of an I or B, of the same stage and micro-batch. Move the SEND to the worker that runs the producer."""
-    return _told(inspection, "not-made-here")
+    return _reported_as(inspection, "not-made-here")
 
 
 @rule("unreceived", "a send that nobody receives")
-def unreceived(inspection: Inspection) -> Iterator[Defect]:
+def unreceived(inspection: Inspection) -> list[Defect]:
     """A SEND without a RECV at the other end fills a buffer that is never emptied, or blocks, and shifts later
     transfers between the two workers onto wrong data. Add the RECV, or remove the SEND."""
-    return _told(inspection, "unreceived")
+    return _reported_as(inspection, "unreceived")
 
 
 @rule("unsent", "a receive that nobody sends to")
-def unsent(inspection: Inspection) -> Iterator[Defect]:
+def unsent(inspection: Inspection) -> list[Defect]:
     """A RECV without a SEND at the other end waits for ever. Add the SEND, or remove the RECV."""
-    return _told(inspection, "unsent")
+    return _reported_as(inspection, "unsent")
 
 
 @rule("no-transfer", "a value that is needed on another worker and never sent")
-def no_transfer(inspection: Inspection) -> Iterator[Defect]:
+def no_transfer(inspection: Inspection) -> list[Defect]:
     """In a schedule with transfers every value that crosses to another worker needs its SEND and RECV. Add the pair,
     or take all transfers out and `lower` the schedule again."""
-    return _told(inspection, "no-transfer")
+    return _reported_as(inspection, "no-transfer")
 
 
 @rule("unused-transfer", "a value received where nothing needs it", "warning")
-def unused_transfer(inspection: Inspection) -> Iterator[Defect]:
+def unused_transfer(inspection: Inspection) -> list[Defect]:
     """The transfer is in order at both ends, but no instruction of the receiving worker needs the value. It costs
     time on its lane and a buffer. Remove both ends."""
-    return _told(inspection, "unused-transfer")
+    return _reported_as(inspection, "unused-transfer")
 
 
 @rule("fifo", "receives in another order than the sends")
@@ -122,21 +115,28 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
         )
 
 
-def _tracked(inspection: Inspection) -> tuple[_Tracker, tuple[Trouble, ...]]:
-    if _tracked not in inspection.shared:
-        tracker = _Tracker(inspection)
-        inspection.shared[_tracked] = tracker, tuple(tracker.troubles()) if inspection.has_transfers else ()
-    found: tuple[_Tracker, tuple[Trouble, ...]] = inspection.shared[_tracked]
-    return found
+def _examined(inspection: Inspection) -> _TransferExamination:
+    if _examined not in inspection.shared:
+        inspection.shared[_examined] = _TransferExamination(inspection)
+    examination: _TransferExamination = inspection.shared[_examined]
+    return examination
 
 
-class _Tracker:
-    """Goes from the nearest cause to the farthest and tells each value once."""
+class _TransferExamination:
+    """Looks for defects of transfers, from the nearest causes to the farthest, and reports each value once.
+
+    Attributes:
+        found: code of the rule that reports it -> defects.
+        reported: the values that have a defect here, or a dead worker at one end.
+    """
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection, self.schedule, self.shape = inspection, inspection.schedule, inspection.schedule.shape
         self.columns = self.schedule.columns
-        self.told: set[Value] = set()
+        self.found: dict[str, list[Defect]] = {}
+        self.reported: set[Value] = set()
+        if inspection.has_transfers:
+            self._examine()
 
     def value(self, row: int) -> Value:
         """What the transfer in a given row carries."""
@@ -144,53 +144,53 @@ class _Tracker:
         need = KIND_CLASSES[c.kind[row]].row.needs[0]
         return Value(need.value, int(c.stage[row]) + need.offset, MicroBatch(int(c.pipeline[row]), int(c.index[row])))
 
-    def settled(self, value: Value) -> bool:
-        """Whether the value's trouble is told already, or follows from its producer or consumer being broken."""
-        if value in self.told:
+    def is_reported(self, value: Value) -> bool:
+        """Whether a defect of the value is reported, or its producer or consumer has one from which others follow."""
+        if value in self.reported:
             return True
         _, receive = CARRIERS[value.kind]
         consumer = value.stage - receive.row.needs[0].offset
         broken = self.inspection.is_broken
         return broken(value.stage, value.micro_batch) or broken(consumer, value.micro_batch)
 
-    def troubles(self) -> Iterator[Trouble]:
-        """All of them, nearest causes first."""
+    def _examine(self) -> None:
         inspection, c, dead = self.inspection, self.columns, self.inspection.dead
         shape = self.shape
         inside = (c.stage >= 0) & (c.stage < shape.stages) & (c.pipeline >= 0) & (c.pipeline < shape.pipelines)
         inside &= (c.index >= 0) & (c.index < shape.micro_batches)
         rows = np.flatnonzero(is_kind(c.kind, Transfer) & inside)
         gone = dead[c.worker[rows]] | dead[c.peer[rows]]
-        self.told.update(self.value(row) for row in rows[gone].tolist())
+        self.reported.update(self.value(row) for row in rows[gone].tolist())
         rows = rows[~gone]
-        yield from self._to_itself(rows[c.peer[rows] == c.worker[rows]])
-        yield from self._twice(rows)
+        self._to_itself(rows[c.peer[rows] == c.worker[rows]])
+        self._twice(rows)
         misplaced = self._misplaced_sends()
-        yield from self._not_made(misplaced)
+        self._not_made(misplaced)
         received = np.zeros(len(c), dtype=np.bool_)
         sends_of = inspection.graph.sends
         matched = np.flatnonzero(sends_of >= 0)
         receives = inspection.origin[matched]
         received[receives] = received[inspection.origin[sends_of[matched]]] = True
         loose = rows[~received[rows]]
-        yield from self._loose(loose)
-        yield from self._untransferred()
-        yield from self._unused(np.sort(receives))
+        self._loose(loose)
+        self._untransferred()
+        self._unused(np.sort(receives))
 
-    def _tell(self, code: str, row: int, message: str, hint: str, *others: int) -> Iterator[Trouble]:
-        value = self.value(row)
-        if not self.settled(value):
-            self.told.add(value)
-            yield Trouble(code, Defect(message, hint, row, others=others))
+    def _report(self, code: str, row: int, message: str, hint: str, *others: int, value: Value | None = None) -> None:
+        """Report a row for a value, that of the transfer which it holds when left out."""
+        value = value or self.value(row)
+        if not self.is_reported(value):
+            self.reported.add(value)
+            self.found.setdefault(code, []).append(Defect(message, hint, row, others=others))
 
-    def _to_itself(self, rows: Rows) -> Iterator[Trouble]:
+    def _to_itself(self, rows: Rows) -> None:
         for row in rows.tolist():
-            yield from self._tell(
+            self._report(
                 "wrong-peer", row, "a transfer from a worker to itself",
                 "remove both ends if the consumer is on this worker, else name the other worker",
             )  # fmt: skip
 
-    def _twice(self, rows: Rows) -> Iterator[Trouble]:
+    def _twice(self, rows: Rows) -> None:
         c, shape = self.columns, self.shape
         cell = c.stage[rows].astype(np.int64) * shape.pipelines + c.pipeline[rows]
         cell = cell * shape.micro_batches + c.index[rows]
@@ -200,7 +200,7 @@ class _Tracker:
         for place in repeats(len(rows), first).tolist():
             row, original = int(rows[place]), int(rows[first[back[place]]])
             verb = "sent" if issubclass(KIND_CLASSES[self.columns.kind[row]], Send) else "received"
-            yield from self._tell(
+            self._report(
                 "duplicate-transfer", row, f"the value is {verb} already: {self.inspection.at(original)}",
                 "remove one of the two", original,
             )  # fmt: skip
@@ -211,97 +211,91 @@ class _Tracker:
         rows = (given(row) for row in lost if is_send[row])
         return [row for row in rows if row is not None]
 
-    def _not_made(self, rows: list[int]) -> Iterator[Trouble]:
+    def _not_made(self, rows: list[int]) -> None:
         for row in rows:
             value = self.value(row)
-            makers = self._workers_with(value.stage, value.micro_batch, value)
+            makers = self._workers_with(value.stage, value)
             where = f"worker {makers[0]} makes this value" if makers else "nobody makes this value"
-            yield from self._tell(
+            self._report(
                 "not-made-here", row, f"{where}, not worker {self.schedule.position(row)[0]}",
                 "move the send to the worker that runs its producer",
-                *self._rows_with(value.stage, value.micro_batch, value)[:1],
+                *self._rows_with(value.stage, value)[:1],
             )  # fmt: skip
 
-    def _rows_with(self, stage: int, micro_batch: MicroBatch, value: Value) -> list[int]:
+    def _rows_with(self, stage: int, value: Value) -> list[int]:
         """Rows that run `stage` of the micro-batch (its forward's side for activations, else its backward's)."""
         inspection = self.inspection
         if not 0 <= stage < self.shape.stages:
             return []
         classes = (Forward,) if value.kind == ValueKind.ACTIVATION else (Backward, BackwardInput)
-        here = inspection.in_cell(inspection.cell_of(stage, micro_batch), *classes)
+        here = inspection.in_cell(inspection.cell_of(stage, value.micro_batch), *classes)
         rows: list[int] = inspection.pieces.row[here].tolist()
         return rows
 
-    def _workers_with(self, stage: int, micro_batch: MicroBatch, value: Value) -> list[Worker]:
-        return [self.schedule.position(row)[0] for row in self._rows_with(stage, micro_batch, value)]
+    def _workers_with(self, stage: int, value: Value) -> list[Worker]:
+        return [self.schedule.position(row)[0] for row in self._rows_with(stage, value)]
 
-    def _loose(self, rows: Rows) -> Iterator[Trouble]:
+    def _loose(self, rows: Rows) -> None:
         """Ends without a partner: two of one value belong together, one alone lacks the other."""
         c = self.columns
         is_send = is_kind(c.kind[rows], Send)
         sends = {self.value(row): row for row in rows[is_send][::-1].tolist()}
         receives = {self.value(row): row for row in rows[~is_send][::-1].tolist()}
         for value in sends.keys() & receives.keys():
-            yield from self._mismatch(value, sends[value], receives[value])
+            self._mismatch(value, sends[value], receives[value])
         for row in rows[is_send].tolist():
             worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
             value = self.value(row)
             _, receive = CARRIERS[value.kind]
             stage = value.stage - receive.row.needs[0].offset
             exists = 0 <= stage < self.shape.stages
-            yield from self._tell(
+            self._report(
                 "unreceived", row, f"worker {peer} never receives it",
                 f"add {stage}{receive.token}{value.micro_batch}@{worker} to worker {peer} before its consumer"
                 if exists else "no stage needs this value: remove the send",
-                *self._rows_with(stage, value.micro_batch, value)[:1],
+                *self._rows_with(stage, value)[:1],
             )  # fmt: skip
         for row in rows[~is_send].tolist():
             worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
             value = self.value(row)
             send, _ = CARRIERS[value.kind]
             exists = 0 <= value.stage < self.shape.stages
-            yield from self._tell(
+            self._report(
                 "unsent", row, f"worker {peer} never sends it",
                 f"add {value.stage}{send.token}{value.micro_batch}@{worker} to worker {peer} behind its producer"
                 if exists else "no stage makes this value: remove the receive",
-                *self._rows_with(value.stage, value.micro_batch, value)[:1],
+                *self._rows_with(value.stage, value)[:1],
             )  # fmt: skip
 
-    def _mismatch(self, value: Value, send: int, receive: int) -> Iterator[Trouble]:
+    def _mismatch(self, value: Value, send: int, receive: int) -> None:
         """The end that disagrees with where the value is made and needed is the wrong one."""
         at, schedule = self.inspection.at, self.schedule
         consumer = value.stage - CARRIERS[value.kind][1].row.needs[0].offset
         sender, receiver = schedule.position(send)[0], schedule.position(receive)[0]
-        makers = self._workers_with(value.stage, value.micro_batch, value)
-        users = self._workers_with(consumer, value.micro_batch, value)
+        makers = self._workers_with(value.stage, value)
+        users = self._workers_with(consumer, value)
         send_fits = sender in makers and self.shape.worker_at(self.columns.peer[send]) in users
         row, other = (receive, send) if send_fits or receiver not in users else (send, receive)
         right = (sender if row == receive else receiver) if receiver in users else None
         hint = f"name worker {right} in it" if right else f"move it to worker {(users or [receiver])[0]}"
-        yield from self._tell("wrong-peer", row, f"the other end is {at(other)}, and the two do not match", hint, other)
+        self._report("wrong-peer", row, f"the other end is {at(other)}, and the two do not match", hint, other)
 
-    def _untransferred(self) -> Iterator[Trouble]:
-        for found in self.inspection.graph.missing:
-            row = self.inspection.given(found.row)
-            if found.why != Why.NOT_RECEIVED or found.value is None or row is None or self.settled(found.value):
+    def _untransferred(self) -> None:
+        for missing in self.inspection.graph.missing:
+            row, value = self.inspection.given(missing.row), missing.value
+            if missing.why != Why.NOT_RECEIVED or value is None or row is None:
                 continue
-            self.told.add(found.value)
-            makers = self._workers_with(found.value.stage, found.value.micro_batch, found.value)
-            made = self._rows_with(found.value.stage, found.value.micro_batch, found.value)
-            send, receive = (end.token for end in CARRIERS[found.value.kind])
+            makers = self._workers_with(value.stage, value)
+            send, receive = (end.token for end in CARRIERS[value.kind])
             where = f" on worker {makers[0]}" if makers else ""
-            yield Trouble(
-                "no-transfer",
-                Defect(
-                    f"it needs what stage {found.value.stage} makes of micro-batch {found.value.micro_batch}{where},"
-                    f" and no transfer brings it here",
-                    f"add a {send} there and a {receive} here",
-                    row,
-                    others=tuple(made[:1]),
-                ),
-            )
+            self._report(
+                "no-transfer", row,
+                f"it needs what stage {value.stage} makes of micro-batch {value.micro_batch}{where}, and no transfer"
+                " brings it here",
+                f"add a {send} there and a {receive} here", *self._rows_with(value.stage, value)[:1], value=value,
+            )  # fmt: skip
 
-    def _unused(self, rows: Rows) -> Iterator[Trouble]:
+    def _unused(self, rows: Rows) -> None:
         c, shape, pieces = self.columns, self.shape, self.inspection.pieces
 
         def keys(stage: Rows, micro_batch: Rows, worker: Rows) -> Rows:
@@ -320,7 +314,7 @@ class _Tracker:
             micro_batch = c.pipeline[mine].astype(np.int64) * shape.micro_batches + c.index[mine]
             brought = keys(stage, micro_batch, c.worker[mine].astype(np.int64))
             for row in mine[~np.isin(brought, np.concatenate(needed))].tolist():
-                yield from self._tell(
+                self._report(
                     "unused-transfer", row, f"nothing on worker {self.schedule.position(row)[0]} needs this value",
                     "remove the receive and its send",
                 )  # fmt: skip
