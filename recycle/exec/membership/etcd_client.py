@@ -3,7 +3,8 @@
 Every request that the cluster cannot answer for the moment is made again, at each endpoint in turn, until the
 patience is used up. All requests made here may be repeated: puts, deletes, reads, and transactions whose outcome is
 read from the value that stands afterwards. What etcd refuses (a wrong password, a missing permission) is an error
-at once. Needs etcd 3.4 or newer, whose gateway speaks `/v3/`.
+at once. Needs etcd 3.4 or newer, whose gateway speaks `/v3/`. Plain HTTP, because the client libraries on gRPC start
+threads, which do not survive a fork.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
@@ -36,11 +37,22 @@ _KEEPALIVE = [
 ]
 """A host that vanished without a word ends a watch after eleven seconds; packets go out at once."""
 _STALE = ("invalid auth token", "revision of auth store is old")
-_PASSING = ("leader", "timed out", "closing", "too many requests")
+_PASSING = (*_STALE, "leader", "timed out", "closing", "too many requests")
+
+Request = dict[str, Any]
+"""A part of a transaction, as the gateway takes it."""
 
 
 class Disconnected(Exception):
     """A stream broke off; whoever follows it reads again and opens another."""
+
+
+class Found(NamedTuple):
+    """A key's value, and the revisions that it was made and last changed at."""
+
+    value: bytes
+    created: int
+    modified: int
 
 
 class EtcdClient:
@@ -57,45 +69,29 @@ class EtcdClient:
 
     def __init__(self, endpoints: Endpoints, settings: MembershipSection, password: str | None) -> None:
         try:
-            import etcd3gw
             import requests
+            from requests.adapters import HTTPAdapter
         except ImportError:
             raise JobError(
                 f"[membership] store = \"{endpoints}\" needs a package more: pip install 'recycle-pipeline[etcd]'"
             ) from None
         self.endpoints, self._settings, self._password = endpoints, settings, password
-        session = requests.Session()
-        session.trust_env = False  # a proxy for the web is not the way to the cluster's store
-        session.mount("http://", _adapter())
-        session.mount("https://", _adapter())
-        session.headers["Grpc-Metadata-hasleader"] = "true"  # a member that is cut off ends its watches
-        self._clients = [
-            etcd3gw.Etcd3Client(
-                host,
-                port,
-                "https" if endpoints.tls else "http",
-                timeout=REQUEST_SECONDS,
-                api_path="/v3/",
-                session=session,
-            )
-            for host, port in endpoints.members
-        ]
+        self._session = requests.Session()
+        self._session.trust_env = False  # a proxy for the web is not the way to the cluster's store
+        adapter = HTTPAdapter()
+        adapter.init_poolmanager(10, 10, socket_options=_KEEPALIVE)
+        self._session.mount("http://", adapter)
+        self._session.mount("https://", adapter)
+        self._session.headers["Grpc-Metadata-hasleader"] = "true"  # a member that is cut off ends its watches
         if settings.etcd_ca is not None:
-            session.verify = settings.etcd_ca
+            self._session.verify = settings.etcd_ca
         if settings.etcd_certificate is not None and settings.etcd_key is not None:
-            session.cert = (settings.etcd_certificate, settings.etcd_key)
-        self._session = session
+            self._session.cert = (settings.etcd_certificate, settings.etcd_key)
+        scheme = "https" if endpoints.tls else "http"
+        hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in endpoints.members]
+        self._urls = [f"{scheme}://{host}:{port}/v3" for host, port in hosts]
         self._turn = 0
         self.requests = 0
-        self._failures: tuple[type[Exception], ...] = (
-            etcd3gw.exceptions.ConnectionFailedError,
-            etcd3gw.exceptions.ConnectionTimeoutError,
-            etcd3gw.exceptions.InternalServerError,
-            requests.exceptions.RequestException,
-            OSError,
-        )
-        self._error: type[Exception] = etcd3gw.exceptions.Etcd3Exception
-        self._everything: tuple[type[Exception], ...] = (*self._failures, self._error)
 
     def clone(self) -> EtcdClient:
         """Another client of the same cluster, for another thread."""
@@ -115,62 +111,76 @@ class EtcdClient:
         deadline = time.monotonic() + (self._settings.store_timeout if patience is None else patience)
         pause, longest = PAUSE_SECONDS
         while True:
-            client = self._clients[self._turn]
-            self.requests += 1
             try:
-                self._sign_in(client)
-                answer: dict[str, Any] = client.post(client.get_url(path), json=body)
+                answer: dict[str, Any] = self._post(path, body, REQUEST_SECONDS).json()
                 return answer
-            except self._failures as error:
-                why = _why(error)
-            except self._error as error:
-                why = self._weigh(error)
-            self._turn = (self._turn + 1) % len(self._clients)
+            except (Disconnected, ValueError) as error:
+                why = _last_line(error)
+            self._turn = (self._turn + 1) % len(self._urls)
             if time.monotonic() > deadline:
                 raise RunError(f"{self.endpoints} does not answer any more: {why}")
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
+    def range(self, start: str, end: str | None = None) -> tuple[dict[str, Found], int]:
+        """The keys from `start` to before `end`, or only `start`, and the cluster's revision."""
+        answer = self.call("/kv/range", _span(start, end))
+        found = {
+            decoded(kv["key"]).decode(): Found(
+                decoded(kv.get("value", "")), int(kv["create_revision"]), int(kv["mod_revision"])
+            )
+            for kv in answer.get("kvs", [])
+        }
+        return found, int(answer["header"]["revision"])
+
     def watch(self, start: str, end: str, revision: int) -> Watch:
-        """All changes of keys from `start` to before `end`, from `revision` on. Raises Disconnected."""
-        request = {"key": encoded(start), "range_end": encoded(end), "start_revision": revision, "fragment": True}
-        client = self._clients[self._turn]
+        """All changes of keys from `start` to before `end`, from `revision` on. Raises Disconnected, RunError."""
+        request = {**_span(start, end), "start_revision": revision, "fragment": True}
+        return Watch(self._post("/watch", {"create_request": request}, None, stream=True))
+
+    def _post(self, path: str, body: dict[str, Any], seconds: float | None, stream: bool = False) -> Any:
+        """One request to the present endpoint.
+
+        Raises:
+            Disconnected: no answer, or one that says to ask again.
+            RunError: etcd refuses.
+        """
+        import requests
+
+        user, url = self._settings.etcd_user, self._urls[self._turn]
+        if user is not None and "Authorization" not in self._session.headers and path != _SIGN_IN:
+            signed = self._post(_SIGN_IN, {"name": user, "password": self._password}, REQUEST_SECONDS)
+            self._session.headers["Authorization"] = signed.json()["token"]
         self.requests += 1
         try:
-            self._sign_in(client)
-            response = self._session.post(
-                client.get_url("/watch"), json={"create_request": request}, stream=True, timeout=(REQUEST_SECONDS, None)
-            )
-        except self._everything as error:
-            raise Disconnected(_why(error)) from None
-        return Watch(response, self._failures)
-
-    def _sign_in(self, client: Any) -> None:
-        user = self._settings.etcd_user
-        if user is None or "Authorization" in self._session.headers:
-            return
-        answer = client.post(client.get_url("/auth/authenticate"), json={"name": user, "password": self._password})
-        self._session.headers["Authorization"] = answer["token"]
-
-    def _weigh(self, error: Any) -> str:
-        """Why an answer is an error, when asking again may help. Raises RunError when it does not."""
-        detail = _detail(error)
+            response = self._session.post(url + path, json=body, stream=stream, timeout=(REQUEST_SECONDS, seconds))
+            if response.ok:
+                return response
+            detail = str(response.text)
+        except (requests.exceptions.RequestException, OSError) as error:
+            raise Disconnected(_last_line(error)) from None
+        with contextlib.suppress(ValueError, AttributeError):
+            detail = str(json.loads(detail).get("error", detail))
         if any(words in detail for words in _STALE):
             self._session.headers.pop("Authorization", None)
-            return detail
-        if any(words in detail for words in _PASSING):
-            return detail
-        raise RunError(f"{self.endpoints} refuses: {detail}")
+        if response.status_code < 500 and not any(words in detail for words in _PASSING):
+            raise RunError(f"{self.endpoints} refuses: {detail}")
+        raise Disconnected(detail)
+
+
+_SIGN_IN = "/auth/authenticate"
 
 
 class Watch:
     """An open stream of changes."""
 
-    def __init__(self, response: Any, failures: tuple[type[Exception], ...]) -> None:
-        self._response, self._failures = response, failures
+    def __init__(self, response: Any) -> None:
+        self._response = response
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Results as etcd sends them. Raises Disconnected when the stream ends, whatever the reason."""
+        import requests
+
         try:
             for line in self._response.iter_lines(chunk_size=None):
                 if not line:
@@ -180,10 +190,9 @@ class Watch:
                 if result is None or result.get("canceled"):
                     raise Disconnected(line.decode(errors="replace"))
                 yield result
-        except self._failures as error:
-            raise Disconnected(_why(error)) from None
-        except (ValueError, AttributeError) as error:  # half a line; a response that was closed under this thread
-            raise Disconnected(_why(error)) from None
+        # ValueError: half a line. AttributeError: the response was closed under this thread.
+        except (requests.exceptions.RequestException, OSError, ValueError, AttributeError) as error:
+            raise Disconnected(_last_line(error)) from None
         raise Disconnected("the stream ended")
 
     def close(self) -> None:
@@ -209,7 +218,7 @@ def open_client(url: str, settings: MembershipSection) -> EtcdClient:
             " insecure = true goes without"
         )
     client = EtcdClient(endpoints, settings, password)
-    client.call("/kv/range", {"key": encoded("/recycle/"), "count_only": True})
+    client.range("/recycle/")
     return client
 
 
@@ -228,6 +237,44 @@ def read_password(settings: MembershipSection) -> str | None:
     return os.environ[PASSWORD]
 
 
+def put(name: str, value: str | bytes, lease: str | None = None) -> Request:
+    """Write a key."""
+    return {"request_put": {"key": encoded(name), "value": encoded(value), **({"lease": lease} if lease else {})}}
+
+
+def delete(start: str, end: str | None = None) -> Request:
+    """Delete the keys from `start` to before `end`, or only `start`."""
+    return {"request_delete_range": _span(start, end)}
+
+
+def get(name: str) -> Request:
+    """Read a key."""
+    return {"request_range": _span(name)}
+
+
+def holds(name: str, value: str) -> Request:
+    """A condition: the key has this value."""
+    return _equal(name, "VALUE", value=encoded(value))
+
+
+def made_at(name: str, revision: int) -> Request:
+    """A condition: the key was made at this revision; 0: it is not there."""
+    return _equal(name, "CREATE", create_revision=str(revision))
+
+
+def changed_at(name: str, revision: int) -> Request:
+    """A condition: the key was last changed at this revision; 0: it is not there."""
+    return _equal(name, "MOD", mod_revision=str(revision))
+
+
+def _equal(name: str, target: str, **to: str) -> Request:
+    return {"key": encoded(name), "result": "EQUAL", "target": target, **to}
+
+
+def _span(start: str, end: str | None = None) -> Request:
+    return {"key": encoded(start), **({} if end is None else {"range_end": encoded(end)})}
+
+
 def encoded(text: str | bytes) -> str:
     """Base64, as etcd's gateway wants keys and values."""
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
@@ -238,21 +285,5 @@ def decoded(text: str) -> bytes:
     return base64.b64decode(text)
 
 
-def _adapter() -> Any:
-    from requests.adapters import HTTPAdapter
-
-    adapter = HTTPAdapter()
-    adapter.init_poolmanager(10, 10, socket_options=_KEEPALIVE)
-    return adapter
-
-
-def _detail(error: Any) -> str:
-    text = error.detail_text or str(error)
-    with contextlib.suppress(ValueError, AttributeError):
-        text = json.loads(text).get("error", text)
-    return str(text)
-
-
-def _why(error: BaseException) -> str:
-    text = str(getattr(error, "detail_text", None) or error)
-    return (text.splitlines() or [type(error).__name__])[0][-200:]
+def _last_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][-200:]

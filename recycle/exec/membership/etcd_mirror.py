@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle.errors import RunError
-from recycle.exec.membership.etcd_client import PAUSE_SECONDS, Disconnected, EtcdClient, Watch, decoded, encoded
+from recycle.exec.membership.etcd_client import PAUSE_SECONDS, Disconnected, EtcdClient, Watch, decoded
 
 
 class Mirror:
@@ -80,10 +80,9 @@ class Mirror:
             raise RunError("the store was closed")
 
     def _load(self) -> None:
-        answer = self._client.call("/kv/range", {"key": encoded(self._start), "range_end": encoded(self._end)})
-        values = {decoded(kv["key"]).decode(): decoded(kv.get("value", "")) for kv in answer.get("kvs", [])}
+        found, revision = self._client.range(self._start, self._end)
         with self._changed:
-            self._values, self._revision = values, int(answer["header"]["revision"])
+            self._values, self._revision = {name: held.value for name, held in found.items()}, revision
             self.changes += 1
             self._changed.notify_all()
 
@@ -97,7 +96,7 @@ class Mirror:
                 for result in self._watch:
                     self._apply(result)
                     pause = PAUSE_SECONDS[0]
-            except Disconnected:
+            except (Disconnected, RunError):  # what is refused is refused by `_load`, too
                 if self._ended():
                     return
                 time.sleep(pause)

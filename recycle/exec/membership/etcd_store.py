@@ -17,7 +17,18 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from recycle.errors import RunError
-from recycle.exec.membership.etcd_client import EtcdClient, decoded, encoded, open_client
+from recycle.exec.membership.etcd_client import (
+    EtcdClient,
+    Request,
+    changed_at,
+    decoded,
+    delete,
+    get,
+    holds,
+    made_at,
+    open_client,
+    put,
+)
 from recycle.exec.membership.etcd_mirror import Mirror
 from recycle.exec.membership.schema import Decision, Folder, Key, Value, generation_folder
 from recycle.exec.membership.store import Store
@@ -82,33 +93,24 @@ class EtcdStore(Store):
         return self._client.addresses
 
     def _put(self, key: Key[Any], text: str) -> None:
-        self._write([], [_put(self._prefix + key.name, text)])
+        self._write([], [put(self._prefix + key.name, text)])
 
     def _texts(self, names: list[str]) -> list[str | None]:
         names = [self._prefix + name for name in names]
         if all(self._mirror.covers(name) for name in names):
             values = [self._mirror.get(name) for name in names]
         else:
-            found = self._range(names)
-            values = [found.get(name) for name in names]
+            found, _ = self._client.range(min(names), max(names) + "\0")
+            values = [found[name].value if name in found else None for name in names]
         return [None if value is None else value.decode() for value in values]
-
-    def _range(self, names: list[str]) -> dict[str, bytes]:
-        """Values of keys from the cluster itself: one request, for what lies between the first and the last."""
-        body = {"key": encoded(min(names)), "range_end": encoded(max(names) + "\0")}
-        answer = self._client.call("/kv/range", body)
-        return {decoded(kv["key"]).decode(): decoded(kv.get("value", "")) for kv in answer.get("kvs", [])}
 
     def _swap(self, key: Key[Any], expected: str | None, text: str) -> bool:
         name = self._prefix + key.name
-        if expected is None:
-            return self._put_if([_absent(name)], name, text)
-        holds = {"key": encoded(name), "result": "EQUAL", "target": "VALUE", "value": encoded(expected)}
-        return self._put_if([holds], name, text)
+        return self._put_if(made_at(name, 0) if expected is None else holds(name, expected), name, text)
 
-    def _put_if(self, compares: list[dict[str, Any]], name: str, text: str, lease: str | None = None) -> bool:
-        """Put under conditions; whether the key now holds `text`. So an attempt that did arrive may be repeated."""
-        answer = self._write(compares, [_put(name, text, lease)], [{"request_range": {"key": encoded(name)}}])
+    def _put_if(self, condition: Request, name: str, text: str, lease: str | None = None) -> bool:
+        """Put under a condition; whether the key now holds `text`. So an attempt that did arrive may be repeated."""
+        answer = self._write([condition], [put(name, text, lease)], [get(name)])
         if answer.get("succeeded"):
             return True
         found = answer["responses"][0]["response_range"].get("kvs", [])
@@ -119,10 +121,10 @@ class EtcdStore(Store):
     def create(self, key: Decision[Value], value: Value, lease: str) -> int | None:
         """Write a key that must not be there and that goes with `lease`; the revision it was made at, else None."""
         name, text = self._prefix + key.name, key.encode(value)
-        if not self._put_if([_absent(name)], name, text, lease):
+        if not self._put_if(made_at(name, 0), name, text, lease):
             return None
-        kvs = self._client.call("/kv/range", {"key": encoded(name)}).get("kvs", [])
-        return int(kvs[0]["create_revision"]) if kvs and decoded(kvs[0]["value"]).decode() == text else None
+        found, _ = self._client.range(name)
+        return found[name].created if name in found and found[name].value.decode() == text else None
 
     def _await(self, name: str, seconds: float) -> None:
         full = self._prefix + name
@@ -144,21 +146,15 @@ class EtcdStore(Store):
 
     def _delete(self, names: list[str]) -> None:
         for start in range(0, len(names), 100):
-            self._delete_ranges([(self._prefix + name, None) for name in names[start : start + 100]])
+            self._write([], [delete(self._prefix + name) for name in names[start : start + 100]])
 
     def forget_before(self, generation: int) -> None:
         paths = [f"{self._prefix}{folder}/" for folder in Folder]
-        self._delete_ranges([(path + generation_folder(0), path + generation_folder(generation)) for path in paths])
-
-    def _delete_ranges(self, ranges: Sequence[tuple[str, str | None]]) -> None:
-        """Delete keys from the first to before the second of each pair; without a second only the first."""
-        ends = [{} if end is None else {"range_end": encoded(end)} for _, end in ranges]
-        keys = [encoded(start) for start, _ in ranges]
-        self._write([], [{"request_delete_range": {"key": k, **end}} for k, end in zip(keys, ends, strict=True)])
+        self._write([], [delete(path + generation_folder(0), path + generation_folder(generation)) for path in paths])
 
     def erase(self) -> None:
         """Forget the whole run."""
-        self._delete_ranges([(self._prefix, _after(self._prefix))])
+        self._write([], [delete(self._prefix, _after(self._prefix))])
 
     def close(self) -> None:
         """Stop mirroring and writing, for all clones."""
@@ -169,27 +165,19 @@ class EtcdStore(Store):
         return EtcdGroups(self._client.clone(), f"{self._prefix}{Folder.GROUPS}/", self._mirror)
 
     def _write(
-        self,
-        compares: list[dict[str, Any]],
-        then: list[dict[str, Any]],
-        otherwise: list[dict[str, Any]] | None = None,
+        self, conditions: list[Request], then: list[Request], otherwise: Sequence[Request] = ()
     ) -> dict[str, Any]:
         self._mirror.check()
-        answer = write(self._client, self._mirror, compares + self._held(), then, (otherwise or []) + self._look())
-        if self._guard is not None and not answer.get("succeeded"):
+        if self._guard is None:
+            return write(self._client, self._mirror, conditions, then, otherwise)
+        role, created = self._guard
+        conditions, otherwise = [*conditions, made_at(role, created)], [*otherwise, get(role)]
+        answer = write(self._client, self._mirror, conditions, then, otherwise)
+        if not answer.get("succeeded"):
             kvs = answer["responses"][-1]["response_range"].get("kvs", [])
-            if not kvs or int(kvs[0]["create_revision"]) != self._guard[1]:
+            if not kvs or int(kvs[0]["create_revision"]) != created:
                 raise RoleLost("another agent coordinates this run by now")
         return answer
-
-    def _held(self) -> list[dict[str, Any]]:
-        if self._guard is None:
-            return []
-        name, created = self._guard
-        return [{"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": str(created)}]
-
-    def _look(self) -> list[dict[str, Any]]:
-        return [] if self._guard is None else [{"request_range": {"key": encoded(self._guard[0])}}]
 
 
 class EtcdGroups:
@@ -199,7 +187,7 @@ class EtcdGroups:
         self._client, self._prefix, self._mirror = client, prefix, mirror
 
     def set(self, key: str, value: str | bytes) -> None:
-        write(self._client, self._mirror, [], [_put(self._prefix + key, value)])
+        write(self._client, self._mirror, [], [put(self._prefix + key, value)])
 
     def get(self, key: str) -> bytes:
         value = self._mirror.get(self._prefix + key)
@@ -214,23 +202,22 @@ class EtcdGroups:
         """Add to a number, 0 when missing; returns the sum."""
         name = self._prefix + key
         while True:
-            kvs = self._client.call("/kv/range", {"key": encoded(name)}).get("kvs", [])
-            found = int(decoded(kvs[0]["value"])) if kvs else 0
-            revision = kvs[0]["mod_revision"] if kvs else "0"
-            same = {"key": encoded(name), "result": "EQUAL", "target": "MOD", "mod_revision": revision}
-            if write(self._client, self._mirror, [same], [_put(name, str(found + amount))]).get("succeeded"):
-                return found + amount
+            held = self._client.range(name)[0].get(name)
+            total = (0 if held is None else int(held.value)) + amount
+            same = changed_at(name, 0 if held is None else held.modified)
+            if write(self._client, self._mirror, [same], [put(name, str(total))]).get("succeeded"):
+                return total
 
 
 def write(
     client: EtcdClient,
     mirror: Mirror,
-    compares: list[dict[str, Any]],
-    then: list[dict[str, Any]],
-    otherwise: list[dict[str, Any]] | None = None,
+    conditions: list[Request],
+    then: list[Request],
+    otherwise: Sequence[Request] = (),
 ) -> dict[str, Any]:
     """One transaction; returns when the mirror shows it."""
-    answer = client.call("/kv/txn", {"compare": compares, "success": then, "failure": otherwise or []})
+    answer = client.call("/kv/txn", {"compare": conditions, "success": then, "failure": list(otherwise)})
     if answer.get("succeeded"):
         for operation, response in zip(then, answer["responses"], strict=True):
             (kind, request), deleted = next(iter(operation.items())), response.get("response_delete_range", {})
@@ -244,14 +231,6 @@ def write(
 def _after(prefix: str) -> str:
     """The first key behind all that begin with `prefix`."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
-
-
-def _absent(name: str) -> dict[str, Any]:
-    return {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": "0"}
-
-
-def _put(name: str, text: str | bytes, lease: str | None = None) -> dict[str, Any]:
-    return {"request_put": {"key": encoded(name), "value": encoded(text), **({"lease": lease} if lease else {})}}
 
 
 def _mirror(client: EtcdClient, prefix: str, reader: Reader) -> Mirror:

@@ -13,7 +13,7 @@ import pytest
 from recycle import Job, JobError, RunError
 from recycle.endpoints import parse_endpoints
 from recycle.exec.launch.observer import Observer
-from recycle.exec.membership.etcd_client import EtcdClient, encoded
+from recycle.exec.membership.etcd_client import EtcdClient
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.messages import VOID, Commit
 from recycle.exec.membership.schema import CommitKey, CoordinatorKey, FailedKey, generation_folder
@@ -43,8 +43,7 @@ def connect(server: EtcdServer, run: str, **settings: object) -> EtcdStore:
 
 def keys(server: EtcdServer) -> int:
     client = EtcdClient(parse_endpoints(server.url), MembershipSection(), None)
-    answer = client.call("/kv/range", {"key": encoded("\0"), "range_end": encoded("\0"), "count_only": True})
-    return int(answer.get("count", 0))
+    return len(client.range("\0", "\0")[0])
 
 
 @pytest.mark.parametrize("kind", ["emulated", "gpt"])
@@ -213,7 +212,7 @@ def test_a_store_that_never_answered_is_a_clear_error() -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "etcd3gw", None)
+    monkeypatch.setitem(sys.modules, "requests", None)
     with pytest.raises(JobError, match=r"pip install 'recycle-pipeline\[etcd\]'"):
         EtcdStore.connect("etcd://127.0.0.1:1", "a", MembershipSection())
 

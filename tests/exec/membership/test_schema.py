@@ -11,7 +11,6 @@ import pytest
 
 from recycle.exec.membership import schema
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
-from recycle.exec.membership.etcd_client import decoded, encoded
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.messages import VOID, Commit, Report
 from recycle.exec.membership.schema import (
@@ -41,8 +40,7 @@ def names(store: Store) -> list[str]:  # noqa: F811
     if not isinstance(store, EtcdStore):
         return [name for name in store._client.list_keys() if name != "posts"]
     prefix = store._prefix
-    answer = store.client.call("/kv/range", {"key": encoded(prefix), "range_end": encoded(prefix[:-1] + "0")})
-    return [decoded(kv["key"]).decode().removeprefix(prefix) for kv in answer.get("kvs", [])]
+    return [name.removeprefix(prefix) for name in store.client.range(prefix, prefix[:-1] + "0")[0]]
 
 
 def test_the_name_of_a_key_says_its_folder_its_generation_its_kind_and_its_parts() -> None:
