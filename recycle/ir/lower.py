@@ -137,25 +137,21 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     All reduces come before all steps, so that peers reduce in one order and a barrier between them cannot deadlock.
     """
     c, shape = schedule.columns, schedule.shape
-    added: list[list[tuple[int, int]]] = []
-    for worker in shape.workers():
-        stages = sorted(schedule.stages_of(worker), reverse=True) if worker not in schedule.failed else []
-        added.append([(cls.kind, stage) for cls in implied_kinds() for stage in stages])
-    offsets = np.concatenate([[0], np.cumsum(np.diff(c.offsets) + [len(extra) for extra in added])]).astype(np.int64)
-    origin = np.full(int(offsets[-1]), -1, dtype=np.int64)
-    for w in range(shape.worker_count):
-        size = int(c.offsets[w + 1] - c.offsets[w])
-        origin[offsets[w] : offsets[w] + size] = np.arange(c.offsets[w], c.offsets[w + 1])
-    full = {
-        name: np.where(origin >= 0, getattr(c, name)[origin] if len(c) else -1, -1).astype(np.int64)
-        for name in Columns.FIELDS
-    }
-    for w, extra in enumerate(added):
-        end = int(offsets[w + 1])
-        for i, (kind, stage) in enumerate(extra):
-            full["kind"][end - len(extra) + i] = kind
-            full["stage"][end - len(extra) + i] = stage
-    return replace(schedule, columns=Columns.from_arrays(offsets, **full)), origin
+    ends = [
+        (w, cls.kind, stage)
+        for w, worker in enumerate(shape.workers())
+        if worker not in schedule.failed
+        for cls in implied_kinds()
+        for stage in sorted(schedule.placement[w], reverse=True)
+    ]
+    worker, kind, stage = np.array(ends, dtype=np.int64).reshape(-1, 3).T
+    added = {"kind": kind, "stage": stage}
+    none = np.full(len(ends), -1)
+    order = np.argsort(np.concatenate([c.worker, worker]), kind="stable")
+    columns = {name: np.concatenate([getattr(c, name), added.get(name, none)])[order] for name in Columns.FIELDS}
+    offsets = c.offsets + np.concatenate([[0], np.cumsum(np.bincount(worker, minlength=shape.worker_count))])
+    origin = np.where(order < len(c), order, -1)
+    return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), origin
 
 
 def with_barrier(schedule: Schedule) -> Schedule:

@@ -16,7 +16,7 @@ from recycle import Job, Profile, RunError, Schedule, ScheduleError, Shape, chec
 from recycle.cli import main
 from recycle.exec import run
 from recycle.exec.model.stage import MegatronStage
-from recycle.ir.instruction import KIND_CLASSES, Compute, parse_instruction
+from recycle.ir.instruction import KIND_CLASSES, Compute, OptimizerStep, StageWide, parse_instruction
 from recycle.ir.kinds import InstructionKind, register, table_as_json, unregister
 from tests.exec.runs import job
 from tests.test_docs import blocks
@@ -143,6 +143,20 @@ def test_it_runs_on_real_stages_and_finds_a_wrong_output(
     monkeypatch.setattr(MegatronStage, "forward", wrong)
     with pytest.raises(RunError, match=r"0REPLAY1\.1: the output differs"):
         run(schedule, gpt, steps=2)
+
+
+def test_a_stage_wide_kind_follows_the_one_that_it_names() -> None:
+    row = InstructionKind(token="GATHER", title="gather", follows=OptimizerStep, seconds=("reduce",), run=print)
+    gather = register(row)(type("Gather", (StageWide,), {"__slots__": ()}))
+    try:
+        shape, work = Shape(1, 1, 1), "0F0.0 0B0.0 0REDUCE_GRAD"
+        behind = Schedule.from_text(shape, {"0.0": f"{work} 0STEP 0GATHER"})
+        assert check(behind) == []
+        assert simulate(behind, Profile(step=3.0, reduce=2.0)).period == 10
+        (finding,) = check(Schedule.from_text(shape, {"0.0": f"{work} 0GATHER 0STEP"}))
+        assert (finding.rule, finding.instruction) == ("order", "0GATHER")
+    finally:
+        unregister(gather)
 
 
 def test_a_token_that_is_taken_or_no_token_is_refused() -> None:

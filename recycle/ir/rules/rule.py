@@ -28,7 +28,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import kinds_where
-from recycle.ir.lower import lower_with_origin
+from recycle.ir.lower import implied_kinds, lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import EventGraph, event_graph, simulate
 from recycle.profile import Profile
@@ -192,7 +192,7 @@ class Inspection:
 
     @cached_property
     def has_optimizer(self) -> bool:
-        return bool(is_kind(self.schedule.columns.kind, StageWide).any())
+        return bool(is_kind(self.schedule.columns.kind, implied_kinds()).any())
 
     @cached_property
     def dead(self) -> Flags:
