@@ -17,7 +17,7 @@ from recycle.cli.app import COMMANDS
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
-WORDS = ("errors", "shape", "files", "json_objects", "endpoints", "nodes")
+WORDS = ("errors", "child", "shape", "files", "json_objects", "endpoints", "nodes")
 JOB = ("job", "pricing", "sections", "profile", "layers", "analytic")
 LAYERS: dict[str, tuple[str, ...]] = {
     **{f"recycle.{name}": tuple(f"recycle.{other}" for other in WORDS) for name in WORDS},
@@ -29,7 +29,7 @@ LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recyc
 LAYERS["recycle.solve"] = LAYERS["viz"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.plans"])
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
-    *("data", "model", "transport", "membership", "faults", "checkpoint", "worker", "processes", "planning"),
+    *("data", "transport", "model", "membership", "faults", "checkpoint", "worker", "processes", "planning"),
     *("launch", "profile"),
 )
 """The folders of recycle.exec in order: each may import those before it."""

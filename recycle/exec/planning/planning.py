@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import queue
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +24,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from recycle.child import Child, serve
 from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Mode
@@ -103,15 +101,15 @@ class PlanService:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._asked: set[_Key] = set()
         self._background = self._urgent = None
-        self._other: _Child | None = None
+        self._other: _PlannerProcess | None = None
         self._with_profile: list[Answer] = []
         if planner is not None:
             self._background, self._urgent = (self._child(planner) for _ in range(2))
             for question in self._likely():
                 self._background.ask(question)
 
-    def _child(self, planner: Planner) -> _Child:
-        return _Child(self._job, planner, self._answers, self._waker, self._like)
+    def _child(self, planner: Planner) -> _PlannerProcess:
+        return _PlannerProcess(self._job, planner, self._answers, self._waker, self._like)
 
     def _likely(self) -> Iterator[Question]:
         """What to plan ahead for; where peers are not alike, no failure and each single one."""
@@ -245,26 +243,30 @@ def require_valid(schedule: Schedule, job: PricedJob) -> None:
         raise ScheduleError(f"the schedule does not pass check: {place}{first.rule}: {first.message}{more}")
 
 
-class _Child:
+class _Request(Struct, frozen=True):
+    """The first line that a planner's child is told: the job, and the schedule whose placement plans keep."""
+
+    job: str
+    like: str | None
+
+
+class _Reply(Struct, frozen=True):
+    """A line that it answers: the text of a plan file, or why there is none."""
+
+    text: str
+    error: str
+
+
+class _PlannerProcess:
     """A planner in a process of its own: one request per line in, one answer per line out."""
 
     def __init__(
         self, job: Job, planner: Planner, answers: queue.SimpleQueue[Answer], waker: Waker, like: Schedule | None
     ) -> None:
-        name = f"{planner.__module__}:{planner.__qualname__}"
         self._answers, self._waker, self._pending = answers, waker, list[Question]()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "recycle.exec.planning.planning", name, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests, self._lines = self._process.stdin, self._process.stdout
-        self._requests.write(json.dumps({"job": job.to_toml(), "like": like.dumps() if like else None}) + "\n")
+        name = f"{planner.__module__}:{planner.__qualname__}"
+        self._child = Child("recycle.exec.planning.planning", name, environment={"OMP_NUM_THREADS": "1"})
+        self._child.send(_Request(job.to_toml(), None if like is None else like.dumps()))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -275,14 +277,12 @@ class _Child:
 
     def ask(self, question: Question) -> None:
         self._pending.append(question)
-        with contextlib.suppress(BrokenPipeError):
-            self._requests.write(msgspec.json.encode(question).decode() + "\n")
-            self._requests.flush()
+        self._child.send(question)
 
     def _read(self) -> None:
-        for line in self._lines:
-            answer = json.loads(line)
-            self._answers.put((self._pending[0], answer["text"], answer["error"]))
+        for line in self._child.lines():
+            answer = msgspec.json.decode(line, type=_Reply)
+            self._answers.put((self._pending[0], answer.text, answer.error))
             self._pending.pop(0)
             self._waker.wake()
         for question in self._pending:
@@ -290,32 +290,24 @@ class _Child:
         self._waker.wake()
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._child.kill()
         self._reader.join()
-        for pipe in (self._requests, self._lines):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        self._child.close()
 
 
-def _serve(name: str, parent: str) -> None:
-    """The child: read requests from standard input, answer on standard output; a solver's chatter goes elsewhere."""
-    from recycle.exec.processes.parent import die_with_parent
-
-    die_with_parent(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _serve(parent: str, name: str) -> None:
+    """The child: answer one question after the other; a solver's chatter goes elsewhere."""
+    requests, answers = serve(parent)
     os.nice(5)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     module, _, function = name.partition(":")
     planner = getattr(importlib.import_module(module), function)
-    first = sys.stdin.readline()
-    if not first.endswith("\n"):
+    first = requests.readline()
+    if not first.endswith(b"\n"):
         return  # the launcher has ended
-    told = json.loads(first)
-    own = price(Job.from_toml(told["job"]))
-    like = {"like": Schedule.loads(told["like"])} if told["like"] else {}
-    for line in sys.stdin:
+    request = msgspec.json.decode(first, type=_Request)
+    own = price(Job.from_toml(request.job))
+    like = {} if request.like is None else {"like": Schedule.loads(request.like)}
+    for line in requests:
         question = msgspec.json.decode(line, type=Question)
         known: Any = {} if question.failed is None else {"failed": [Worker.parse(name) for name in question.failed]}
         text, error = "", ""
@@ -324,8 +316,7 @@ def _serve(name: str, parent: str) -> None:
             text = planner(job, question.vector, question.quick, **known, **like)
         except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
             error = f"{type(failure).__name__}: {failure}"
-        answers.write(json.dumps({"text": text, "error": error}) + "\n")
-        answers.flush()
+        answers.write(msgspec.json.encode(_Reply(text, error)) + b"\n")
 
 
 def _with_profile(job: PricedJob, file: str) -> PricedJob:

@@ -28,6 +28,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
+from recycle.child import serve
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.emulated import EmulatedStage
@@ -327,14 +328,10 @@ def _median(action: Callable[[], Any], repeats: int) -> float:
     return median(seconds[WARM_UP:])
 
 
-def main(kind: str, parent: str) -> None:
+def main(parent: str, kind: str) -> None:
     """Answer the request on standard input."""
-    from recycle.exec.processes.parent import die_with_parent
-
-    die_with_parent(int(parent))
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    line = sys.stdin.buffer.readline()
+    requests, answers = serve(parent)
+    line = requests.readline()
     if kind == "peer":
         answers.write(msgspec.json.encode(measure_peers(msgspec.json.decode(line, type=PeerRequest))) + b"\n")
         sys.stderr.flush()

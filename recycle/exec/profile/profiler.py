@@ -10,11 +10,8 @@ stage, while workers of one machine may share its cores.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +25,7 @@ import msgspec
 import numpy as np
 import torch
 
+from recycle.child import Child
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.launcher import check_request
 from recycle.exec.membership.launcher_store import LauncherStore
@@ -187,59 +185,42 @@ def _stages(job: Job, repeats: int) -> Iterator[StageFigures]:
             yield msgspec.json.decode(line, type=StageFigures)
 
 
-class _Child:
+class _Measuring:
     """A process of `recycle.exec.profile.measure` with its request."""
 
     def __init__(self, kind: str, job: Job, request: StageRequest | PeerRequest) -> None:
         threads = str(job.train.threads)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         environment = {
-            **os.environ,
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "PYTHONWARNINGS": "ignore",
             **transport_of(job).environment,
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "recycle.exec.profile.measure", kind, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env=environment,
-            start_new_session=True,
-        )
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `lines` tells how it ended
-            self.process.stdin.write(msgspec.json.encode(request) + b"\n")
-            self.process.stdin.flush()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._child = Child("recycle.exec.profile.measure", kind, environment=environment, errors=self._errors)
+        self._child.send(request)
 
     def lines(self) -> Iterator[bytes]:
         """What it answers. Raises RunError when it ends instead."""
-        assert self.process.stdout is not None
-        while True:
-            line = self.process.stdout.readline()
-            if not line:
-                self._said.seek(0)
-                said = self._said.read().decode(errors="replace").splitlines()
-                raise RunError(f"the measuring process ended; its last lines: {' | '.join(said[-4:])}")
-            yield line
+        yield from self._child.lines()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").splitlines()
+        raise RunError(f"the measuring process ended; its last lines: {' | '.join(said[-4:])}")
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self._said):
-            with contextlib.suppress(BrokenPipeError):
-                if pipe is not None:
-                    pipe.close()
+        self._child.close()
+        self._errors.close()
 
 
 @contextmanager
-def _children(kind: str, job: Job, requests: Sequence[StageRequest] | Sequence[PeerRequest]) -> Iterator[list[_Child]]:
-    children: list[_Child] = []
+def _children(
+    kind: str, job: Job, requests: Sequence[StageRequest] | Sequence[PeerRequest]
+) -> Iterator[list[_Measuring]]:
+    children: list[_Measuring] = []
     try:
         for request in requests:
-            children.append(_Child(kind, job, request))
+            children.append(_Measuring(kind, job, request))
         yield children
     finally:
         for child in children:
