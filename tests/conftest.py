@@ -1,12 +1,19 @@
-"""Settings for every test process: one thread, no chatter about closed sockets, a terminal of one width, Ctrl-C.
+"""Settings for every test process, which stand before torch is imported, and the fork servers that tests share.
 
-They stand before torch is imported.
+One thread, no chatter about closed sockets, a terminal of one width, Ctrl-C.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from recycle.exec.processes.processes import ForkServer
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
@@ -15,3 +22,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ("tests.cost", "tests.flaky")
+
+
+class Servers(dict[str, "ForkServer"]):
+    """Fork servers by kind of model, each started when it is first asked for: heavy imports are paid once per kind."""
+
+    def __missing__(self, kind: str) -> ForkServer:
+        from recycle.exec.processes.processes import ForkServer
+
+        self[kind] = ForkServer(kind, checkpoints=True)
+        return self[kind]
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    started = Servers()
+    yield started
+    for server in started.values():
+        server.close()

@@ -1,4 +1,4 @@
-"""Runs with real worker processes: the heavy imports are paid once per test session, in a fork server per kind."""
+"""Runs with real worker processes, forked by the servers that all tests share."""
 
 from __future__ import annotations
 
@@ -28,14 +28,6 @@ def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[dict[str, ForkServer]]:
-    started: dict[str, ForkServer] = {}
-    yield started
-    for server in started.values():
-        server.close()
-
-
-@pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     if ETCD is None:
         pytest.skip("no etcd: install Debian's etcd-server")
@@ -58,8 +50,6 @@ def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFact
         directory: Path | None = None,
     ) -> RunResult:
         kind = job.model.kind
-        if kind not in servers:
-            servers[kind] = ForkServer(kind)
         result = train(
             job,
             directory or tmp_path_factory.mktemp("run"),

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,6 @@ pytestmark = pytest.mark.process
 EVERY = {"checkpoint_every": 3, "checkpoint_keep": 9}
 PLANNER = {"seconds": 1.0, "ahead": 0}
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "train"]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[dict[str, ForkServer]]:
-    started = {kind: ForkServer(kind, checkpoints=True) for kind in ("emulated", "gpt")}
-    yield started
-    for server in started.values():
-        server.close()
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,7 @@ def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 5, 6}
 
 
+@pytest.mark.soak
 def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, launch: Run, tmp_path: Path) -> None:
     steps = 40
     cluster = start(small(shape={"tensor_parallel": 2}), steps)
@@ -145,6 +146,7 @@ def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, lau
     assert len(cluster.events("finished")[-1]["digests"]) == 6
 
 
+@pytest.mark.soak
 def test_a_real_gpt_trains_through_the_death_of_the_coordinators_node(start: Start, launch: Run) -> None:
     cluster = start(small("gpt"), steps=12)
     cluster.reach_step(3)
@@ -154,6 +156,7 @@ def test_a_real_gpt_trains_through_the_death_of_the_coordinators_node(start: Sta
     assert len(cluster.events("coordinator")) == 1
 
 
+@pytest.mark.soak
 def test_a_stage_that_loses_all_its_hosts_and_a_run_that_loses_all_its_nodes_go_on_from_the_checkpoint(
     start: Start, launch: Run, tmp_path: Path
 ) -> None:

@@ -102,14 +102,7 @@ def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_paral
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    started = ForkServer("gpt", checkpoints=True)
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def runs(server: ForkServer) -> Any:
+def runs(servers: dict[str, ForkServer]) -> Any:
     def launch(of: Job, directory: Path, *faults: str, steps: int = STEPS, **more: Any) -> RunResult:
         return train(
             of,
@@ -117,7 +110,7 @@ def runs(server: ForkServer) -> Any:
             steps=steps,
             faults=[parse_fault(fault) for fault in faults],
             planner=plan_for_training,
-            server=server,
+            server=servers["gpt"],
             **more,
         )
 
