@@ -130,9 +130,17 @@ def norm_squared_of(stages: Iterable[Stage]) -> float:
     return math.fsum(part for stage in stages for part in stage.gradient_norms_squared())
 
 
+def mean_gradients(stage: MegatronStage) -> dict[str, torch.Tensor]:
+    """Mean gradient of each parameter of a stage by its name in the whole model, fp32; after the reduction."""
+    layout = stage._optimizer.layout
+    mean = torch.empty(layout.size)
+    stage._write_mean(0, mean)
+    return dict(zip(stage.parameters, layout.views(mean), strict=True))
+
+
 def gradients_by_name(stages: Iterable[MegatronStage]) -> dict[str, torch.Tensor]:
     """Mean gradients of a whole pipeline by global parameter name."""
-    return {name: gradient for stage in stages for name, gradient in stage.mean_gradients().items()}
+    return {name: gradient for stage in stages for name, gradient in mean_gradients(stage).items()}
 
 
 def differing(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:

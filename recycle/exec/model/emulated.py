@@ -8,8 +8,8 @@ the receiver checks.
 
 With tensor parallelism every tensor rank emulates the whole stage: they have all in common and exchange nothing.
 
-Limits: `Profile.activation` is counted, not allocated; only messages have their real size, that of the largest stage
-boundary, as a transport carries one size.
+Limits: activations are not allocated; only messages have their real size, that of the largest stage boundary, as a
+transport carries one size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.model.stage import copy_state, digest
+from recycle.exec.model.stage import copy_state, digest, misuse
 from recycle.job import Job, price
 from recycle.profile import Profile
 from recycle.shape import MicroBatch
@@ -57,7 +57,6 @@ class EmulatedStage:
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
         elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
         self._message_shape = (elements, 1, 1)
-        self._activation_bytes = profile.per_stage("activation", shape.stages)[index]
         self._parameters = torch.tensor(_draw(ENTRIES, "parameters", index, job.model.seed), dtype=torch.float64)
         self._count = torch.zeros(1, dtype=torch.float64)
         self._sum = torch.zeros(ENTRIES, dtype=torch.float64)
@@ -77,7 +76,7 @@ class EmulatedStage:
         self._loss = 0.0
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        with self._takes("forward"):
+        with self._lasting("forward"):
             self._hold("F", micro_batch, activation)
             if self._is_last:
                 self._loss += _draw(1, "loss", self._iteration, micro_batch)[0]
@@ -85,7 +84,7 @@ class EmulatedStage:
             return self._message("F", self.index, micro_batch)
 
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
-        with self._takes("redundant_forward"):
+        with self._lasting("redundant_forward"):
             self._hold("R", micro_batch, activation)
             return self._message("F", self.index, micro_batch)
 
@@ -93,7 +92,7 @@ class EmulatedStage:
         self._held.remove(micro_batch)
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        message = self._turn("I", micro_batch, gradient)
+        message = self._take_gradient("I", micro_batch, gradient)
         self._waiting.add(micro_batch)
         return message
 
@@ -104,7 +103,7 @@ class EmulatedStage:
         self._add_gradient(micro_batch)
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        message = self._turn("B", micro_batch, gradient)
+        message = self._take_gradient("B", micro_batch, gradient)
         self._add_gradient(micro_batch)
         return message
 
@@ -131,7 +130,7 @@ class EmulatedStage:
     ) -> None:
         if before is not None and not kept:
             self.keep(before, 0)
-        with self._takes("step"):
+        with self._lasting("step"):
             self._parameters.sub_(self._sum / self._divisor * (clip_factor * self._train.learning_rate))
             self._count.add_(1)
 
@@ -152,10 +151,6 @@ class EmulatedStage:
     def held_micro_batches(self) -> int:
         return len(self._held) + len(self._waiting)
 
-    def held_bytes(self) -> float:
-        """Bytes that the held activations would take by the profile."""
-        return self.held_micro_batches() * self._activation_bytes
-
     def incoming(self, kind: str, micro_batch: MicroBatch) -> torch.Tensor | None:
         """The message that a neighbour would send: for "F" by the stage before, for "B" by the one behind, if any."""
         sender, ends = (self.index - 1, self._is_first) if kind == "F" else (self.index + 1, self._is_last)
@@ -171,20 +166,20 @@ class EmulatedStage:
         self._check("F", micro_batch, activation, self._is_first, self.index - 1)
         self._held.add(micro_batch)
 
-    def _turn(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _take_gradient(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch not in self._held:
             raise self._misuse(kind, micro_batch, "its F has not run")
-        with self._takes("backward_input"):
+        with self._lasting("backward_input"):
             self._check("B", micro_batch, gradient, self._is_last, self.index + 1)
             self._held.remove(micro_batch)
             return None if self._is_first else self._message("B", self.index, micro_batch)
 
     def _add_gradient(self, micro_batch: MicroBatch) -> None:
-        with self._takes("backward_weight"):
+        with self._lasting("backward_weight"):
             self._sum.add_(self.gradient(self._iteration, micro_batch))
 
     @contextlib.contextmanager
-    def _takes(self, name: str) -> Iterator[None]:
+    def _lasting(self, name: str) -> Iterator[None]:
         """Sleep for what is left of the profile's time at the end: drawing and checking is part of it."""
         until = time.monotonic() + self._seconds[name]
         yield
@@ -211,8 +206,7 @@ class EmulatedStage:
             raise self._misuse(kind, micro_batch, f"got a message that is not stage {sender}'s for it")
 
     def _misuse(self, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
-        where = f"stage {self.index}, iteration {self._iteration}"
-        return RunError(f"{where}: {kind} of micro-batch {micro_batch}: {why}")
+        return misuse(self.index, self._iteration, kind, micro_batch, why)
 
 
 def _draw(count: int, *key: object) -> list[float]:

@@ -302,13 +302,6 @@ class MegatronStage:
     def cuts(self) -> Mapping[str, int]:
         return {f"{prefix}{name}": dimension for prefix in SHAPED for name, dimension in self._cuts.items()}
 
-    def mean_gradients(self) -> dict[str, torch.Tensor]:
-        """Mean gradient of each parameter by global name, fp32; after the reduction."""
-        layout = self._optimizer.layout
-        mean = torch.empty(layout.size, device=self._sum.buffer.device)
-        self._write_mean(0, mean)
-        return dict(zip(self.parameters, layout.views(mean), strict=True))
-
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
     ) -> None:
@@ -392,8 +385,12 @@ class MegatronStage:
             self._accumulate(parameter, gradient)
 
     def _misuse(self, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
-        where = f"stage {self.index}, iteration {self._iteration}"
-        return RunError(f"{where}: {kind} of micro-batch {micro_batch}: {why}")
+        return misuse(self.index, self._iteration, kind, micro_batch, why)
+
+
+def misuse(stage: int, iteration: int, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
+    """The error for an instruction that a stage cannot run now."""
+    return RunError(f"stage {stage}, iteration {iteration}: {kind} of micro-batch {micro_batch}: {why}")
 
 
 def require_precision(precision: str, device: torch.device) -> None:

@@ -9,7 +9,16 @@ from recycle import RunError
 from recycle.exec import run
 from recycle.exec.model.stage import build_stage, require_precision
 from recycle.ir.families import one_f_one_b, zb_v
-from tests.exec.drive import CPU, build_pipeline, corpus_of, differing, gradients_by_name, run_pipelines, small_job
+from tests.exec.drive import (
+    CPU,
+    build_pipeline,
+    corpus_of,
+    differing,
+    gradients_by_name,
+    mean_gradients,
+    run_pipelines,
+    small_job,
+)
 from tests.exec.runs import Run, job
 
 STEPS = 5
@@ -23,7 +32,7 @@ def test_weights_activations_and_messages_are_bf16_and_what_sums_and_updates_is_
     for stage in stages:
         assert {parameter.dtype for parameter in stage.parameters.values()} == {torch.bfloat16}
         assert stage.gradient_buffers()[0].dtype == torch.float64
-        assert {gradient.dtype for gradient in stage.mean_gradients().values()} == {torch.float32}
+        assert {gradient.dtype for gradient in mean_gradients(stage).values()} == {torch.float32}
         assert [t.dtype for t in stage.state_tensors()] == [torch.float32] * 4 + [torch.bfloat16]
 
 
