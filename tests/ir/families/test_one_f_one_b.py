@@ -14,13 +14,13 @@ def test_warm_up_shrinks_by_one_per_rank_and_then_backwards_alternate_with_forwa
     }
 
 
-@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 1), (1, 2, 3), (3, 2, 1)])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 2), (4, 4), (4, 8), (8, 16), (4, 2)])
-def test_bubble_and_peak_follow_the_formulas(ranks: int, micro_batches: int, times: tuple[int, int, int]) -> None:
-    timeline = simulate(one_f_one_b(Shape(1, ranks, micro_batches)), Profile.uniform(*times))
-    f, b = times[0], times[1] + times[2]
-    assert timeline.bubble == [(ranks - 1) * (f + b)] * ranks
-    assert timeline.peak_activations == [min(ranks - r, micro_batches) for r in range(ranks)]
+def test_bubble_and_peak_follow_the_formulas(ranks: int, micro_batches: int) -> None:
+    for times in [(1, 1, 1), (2, 3, 1), (1, 2, 3), (3, 2, 1)]:
+        timeline = simulate(one_f_one_b(Shape(1, ranks, micro_batches)), Profile.uniform(*times))
+        f, b = times[0], times[1] + times[2]
+        assert timeline.bubble == [(ranks - 1) * (f + b)] * ranks
+        assert timeline.peak_activations == [min(ranks - r, micro_batches) for r in range(ranks)]
 
 
 def test_pipelines_are_copies_of_each_other() -> None:
