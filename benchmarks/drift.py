@@ -18,10 +18,10 @@ import tempfile
 from pathlib import Path
 
 from recycle import Job
+from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
-from recycle.solve.planner import plan_for_training
 
 JOB = """
 [shape]

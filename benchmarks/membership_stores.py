@@ -18,10 +18,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import train
 from recycle.exec.launch.observer import Observer
-from recycle.solve.planner import plan_for_training
 from tests.exec.etcd_server import EtcdServer
 from tests.exec.runs import job
 

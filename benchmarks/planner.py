@@ -1,7 +1,6 @@
 """The planner on its targets: period, proven bound, gap, and how long it took.
 
     python benchmarks/planner.py [--only NAME ...] [--scale F] [--processes N] [--cp-sat SECONDS] [--json FILE]
-                                 [--no-windows]
 
 gap is period / bound - 1 with all bounds that `recycle.solve.bounds` proves; "3 bounds" is the gap to load, round trip
 and memory alone, so that progress of the schedule and of the bound can be told apart. "first" is when the first valid
@@ -29,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle.job import Job, PricedJob, price
 from recycle.plans import PlanLibrary
 from recycle.shape import Worker
-from recycle.solve import bounds, search
-from recycle.solve.library import plan_library
+from recycle.solve.bounds import one_chunk
+from recycle.solve.library.filling import plan_library
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 
@@ -105,7 +104,9 @@ def cases() -> list[Case]:
 def three_bounds(problem: Problem) -> float:
     """The bound of load, round trip and memory alone."""
     stages = range(problem.shape.stages)
-    return max(max(bounds.load(problem, s), bounds.round_trip(problem, s), bounds.memory(problem, s)) for s in stages)
+    return max(
+        max(one_chunk.load(problem, s), one_chunk.round_trip(problem, s), one_chunk.memory(problem, s)) for s in stages
+    )
 
 
 def main() -> None:
@@ -117,10 +118,7 @@ def main() -> None:
         "--cp-sat", type=float, default=CP_SAT_SECONDS, metavar="SECONDS", help="per small case; 0: leave it out"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too, as they come")
-    parser.add_argument("--no-windows", action="store_true", help="search without windows; in one process")
     arguments = parser.parse_args()
-    if arguments.no_windows:
-        arguments.processes, search.WINDOWS_UP_TO = 1, 0
     rows: list[dict[str, str]] = []
     titles = ("case", "D,P,m", "cap", "dead", "period", "bound", "gap", "3 bounds", "first s", "s", "target", "CP-SAT")
     print("".join(f"{title:>{width}}" for title, width in zip(titles, WIDTHS, strict=True)))

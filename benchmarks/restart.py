@@ -69,10 +69,10 @@ def main() -> None:
 
 def ours(steps: int, kill: bool = True) -> tuple[float, list[float]]:
     """(seconds to the next commit, losses) under recycle."""
+    from recycle.cli.planner import plan_for_training
     from recycle.exec.faults.faults import parse_fault
     from recycle.exec.launch.launcher import train
     from recycle.exec.processes.processes import ForkServer
-    from recycle.solve.planner import plan_for_training
 
     faults = [parse_fault(f"kill:1.0@{steps // 2}")] if kill else []
     server = ForkServer("gpt")

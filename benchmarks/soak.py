@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from recycle import Job
+from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import KINDS, Fault
 from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import ForkServer
-from recycle.solve.planner import plan_for_training
 
 JOB = """
 [shape]

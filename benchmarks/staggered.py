@@ -21,12 +21,13 @@ import time
 from pathlib import Path
 
 from recycle import Job, Schedule, Worker, simulate
+from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import train
 from recycle.exec.processes.processes import ForkServer
 from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import with_barrier
-from recycle.solve.planner import plan, plan_for_training
+from recycle.solve.planner import plan
 
 WARM_UP = 3
 """Iterations that do not count: the first runs with the barrier, and the pipeline settles in the next ones."""

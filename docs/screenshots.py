@@ -24,12 +24,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle import Job, Schedule, Shape, Worker
+from recycle.cli.planner import plan_for_training
 from recycle.cli.view import _examples, _planner
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import train
 from recycle.exec.processes.processes import ForkServer
 from recycle.ir.families import one_f_one_b
-from recycle.solve.planner import plan, plan_for_training
+from recycle.solve.planner import plan
 from viz.app import build_app, serve
 from viz.sources import load_source, schedule_source
 from viz.what_if import WhatIf

@@ -14,13 +14,13 @@ from itertools import groupby
 from pathlib import Path
 
 from recycle import Job, Schedule, simulate
+from recycle.cli.planner import plan_for_training
 from recycle.cli.train import ProgressLines
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import with_barrier
-from recycle.solve.planner import plan_for_training
 from viz.export import write_html
 from viz.run import load_run
 

@@ -14,7 +14,6 @@ from recycle.errors import JobError
 from recycle.ir.named import named_schedule
 from recycle.job import Job
 from recycle.nodes import place_workers
-from recycle.solve.planner import plan_for_training
 
 
 def agent(
@@ -107,6 +106,7 @@ def agent(
         raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
     own = named_schedule(schedule, described.shape) if schedule is not None else None
 
+    from recycle.cli.planner import plan_for_training
     from recycle.exec.launch.agent import serve
     from recycle.exec.launch.launcher import check_request
 

@@ -23,10 +23,9 @@ from recycle.errors import JobError, PlanError
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, cache_directory, failure_vector
 from recycle.shape import Shape, Worker
-from recycle.solve.drift import Drift, refresh
-from recycle.solve.engines import missing
-from recycle.solve.found import Progress
-from recycle.solve.library import Filling, library_vectors, plan_library
+from recycle.solve.incumbent import Progress
+from recycle.solve.library.filling import Filling, library_vectors, plan_library
+from recycle.solve.library.refreshing import PlanDrift, refresh
 from recycle.solve.planner import plan as plan_one
 from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
@@ -105,8 +104,6 @@ def plan(
     with _blaming("plan: --failed"):
         Problem.of(priced, dead)
     processes = processes or len(os.sched_getaffinity(0))
-    for lacking in missing():
-        print(f"recycle: {lacking}", file=sys.stderr)
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
         _one(priced, dead, library, output, as_json, processes)
@@ -300,7 +297,7 @@ def _library_table(rows: list[dict[str, Any]], title: str) -> None:
         print(f"{hurried} plans are the list scheduler's, made on the spot: allow more time to search for better ones")
 
 
-def _drift_table(drifts: list[Drift], threshold: float, entries: list[Entry]) -> None:
+def _drift_table(drifts: list[PlanDrift], threshold: float, entries: list[Entry]) -> None:
     stale = sum(drift.is_stale(threshold) for drift in drifts)
     title = (
         f"{stale} of {len(drifts)} plans made for another profile are stale (gap grown by more than {threshold:.1%})"

@@ -16,7 +16,6 @@ from recycle.exec.launch.observer import Observer
 from recycle.ir.named import named_schedule
 from recycle.job import Job, explain_job
 from recycle.shape import Shape
-from recycle.solve.planner import plan_for_training
 
 if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
@@ -81,6 +80,7 @@ def train(
         faults = draw_faults(described.shape, count, mean, seed, absent)
     check_faults(faults, described.shape, count, absent, described.grid.tensor_parallel)
 
+    from recycle.cli.planner import plan_for_training
     from recycle.exec.checkpoint.resume import newest_run
     from recycle.exec.launch import launcher
 

@@ -1,25 +1,19 @@
 """Longest paths over a schedule's event graph: topological order, and end times as early as possible.
 
-The two loops here are plain Python functions over arrays. Small graphs run them as they are; large ones run the same
-source compiled by numba, which is imported only then; where it is not installed they run as they are too.
+Large graphs run the two loops here compiled, small ones in plain Python (`compiled`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from recycle.ir.compiled import load, run
+
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-COMPILE_FROM = 50_000
-"""Nodes from which loading the compiled loops costs less than running them in plain Python."""
-LOADED_FROM = 1_000
-"""The same once they are loaded."""
 
 
 def topological_order(offsets: Rows, targets: Rows, waiting: Rows) -> Rows:
@@ -30,12 +24,8 @@ def topological_order(offsets: Rows, targets: Rows, waiting: Rows) -> Rows:
         waiting: number of predecessors of each node.
     """
     order = np.empty(len(waiting), dtype=np.int64)
-    if not _worth_compiling(len(waiting)):
-        plain: list[int] = order.tolist()
-        done = _topological_order(offsets.tolist(), targets.tolist(), waiting.tolist(), plain)
-        return np.array(plain[:done], dtype=np.int64)
-    done = _compiled(_topological_order)(offsets, targets, waiting.copy(), order)
-    return order[:done]
+    done, *_, order = run(_topological_order, len(waiting), offsets, targets, waiting.copy(), order)
+    return np.asarray(order[:done], dtype=np.int64)
 
 
 def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release: Floats) -> tuple[Floats, Rows]:
@@ -51,12 +41,8 @@ def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release
         (start, last): `last` is -1 where the release decided.
     """
     start, last = release.copy(), np.full(len(release), -1, dtype=np.int64)
-    if not _worth_compiling(len(release)):
-        starts, lasts = start.tolist(), last.tolist()
-        _earliest(order.tolist(), offsets.tolist(), sources.tolist(), seconds.tolist(), starts, lasts)
-        return np.array(starts, dtype=np.float64), np.array(lasts, dtype=np.int64)
-    _compiled(_earliest)(order, offsets, sources, seconds, start, last)
-    return start, last
+    *_, start, last = run(_earliest, len(release), order, offsets, sources, seconds, start, last)
+    return np.asarray(start, dtype=np.float64), np.asarray(last, dtype=np.int64)
 
 
 def _topological_order(offsets: Any, targets: Any, waiting: Any, order: Any) -> int:
@@ -90,25 +76,6 @@ def _earliest(order: Any, offsets: Any, sources: Any, seconds: Any, start: Any, 
         start[node] = begin
 
 
-def _worth_compiling(nodes: int) -> bool:
-    return nodes >= (LOADED_FROM if _compiled.cache_info().currsize else COMPILE_FROM) and _has_numba()
-
-
 def load_compiled() -> None:
-    """Load the compiled loops, for who is about to time hundreds of small graphs."""
-    if _has_numba():
-        _compiled(_topological_order)
-        _compiled(_earliest)
-
-
-@cache
-def _has_numba() -> bool:
-    return find_spec("numba") is not None
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    import numba
-
-    compiled: Callable[..., Any] = numba.njit(cache=True)(function)
-    return compiled
+    """Load the compiled loops, for a caller who is about to time hundreds of small graphs."""
+    load(_topological_order, _earliest)

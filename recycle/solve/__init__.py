@@ -1,14 +1,17 @@
 """Plans: from a job and its dead workers to a checked schedule with a proven lower bound.
 
-planner     one plan, from all that follows; library, drift: many, kept, and made again where times changed
-normalize   which vector of failures to plan for, and who moves
-problem     the numbers that all of it works on; timing: how long an order takes
-bounds      what no schedule can do without: closed forms, several chunks (chunked), a linear program (fluid)
-deal        who runs what of the dead; template: one pipeline planned and copied; construct: the list scheduler;
-            starts: the best of these, where a search begins
-search      walks, several at once: policies varied and operations moved (improve, anneal), orders followed by
-            their urgencies (refine, follow), parts re-ordered by a solver (windows, window, standing, disjunctive)
-exact       small problems to the end
-adapt       a given schedule, on whatever placement, without the dead
-fuse        the backward split only where it pays
+planner         one plan, from all that follows
+library/        many plans: which vectors, in how much time (filling), and again after times changed (refreshing)
+normalize       which vector of failures to plan for, and which live workers move for it
+problem         the numbers that everything works on, and orders of operations
+assignment      which live worker runs each micro-batch at each stage; the one place where this is decided
+template        one pipeline, planned without failures and copied to all
+bounds/         periods that no schedule can fall below: closed forms and a linear program
+search/         list scheduling (event_loop, list_scheduling) and timing of orders (order_kernels, timing); where a
+                search begins (initial_orders); searches over policies (policy_search), over latest start times
+                (refine) and over single operations (annealing, improve); several of them at once (walks)
+exact/          small problems solved to optimality, as an integer program in a child process
+adapt           a given schedule, on whatever placement, without the dead workers
+fuse_backward   the backward pass is split only where that pays
+incumbent       the best order so far; deadline: when a search ends
 """

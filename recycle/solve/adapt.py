@@ -1,8 +1,8 @@
-"""Plans like a given schedule: its placement and its order, with the micro-batches of the dead dealt to their peers.
+"""Plans like a given schedule: its placement and its order, with the micro-batches of dead workers run by their peers.
 
 The planner's searches and bounds know one placement, chunk c of rank r on stage c * P + r. A run on another one, such
 as the V, keeps the schedule that it was started with: what the schedule starts first stays urgent, and the list
-scheduler (`follow`) builds the order without the dead from there.
+scheduler builds the order without the dead workers by these priorities.
 
 Limits: the best of a few patiences of the list scheduler, no search; the bound is the work of the busiest rank alone.
 """
@@ -25,8 +25,8 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, dead_roles, errors, with_ties
-from recycle.solve.follow import follow
 from recycle.solve.problem import Order, Problem
+from recycle.solve.search.list_scheduling import schedule_by_priority
 
 PATIENCES = (0.0, 0.5, 1.0)
 """How long an operation stands back for a more urgent one, in typical operations' times."""
@@ -68,7 +68,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
         [shape.worker_index(w) for w in shape.workers() if w.rank in ranks[stage] and w not in dead]
         for stage in range(shape.stages)
     ]
-    host = _deal(home.reshape(shape.stages, n), hosts)
+    host = _assigned(home.reshape(shape.stages, n), hosts)
     by_rank = {w.rank: like.stages_of(w) for w in like.live}
     placement = tuple(by_rank[worker.rank] for worker in shape.workers())
 
@@ -77,9 +77,9 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
         return with_ties(schedule, job).with_metadata(planner="recycle")
 
     found = [like] if not dead and not like.failed else []
-    with contextlib.suppress(AssertionError):
+    with contextlib.suppress(PlanError):
         for patience, weight_patience in product(PATIENCES, repeat=2):
-            order = follow(
+            order = schedule_by_priority(
                 problem,
                 host.ravel(),
                 priority,
@@ -106,17 +106,17 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     )
 
 
-def _deal(home: np.ndarray, hosts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Worker of each (stage, micro-batch): who has it already if alive, else the peer with the least so far."""
-    dealt = home.copy()
+def _assigned(home: np.ndarray, hosts: Sequence[Sequence[int]]) -> np.ndarray:
+    """Worker of each (stage, micro-batch): the given schedule's if alive, else the peer with the fewest so far."""
+    host = home.copy()
     for stage, live in enumerate(hosts):
         own = np.isin(home[stage], live)
         load = {worker: int((home[stage] == worker).sum()) for worker in live}
         for micro_batch in np.flatnonzero(~own).tolist():
             peer = min(live, key=lambda worker: (load[worker], worker))
             load[peer] += 1
-            dealt[stage, micro_batch] = peer
-    return dealt
+            host[stage, micro_batch] = peer
+    return host
 
 
 def _load(problem: Problem, hosts: Sequence[Sequence[int]], by_rank: dict[int, tuple[int, ...]]) -> float:
@@ -125,6 +125,6 @@ def _load(problem: Problem, hosts: Sequence[Sequence[int]], by_rank: dict[int, t
     for stages in by_rank.values():
         compute = sum(problem.forward[s] + problem.backward[s] + problem.weight[s] for s in stages)
         fastest = min(problem.speed[w] for w in hosts[stages[0]])
-        closing = sum(problem.finish[s] for s in stages)
-        bound = max(bound, problem.micro_batches * compute * fastest / len(hosts[stages[0]]) + closing)
+        update = sum(problem.update_seconds[s] for s in stages)
+        bound = max(bound, problem.micro_batches * compute * fastest / len(hosts[stages[0]]) + update)
     return bound

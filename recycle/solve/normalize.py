@@ -8,8 +8,8 @@ then, and the most-hit stage rules the period, through ceil(D m / (D - k)) and t
 how many dead each stage may have; below it a dynamic program over the stages (state: dead used so far) finds the
 vector that costs least. Even is not always best: where the ceilings agree, each stage that is touched disturbs the
 schedule. So candidates are planned by the list scheduler, and the best counts: its period, plus the seconds of copying
-spread over the iterations until the next change. Ties go to fewest moves, then fewest touched stages, and nobody
-moves for nothing.
+spread over the iterations until the next change. Ties go to fewest moves, then fewest touched stages; without
+a gain no worker moves.
 Limits: the list scheduler's periods are a few per cent above what a search finds, so that a close call may fall
 either way; vectors with a worse bound than staying put are never taken.
 """
@@ -25,14 +25,13 @@ from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, mov
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
 from recycle.solve.deadline import Deadline
-from recycle.solve.problem import Problem
-from recycle.solve.starts import starts
+from recycle.solve.problem import TOLERANCE, Problem
+from recycle.solve.search.initial_orders import initial_orders
 
 POLICIES, OPERATIONS = 4, 50_000
 """Of the portfolio, how many at least for each candidate; more while they are within so many operations in all."""
 FRONTIER = 3
 """Candidates with the best bounds, and with the fewest moves, that are planned."""
-_SLACK = 1e-9
 _LEAN = 1e-6
 _FIRST = float(1 << 20)
 """Weight of the first of two costs; no vector has as many dead workers."""
@@ -43,8 +42,8 @@ class Normalized(NamedTuple):
 
     Attributes:
         vector: dead workers of each rank once all moves are made.
-        vacant: positions that nobody plays then; a set with that vector.
-        moves: who changes stage; empty where that does not pay.
+        vacant: positions without a worker then; a set with that vector.
+        moves: the workers that change stage; empty where that does not pay.
         seconds: until all copies are made, in the profile's unit of time.
         period: that the list scheduler reaches with the vector.
     """
@@ -75,7 +74,7 @@ class StageBounds:
             for k in range(1, min(failures, job.shape.pipelines - 1) + 1):
                 dead = frozenset(Worker(p, rank) for p in range(job.shape.pipelines - k, job.shape.pipelines))
                 bound = closed_form(replace(whole, dead=dead))
-                if bound > above + _SLACK:
+                if bound > above + TOLERANCE:
                     break
                 row.append(max(row[-1], bound))
             self.rows.append(row)
@@ -86,7 +85,7 @@ class StageBounds:
 
     def room(self, period: float) -> list[int]:
         """How many dead each rank may have without a bound above `period`."""
-        return [sum(bound <= period + _SLACK for bound in row) - 1 for row in self.rows]
+        return [sum(bound <= period + TOLERANCE for bound in row) - 1 for row in self.rows]
 
     def thresholds(self, failures: int) -> list[float]:
         """The bounds within which so many dead find room, ascending."""
@@ -126,7 +125,7 @@ def normal_vectors(bounds: StageBounds, failures: int) -> list[Vector]:
 def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalized:
     """The vector to plan for when `failed` are dead, and the moves that lead there.
 
-    Without `[planner] move`, or where peers differ in speed or links, nobody moves.
+    Without `[planner] move`, or where peers differ in speed or links, no worker moves.
 
     Raises:
         PlanError: a stage has no live worker, re-routing is off, or a cap is too small.
@@ -140,7 +139,7 @@ def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalized:
     candidates = []
     for vector in _candidates(job, here, bound):
         candidate, its_bound = _bounded(job, vector)
-        if its_bound <= bound + _SLACK:
+        if its_bound <= bound + TOLERANCE:
             arrangement = arrange(job.shape, failed, vector, profile)
             spread = arrangement.seconds / job.planner.iterations_between_changes
             order = (its_bound + spread, len(arrangement.moves), touched(vector), vector)
@@ -149,9 +148,9 @@ def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalized:
     for (least, *_, vector), spread, (vacant, moves, seconds), candidate, its_bound in sorted(
         candidates, key=lambda one: one[0]
     ):
-        if least < score - _SLACK:
+        if least < score - TOLERANCE:
             period = _period(candidate, its_bound)
-            if period + spread < score - _SLACK:
+            if period + spread < score - TOLERANCE:
                 best, score = Normalized(vector, vacant, moves, seconds, period), period + spread
     return best
 
@@ -162,8 +161,8 @@ def _bounded(job: PricedJob, vector: Vector) -> tuple[Problem, float]:
 
 
 def _period(problem: Problem, bound: float) -> float:
-    """What the list scheduler reaches; a fixed number of policies, so that no clock decides who moves."""
-    return starts(problem, bound, Deadline(None), max(POLICIES, OPERATIONS // problem.size))[0][0].period
+    """What the list scheduler reaches; a fixed number of policies, so that no clock decides about moves."""
+    return initial_orders(problem, bound, Deadline(None), max(POLICIES, OPERATIONS // problem.size))[0][0].period
 
 
 def _candidates(job: PricedJob, here: Vector, bound: float) -> list[Vector]:

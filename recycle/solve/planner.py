@@ -9,7 +9,6 @@ before anybody sees it, and its figures are the simulator's.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -24,7 +23,6 @@ from recycle.job import Job, PricedJob, price
 from recycle.plans import (
     Move,
     Plan,
-    cache_directory,
     cache_path,
     cached_plan,
     dead_roles,
@@ -33,19 +31,18 @@ from recycle.plans import (
     with_ties,
 )
 from recycle.shape import Worker
-from recycle.solve import exact
 from recycle.solve.adapt import adapt
+from recycle.solve.assignment import assign
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline, Stop
-from recycle.solve.deal import deal
-from recycle.solve.engines import not_installed
-from recycle.solve.found import Progress, is_met
-from recycle.solve.fuse import fuse
+from recycle.solve.exact import time_indexed
+from recycle.solve.fuse_backward import fuse_backward
+from recycle.solve.incumbent import Progress, is_met
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Problem
-from recycle.solve.search import search
-from recycle.solve.starts import starts
-from recycle.solve.template import one_pipeline, spread
+from recycle.solve.search.initial_orders import ALL_POLICIES, initial_orders
+from recycle.solve.search.walks import search
+from recycle.solve.template import copied_to_all, one_pipeline
 
 QUICK_SECONDS = 0.5
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 2.0, 0.6
@@ -72,13 +69,13 @@ def plan(
     With `[planner] move` live workers may change stage first, as `Plan.moves` then says.
 
     Args:
-        quick: the list scheduler only, and nobody moves.
+        quick: the list scheduler only, and no worker moves.
         seconds: wall limit; the job's when left out. Without any dead or slow worker left to re-arrange it stops
             as soon as the bound is met.
         steps: search steps instead of a wall limit; then the result depends on the seed and the steps only.
         processes: searches at once.
         stop: ends the search with the best so far once it is set.
-        progress: told what is going on.
+        progress: called with what is being done and the best period so far.
 
     Raises:
         PlanError: no plan exists (a stage has no live worker, a cap is too small).
@@ -149,15 +146,15 @@ def _plan(
     deadline = Deadline(QUICK_SECONDS if quick else seconds, stop)
     if progress:
         progress("constructing", float("inf"))
-    begins, policy = starts(problem, bound, deadline, 4 if quick else 1 << 30, progress)
-    start = found = begins[0]
+    initial, policy = initial_orders(problem, bound, deadline, 4 if quick else ALL_POLICIES, progress)
+    start = found = initial[0]
     if progress:
         progress("searching", found.period)
     exactly = not quick and steps is None and problem.size <= EXACT_UP_TO
     if not quick:
         found = search(
             problem,
-            begins,
+            initial,
             policy,
             bound,
             steps=steps,
@@ -169,14 +166,15 @@ def _plan(
     if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, bound):
         if progress:
             progress("proving", found.period)
-        solved = exact.solve(problem, found.order, bound, deadline.left)
+        solved = time_indexed.solve(problem, found.order, bound, deadline.left)
         found, bound = replace(found, order=solved.order, period=solved.period), max(bound, solved.bound)
     if not problem.is_exact and found.order != start.order:
         found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
-    schedule = whole.schedule(spread(whole, deal(whole), problem, found.order) if problem is not whole else found.order)
+    order = found.order if problem is whole else copied_to_all(whole, assign(whole), problem, found.order)
+    schedule = whole.schedule(order)
     schedule = with_ties(schedule, job)
     if section.decoupled and not quick:
-        schedule, timeline = fuse(schedule, profile, deadline)
+        schedule, timeline = fuse_backward(schedule, profile, deadline)
     else:
         timeline = simulate(schedule, profile)
     schedule = schedule.with_metadata(planner="recycle")
@@ -196,7 +194,7 @@ def _plan(
             **msgspec.to_builtins(section),
             "quick": quick,
             "search_steps": found.steps,
-            "solver": not_installed("HiGHS") or "HiGHS",
+            "solver": "HiGHS",
         },
     )
 
@@ -214,35 +212,39 @@ def plan_for_training(
     quick: bool = False,
     failed: Iterable[Worker] | None = None,
     like: Schedule | None = None,
+    cache: str | Path | None = None,
 ) -> str:
-    """The plan file's text for a vector that a run needs: from the cache, else planned within about a second.
+    """The plan file's text for a vector that a run needs, planned within about a second unless the cache holds it.
 
-    On the placement of a schedule of the run's own, `like`, it is that schedule adapted (see `solve.adapt`).
-
-    A job that states `steps` gets them, however long they take; `quick` never searches.
-    Nobody moves: the executor has no way to copy a stage to another worker. Top-level and with plain arguments, so that
-    a launcher can run it in a child process.
+    A job that states `steps` gets them, however long they take; `quick` never searches. Nobody moves, since the
+    executor has no way to copy a stage to another worker. The function stands at the top of its module and takes plain
+    arguments, so that a launcher can call it in a child process.
 
     Args:
         failed: the dead workers themselves, for a plan in the names of processes: where peers are not alike a vector
-            does not say enough. It is made for this moment and kept nowhere.
+            does not say enough. Such a plan is never cached.
+        like: a schedule of the run's own, which is adapted on its own placement (see `solve.adapt`).
+        cache: directory of plans that outlive runs, read before planning and written after.
+
+    Raises:
+        PlanError: no plan exists: a stage has no live worker, or a cap is too small.
     """
     if like is not None:
         adapted = adapt(job, like, vector)
         return (adapted if failed is None else adapted.for_processes(failed)).text()
-    vector, cache = tuple(vector), cache_directory(os.environ)
+    seconds = min(TRAINING_SECONDS, job.planner.seconds)
     if failed is not None:
-        hurried = msgspec.structs.replace(job.planner, seconds=min(TRAINING_SECONDS, job.planner.seconds), move=False)
+        hurried = msgspec.structs.replace(job.planner, seconds=seconds, move=False)
         return plan(msgspec.structs.replace(job, planner=hurried), failed, quick=quick).text()
-    thorough = cached_plan(cache_path(cache, job, vector), job, vector)
-    if thorough is not None:
-        return thorough.text()
-    hurried = msgspec.structs.replace(job.planner, seconds=min(TRAINING_SECONDS, job.planner.seconds))
-    job = msgspec.structs.replace(job, planner=hurried)
-    path = cache_path(cache, job, vector)
-    kept = cached_plan(path, job, vector)
-    if kept is None:
-        kept = plan_vector(job, vector, quick)
-        if not quick:
-            keep(kept, path)
-    return kept.text()
+    vector = tuple(vector)
+    hurried_job = msgspec.structs.replace(job, planner=msgspec.structs.replace(job.planner, seconds=seconds))
+    if cache is None:
+        return plan_vector(hurried_job, vector, quick).text()
+    for wanted in (job, hurried_job):
+        kept = cached_plan(cache_path(cache, wanted, vector), wanted, vector)
+        if kept is not None:
+            return kept.text()
+    made = plan_vector(hurried_job, vector, quick)
+    if not quick:
+        keep(made, cache_path(cache, hurried_job, vector))
+    return made.text()

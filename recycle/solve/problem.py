@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
 Operations = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Order = list[list[int]]
 """Operations of each worker, in program order, by worker index; empty for a dead worker."""
 
@@ -36,7 +38,8 @@ _WHOLE: list[type[Instruction]] = [Forward, Backward]
 _SPLIT: list[type[Instruction]] = [Forward, BackwardInput, BackwardWeight]
 _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
-_SLACK = 1e-9
+TOLERANCE = 1e-9
+"""Difference up to which two times, or two numbers of activations, count as equal."""
 SHORTEST, LONGEST = 1e-6, 1e12
 """Times beyond these drown in the tolerances of comparisons, or have sums that are not exact any more."""
 
@@ -47,6 +50,37 @@ def flat(order: Order) -> tuple[Operations, Operations]:
     return np.fromiter(chain.from_iterable(order), np.int64, int(offsets[-1])), offsets
 
 
+class ProblemArrays(NamedTuple):
+    """A problem as the compiled loops read it: S stages, n micro-batches in all, P ranks, W workers.
+
+    Attributes:
+        stages, micro_batches, ranks: S, n and P.
+        split, staggered: as in `Problem`.
+        times: [3 * S], F, I (or B) and W of every stage at speed 1.
+        update_seconds: [P], reduce and step of all stages of a rank.
+        link: time of a transfer.
+        speed: [W], factor on compute times.
+        cap: [W], activations that a worker may hold.
+        stash: share of an activation held between I and W.
+        needs, feeds, wakes: [operations], as in `Problem`.
+    """
+
+    stages: int
+    micro_batches: int
+    ranks: int
+    split: bool
+    staggered: bool
+    times: Floats
+    update_seconds: Floats
+    link: float
+    speed: Floats
+    cap: Floats
+    stash: float
+    needs: Operations
+    feeds: Operations
+    wakes: Operations
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """One planning problem.
@@ -54,8 +88,8 @@ class Problem:
     Attributes:
         shape: size of the job.
         dead: dead workers.
-        forward, backward, weight, finish: times per stage of F, of I (or of the whole B), of W (0 with the backward
-            whole), and of reduce and optimizer step together.
+        forward, backward, weight, update_seconds: times per stage of F, of I (or of the whole B), of W (0 with the
+            backward whole), and of reduce and optimizer step together.
         links: times that a transfer may take, ascending, over all live workers that may hand over to each other.
         speed: factor on the compute times of each worker, by worker index.
         cap: activations (in chunks) that each worker may hold, by worker index; infinite when there is no limit.
@@ -70,7 +104,7 @@ class Problem:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     weight: tuple[float, ...]
-    finish: tuple[float, ...]
+    update_seconds: tuple[float, ...]
     links: tuple[float, ...]
     speed: tuple[float, ...]
     cap: tuple[float, ...]
@@ -94,7 +128,7 @@ class Problem:
         require_hosts(shape, failure_vector(shape, dead))
         if dead and not planner.reroute:
             raise PlanError(
-                f"[planner] reroute: is false, so that nobody may run the micro-batches of {min(dead)} when it is dead;"
+                f"[planner] reroute: is false, so no peer may run the micro-batches of {min(dead)} when it is dead;"
                 f" set reroute = true"
             )
         profile.require(shape)
@@ -119,7 +153,7 @@ class Problem:
             forward=tuple(profile.per_stage("forward", stages)),
             backward=tuple(whole.tolist()),
             weight=tuple(weight.tolist()),
-            finish=tuple(a + b for a, b in zip(reduce, step, strict=True)),
+            update_seconds=tuple(a + b for a, b in zip(reduce, step, strict=True)),
             links=links,
             speed=speed,
             cap=tuple(limits[worker.rank] for worker in shape.workers()),
@@ -177,11 +211,6 @@ class Problem:
         return self.links[-1]
 
     @property
-    def fastest_link(self) -> float:
-        """Time of the fastest transfer, from which bounds are proven."""
-        return self.links[0]
-
-    @property
     def optimizer(self) -> Optimizer:
         return "staggered" if self.staggered else "barrier"
 
@@ -208,6 +237,16 @@ class Problem:
         ]
 
     @cached_property
+    def fastest(self) -> list[float]:
+        """Speed factor of the fastest live worker of each stage."""
+        return [min(self.speed[w] for w in hosts) for hosts in self.hosts]
+
+    @property
+    def hop(self) -> float:
+        """Time of the fastest transfer between neighbouring stages; 0 where one worker hosts them all."""
+        return self.links[0] if self.shape.ranks > 1 else 0.0
+
+    @cached_property
     def peers_are_alike(self) -> bool:
         """Whether all live workers of a stage have the same speed and memory."""
         return all(len({(self.speed[w], self.cap[w]) for w in hosts}) == 1 for hosts in self.hosts)
@@ -215,12 +254,32 @@ class Problem:
     @cached_property
     def times(self) -> npt.NDArray[np.float64]:
         """Times of F, I (or B) and W of every stage, at speed 1."""
-        return np.array([*self.forward, *self.backward, *self.weight])
+        return np.array([*self.forward, *self.backward, *self.weight], dtype=np.float64)
 
     @cached_property
-    def closing(self) -> tuple[float, ...]:
+    def rank_update_seconds(self) -> tuple[float, ...]:
         """Per rank: reduce and step of all its stages, which its workers do one after the other at the end."""
-        return tuple(sum(self.finish[rank :: self.shape.ranks]) for rank in range(self.shape.ranks))
+        return tuple(sum(self.update_seconds[rank :: self.shape.ranks]) for rank in range(self.shape.ranks))
+
+    @cached_property
+    def arrays(self) -> ProblemArrays:
+        """What the compiled loops read."""
+        return ProblemArrays(
+            stages=self.shape.stages,
+            micro_batches=self.micro_batches,
+            ranks=self.shape.ranks,
+            split=self.split,
+            staggered=self.staggered,
+            times=self.times,
+            update_seconds=np.array(self.rank_update_seconds, dtype=np.float64),
+            link=float(self.link),
+            speed=np.array(self.speed, dtype=np.float64),
+            cap=np.array(self.cap, dtype=np.float64),
+            stash=float(self.stash),
+            needs=self.needs,
+            feeds=self.feeds,
+            wakes=self.wakes,
+        )
 
     @cached_property
     def is_exact(self) -> bool:
@@ -230,9 +289,10 @@ class Problem:
     @cached_property
     def grain(self) -> float:
         """The largest unit in which all times are whole, so that every makespan is too; 0 if there is none."""
-        times = [t * speed for t in self.times.tolist() for speed in set(self.speed)] + [*self.finish, *self.links]
+        times = [t * speed for t in self.times.tolist() for speed in set(self.speed)]
+        times += [*self.update_seconds, *self.links]
         for factor in _FACTORS:
-            if all(abs(t * factor - round(t * factor)) < _SLACK for t in times):
+            if all(abs(t * factor - round(t * factor)) < TOLERANCE for t in times):
                 return (gcd(*(round(t * factor) for t in times)) or 1) / factor
         return 0.0
 
@@ -247,7 +307,7 @@ class Problem:
             forward=counted(self.forward),
             backward=counted(self.backward),
             weight=counted(self.weight),
-            finish=counted(self.finish),
+            update_seconds=counted(self.update_seconds),
             links=counted(self.links),
         )
 

@@ -30,7 +30,7 @@ from recycle.solve.deadline import Deadline
 from recycle.solve.normalize import StageBounds, cheapest
 from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
-from recycle.solve.starts import starts
+from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.template import one_pipeline
 from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.setting import Setting
@@ -350,7 +350,7 @@ def _period(problem: Problem) -> float:
     if not problem.dead and problem.peers_are_alike:
         problem = one_pipeline(problem, problem.shape.micro_batches)
     policies = max(1, min(POLICIES, OPERATIONS // problem.size))
-    return starts(problem, closed_form(problem), Deadline(None), policies)[0][0].period
+    return initial_orders(problem, closed_form(problem), Deadline(None), policies)[0][0].period
 
 
 def _misfit(setting: Setting) -> DoesNotFit | None:

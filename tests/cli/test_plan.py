@@ -373,35 +373,6 @@ def test_a_manifest_of_another_job_counts_for_nothing_but_is_kept(run, tmp_path)
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.columns")} == before
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("absent", "bound"), [(("highspy",), 27), (("mip",), 28), (("numba",), 28), (("highspy", "mip", "numba"), 27)]
-)
-def test_without_a_solver_the_best_plan_comes_with_the_gap_that_can_be_proven(tmp_path, absent, bound):
-    (tmp_path / "job.toml").write_text(WORKED_EXAMPLE.replace("limit = 6", "limit = 5").replace("400000", "40000"))
-    hidden = "".join(f"sys.modules[{module!r}] = None\n" for module in absent)  # as if it were not installed
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{hidden}")
-    code = "from recycle.cli import main; main(['plan', 'job.toml', '--failed', '1.2', '-o', 'p.json', '--json'])"
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = done.stderr.splitlines()
-    assert [line.split(":")[1].strip() for line in said] == [f"{module} is not installed" for module in absent]
-    assert all("pip install" in line for line in said)
-    planned = json.loads(done.stdout)
-    assert done.returncode == 0
-    assert planned["gap"] == pytest.approx(planned["period"] / planned["lower_bound"] - 1)
-    assert planned["period"] >= 28
-    assert planned["lower_bound"] == bound
-    assert check(Schedule.load(tmp_path / "p.json"), limits=[5.0] * 4) == []
-
-
 def test_help_has_an_example(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["plan", "--help"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from recycle import Job
+from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import ForkServer
 from recycle.ir.schedule import Schedule
-from recycle.solve.planner import plan_for_training
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import Run
 

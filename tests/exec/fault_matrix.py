@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import KINDS, PHASES, FaultKind, parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
-from recycle.solve.planner import plan_for_training
 from tests.exec.runs import job
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"

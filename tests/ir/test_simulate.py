@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import JobError, Link, Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
-from recycle.ir import graph
+from recycle.ir import compiled
 from recycle.ir.dependencies import Cause
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.instruction import Backward, Forward
@@ -273,7 +273,8 @@ def test_the_compiled_loops_time_schedules_as_the_plain_ones_do_to_the_last_bit(
         profile = random_profile(rng, schedule)
         results = []
         for compile_from in (10**9, 0):
-            monkeypatch.setattr(graph, "COMPILE_FROM", compile_from)
+            monkeypatch.setattr(compiled, "_compiled", {})
+            monkeypatch.setattr(compiled, "COMPILE_FROM", compile_from)
             timeline = simulate(schedule, profile)
             results.append((*(a.tobytes() for a in (timeline.start, timeline.end, timeline.last)), timeline.period))
         assert results[0] == results[1]

@@ -118,27 +118,25 @@ def test_a_quick_plan_takes_under_a_second():
     assert planned.period <= 73
 
 
-def test_the_tiny_job_is_planned_for_training_within_five_seconds(monkeypatch, tmp_path):
-    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path))
+def test_the_tiny_job_is_planned_for_training_within_five_seconds(tmp_path):
     tiny = job(3, 2, 2, 3)
     begun = time.monotonic()
-    texts = {vector: plan_for_training(tiny, vector) for vector in likely_vectors(tiny.shape, 1)}
+    texts = {vector: plan_for_training(tiny, vector, cache=tmp_path) for vector in likely_vectors(tiny.shape, 1)}
     assert time.monotonic() - begun < 5.0
     assert {v: Plan.from_text(text).period for v, text in texts.items()} == {(0, 0): 7, (1, 0): 9, (0, 1): 9}
-    assert len(list((tmp_path / "plans").glob("*.json"))) == 3
-    assert plan_for_training(tiny, (1, 0)) == texts[1, 0]  # from the cache, seconds included
+    assert len(list(tmp_path.glob("*.json"))) == 3
+    assert plan_for_training(tiny, (1, 0), cache=tmp_path) == texts[1, 0]  # from the cache, seconds included
     assert pickle.loads(pickle.dumps(plan_for_training)) is plan_for_training
 
 
-def test_a_broken_cache_file_is_planned_again(monkeypatch, tmp_path):
-    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path))
+def test_a_broken_cache_file_is_planned_again(tmp_path):
     tiny = job(3, 2, 2, 3)
-    text = plan_for_training(tiny, (1, 0))
-    (path,) = (tmp_path / "plans").glob("*.json")
+    text = plan_for_training(tiny, (1, 0), cache=tmp_path)
+    (path,) = tmp_path.glob("*.json")
     forged = text.replace("0F0.0 ", "", 1)
-    for broken in (text[: len(text) // 2], "", "[]", forged, plan_for_training(tiny, (0, 1))):
+    for broken in (text[: len(text) // 2], "", "[]", forged, plan_for_training(tiny, (0, 1), cache=tmp_path)):
         path.write_text(broken)
-        assert Plan.from_text(plan_for_training(tiny, (1, 0))).vector == (1, 0)
+        assert Plan.from_text(plan_for_training(tiny, (1, 0), cache=tmp_path)).vector == (1, 0)
 
 
 def test_a_vector_that_leaves_no_host_is_refused():
@@ -161,8 +159,7 @@ def test_workers_change_stage_where_the_job_lets_them():
     assert plan(job(4, 4, 8, 7, steps=200), [Worker(0, 1), Worker(1, 1)]).moves == ()
 
 
-def test_a_plan_for_training_moves_nobody(monkeypatch, tmp_path):
-    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path))
+def test_a_plan_for_training_moves_nobody():
     planned = Plan.from_text(plan_for_training(job(4, 4, 8, 7, steps=50, move=True), (0, 2, 0, 0)))
     assert (planned.vector, planned.moves) == ((0, 2, 0, 0), ())
 

@@ -3,20 +3,22 @@ from hypothesis import assume, given, settings
 
 from recycle.ir.check import check
 from recycle.shape import Worker
-from recycle.solve.construct import construct, portfolio
-from recycle.solve.deal import deal
+from recycle.solve.assignment import assign
 from recycle.solve.problem import Problem
-from recycle.solve.template import one_pipeline, spread
-from recycle.solve.timing import time_order
+from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
+from recycle.solve.search.timing import time_order
+from recycle.solve.template import copied_to_all, one_pipeline
 from tests.solve.jobs import job, small_jobs
 
 
 def copied(problem):
     """(the template's period, the order of the whole)."""
-    dealt = deal(problem)
-    template = one_pipeline(problem, dealt.slots)
-    order = min((construct(template, policy) for policy in list(portfolio(template))[:8]), key=period_in(template))
-    return time_order(template, order).period, spread(problem, dealt, template, order)
+    assignment = assign(problem)
+    template = one_pipeline(problem, assignment.slots)
+    order = min(
+        (schedule_by_policy(template, policy) for policy in list(portfolio(template))[:8]), key=period_in(template)
+    )
+    return time_order(template, order).period, copied_to_all(problem, assignment, template, order)
 
 
 def period_in(problem):
@@ -40,5 +42,5 @@ def test_with_ample_memory_it_takes_what_a_pipeline_with_so_many_micro_batches_d
     """7 stages between: a fault-free pipeline of m micro-batches needs 3 m and the trip less its forwards."""
     problem = Problem.of(job(8, 4, 8, 64), [Worker(k, 1) for k in range(dead)])
     period, order = copied(problem)
-    assert deal(problem).slots == slots
+    assert assign(problem).slots == slots
     assert time_order(problem, order).period <= period == 3 * slots

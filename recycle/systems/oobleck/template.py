@@ -25,10 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from recycle.solve.compiled import as_lists, compiled
-
-PLAIN_UNTIL = 30_000
-"""Divisions up to which loading the compiled loop costs more than running it in plain Python."""
+from recycle.ir.compiled import run
 
 
 @dataclass(frozen=True)
@@ -79,13 +76,8 @@ def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> 
     table = (most + 1, count + 1, count + 1)
     total, slowest, rest = (np.full(table, np.inf) for _ in range(3))
     where, cut, left = (np.zeros(table, dtype=np.int64) for _ in range(3))
-    arguments: list[Any] = [ends, most, sosp, total, slowest, rest, where, cut, left]
-    if count**3 * most**2 // 24 > PLAIN_UNTIL:
-        compiled(_divide)(*arguments)
-    else:
-        arguments = as_lists(arguments)
-        _divide(*arguments)
-    total, cut, left = arguments[3], arguments[7], arguments[8]
+    divisions = count**3 * most**2 // 24
+    _, *_, total, _, _, _, cut, left = run(_divide, divisions, ends, most, sosp, total, slowest, rest, where, cut, left)
 
     def cuts(stages: int, first: int, last: int) -> list[int]:
         if stages == 1:

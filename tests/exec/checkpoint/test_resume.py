@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from recycle import Job, JobError, RunError
+from recycle.cli.planner import plan_for_training
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.faults.faults import parse_fault
@@ -26,7 +27,6 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.processes.processes import ForkServer
 from recycle.job import price
-from recycle.solve.planner import plan_for_training
 from tests.exec.runs import job, kinds, processes_writing_below
 
 pytestmark = pytest.mark.process

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Profile, Shape, lower, simulate
+from recycle.ir import compiled
 from recycle.ir.families import one_f_one_b
-from recycle.systems.oobleck import template
 from recycle.systems.oobleck.template import template_seconds, templates
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
@@ -90,6 +90,7 @@ def test_equal_layers_are_cut_evenly() -> None:
 
 def test_compiled_and_plain_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [1.0, 3.0, 2.0, 2.0, 1.0, 4.0, 1.0]
+    monkeypatch.setattr(compiled, "_compiled", {})
     plain = templates(layers, 7)
-    monkeypatch.setattr(template, "PLAIN_UNTIL", 0)
+    monkeypatch.setattr(compiled, "COMPILE_FROM", 0)
     assert templates(layers, 7) == plain

@@ -13,7 +13,7 @@ from recycle import Schedule, Worker, check, lower
 from recycle.errors import PlanError
 from recycle.job import Job
 from recycle.plans import PlanLibrary
-from recycle.solve.library import plan_library
+from recycle.solve.library.filling import plan_library
 from recycle.solve.planner import plan
 from tests.viz.components import canvases, of_type, plain, words
 from viz.pages.plans_page import BUTTONS, PlansPage

@@ -1,0 +1,64 @@
+"""Loops that run as they are on small inputs, and compiled by numba on large ones.
+
+A kernel is a function over arrays, numbers and named tuples of these. Importing numba and loading a compiled kernel
+takes about a second, so a small input runs in plain Python, over lists, which plain Python indexes several times
+faster than arrays. Both give the same result to the last bit. numba keeps compiled code on disk beside the source and
+looks at the kernel's own file alone to see whether it has changed, so a kernel and the functions that it calls stand
+in one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+COMPILE_FROM = 50_000
+"""Operations from which loading a compiled kernel costs less than running it in plain Python."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_helpers: list[Callable[..., Any]] = []
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def called_by_kernels(function: Function) -> Function:
+    """Mark a function that kernels call, so that numba compiles it with them."""
+    _helpers.append(function)
+    return function
+
+
+def load(*kernels: Callable[..., Any]) -> None:
+    """Compile these kernels, for a caller who is about to run them very often; `run` uses the compiled ones then."""
+    import numba
+    from numba.extending import register_jitable
+
+    while _helpers:
+        register_jitable(_helpers.pop())
+    for kernel in kernels:
+        if kernel not in _compiled:
+            _compiled[kernel] = numba.njit(cache=True)(kernel)
+
+
+def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[Any, ...]:
+    """Run a kernel, compiled if it is loaded or the input is large.
+
+    Args:
+        operations: about how many steps the kernel will take, for this decision.
+        arguments: of the kernel; arrays, numbers, and named tuples of these.
+
+    Returns:
+        (what the kernel returned, its arguments after the run): outputs are lists where it ran in plain Python.
+    """
+    if kernel not in _compiled and operations >= COMPILE_FROM:
+        load(kernel)
+    if kernel in _compiled:
+        return _compiled[kernel](*arguments), *arguments
+    lists = [_as_lists(argument) for argument in arguments]
+    return kernel(*lists), *lists
+
+
+def _as_lists(argument: Any) -> Any:
+    if isinstance(argument, np.ndarray):
+        return argument.tolist()
+    return type(argument)(*map(_as_lists, argument)) if isinstance(argument, tuple) else argument

@@ -1,0 +1,127 @@
+"""The assignment of micro-batches to hosts: which live worker runs each one at each stage, and in which slot.
+
+Where peers are alike, an iteration is cut into slots. In each slot every pipeline runs at most one micro-batch, and no
+more pipelines run one than the stage with the fewest live workers has: so at each stage the micro-batches of dead
+workers find a live worker whose own pipeline runs nothing in the slot, and no worker has two in one slot. The pipelines
+with most left to do go first, which gives the fewest slots possible, ceil(D m / fewest live workers), and spreads what
+is re-routed evenly over time and peers. With slow workers, or several chunks per worker, each goes to the host that
+would be done with it first; and a slow worker keeps only as many of its own as it is done with by then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from recycle.solve.problem import Operations, Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """A host for every (stage, micro-batch), and a slot for every micro-batch.
+
+    Attributes:
+        host: worker of each (stage, micro-batch), by index, flat; its home if that lives and is not too slow.
+        slot: place of each micro-batch in the iteration, from 0 on.
+    """
+
+    host: Operations
+    slot: Operations
+
+    @property
+    def slots(self) -> int:
+        return int(self.slot.max()) + 1
+
+
+@lru_cache(maxsize=2)
+def assign(problem: Problem) -> Assignment:
+    """The hosts and slots of all micro-batches. The latest problems' are kept, as every order begins with them."""
+    shape, stages = problem.shape, problem.shape.stages
+    homes = np.arange(shape.pipelines)[None, :] * shape.ranks + np.arange(stages)[:, None] % shape.ranks
+    host = np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
+    index = np.arange(problem.micro_batches) % shape.micro_batches
+    if not problem.dead and problem.peers_are_alike:
+        return Assignment(host.ravel(), index)
+    if not problem.peers_are_alike or shape.chunks > 1:
+        _by_load(problem, host)
+        return Assignment(host.ravel(), index)
+    slots = _slots(problem)
+    slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
+    due = [0] * shape.pipelines
+    live = [{worker // shape.ranks for worker in hosts} for hosts in problem.hosts]
+    taken = np.zeros((shape.ranks, shape.pipelines), dtype=np.int64)  # over all chunks of a worker
+    for place, running in enumerate(slots):
+        idle = set(range(shape.pipelines)) - set(running)
+        for s in range(stages):
+            rank = s % shape.ranks
+            without_home = [k for k in running if k not in live[s]]
+            if without_home:
+                free = sorted(idle & live[s], key=lambda h: (taken[rank, h], h))
+                for k, h in zip(without_home, free, strict=False):
+                    host[s, k, due[k]] = h * shape.ranks + rank
+                    taken[rank, h] += 1
+        for k in running:
+            slot[k, due[k]] = place
+            due[k] += 1
+    return Assignment(host.ravel(), slot.ravel())
+
+
+def _slots(problem: Problem) -> list[list[int]]:
+    """The pipelines that run a micro-batch in each slot."""
+    pipelines = problem.shape.pipelines
+    most = min(len(hosts) for hosts in problem.hosts)
+    left = [problem.shape.micro_batches] * pipelines
+    slots: list[list[int]] = []
+    while any(left):
+        by_need = sorted(range(pipelines), key=lambda k: (-left[k], (k - len(slots)) % pipelines))
+        running = sorted(k for k in by_need[:most] if left[k])
+        for k in running:
+            left[k] -= 1
+        slots.append(running)
+    return slots
+
+
+def _by_load(problem: Problem, host: Operations) -> None:
+    """Micro-batches of dead workers, and those that a slow one had better not run, in the order in which they come.
+
+    So no host gets two at once, and each is done with its share as early as the others.
+    """
+    shape = problem.shape
+    units = np.zeros(shape.worker_count, dtype=np.int64)  # over all chunks of a worker
+    for s, live in enumerate(problem.hosts):
+        kept = _kept(problem, live, units)
+        moved = [(j, w // shape.ranks) for w in live for j in _evenly(shape.micro_batches, kept[w])]
+        units[live] += [kept[w] for w in live]
+        load = [(problem.speed[w] * (int(units[w]) + 1), place, w) for place, w in enumerate(live)]
+        heapq.heapify(load)
+        dead = set(range(shape.pipelines)) - {w // shape.ranks for w in live}
+        for j, k in sorted([*product(range(shape.micro_batches), dead), *moved]):
+            finished, place, w = heapq.heappop(load)
+            host[s, k, j] = w
+            units[w] += 1
+            heapq.heappush(load, (finished + problem.speed[w], place, w))
+
+
+def _kept(problem: Problem, live: list[int], units: Operations) -> dict[int, int]:
+    """How many of its own micro-batches each host keeps when each goes to the host that is done with it first."""
+    m = problem.shape.micro_batches
+    if not problem.reroute or len({problem.speed[w] for w in live}) == 1:
+        return dict.fromkeys(live, m)
+    counts = dict.fromkeys(live, 0)
+    # of hosts that would be done at the same time, one that still has a micro-batch of its own goes first
+    load = [(problem.speed[w] * (int(units[w]) + 1), False, place, w) for place, w in enumerate(live)]
+    heapq.heapify(load)
+    for _ in range(problem.micro_batches):
+        finished, _, place, w = heapq.heappop(load)
+        counts[w] += 1
+        heapq.heappush(load, (finished + problem.speed[w], counts[w] >= m, place, w))
+    return {w: min(m, count) for w, count in counts.items()}
+
+
+def _evenly(count: int, kept: int) -> list[int]:
+    """The indices of `count` micro-batches that go away when `kept` stay, evenly spread."""
+    return [j for j in range(count) if (j + 1) * kept // count == j * kept // count]

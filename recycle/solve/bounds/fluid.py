@@ -1,0 +1,252 @@
+"""A lower bound from a linear program: one iteration as a fluid that flows through a few stages and back.
+
+For each host group, `done(kind, t)` is how many operations of a kind are processed by time t, parts of running ones
+included. Every schedule gives such functions, whatever its assignment and order, and they obey
+
+    rate       the sum over kinds of time * (done(t') - done(t)) is at most hosts * (t' - t)
+    order      what needs an operation that ends `gap` earlier: next(t) <= done(t - gap - min(time, next's time)),
+               as a running operation cannot be further than the same share of its predecessor, that much earlier
+    memory     forwards(t) <= slots + (1 - stash) * inputs(t - min(F, I)) + stash * weights(t - min(F, W)): the rule
+               started F - freed <= slots, averaged over the F time before t, where done is the average of started
+    sharing    of n hosts alike one gets at least ceil(micro-batches / n), so the others together at most the rest.
+
+Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is the first start at the first of them
+(with the barrier: at stage 0), so done(0) = 0. If no such fluid is through with that stage's last micro-batch
+at T - update_seconds, then E - S of that stage is more than T, and so is the period. Sampled on a grid, a function is
+replaced by its value at the next grid point, which only weakens the rows. A solver proposes multipliers; the proof is
+weak duality, computed here from the rows, so that neither its tolerances nor its limits can make a bound wrong.
+
+Limits: one chunk per worker; windows of the other stages are left out with the staggered optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil, floor
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.solve.problem import TOLERANCE, Floats, Problem
+
+POINTS = 40
+"""Grid points at either end of the window, and between: what decides lies in warm-up and drain."""
+MOST_RAISES = 8
+"""Linear programs per chain of stages."""
+MOST_ITERATIONS = 100
+"""Of the interior point method, per program."""
+Integers = npt.NDArray[np.int64]
+
+
+def raise_bound(problem: Problem, bound: float, chains: Iterable[tuple[int, ...]]) -> float:
+    """`bound`, or the larger one that the fluid through one of the chains of stages proves.
+
+    Args:
+        bound: a proven lower bound on the period.
+        chains: stages in ascending order; with the barrier only those from stage 0 on count.
+    """
+    if problem.shape.chunks > 1:
+        return bound
+    for stages in chains:
+        if problem.staggered or stages[0] == 0:
+            bound = _climb(problem, bound, stages)
+    return bound
+
+
+def _climb(problem: Problem, bound: float, stages: tuple[int, ...]) -> float:
+    """Windows `bound + k * step`: up by what the micro-batches left over take at the mean rate, then bisection.
+
+    Among whole times the smallest E - S of one stage is whole, since starts rounded down are a schedule still: above
+    a whole window that is too short it is at least one more.
+    """
+    whole, n = problem.is_integral, problem.micro_batches
+    step = max(1.0, floor(problem.unit / 8)) if whole else problem.unit / 8
+    short = lowest = -1 if whole else 0
+    enough: int | None = None
+    k = short + 1
+    for _ in range(MOST_RAISES):
+        window = bound + k * step
+        left = n - through(problem, window, stages)
+        if left > 1e-6:
+            short = k
+            k += max(1, int(left / n * window / step))
+        else:
+            enough = k
+        if enough is not None:
+            if enough - short <= 1:
+                break
+            k = (short + enough) // 2
+    return bound if short == lowest else bound + short * step + whole
+
+
+def through(problem: Problem, window: float, stages: Sequence[int]) -> float:
+    """No more micro-batches than this can be through with the first of `stages` within `window` of its first start."""
+    fluid = _FluidRelaxation(problem, window, stages)
+    fluid.add_groups()
+    fluid.add_ways()
+    fluid.add_goal()
+    return fluid.most()
+
+
+def grid(problem: Problem, end: float) -> Floats:
+    """Times from 0 to `end`: close together in warm-up and drain, wide apart between."""
+    times = [t for t in problem.times.tolist() if t > 0] or [1.0]
+    step = max(min(times) / 4, problem.shape.stages * problem.unit / POINTS)
+    if problem.is_integral:
+        step = max(1.0, ceil(step - TOLERANCE))
+    if 2 * POINTS * step >= end:
+        return np.append(np.arange(0, end - TOLERANCE, step), end)
+    near = np.arange(POINTS) * step
+    between = np.linspace(near[-1], end - near[-1], POINTS)
+    return np.concatenate([near, between[1:-1], end - near[::-1]])
+
+
+class _FluidRelaxation:
+    """The linear program: a column for each (group, kind, grid point), rows `coefficients * columns <= most`.
+
+    A group is (stage, its hosts, micro-batches it may have at most).
+    """
+
+    def __init__(self, problem: Problem, window: float, stages: Sequence[int]) -> None:
+        self.problem, self.window, self.stages = problem, window, stages
+        counted = stages[:1] if problem.staggered else stages
+        self.ends = {s: window - problem.update_seconds[s] for s in counted}
+        self.times = grid(problem, max(max(self.ends.values()), problem.unit))
+        self.points = len(self.times)
+        self.groups: list[tuple[int, list[int], int]] = []
+        for s in stages:
+            self.groups += _host_groups(problem, s)
+        self.goal = len(self.groups) * problem.kinds * self.points
+        self.rows: list[Integers] = []
+        self.columns: list[Integers] = []
+        self.coefficients: list[Floats] = []
+        self.limits: list[Floats] = []
+        self.row_count = 0
+
+    def add_groups(self) -> None:
+        """What each group obeys on its own: monotone, rate, order, memory."""
+        problem, kinds = self.problem, self.problem.kinds
+        before, after = np.arange(self.points - 1), np.arange(1, self.points)
+        for g, (s, hosts, _) in enumerate(self.groups):
+            base = problem.times.reshape(3, -1)[:, s]
+            rate = []
+            for kind in range(kinds):
+                self._add([(before, self._at(g, kind, before), 1.0), (before, self._at(g, kind, after), -1.0)], 0.0)
+                rate.append((before, self._at(g, kind, after), base[kind]))
+                rate.append((before, self._at(g, kind, before), -base[kind]))
+            self._add(rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in hosts))
+            if kinds == 3:
+                self._follow([(g, 2)], [(g, 1, 1.0, self._least(s, 1, s, 2))], 0.0)
+            self._add_memory(g)
+
+    def _add_memory(self, g: int) -> None:
+        problem, (s, hosts, most) = self.problem, self.groups[g]
+        stash = problem.stash if problem.split else 0.0
+        caps = [min(problem.cap[w], float(most)) for w in hosts]
+        slots = sum(floor(cap + TOLERANCE) for cap in caps) if stash in (0.0, 1.0) else sum(caps)
+        if slots < most:
+            freed = [
+                (g, kind, share, self._least(s, 0, s, kind)) for kind, share in ((1, 1 - stash), (2, stash)) if share
+            ]
+            self._follow([(g, 0)], freed, slots)
+
+    def add_ways(self) -> None:
+        """Forwards from each chosen stage to the next, inputs back, and from each through the rest of the model."""
+        problem, hop = self.problem, self.problem.hop
+        for near, far in zip(self.stages, self.stages[1:], strict=False):
+            here, there = self._of(near), self._of(far)
+            gaps = [(far - near) * hop + sum(self._time(j, k) for j in range(near + 1, far)) for k in (0, 1)]
+            out, back = gaps[0] + self._least(near, 0, far, 0), gaps[1] + self._least(near, 1, far, 1)
+            self._follow([(g, 0) for g in there], [(g, 0, 1.0, out) for g in here], 0.0)
+            self._follow([(g, 1) for g in here], [(g, 1, 1.0, back) for g in there], 0.0)
+        for s in self.stages:
+            rest = range(s + 1, problem.shape.stages)
+            turn = sum(self._time(j, 0) + self._time(j, 1) + 2 * hop for j in rest) + self._least(s, 0, s, 1)
+            for g in self._of(s):
+                self._follow([(g, 1)], [(g, 0, 1.0, turn)], 0.0)
+
+    def add_goal(self) -> None:
+        """The goal is at most what every counted stage has done by its end; no stage has more than there is."""
+        n, kind, one = self.problem.micro_batches, self.problem.kinds - 1, np.zeros(1, dtype=np.int64)
+        for s in self.stages:
+            self._add([(one, self._at(g, 0, one + self.points - 1), 1.0) for g in self._of(s)], float(n))
+        for s, end in self.ends.items():
+            at = one + min(int(np.searchsorted(self.times, end - TOLERANCE)), self.points - 1)
+            self._add([(one, one + self.goal, 1.0), *((one, self._at(g, kind, at), -1.0) for g in self._of(s))], 0.0)
+
+    def most(self) -> float:
+        """An upper bound on the goal by weak duality, from whatever multipliers the solver ends with."""
+        import highspy
+
+        rows, columns = np.concatenate(self.rows), np.concatenate(self.columns)
+        coefficients, limits = np.concatenate(self.coefficients), np.concatenate(self.limits)
+        count = self.goal + 1
+        highest = np.full(count, float(self.problem.micro_batches))
+        for g, (_, _, most) in enumerate(self.groups):
+            for kind in range(self.problem.kinds):
+                highest[self._at(g, kind, np.arange(self.points))] = most
+                highest[self._at(g, kind, np.zeros(1, dtype=np.int64))] = 0
+        gain = np.zeros(count)
+        gain[self.goal] = 1.0
+        by_column = np.argsort(columns, kind="stable")
+        program = highspy.HighsLp()
+        program.num_col_, program.num_row_ = count, self.row_count
+        program.col_cost_, program.col_lower_, program.col_upper_ = -gain, np.zeros(count), highest
+        program.row_lower_, program.row_upper_ = np.full(self.row_count, -highspy.kHighsInf), limits
+        program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        program.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(columns, minlength=count))])
+        program.a_matrix_.index_, program.a_matrix_.value_ = rows[by_column], coefficients[by_column]
+        solver = highspy.Highs()
+        solver.silent()
+        solver.setOptionValue("threads", 1)
+        solver.setOptionValue("parallel", "off")
+        solver.setOptionValue("solver", "ipx")
+        solver.setOptionValue("run_crossover", "off")
+        solver.setOptionValue("ipm_iteration_limit", MOST_ITERATIONS)
+        solver.passModel(program)
+        solver.run()
+        multipliers = np.maximum(0.0, -np.array(solver.getSolution().row_dual))
+        if len(multipliers) != self.row_count:
+            return float(highest[self.goal])
+        left = gain - np.bincount(columns, weights=coefficients * multipliers[rows], minlength=count)
+        return float(limits @ multipliers + np.maximum(0.0, left) @ highest)
+
+    def _of(self, stage: int) -> list[int]:
+        return [g for g, (s, _, _) in enumerate(self.groups) if s == stage]
+
+    def _at(self, group: int, kind: int, point: Integers) -> Integers:
+        return (group * self.problem.kinds + kind) * self.points + point
+
+    def _time(self, stage: int, kind: int) -> float:
+        return float(self.problem.times[kind * self.problem.shape.stages + stage]) * self.problem.fastest[stage]
+
+    def _least(self, stage: int, kind: int, other: int, other_kind: int) -> float:
+        return min(self._time(stage, kind), self._time(other, other_kind))
+
+    def _follow(self, nexts: list[tuple[int, int]], before: list[tuple[int, int, float, float]], more: float) -> None:
+        """Rows: at every point the sum over `nexts` <= `more` + that over (group, kind, share, lag) so much earlier."""
+        points = np.arange(self.points)
+        terms: list[tuple[Integers, Integers, float]] = [(points, self._at(g, kind, points), 1.0) for g, kind in nexts]
+        for g, kind, share, lag in before:
+            earlier = np.searchsorted(self.times, self.times - lag - TOLERANCE)
+            begun = np.flatnonzero(earlier > 0)
+            terms.append((begun, self._at(g, kind, earlier[begun]), -share))
+        self._add(terms, np.full(self.points, float(more)))
+
+    def _add(self, terms: list[tuple[Integers, Integers, float]], most: float | Floats) -> None:
+        count = 1 + max(int(rows.max()) for rows, _, _ in terms if len(rows))
+        for rows, columns, coefficient in terms:
+            self.rows.append(self.row_count + rows)
+            self.columns.append(columns)
+            self.coefficients.append(np.full(len(rows), coefficient))
+        self.limits.append(np.broadcast_to(np.asarray(most, dtype=np.float64), (count,)))
+        self.row_count += count
+
+
+def _host_groups(problem: Problem, stage: int) -> list[tuple[int, list[int], int]]:
+    """The hosts of a stage: one that gets an even share at least, and the others; in one group where they differ."""
+    hosts, n = problem.hosts[stage], problem.micro_batches
+    alike = len({(problem.speed[w], problem.cap[w]) for w in hosts}) == 1
+    if len(hosts) == 1 or not alike or n % len(hosts) == 0:
+        return [(stage, hosts, n)]
+    return [(stage, hosts[:1], n), (stage, hosts[1:], n - ceil(n / len(hosts)))]

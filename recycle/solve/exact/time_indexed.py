@@ -1,0 +1,381 @@
+"""The exact model of a small problem: routes, orders and stage windows all free, so that what it proves holds for all.
+
+Time is cut into the largest unit that makes every time whole, and for one period T after the other, from the bound
+upwards, an integer program asks whether some schedule has it. Variables `by[x, w, t]`: operation x has started on w by
+slot t; they never fall, so that each row needs few of them:
+
+    route      a micro-batch of a dead worker has all its operations on one live peer; one whose home lives stays there
+    order      what needs an operation has started only as long ago as that one has ended, and the link has been passed
+    capacity   at most one operation of a worker runs in a slot
+    memory     forwards started - freed <= slots, where I frees 1 - stash and W (or B) the rest
+    window     staggered: a stage's work lies in [open, open + T - u], with u its reduce and step, and `open` free but
+               for stage 0, where it is 0; that is the same as E_s - S_w <= T for each of its hosts; barrier: all work
+               lies in [0, T - u]
+
+Micro-batches of one pipeline are alike, so that symmetric copies are cut away: up to the first dead stage of a pipeline
+its forwards go by index, in a pipeline without dead workers everything does, and pipelines whose workers are alike
+start in order. (Exchanging what two micro-batches do from some point on keeps a schedule one as long as they share
+every host before it.) Starts may be whole: rounding down keeps a schedule of a whole period. A staggered period may
+also lie between whole ones, a mean over at most as many stages as there are; so a proof that T is out of reach raises
+the bound to T + 1 / stages, and the word "optimal" is about whole periods.
+
+Written with python-mip and solved by HiGHS. Limits: one chunk per worker; links of one time for the bound to rise;
+times with a common unit; sizes that a solver can take, which ends at about a hundred operations and 30 slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+from time import monotonic
+from typing import Any
+
+from recycle.solve.exact import child
+from recycle.solve.problem import TOLERANCE, Order, Problem
+from recycle.solve.search.timing import time_order
+
+MOST_VARIABLES = 60_000
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What the exact model came to.
+
+    Attributes:
+        order: never worse than the start.
+        period: its period by right-shift.
+        bound: proven lower bound on the period, the given one or better.
+        status: "optimal" (no whole period below is possible), "feasible" (a better order may exist), "infeasible: ..."
+            with the stage and the resource that is too small for any order, "not modelled", or "too large".
+    """
+
+    order: Order
+    period: float
+    bound: float
+    status: str
+
+
+def solve(
+    problem: Problem,
+    start: Order,
+    bound: float,
+    seconds: float,
+    *,
+    most: int = MOST_VARIABLES,
+) -> Solved:
+    """The best order over all routes and orders, or what `seconds` of wall time prove about it.
+
+    Args:
+        start: a complete order within the caps.
+        bound: a proven lower bound on the period.
+        most: variables above which nothing is tried.
+    """
+    period = time_order(problem, start).period
+    lacking = _lacking(problem)
+    if lacking:
+        return Solved(start, period, bound, f"infeasible: {lacking}")
+    unit = problem.grain
+    if not unit or problem.shape.chunks > 1 or len(problem.links) > 1:
+        return Solved(start, period, bound, "not modelled")
+    first, last = ceil(bound / unit - TOLERANCE), ceil(period / unit - TOLERANCE) - 1
+    if first > last:
+        return Solved(start, period, bound, "optimal")
+    if TimeGrid(problem, unit, last).variables > most:
+        return Solved(start, period, bound, "too large")
+    for slots, starts in child.ask(__name__, (problem, unit, first, last, seconds), seconds):
+        if starts is None:
+            bound = max(bound, slots * unit + (unit / problem.shape.stages if problem.staggered else unit))
+            continue
+        order = _order(problem, starts)
+        found = time_order(problem, order).period
+        if found < period - TOLERANCE and problem.is_within_caps(order):
+            start, period = order, found
+    closed = ceil(period / unit - TOLERANCE) == ceil(bound / unit - TOLERANCE)
+    return Solved(start, period, bound, "optimal" if closed else "feasible")
+
+
+def _lacking(problem: Problem) -> str | None:
+    for s, hosts in enumerate(problem.hosts):
+        if not hosts:
+            return f"stage {s}, workers: none is alive"
+        for w in hosts:
+            if problem.cap[w] < 1:
+                worker = f"{w // problem.shape.ranks}.{w % problem.shape.ranks}"
+                return f"stage {s}, memory: worker {worker} may hold {problem.cap[w]:g} activations and needs 1"
+    return None
+
+
+def _order(problem: Problem, starts: list[list[int]]) -> Order:
+    """`starts`: (slot, operation, worker) of every operation."""
+    order: Order = [[] for _ in problem.cap]
+    for _, x, w in sorted(starts):
+        order[w].append(x)
+    return order
+
+
+@dataclass(frozen=True)
+class TimeGrid:
+    """The slots that every operation may start in, under a period of `slots` slots.
+
+    Operations of a micro-batch of a dead worker have the same window on all their hosts, by the fastest of them.
+    """
+
+    problem: Problem
+    unit: float
+    slots: int
+
+    @property
+    def plane(self) -> int:
+        return self.problem.shape.stages * self.problem.micro_batches
+
+    def hosts(self, x: int) -> list[int]:
+        """Workers that may run an operation: its home if that lives, else its peers."""
+        shape = self.problem.shape
+        stage, g = divmod(x % self.plane, self.problem.micro_batches)
+        home = g // shape.micro_batches * shape.ranks + stage
+        return [home] if home in self.problem.hosts[stage] else self.problem.hosts[stage]
+
+    def length(self, x: int, worker: int) -> int:
+        n = self.problem.micro_batches
+        return round(self.problem.duration(x // self.plane, x // n % self.problem.shape.stages, worker) / self.unit)
+
+    def shortest(self, x: int) -> int:
+        return min(self.length(x, w) for w in self.hosts(x))
+
+    def update_slots(self, stage: int) -> int:
+        return round(self.problem.update_seconds[stage] / self.unit)
+
+    @property
+    def link(self) -> int:
+        return round(self.problem.link / self.unit)
+
+    @cached_property
+    def after(self) -> list[tuple[int, int, int]]:
+        """(x, y, slots): y starts so much after x ends: dependencies, and the order of what is alike."""
+        edges = []
+        needs = zip(self.problem.needs.tolist(), self.problem.needs_here.tolist(), strict=True)
+        for y, (across, here) in enumerate(needs):
+            edges += [(across, y, self.link)] * (across >= 0) + [(here, y, 0)] * (here >= 0)
+        return edges + [(x, y, 0) for x, y in self.in_line]
+
+    @cached_property
+    def in_line(self) -> list[tuple[int, int]]:
+        """(x, y) on one worker each, x before y without loss."""
+        problem, m, n = self.problem, self.problem.shape.micro_batches, self.problem.micro_batches
+        pairs = []
+        for k in range(problem.shape.pipelines):
+            until = self.first_dead(k)
+            whole = until == problem.shape.stages
+            mine = range(k * m, k * m + m)
+            for row in range(problem.kinds * problem.shape.stages if whole else until):
+                pairs += [(row * n + g, row * n + h) for g, h in pairwise(mine)]
+            for s in range(problem.shape.stages if whole and problem.stash == 1 else 0):
+                slots = int(min(problem.cap[k * problem.shape.ranks + s], m) + TOLERANCE)
+                freed = (problem.kinds - 1) * self.plane + s * n
+                pairs += [(freed + g, s * n + g + slots) for g in mine if g + slots < k * m + m]
+        return pairs
+
+    @cached_property
+    def level(self) -> list[tuple[int, int]]:
+        """(x, y): y does not start before x without loss; on any workers."""
+        problem, m, n = self.problem, self.problem.shape.micro_batches, self.problem.micro_batches
+        pairs: list[tuple[int, int]] = []
+        alike: dict[Any, list[int]] = {}
+        for k in range(problem.shape.pipelines):
+            until = self.first_dead(k)
+            if until < problem.shape.stages:
+                pairs += [(until * n + g, until * n + g + 1) for g in range(k * m, k * m + m - 1)]
+            workers = range(k * problem.shape.ranks, (k + 1) * problem.shape.ranks)
+            figures = tuple((w in problem.hosts[s], problem.speed[w], problem.cap[w]) for s, w in enumerate(workers))
+            alike.setdefault(figures, []).append(k * m)
+        return pairs + [pair for firsts in alike.values() for pair in pairwise(firsts)]
+
+    def first_dead(self, pipeline: int) -> int:
+        ranks = self.problem.shape.ranks
+        dead = (s for s in range(ranks) if pipeline * ranks + s not in self.problem.hosts[s])
+        return next(dead, ranks)
+
+    @property
+    def windows(self) -> list[range]:
+        """Slots in which each operation may start."""
+        return self.heads_and_tails[0]
+
+    @property
+    def opens(self) -> list[range]:
+        """Slots in which each stage's window may open."""
+        return self.heads_and_tails[1]
+
+    @cached_property
+    def heads_and_tails(self) -> tuple[list[range], list[range]]:
+        """(windows of the operations, of the stages' openings), tightened against each other until nothing moves."""
+        problem, stages, n = self.problem, self.problem.shape.stages, self.problem.micro_batches
+        stage = [x // n % stages for x in range(problem.size)]
+        earliest, latest = [0] * problem.size, [2 * self.slots] * problem.size
+        opening = [(2 * self.slots if problem.staggered and s else 0) for s in range(stages)]
+        before = None
+        while before != (earliest, latest, opening):
+            before = (list(earliest), list(latest), list(opening))
+            for x, y, gap in self.after:
+                step = self.shortest(x) + gap
+                earliest[y] = max(earliest[y], earliest[x] + step)
+                latest[x] = min(latest[x], latest[y] - step)
+            for x, y in self.level:
+                earliest[y] = max(earliest[y], earliest[x])
+                latest[x] = min(latest[x], latest[y])
+            for x, s in enumerate(stage):
+                latest[x] = min(latest[x], opening[s] + self.slots - self.update_slots(s) - self.shortest(x))
+                opening[s] = min(opening[s], latest[x])
+            if any(first > last for first, last in zip(earliest, latest, strict=True)):
+                break
+        windows = [range(first, last + 1) for first, last in zip(earliest, latest, strict=True)]
+        opens = [
+            range(min(earliest[s * n : s * n + n]) * problem.staggered, last + 1) for s, last in enumerate(opening)
+        ]
+        return windows, [range(1), *opens[1:]]
+
+    @property
+    def variables(self) -> int:
+        return sum(len(window) * len(self.hosts(x)) for x, window in enumerate(self.windows))
+
+
+class _Program:
+    """The integer program of one grid, in python-mip."""
+
+    def __init__(self, grid: TimeGrid) -> None:
+        import mip
+
+        self.mip, self.grid = mip, grid
+        self.model = mip.Model(solver_name="HiGHS")
+        self.model.verbose = 0
+        self.model.threads = 1
+        self.variables: list[Any] = []
+        self.by = {(x, w): self._steps(len(window)) for x, window in enumerate(grid.windows) for w in grid.hosts(x)}
+        self.open = [self._steps(len(opens) - 1) for opens in grid.opens]
+        self._routes()
+        for x, y, gap in grid.after:
+            self._follows(x, y, gap)
+        for x, y in grid.level:
+            self._follows(x, y, None)
+        for w in sorted({w for hosts in grid.problem.hosts for w in hosts}):
+            self._worker(w)
+        if grid.problem.staggered:
+            self._windows()
+
+    def solved(self, seconds: float) -> tuple[bool | None, list[tuple[int, int, int]]]:
+        """(whether a schedule exists, None if time ran out; its (slot, operation, worker))."""
+        known = self.mip.OptimizationStatus
+        status = self.model.optimize(max_seconds=seconds, max_solutions=1)
+        if status in (known.INFEASIBLE, known.INT_INFEASIBLE, known.UNBOUNDED):
+            return False, []  # nothing is unbounded here: HiGHS does not always tell the two apart
+        if status not in (known.OPTIMAL, known.FEASIBLE):
+            return None, []
+        starts = []
+        for (x, w), steps in self.by.items():
+            late = sum(self.variables[step].x < 0.5 for step in steps)
+            if late < len(steps):
+                starts.append((self.grid.windows[x][0] + late, x, w))
+        return True, starts
+
+    def _steps(self, count: int) -> list[int]:
+        """So many new binaries that never fall, by index."""
+        first = len(self.variables)
+        self.variables += [self.model.add_var(var_type=self.mip.BINARY) for _ in range(count)]
+        steps = list(range(first, first + count))
+        for earlier, later in pairwise(steps):
+            self._row([(1, later), (-1, earlier)], ">", 0)
+        return steps
+
+    def _row(self, terms: Iterable[tuple[float, int | None]], sense: str, constant: float) -> None:
+        """The sum of coefficient * variable is at most, at least or equal to `constant`; None stands for 0.
+
+        A variable's coefficients are summed here, as python-mip keeps only the last when one is named twice.
+        """
+        summed: dict[int, float] = {}
+        for coefficient, variable in terms:
+            if variable is not None:
+                summed[variable] = summed.get(variable, 0) + coefficient
+        summed = {variable: coefficient for variable, coefficient in summed.items() if coefficient}
+        if summed:
+            named = [self.variables[variable] for variable in summed]
+            self.model += self.mip.LinExpr(named, list(summed.values()), -constant, sense)
+
+    def _started(self, x: int, w: int, slot: int) -> int | None:
+        """Whether x has started on w by `slot`."""
+        window, steps = self.grid.windows[x], self.by[x, w]
+        return None if slot < window[0] else steps[min(slot, window[-1]) - window[0]]
+
+    def _ended(self, x: int, w: int, slot: int) -> int | None:
+        return self._started(x, w, slot - self.grid.length(x, w))
+
+    def _routes(self) -> None:
+        plane = self.grid.plane
+        for x in range(self.grid.problem.size):
+            hosts = self.grid.hosts(x)
+            if x < plane:
+                self._row([(1, self.by[x, w][-1]) for w in hosts], "=", 1)
+            else:
+                for w in hosts:
+                    self._row([(1, self.by[x, w][-1]), (-1, self.by[x % plane, w][-1])], "=", 0)
+
+    def _follows(self, x: int, y: int, gap: int | None) -> None:
+        """y has started by a slot only if x has ended `gap` slots before; if None, only if x has started."""
+        window = self.grid.windows[y]
+        for slot in window:
+            terms: list[tuple[float, int | None]] = [(1, self._started(y, w, slot)) for w in self.grid.hosts(y)]
+            for w in self.grid.hosts(x):
+                terms.append((-1, self._started(x, w, slot) if gap is None else self._ended(x, w, slot - gap)))
+            self._row(terms, "<", 0)
+
+    def _worker(self, w: int) -> None:
+        """Work within one period; capacity and memory of one worker in every slot."""
+        grid, problem = self.grid, self.grid.problem
+        n, plane, stage = problem.micro_batches, grid.plane, w % problem.shape.ranks
+        mine = [x for x in range(plane) if x // n == stage and w in grid.hosts(x)]
+        rows = [x + kind * plane for x in mine for kind in range(problem.kinds)]
+        work: list[tuple[float, int | None]] = [(grid.length(x, w), self.by[x, w][-1]) for x in rows]
+        self._row(work, "<", grid.slots - grid.update_slots(stage))
+        stash = problem.stash if problem.split else 0.0
+        for slot in range(min(grid.windows[x][0] for x in rows), max(grid.windows[x][-1] for x in rows) + 1):
+            running = [(1.0, self._started(x, w, slot)) for x in rows]
+            self._row(running + [(-1.0, self._ended(x, w, slot)) for x in rows], "<", 1)
+            if problem.cap[w] < len(mine):
+                held = [(1.0, self._started(x, w, slot)) for x in mine]
+                held += [(stash - 1, self._ended(x + plane, w, slot)) for x in mine]
+                held += [(-stash, self._ended(x + 2 * plane, w, slot)) for x in mine if stash]
+                self._row(held, "<", problem.cap[w] + TOLERANCE)
+
+    def _windows(self) -> None:
+        """No start before its stage's window opens, no end after it has closed."""
+        grid, n = self.grid, self.grid.problem.micro_batches
+        last = (grid.problem.kinds - 1) * grid.plane
+        for s, opens in enumerate(grid.opens):
+            length = grid.slots - grid.update_slots(s)
+            for slot, is_open in zip(opens, self.open[s], strict=False):
+                for x in range(s * n, s * n + n):
+                    hosts = grid.hosts(x)
+                    self._row([(-1, is_open), *((1, self._started(x, w, slot)) for w in hosts)], "<", 0)
+                    ended = [(1, self._ended(last + x, w, slot + length)) for w in hosts]
+                    self._row([(-1, is_open), *ended], ">", 0)
+
+
+def _answers(problem: Problem, unit: float, first: int, last: int, seconds: float) -> None:
+    """Ask for one period after the other; answer (slots, None if no schedule has that period, else its starts)."""
+    deadline = monotonic() + seconds
+    for slots in range(first, last + 1):
+        grid = TimeGrid(problem, unit, slots)
+        if any(not window for window in (*grid.windows, *grid.opens)):
+            child.answer((slots, None))
+            continue
+        exists, starts = _Program(grid).solved(max(0.1, deadline - monotonic()))
+        if exists is None:
+            return
+        child.answer((slots, starts if exists else None))
+        if exists:
+            return
+
+
+if __name__ == "__main__":
+    child.serve(_answers)

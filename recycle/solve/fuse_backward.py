@@ -1,0 +1,73 @@
+"""Selective decoupling: where splitting the backward pass does not pay, its halves become one B again.
+
+A W that follows its own I at once gains something only if another stage uses the gradient meanwhile. Running the two as
+one B saves the cost of the split (kept inputs, a second pass over the layers), and holds the same memory. So each stage
+whose pairs can be fused without a longer period is fused; the first one always can, as no stage waits for its I.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
+from recycle.ir.schedule import Schedule
+from recycle.ir.simulate import TOLERANCE, Timeline, simulate
+from recycle.profile import Profile
+from recycle.solve.deadline import Deadline
+
+Rows = npt.NDArray[np.int64]
+
+
+def fuse_backward(schedule: Schedule, profile: Profile, deadline: Deadline) -> tuple[Schedule, Timeline]:
+    """`schedule` with every stage fused that this does not slow down, and its timeline.
+
+    Args:
+        schedule: compute-only.
+        deadline: stages that could not be tried by then stay as they are.
+    """
+    best, kept = simulate(schedule, profile), schedule
+    pairs = _pairs(schedule)
+    if not len(pairs):
+        return kept, best
+    stage = schedule.columns.stage[pairs]
+    everywhere = _fused(schedule, pairs)
+    timeline = simulate(everywhere, profile)
+    if _no_longer(timeline, best):
+        return everywhere, timeline
+    chosen = np.empty(0, dtype=np.int64)
+    for s in np.unique(stage).tolist():
+        if deadline.is_over:
+            break
+        more = np.concatenate([chosen, pairs[stage == s]])
+        fused = _fused(schedule, more)
+        timeline = simulate(fused, profile)
+        if _no_longer(timeline, best):
+            chosen, kept, best = more, fused, timeline
+    return kept, best
+
+
+def _no_longer(timeline: Timeline, than: Timeline) -> bool:
+    return timeline.period <= than.period * (1 + TOLERANCE) and timeline.makespan <= than.makespan * (1 + TOLERANCE)
+
+
+def _pairs(schedule: Schedule) -> Rows:
+    """Rows of each I whose W is the next instruction of its worker."""
+    c = schedule.columns
+    same = (c.kind[:-1] == BackwardInput.kind) & (c.kind[1:] == BackwardWeight.kind)
+    for column in (c.worker, c.stage, c.pipeline, c.index):
+        same &= column[:-1] == column[1:]
+    return np.flatnonzero(same)
+
+
+def _fused(schedule: Schedule, pairs: Rows) -> Schedule:
+    """The schedule with a B in place of each of these I and of the W behind it."""
+    c = schedule.columns
+    kind = c.kind.copy()
+    kind[pairs] = Backward.kind
+    keep = np.ones(len(c), dtype=np.bool_)
+    keep[pairs + 1] = False
+    offsets = np.concatenate([[0], np.cumsum(keep)])[c.offsets]
+    return replace(schedule, columns=replace(c, kind=kind).take(np.flatnonzero(keep), offsets))

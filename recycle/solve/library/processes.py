@@ -1,0 +1,97 @@
+"""A function over many tasks, several processes at a time, which end at any moment and leave nothing behind.
+
+The standard pools either wait for what is running when they are stopped, or hang when a child is killed. Here each
+child has one pipe: a dead child is the end of its pipe, and a child whose parent is gone finds the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeVar
+
+from recycle.errors import PlanError, RecycleError
+
+Result = TypeVar("Result")
+
+
+def map_unordered(
+    function: Callable[..., Result], tasks: Iterator[tuple[Any, ...]], processes: int
+) -> Iterator[tuple[tuple[Any, ...], Result]]:
+    """(task, `function(*task)`) for every task, as they are done.
+
+    Args:
+        function: a module-level function; it and what it takes and gives can be pickled.
+        tasks: asked for the next task only when a process is free for it.
+        processes: with fewer than two all is done here.
+
+    Raises:
+        PlanError: a child was killed, for want of memory most likely.
+        RecycleError: what `function` raised.
+    """
+    if processes < 2:
+        for task in tasks:
+            yield task, function(*task)
+        return
+    context = multiprocessing.get_context("spawn")
+    children: dict[Connection, SpawnProcess] = {}
+    busy: dict[Connection, tuple[Any, ...]] = {}
+    try:
+        idle: list[Connection] = []
+        while True:
+            while len(busy) < processes:
+                try:
+                    task = next(tasks)
+                except StopIteration:
+                    break
+                if not idle:
+                    ours, theirs = context.Pipe()
+                    child = context.Process(target=_work, args=(theirs, function), daemon=True)
+                    child.start()
+                    theirs.close()
+                    children[ours] = child
+                    idle.append(ours)
+                connection = idle.pop()
+                connection.send(task)
+                busy[connection] = task
+            if not busy:
+                return
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                try:
+                    outcome = ready.recv()
+                except EOFError:
+                    children[ready].join()
+                    raise PlanError(
+                        f"a planning process ended with {children[ready].exitcode}; is there enough memory for"
+                        f" {processes} processes?"
+                    ) from None
+                task = busy.pop(ready)
+                idle.append(ready)
+                if isinstance(outcome, RecycleError):
+                    raise outcome
+                yield task, outcome
+    finally:
+        for child in children.values():
+            child.kill()
+        for connection, child in children.items():
+            child.join()
+            connection.close()
+
+
+def _work(connection: Connection, function: Callable[..., Any]) -> None:
+    """The child: one task after the other. Ctrl-C is for the parent, which ends its children."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        try:
+            outcome = function(*task)
+        except RecycleError as error:
+            outcome = error
+        connection.send(outcome)

@@ -1,0 +1,304 @@
+"""The event loop of list scheduling: whenever a worker falls idle, a rule chooses what it runs next.
+
+The loop keeps the clock, what has arrived at each worker, and how many activations each worker holds. Two rules choose:
+
+    by policy     F, I or W by fixed preferences of each stage (`list_scheduling.Policy`), each queue by priority
+    by priority   the ready operation of the lowest priority; a worker may wait idle for a more urgent one that is
+                  known to arrive soon (a parallel schedule generation scheme by latest start times)
+
+Assumptions: a transfer takes `link` seconds, and any number of them travel at once; a worker's W run in the order of
+their backward passes. When memory is tested for a forward, one slot is set aside for each deeper chunk of the worker,
+without which a forward could wait for ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+from recycle.errors import PlanError
+from recycle.ir.compiled import called_by_kernels, run
+from recycle.solve.problem import Floats, Operations, Order, Problem, ProblemArrays
+from recycle.solve.search.random_numbers import draw
+
+SAME_INSTANT = 1e-12
+"""Seconds within which events count as one instant."""
+UNLIMITED = 1 << 30
+
+
+class Rule(NamedTuple):
+    """How an idle worker chooses.
+
+    Attributes:
+        priority: of each operation, the lowest first. By policy it orders each queue; by priority it decides alone.
+        by_priority: 1 for the rule by priority, 0 for the rule by policy.
+        hold, weights, forward_first, weight_first: [stages]; see `list_scheduling.Policy`.
+        noise: share of the choices by policy that are taken at random.
+        random: [1], state of the random generator.
+        patience, weight_patience: seconds that an F or I, and a W, stands back for a more urgent operation that is on
+            its way; by priority only.
+    """
+
+    priority: Floats
+    by_priority: int
+    hold: Operations
+    weights: Operations
+    forward_first: Operations
+    weight_first: Operations
+    noise: float
+    random: Operations
+    patience: float
+    weight_patience: float
+
+
+class Queues(NamedTuple):
+    """What every worker can run, holds and runs, while the loop is at work.
+
+    A lane is one stage of one worker, and has a queue of F and a queue of backward passes. L is the number of lanes.
+
+    Attributes:
+        host: [stages * micro-batches], worker of each (stage, micro-batch).
+        lanes: [L + 1], where the (stage, micro-batch) of each lane begin.
+        line: [2 * stages * micro-batches], the F of all lanes, then the backward passes, of each lane by priority.
+        place: the inverse of `line`.
+        ready: [2 * stages * micro-batches], 1 at the place of each operation that has arrived and not begun.
+        head, tail: [2 * L], bounds on the ready places of each queue.
+        waiting: [stages * micro-batches], the W that each worker may run, from its first lane's begin on.
+        waiting_head, waiting_tail: [workers], how many of these it has begun, and how many there are.
+        held: [workers], activations in memory.
+        in_flight: [workers], micro-batches between F and backward.
+        running: [workers], the operation at work, -1 if none.
+        expected, urgency: [2 * workers], when the most urgent F, and backward, that has been announced arrives at each
+            worker, and its priority.
+        woken, is_woken: [workers], the workers to ask at this instant, and 1 for each of them.
+        begun: [operations], in the order in which they begin: the result.
+    """
+
+    host: Operations
+    lanes: Operations
+    line: Operations
+    place: Operations
+    ready: Operations
+    head: Operations
+    tail: Operations
+    waiting: Operations
+    waiting_head: Operations
+    waiting_tail: Operations
+    held: Floats
+    in_flight: Operations
+    running: Operations
+    expected: Floats
+    urgency: Floats
+    woken: Operations
+    is_woken: Operations
+    begun: Operations
+
+
+def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: Rule) -> Order:
+    """The order that the event loop makes; complete and within the caps.
+
+    Args:
+        arrays: the problem's, perhaps with other times.
+        host: worker of each (stage, micro-batch), flat.
+
+    Raises:
+        PlanError: the loop comes to a halt, since no activation fits that could go on. It never does where chunk c of
+            rank r is on stage c * P + r.
+    """
+    queues = _queues(problem, host, rule.priority)
+    done, *_, after = run(list_schedule, problem.size, arrays, rule, queues)
+    if done < problem.size:
+        raise PlanError("[memory] limit: list scheduling comes to a halt for want of memory; raise the limit")
+    begun = np.array(after.begun, dtype=np.int64)
+    worker = host[begun % len(host)]
+    ends = np.cumsum(np.bincount(worker, minlength=problem.shape.worker_count))[:-1]
+    return [part.tolist() for part in np.split(begun[np.argsort(worker, kind="stable")], ends)]
+
+
+def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
+    shape, plane = problem.shape, len(host)
+    workers, count = shape.worker_count, shape.worker_count * shape.chunks
+    lane = host * shape.chunks + np.repeat(np.arange(shape.stages) // shape.ranks, problem.micro_batches)
+    lanes = np.concatenate([[0], np.cumsum(np.bincount(lane, minlength=count))])
+    line = np.concatenate([np.lexsort((priority[k * plane : (k + 1) * plane], lane)) + k * plane for k in (0, 1)])
+    place = np.empty(2 * plane, dtype=np.int64)
+    place[line] = np.arange(2 * plane)
+
+    def zeros(length: int) -> Operations:
+        return np.zeros(length, dtype=np.int64)
+
+    return Queues(
+        host=host,
+        lanes=lanes,
+        line=line,
+        place=place,
+        ready=zeros(2 * plane),
+        head=np.concatenate([lanes[:-1], plane + lanes[:-1]]),
+        tail=zeros(2 * count) - 1,
+        waiting=zeros(plane),
+        waiting_head=zeros(workers),
+        waiting_tail=zeros(workers),
+        held=np.zeros(workers),
+        in_flight=zeros(workers),
+        running=zeros(workers) - 1,
+        expected=np.full(2 * workers, -1.0),
+        urgency=np.zeros(2 * workers),
+        woken=zeros(workers),
+        is_woken=zeros(workers),
+        begun=zeros(problem.size),
+    )
+
+
+def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
+    """The kernel: runs the clock until nothing is left to happen; returns how many operations have begun.
+
+    An event is (time, code): operation `code` arrives at its worker, or, below 0, worker -code - 1 falls idle.
+    """
+    # fields are bound to names here and not read in the loop, where each reading would count references
+    n, ranks, stash, split, link = problem.micro_batches, problem.ranks, problem.stash, problem.split, problem.link
+    times, speed, cap, wakes = problem.times, problem.speed, problem.cap, problem.wakes
+    priority, hold, weights, by_priority = rule.priority, rule.hold, rule.weights, rule.by_priority
+    forward_first, weight_first, noise, random = rule.forward_first, rule.weight_first, rule.noise, rule.random
+    host, lanes, line, place = queues.host, queues.lanes, queues.line, queues.place
+    ready, head, tail = queues.ready, queues.head, queues.tail
+    waiting, waiting_head, waiting_tail = queues.waiting, queues.waiting_head, queues.waiting_tail
+    held, in_flight, running, begun = queues.held, queues.in_flight, queues.running, queues.begun
+    expected, urgency, woken, is_woken = queues.expected, queues.urgency, queues.woken, queues.is_woken
+    plane = problem.stages * n
+    chunks = problem.stages // ranks
+    count_of_lanes = len(lanes) - 1
+    workers = len(held)
+    events = [(0.0, g) for g in range(n)]
+    heapq.heapify(events)
+    done = 0
+    while len(events) > 0:
+        now = events[0][0]
+        count = 0
+        # --- what happens at this instant
+        while len(events) > 0 and events[0][0] <= now + SAME_INSTANT:
+            code = heapq.heappop(events)[1]
+            if code < 0:
+                w = -code - 1
+                x = running[w]
+                running[w] = -1
+                if x >= 2 * plane:
+                    held[w] -= stash
+                elif x >= plane:
+                    in_flight[w] -= 1
+                    held[w] -= 1.0 - stash if split else 1.0
+                    if split:
+                        waiting[lanes[w * chunks] + waiting_tail[w]] = x + plane
+                        waiting_tail[w] += 1
+                code = wakes[x]
+                if not is_woken[w]:
+                    is_woken[w] = 1
+                    woken[count] = w
+                    count += 1
+                if code < 0:
+                    continue
+                if link > 0.0 and host[code % plane] != w:
+                    heapq.heappush(events, (now + link, code))
+                    continue
+            w = host[code % plane]
+            kind = code // plane
+            k = place[code]
+            lane = kind * count_of_lanes + w * chunks + code % plane // n // ranks
+            ready[k] = 1
+            head[lane] = min(head[lane], k)
+            tail[lane] = max(tail[lane], k)
+            if not is_woken[w]:
+                is_woken[w] = 1
+                woken[count] = w
+                count += 1
+        for entry in range(count):
+            w = woken[entry]
+            is_woken[w] = 0
+            if running[w] >= 0:
+                continue
+            # --- the first forward that memory admits, the first backward, and the oldest W
+            s = w % ranks
+            forward = -1
+            backward = -1
+            is_blocked = False
+            for chunk in range(chunks - 1, -1, -1):
+                deeper = chunks - 1 - chunk
+                lane = w * chunks + chunk
+                k = _first_ready(ready, head, tail, lane)
+                if k >= 0 and in_flight[w] < hold[s + chunk * ranks] - deeper:
+                    if held[w] + 1.0 > cap[w] - deeper + 1e-9:
+                        is_blocked = True
+                    elif forward < 0 or priority[line[k]] < priority[forward]:
+                        forward = line[k]
+                k = _first_ready(ready, head, tail, count_of_lanes + lane)
+                if k >= 0 and (backward < 0 or priority[line[k]] < priority[backward]):
+                    backward = line[k]
+            pending = waiting_tail[w] - waiting_head[w]
+            weight = waiting[lanes[w * chunks] + waiting_head[w]] if pending > 0 else -1
+            # --- the choice
+            if by_priority:
+                x = forward
+                if backward >= 0 and (x < 0 or priority[backward] < priority[x]):
+                    x = backward
+                if weight >= 0 and (x < 0 or priority[weight] < priority[x]):
+                    x = weight
+                until = now + (rule.patience if x < 2 * plane else rule.weight_patience)
+                for kind in range(2 if x >= 0 else 0):
+                    k = kind * workers + w
+                    is_soon = now + 1e-9 < expected[k] <= until
+                    if is_soon and urgency[k] < priority[x] and (kind == 1 or held[w] + 1.0 <= cap[w] + 1e-9):
+                        x = -1  # it stands back for what is on its way
+                        break
+            else:
+                has_room = pending < weights[s] or pending == 0
+                x = weight
+                if forward >= 0 and forward_first[s]:
+                    x = forward if has_room else weight
+                elif is_blocked and forward < 0 and weight_first[s] and pending > 0:
+                    x = weight
+                elif backward >= 0:
+                    x = backward
+                elif forward >= 0 and has_room:
+                    x = forward
+                if noise > 0.0 and x >= 0 and (draw(random) >> 8) % 10000 < noise * 10000:
+                    other = (draw(random) >> 8) % 3
+                    if other == 0 and forward >= 0:
+                        x = forward
+                    elif other == 1 and backward >= 0:
+                        x = backward
+                    elif other == 2 and weight >= 0:
+                        x = weight
+            if x < 0:
+                continue
+            # --- it begins
+            kind = x // plane
+            if kind == 2:
+                waiting_head[w] += 1
+            else:
+                ready[place[x]] = 0
+            if kind == 0:
+                held[w] += 1.0
+                in_flight[w] += 1
+            running[w] = x
+            begun[done] = x
+            done += 1
+            until = now + times[x // n] * speed[w]
+            heapq.heappush(events, (until, -w - 1))
+            after = wakes[x]
+            if by_priority and after >= 0 and host[after % plane] != w:
+                k = after // plane * workers + host[after % plane]
+                if expected[k] <= now + 1e-9 or priority[after] < urgency[k]:
+                    expected[k] = until + link
+                    urgency[k] = priority[after]
+    return done
+
+
+@called_by_kernels
+def _first_ready(ready: Operations, head: Operations, tail: Operations, lane: int) -> int:
+    """The place of the first ready operation of a queue, -1 if there is none."""
+    k = head[lane]
+    while k <= tail[lane] and ready[k] == 0:
+        k += 1
+    head[lane] = k
+    return k if k <= tail[lane] else -1

@@ -1,0 +1,109 @@
+"""Improvement: simulated annealing of an order, operation by operation, in rounds that ask for smaller periods.
+
+The result depends on the start, the seed and the number of steps only, unless the deadline cuts the search short.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from recycle.solve.deadline import Deadline
+from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.problem import Order, Problem
+from recycle.solve.search.annealing import Annealed, anneal
+from recycle.solve.search.kernels import load_if_worth_it
+from recycle.solve.search.timing import time_order
+
+HEATS = ((0.15, 0.03), (0.1, 0.02))
+"""First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""
+LONGEST, LONGEST_WORK = 600_000, 240_000_000
+"""Moves of a round at most, and moves times operations, so that it takes about a second; shorter ones gain less."""
+ROUNDS = 6
+"""Rounds into which the moves that are left are divided at most, unless the longest round ends before."""
+PARTS, LEAST_PART = 8, 2_000
+"""Parts of a round at most, and the moves of each at least."""
+PATIENCE = 6
+"""Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
+
+
+def improve(
+    problem: Problem,
+    start: Incumbent,
+    bound: float,
+    *,
+    steps: int,
+    seed: int = 0,
+    deadline: Deadline | None = None,
+    patience: int | None = None,
+    progress: Progress | None = None,
+) -> Incumbent:
+    """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
+
+    Args:
+        start: where to begin; the result is never worse.
+        bound: a proven lower bound; a period that meets it ends the search.
+        steps: moves in all rounds together.
+        patience: rounds of full length without a better period after which to stop; by the size when left out.
+    """
+    deadline = deadline or Deadline(None)
+    patience = max(PATIENCE, problem.size // 100) if patience is None else patience
+    longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
+    length, spent, idle, turn = min(2_000, longest), 0, 0, 0
+    load_if_worth_it(problem, min(steps, 4 * longest) // 100, deadline)
+    best, due = start, time_order(problem, start.order).due
+    order, order_due = best.order, due
+    while spent < steps and idle < patience and not is_met(problem, best.period, bound) and not deadline.is_over:
+        target = _target(problem, best.period, bound)
+        if turn % 5 == 4:
+            order, order_due = best.order, due
+        begun = time.monotonic()
+        size = min(length, steps - spent)
+        result = _round(problem, order, order_due, target, size, seed, turn, deadline)
+        order, order_due, spent, turn = result.order, result.due, spent + result.steps, turn + 1
+        timing = time_order(problem, order)
+        if result.met or timing.period < best.period - 1e-9:
+            best, due, idle = Incumbent(order, min(target if result.met else best.period, timing.period)), order_due, 0
+            if timing.period <= best.period + 1e-9:
+                due = order_due = timing.due
+        else:
+            idle += length >= longest
+            # a round that is cut short has not cooled down, so the next has to fit into the time that is left
+            moves_per_second = result.steps / max(time.monotonic() - begun, 1e-6)
+            moves_left = min(max(0.0, deadline.left) * moves_per_second, steps - spent)
+            length = int(min(max(2 * length, moves_left / ROUNDS), longest, moves_left))
+            if length < 10:
+                break
+        if progress:
+            progress("searching", best.period)
+    return replace(best, steps=start.steps + spent)
+
+
+def _round(
+    problem: Problem,
+    order: Order,
+    due: list[float],
+    target: float,
+    steps: int,
+    seed: int,
+    turn: int,
+    deadline: Deadline,
+) -> Annealed:
+    """One round, from hot to cold, in parts, between which the deadline can end it."""
+    hot, cold = HEATS[turn % len(HEATS)]
+    parts = min(PARTS, 1 + steps // LEAST_PART)
+    spent, result = 0, Annealed(order, due, False, 0)
+    for part in range(parts):
+        size = (part + 1) * steps // parts - spent
+        first, last = (hot * (cold / hot) ** (share / parts) for share in (part, part + 1))
+        part_seed = (seed * 1_000_003 + turn * 7_919 + part * 104_729 + 17) % 2_147_483_647
+        result = anneal(problem, result.order, result.due, target, steps=size, seed=part_seed, hot=first, cold=last)
+        spent += result.steps
+        if result.met or deadline.is_over:
+            break
+    return replace(result, steps=spent)
+
+
+def _target(problem: Problem, period: float, bound: float) -> float:
+    """The period to look for next: a good part of the gap less, an eighth of an operation at least."""
+    return max(bound, period - max(problem.grain, problem.unit / 8, (period - bound) / 8))

@@ -1,0 +1,122 @@
+"""Policy search: change the list scheduler's policy a little, again and again, and keep what is not worse.
+
+What changes: caps on what is in flight, W that may wait, preferences of runs of stages, hosts of re-routed
+micro-batches, and a little noise. Depends on nothing but the seed and the number of steps, unless the deadline cuts the
+search short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from recycle.solve.deadline import Deadline
+from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.problem import Problem
+from recycle.solve.search.event_loop import UNLIMITED
+from recycle.solve.search.kernels import load_if_worth_it
+from recycle.solve.search.list_scheduling import Policy, groups, schedule_by_policy
+from recycle.solve.search.timing import time_order
+
+LEADS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -1.0)
+"""Places, in micro-batch indices, by which re-routed micro-batches may be moved up."""
+SWAPS = 40
+"""Exchanges of hosts that a policy holds at most."""
+_PER_STAGE = ("hold", "hold", "weights", "forward_first", "weight_first")
+"""What a policy says per stage; the hold matters most."""
+
+
+def vary_policy(
+    problem: Problem,
+    start: Incumbent,
+    policy: Policy,
+    bound: float,
+    *,
+    steps: int,
+    seed: int,
+    deadline: Deadline,
+    progress: Progress | None = None,
+) -> Incumbent:
+    """Local search over policies: change a few things at random, keep what is not worse."""
+    random = Random(seed)
+    load_if_worth_it(problem, steps, deadline)
+    best, current, current_period = start, policy, start.period
+    for step in range(steps):
+        if deadline.is_over or is_met(problem, best.period, bound):
+            return replace(best, steps=step)
+        candidate = _neighbour(problem, current, random)
+        noise = random.choice((0.0, 0.0, 0.02, 0.1))
+        order = schedule_by_policy(problem, candidate, noise=noise, seed=random.randrange(1 << 30))
+        period = time_order(problem, order).period
+        if period <= current_period:
+            current, current_period = candidate, period
+            if period < best.period:
+                best = Incumbent(order, period)
+        if progress:
+            progress("searching", best.period)
+    return replace(best, steps=steps)
+
+
+def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
+    """The policy with one to three things changed, each for one stage, a run of stages or all of them.
+
+    Neighbouring stages want like values: what one lets through, the next has to take.
+    """
+    lists: dict[str, list[Any]] = {name: list(getattr(policy, name)) for name in _PER_STAGE}
+    for _ in range(random.choice((1, 1, 2, 3))):
+        name = random.choice(_PER_STAGE)
+        span = _some_stages(problem.shape.stages, random)
+        if name in ("forward_first", "weight_first"):
+            lists[name][span.start : span.stop] = [random.random() < 0.5] * len(span)
+        elif name == "weights" or problem.shape.chunks == 1:
+            _change(lists[name], span, problem.shape.stages, name == "weights", random)
+    swaps = policy.swaps
+    if problem.dead and random.random() < 0.2:
+        swaps = (*swaps, *_swap(problem, random))[-SWAPS:]
+    lead = random.choice(LEADS) if random.random() < 0.15 else policy.lead
+    evenness = policy.evenness
+    if not problem.is_even and random.random() < 0.15:
+        evenness = random.choice((0.0, 0.25, 0.5, 0.75, 1.0))
+    return replace(
+        policy,
+        **{name: tuple(entries) for name, entries in lists.items()},
+        swaps=swaps,
+        lead=lead,
+        evenness=evenness,
+        group=random.choice(groups(problem)) if problem.shape.chunks > 1 and random.random() < 0.15 else policy.group,
+    )
+
+
+def _some_stages(stages: int, random: Random) -> range:
+    kind, first = random.random(), random.randrange(stages)
+    if kind < 0.35:
+        return range(first, first + 1)
+    if kind < 0.8:
+        return range(first, min(stages, first + 1 + random.randrange(max(1, stages // 2))))
+    return range(stages)
+
+
+def _change(entries: list[int], span: range, stages: int, rising: bool, random: Random) -> None:
+    """New limits for a run of stages: none, a little more or less, or a line that rises or falls with the stage."""
+    how = random.randrange(4)
+    step, more, slope = random.choice((-2, -1, 1, 2)), random.randint(0, 6), random.choice((1, 1, 1, 1.25, 1.5, 2))
+    for s in span:
+        line = s if rising else stages - s
+        if how == 0:
+            entries[s] = UNLIMITED
+        elif how == 1:
+            entries[s] = max(1, (entries[s] if entries[s] < UNLIMITED else 2 * line) + step)
+        elif how == 2:
+            entries[s] = max(1, line + more)
+        else:
+            entries[s] = max(1, int(line * slope) + more - 1)
+
+
+def _swap(problem: Problem, random: Random) -> list[tuple[int, int, int]]:
+    """Two micro-batches of one stage whose homes are dead, to change hosts."""
+    m, worker = problem.shape.micro_batches, random.choice(sorted(problem.dead))
+    stage = worker.rank + problem.shape.ranks * random.randrange(problem.shape.chunks)
+    peers = [dead.pipeline for dead in sorted(problem.dead) if dead.rank == worker.rank]
+    g, h = (random.choice(peers) * m + random.randrange(m) for _ in range(2))
+    return [(stage, g, h)] if g != h else []

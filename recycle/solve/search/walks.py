@@ -1,0 +1,193 @@
+"""Walks: from the list scheduler's best order to better ones, several walks beside each other.
+
+A walk varies the policy, refines what it found and the other initial orders, then anneals single operations. Walks
+differ in their seed alone, so how many run at once changes nothing but the time they take: with steps in place of a
+wall limit the result depends on the seed and the steps only.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
+from multiprocessing.synchronize import Event
+
+from recycle.solve.deadline import Deadline
+from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.problem import Problem
+from recycle.solve.search.improve import improve
+from recycle.solve.search.list_scheduling import Policy
+from recycle.solve.search.policy_search import vary_policy
+from recycle.solve.search.refine import refine
+
+WALKS = 2
+SEARCH_STEPS = 1 << 40
+POLICIES = 4_000
+"""Policies that a walk tries at most on its way."""
+SINGLE_UP_TO = 100_000
+"""Operations from which moving single ones is too slow to gain anything."""
+SHARES = ((10_000, (0.3, 0.15)), (SINGLE_UP_TO, (0.1, 0.7)), (1 << 60, (0.1, 1.0)))
+"""By number of operations: shares of the time that is left for policies, then for refinement; the rest is for moves."""
+WORTH_PROCESSES = 4.0
+"""Seconds of search from which starting processes for the walks pays."""
+
+
+def search(
+    problem: Problem,
+    initial: Sequence[Incumbent],
+    policy: Policy,
+    bound: float,
+    *,
+    steps: int | None,
+    seed: int,
+    deadline: Deadline,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> Incumbent:
+    """The best order of all walks; the best of `initial` where none is better.
+
+    Args:
+        initial: where to begin, the best first.
+        policy: the one that did best on this problem.
+        bound: a proven lower bound; a period that meets it ends the search.
+        steps: moves of all walks together, in place of the deadline.
+        deadline: wall limit of all walks together.
+        processes: walks at once. Above 1 only where the search is long enough to pay for starting them.
+        progress: called with what is being done and the best period so far.
+    """
+    share = None if steps is None else steps // WALKS
+    seeds = [seed * WALKS + walk for walk in range(WALKS)]
+    start = initial[0]
+    if is_met(problem, start.period, bound) or deadline.is_over:
+        return start
+    if processes > 1 and deadline.left > WORTH_PROCESSES:
+        found = _beside_each_other(problem, initial, policy, bound, share, seeds, deadline, processes, progress)
+    else:
+        found = []
+        for turn, one in enumerate(seeds):
+            mine = deadline if steps is not None else deadline.part(1 / (WALKS - turn))
+            found.append(walk(problem, initial, policy, bound, steps=share, seed=one, deadline=mine, progress=progress))
+            if is_met(problem, found[-1].period, bound):
+                break
+    best = min(found, key=lambda one: one.period)  # of equals the first, whichever came in first
+    return replace(best, steps=start.steps + sum(one.steps - start.steps for one in found))
+
+
+def walk(
+    problem: Problem,
+    initial: Sequence[Incumbent],
+    policy: Policy,
+    bound: float,
+    *,
+    steps: int | None,
+    seed: int,
+    deadline: Deadline,
+    progress: Progress | None = None,
+) -> Incumbent:
+    """One walk from `initial`; never worse than the best of them."""
+    orders = None if steps is None else steps // 50
+    best = initial[0].period
+
+    def report(stage: str, period: float) -> None:
+        nonlocal best
+        if progress and period < best:
+            best = period
+            progress(stage, period)
+
+    def share(of_the_time: float) -> Deadline:
+        return deadline if steps is not None else deadline.part(of_the_time)
+
+    policies, refinements = next(shares for size, shares in SHARES if problem.size < size)
+    most = min(POLICIES, 3 * problem.size)
+    found = vary_policy(
+        problem,
+        initial[0],
+        policy,
+        bound,
+        steps=most if orders is None else min(most, orders),
+        seed=seed,
+        deadline=share(policies),
+        progress=report,
+    )
+    spent = found.steps
+    found = refine(
+        problem,
+        [found, *initial[1:]] if found.period < initial[0].period else initial,
+        bound,
+        steps=SEARCH_STEPS if orders is None else orders,
+        seed=seed,
+        deadline=share(refinements),
+        progress=report,
+    )
+    found = replace(found, steps=initial[0].steps + spent + found.steps)
+    if problem.size < SINGLE_UP_TO:
+        limit = SEARCH_STEPS if steps is None else steps
+        found = improve(problem, found, bound, steps=limit, seed=seed, deadline=deadline, progress=report)
+    return found
+
+
+def _beside_each_other(
+    problem: Problem,
+    initial: Sequence[Incumbent],
+    policy: Policy,
+    bound: float,
+    steps: int | None,
+    seeds: list[int],
+    deadline: Deadline,
+    processes: int,
+    progress: Progress | None,
+) -> list[Incumbent]:
+    """What each walk finds, in the order of the seeds; a walk that meets the bound ends the others."""
+    context = multiprocessing.get_context("spawn")
+    over = context.Event()
+    rounds = -(-len(seeds) // processes)
+    best = initial[0].period
+    with ProcessPoolExecutor(min(processes, len(seeds)), context, _prepare, (over,)) as pool:
+        left = None if steps is not None else deadline.left / rounds
+        walks = [pool.submit(_walk, problem, initial, policy, bound, steps, seed, left) for seed in seeds]
+        waiting: set[Future[Incumbent]] = set(walks)
+        while waiting:
+            done, waiting = wait(waiting, 0.1, FIRST_COMPLETED)
+            for one in done:
+                if progress and one.result().period < best:
+                    best = one.result().period
+                    progress("searching", best)
+                if steps is None and is_met(problem, one.result().period, bound):
+                    over.set()
+            if deadline.is_over:
+                over.set()
+    return [one.result() for one in walks]
+
+
+_over: Event | None = None
+
+
+def _prepare(over: Event) -> None:
+    """In a child: Ctrl-C is the parent's affair, and a child without a parent ends."""
+    global _over
+    _over = over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()
+
+
+def _end_with(join: Callable[[], None]) -> None:
+    join()
+    signal.raise_signal(signal.SIGKILL)
+
+
+def _walk(
+    problem: Problem,
+    initial: Sequence[Incumbent],
+    policy: Policy,
+    bound: float,
+    steps: int | None,
+    seed: int,
+    seconds: float | None,
+) -> Incumbent:
+    assert _over is not None
+    return walk(problem, initial, policy, bound, steps=steps, seed=seed, deadline=Deadline(seconds, _over))

@@ -1,0 +1,81 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+
+from recycle.shape import Worker
+from recycle.solve.bounds import fluid
+from recycle.solve.problem import Problem
+from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
+from recycle.solve.search.timing import time_order
+from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+
+
+def window(problem, order, stage):
+    """E - S of a stage; with the barrier, of all together."""
+    started = time_order(problem, order).latest_starts.tolist()
+    host = {x: w for w, program in enumerate(order) for x in program}
+    n, stages = problem.micro_batches, problem.shape.stages
+    places = [(x, x // n // stages, x // n % stages) for x in range(problem.size)]
+    mine = [place for place in places if place[2] == stage or not problem.staggered]
+    ends = (started[x] + problem.duration(kind, s, host[x]) + problem.update_seconds[s] for x, kind, s in mine)
+    return max(ends) - min(started[x] for x, _, _ in mine)
+
+
+@pytest.mark.search
+@settings(max_examples=40, deadline=None)
+@given(small_jobs())
+def test_every_schedule_fits_through_the_fluid_of_its_own_window(case):
+    problem = Problem.of(*case)
+    assume(problem.shape.chunks == 1)
+    stages = problem.shape.stages
+    chains = {(0,), tuple(range(stages)), tuple(sorted({0, stages - 1}))}
+    if problem.staggered:
+        chains.add(tuple(range(stages // 2, stages)))
+    for policy in itertools.islice(portfolio(problem), 3):
+        order = schedule_by_policy(problem, policy)
+        for chain in chains:
+            through = fluid.through(problem, window(problem, order, chain[0]), chain)
+            assert through >= problem.micro_batches - 1e-6
+
+
+@pytest.mark.parametrize(("limit", "bound"), [([4, 3, 2, 1], 32), (4, 29), (5, 28), (6, 27)])
+def test_two_stages_of_the_worked_example_prove_its_optimum(limit, bound):
+    problem = Problem.of(worked_example(limit), [DEAD])
+    assert fluid.raise_bound(problem, 20.0, [(0, 2)]) == bound
+    assert fluid.raise_bound(problem, 20.0, [(0, 1, 2, 3)]) == bound
+    assert fluid.raise_bound(problem, 40.0, [(0, 2)]) == 40.0
+
+
+def test_one_stage_alone_is_as_good_as_its_load():
+    problem = Problem.of(job(1, 1, 5))
+    assert fluid.through(problem, 15.0, (0,)) == pytest.approx(5)
+    assert fluid.through(problem, 9.0, (0,)) == pytest.approx(3)
+    assert fluid.raise_bound(problem, 3.0, [(0,)]) == 15.0
+
+
+def test_the_most_loaded_of_the_peers_has_a_whole_number_of_micro_batches():
+    problem = Problem.of(job(3, 1, 2), [Worker(0, 0)])
+    assert fluid.raise_bound(problem, 1.0, [(0,)]) == 9.0  # 6 for 2 live workers
+    assert fluid.raise_bound(Problem.of(job(3, 1, 3), [Worker(0, 0)]), 1.0, [(0,)]) == 15.0  # 9 for 2: one has 5
+
+
+def test_the_grid_is_fine_at_both_ends_and_holds_the_whole_window():
+    problem = Problem.of(job(16, 16, 64, 16))
+    times = fluid.grid(problem, 208.0)
+    steps = np.diff(times)
+    assert (times[0], times[-1], len(times)) == (0.0, 208.0, 3 * fluid.POINTS - 2)
+    assert set(steps[:39].round(9)) == set(steps[-39:].round(9)) == {1.0}
+    assert 3 < steps[45] < 4
+
+
+@pytest.mark.parametrize(("dead", "bound"), [(4, 216), (8, 213)])
+def test_large_instances_are_bounded_by_the_way_through_the_dead_stage(dead, bound):
+    problem = Problem.of(job(16, 16, 64, 16), [Worker(1, dead)])
+    assert fluid.raise_bound(problem, 208.0, [(0, dead)]) == bound
+
+
+def test_chains_that_do_not_apply_leave_the_bound():
+    assert fluid.raise_bound(Problem.of(job(1, 2, 2, chunks=2)), 3.0, [(0, 1)]) == 3.0
+    assert fluid.raise_bound(Problem.of(job(1, 2, 2, staggered=False)), 3.0, [(1,)]) == 3.0

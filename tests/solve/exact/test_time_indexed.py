@@ -1,0 +1,166 @@
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle.ir.check import check
+from recycle.ir.simulate import simulate
+from recycle.profile import Profile
+from recycle.shape import Worker
+from recycle.solve.bounds import lower_bound
+from recycle.solve.exact.time_indexed import Solved, TimeGrid, solve
+from recycle.solve.problem import Problem
+from recycle.solve.search.list_scheduling import schedule_by_policy
+from recycle.solve.search.timing import time_order
+from tests.solve.jobs import DEAD, job, worked_example
+
+
+def best_of_all(problem):
+    """The smallest period over every route and every order that memory admits."""
+    grid = TimeGrid(problem, 1.0, 1)
+    plane = grid.plane
+    best = float("inf")
+    for route in itertools.product(*(grid.hosts(x) for x in range(plane))):
+        given = [[x for x in range(plane) if route[x] == w] for w in range(len(problem.cap))]
+        programs = [list(interleavings([range(x, problem.size, plane) for x in mine])) for mine in given]
+        for order in itertools.product(*programs):
+            if problem.is_within_caps(order):
+                best = min(best, time_order(problem, [list(program) for program in order]).period)
+    return best
+
+
+def interleavings(chains):
+    chains = [tuple(chain) for chain in chains if len(chain)]
+    if not chains:
+        yield ()
+    for i, chain in enumerate(chains):
+        for rest in interleavings([*chains[:i], chain[1:], *chains[i + 1 :]]):
+            yield (chain[0], *rest)
+
+
+def worst_start(problem):
+    """One micro-batch after the other, all of a dead worker's on the first of its peers."""
+    grid = TimeGrid(problem, 1.0, 1)
+    order = [[] for _ in problem.cap]
+    for g, kind in itertools.product(range(problem.micro_batches), range(problem.kinds)):
+        for s in range(problem.shape.stages):
+            x = (kind * problem.shape.stages + s) * problem.micro_batches + g
+            order[grid.hosts(x)[0]].append(x)
+    return order
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("shape", "dead", "keys", "optimum"),
+    [
+        ((2, 2, 1), [Worker(1, 1)], {}, 7),
+        ((4, 1, 1), [Worker(1, 0), Worker(3, 0)], {"staggered": False}, 6),
+        ((2, 2, 1), [], {"forward": [1.0, 2.0], "link": 1.0}, 8),
+        ((1, 2, 2), [], {"limit": [2, 1], "staggered": False}, 8),
+        ((1, 2, 2), [], {"limit": 1, "weight_stash": 0.0}, 9),
+        ((1, 2, 2), [], {"limit": [2, 1], "step": [0.0, 3.0]}, 9),
+        ((1, 2, 3), [], {"limit": 2, "decoupled": False}, 12),
+        ((1, 2, 2), [], {"limit": [2, 1], "weight_stash": 0.5}, 8),
+        ((1, 2, 2), [], {"limit": 2, "forward": 10, "backward_input": 12, "backward_weight": 8, "link": 2}, 78),
+        (
+            (2, 2, 1),
+            [],
+            {"limit": 2, "forward": [10, 9], "backward_weight": [8, 7], "backward_input": 12, "step": 4},
+            55,
+        ),
+        ((2, 2, 1), [Worker(1, 1)], {"forward": [3, 2], "backward_input": 3, "step": 2, "staggered": False}, 19),
+    ],
+)
+def test_the_model_finds_the_optimum_of_an_exhaustive_search(shape, dead, keys, optimum):
+    made = job(*shape, **keys)
+    problem = Problem.of(made, dead)
+    solved = solve(problem, worst_start(problem), 0.0, 20)
+    assert (solved.status, solved.period) == ("optimal", optimum)
+    assert best_of_all(problem) == optimum
+    assert optimum - problem.grain < solved.bound <= optimum
+    assert lower_bound(problem) <= optimum
+    schedule = problem.schedule(solved.order)
+    assert simulate(schedule, made.profile()).period == optimum
+    assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("speed", "dead", "optimum"), [({"0.0": 2.0}, [], 8), ({"0.1": 2.0}, [Worker(1, 1)], 12)])
+def test_the_optimum_where_a_worker_is_slow(speed, dead, optimum):
+    profile = Profile(speed=speed)
+    problem = Problem.of(job(2, 2, 1), dead, profile)
+    solved = solve(problem, worst_start(problem), 0.0, 20)
+    assert (solved.status, solved.period) == ("optimal", optimum)
+    assert best_of_all(problem) == simulate(problem.schedule(solved.order), profile).period == optimum
+    assert lower_bound(problem) <= optimum
+
+
+@pytest.mark.process
+def test_a_dead_workers_micro_batches_are_routed_to_all_peers():
+    problem = Problem.of(job(4, 1, 1), [Worker(1, 0), Worker(3, 0)])
+    start = worst_start(problem)
+    assert time_order(problem, start).period == 9
+    assert solve(problem, start, 6.0, 20).period == 6
+
+
+@st.composite
+def whole_jobs(draw):
+    """Tiny jobs of whole times, of any caps and techniques."""
+    pipelines, ranks = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    times = st.lists(st.sampled_from([1.0, 1.0, 2.0]), min_size=ranks, max_size=ranks)
+    limit = draw(st.lists(st.integers(1, 3), min_size=ranks, max_size=ranks))
+    made = job(
+        pipelines, ranks, draw(st.integers(1, 3 if pipelines * ranks < 4 else 2)), limit,
+        forward=draw(times), backward_input=draw(times), backward_weight=draw(times),
+        link=draw(st.sampled_from([0.0, 0.0, 1.0])), weight_stash=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        decoupled=draw(st.booleans()), staggered=draw(st.booleans()),
+    )  # fmt: skip
+    return Problem.of(made, [Worker(1, r) for r in range(ranks) if pipelines == 2 and draw(st.booleans())])
+
+
+@pytest.mark.process
+@settings(max_examples=12, deadline=None)
+@given(whole_jobs())
+def test_no_bound_is_above_the_optimum(problem):
+    bound, start = lower_bound(problem), schedule_by_policy(problem)
+    solved = solve(problem, start, max(0.0, bound - 2), 1.5)
+    assert solved.period >= bound
+    assert lower_bound(problem) <= solved.period <= time_order(problem, start).period
+    assert solved.bound <= solved.period
+
+
+@pytest.mark.process
+def test_an_open_case_keeps_its_start_and_what_is_proven():
+    problem = Problem.of(worked_example(4), [DEAD])
+    start = schedule_by_policy(problem)
+    solved = solve(problem, start, 20.0, 3)
+    assert solved.status == "feasible"
+    assert 20 < solved.bound <= 29 <= solved.period <= time_order(problem, start).period
+    assert solve(problem, start, 20.0, 3, most=100) == Solved(start, 30.0, 20.0, "too large")
+
+
+def test_a_period_at_the_bound_is_optimal_without_a_solver():
+    problem = Problem.of(job(2, 2, 2, 4))
+    start = schedule_by_policy(problem)
+    assert solve(problem, start, 7.0, 0.0) == Solved(start, 7.0, 7.0, "optimal")
+
+
+def test_what_no_order_can_do_with_is_named():
+    problem = Problem.of(job(2, 2, 2, 4))
+    start = schedule_by_policy(problem)
+    short = replace(problem, cap=(4.0, 4.0, 4.0, 0.5))
+    wanted = "infeasible: stage 1, memory: worker 1.1 may hold 0.5 activations and needs 1"
+    assert solve(short, start, 7.0, 1).status == wanted
+    gone = replace(problem, dead=frozenset({Worker(0, 1), Worker(1, 1)}))
+    assert solve(gone, start, 7.0, 1).status == "infeasible: stage 1, workers: none is alive"
+
+
+def test_what_has_no_common_unit_or_several_chunks_is_not_modelled():
+    odd = Problem.of(job(1, 2, 2, forward=[1.0, 3**0.5]))
+    assert odd.grain == 0
+    assert solve(odd, schedule_by_policy(odd), 0.0, 1).status == "not modelled"
+    chunked = Problem.of(job(1, 2, 2, chunks=2))
+    assert solve(chunked, schedule_by_policy(chunked), 0.0, 1).status == "not modelled"
+    assert Problem.of(job(1, 2, 2, forward=[1.5, 3.0], backward_input=4.5, backward_weight=6.0)).grain == 1.5

@@ -1,0 +1,66 @@
+import os
+import signal
+import time
+
+import pytest
+
+from recycle.errors import PlanError
+from recycle.solve.library.processes import map_unordered
+
+pytestmark = pytest.mark.process
+
+
+def square(number):
+    if number < 0:
+        raise PlanError(f"{number} is negative")
+    return number * number, os.getpid()
+
+
+def end_suddenly(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(path, seconds):
+    path.write_text(str(os.getpid()))
+    time.sleep(seconds)
+
+
+def test_every_task_is_done_by_the_processes_that_are_there():
+    found = dict(map_unordered(square, iter([(n,) for n in range(6)]), 2))
+    assert {task: result for task, (result, _) in found.items()} == {(n,): n * n for n in range(6)}
+    assert 1 <= len({pid for _, pid in found.values()} - {os.getpid()}) <= 2
+    assert [pid for _, (_, pid) in map_unordered(square, iter([(3,)]), 1)] == [os.getpid()]
+
+
+def test_tasks_are_asked_for_only_when_a_process_is_free():
+    asked = []
+    tasks = ((asked.append(n) or n,) for n in range(5))
+    results = map_unordered(square, tasks, 1)
+    next(results)
+    assert asked == [0]
+    results.close()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_of_ours_comes_through(processes):
+    with pytest.raises(PlanError, match="-3 is negative"):
+        list(map_unordered(square, iter([(-3,)]), processes))
+
+
+def test_a_killed_process_is_one_message_and_no_hang():
+    with pytest.raises(PlanError, match="a planning process ended with -9; is there enough memory for 2 processes"):
+        list(map_unordered(end_suddenly, iter([(1,), (2,)]), 2))
+
+
+def test_leaving_early_ends_the_processes_at_once(tmp_path):
+    files = [tmp_path / "a", tmp_path / "b"]
+    begun = time.monotonic()
+    results = map_unordered(wait_for, iter([(files[0], 0), (files[1], 60)]), 2)
+    next(results)
+    while not (files[1].exists() and files[1].read_text()):
+        time.sleep(0.01)
+    results.close()
+    assert time.monotonic() - begun < 30
+    for file in files:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)

@@ -1,0 +1,66 @@
+import numpy as np
+from hypothesis import assume, given, settings
+
+from recycle.profile import Profile
+from recycle.shape import Worker
+from recycle.solve.assignment import assign
+from recycle.solve.problem import Problem
+from tests.solve.jobs import DEAD, job, small_jobs, worked_example
+
+
+def pipelines_at(problem, stage, pipeline):
+    m = problem.shape.micro_batches
+    first = stage * problem.micro_batches + pipeline * m
+    return [problem.shape.worker_at(w).pipeline for w in assign(problem).host[first : first + m]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_jobs())
+def test_every_micro_batch_has_a_live_host_and_nobody_has_two_in_one_slot(case):
+    made, dead = case
+    problem = Problem.of(made, dead)
+    assume(problem.shape.chunks == 1)
+    assignment, n = assign(problem), problem.micro_batches
+    host = assignment.host.reshape(problem.shape.stages, n)
+    for stage, row in enumerate(host.tolist()):
+        assert set(row) <= set(problem.hosts[stage])
+        assert len({*zip(row, assignment.slot.tolist(), strict=True)}) == n
+        for g, w in enumerate(row):
+            home = g // problem.shape.micro_batches * problem.shape.ranks + stage % problem.shape.ranks
+            assert w == home or home not in problem.hosts[stage]
+    fewest = min(len(hosts) for hosts in problem.hosts)
+    assert assignment.slots == max(problem.shape.micro_batches, -(-n // fewest))
+    by_pipeline = assignment.slot.reshape(problem.shape.pipelines, -1)
+    assert (np.diff(by_pipeline, axis=1) > 0).all()
+
+
+def test_no_peer_takes_two_more_than_another():
+    problem = Problem.of(job(4, 4, 8), [Worker(1, 3), Worker(2, 3)])
+    taken = np.bincount(assign(problem).host.reshape(4, -1)[3], minlength=16)
+    assert sorted(taken[problem.hosts[3]]) == [16, 16]
+
+
+def test_a_dead_workers_micro_batches_alternate_over_its_peers():
+    assert sorted(pipelines_at(Problem.of(worked_example(8), [DEAD]), 2, 1)) == [0, 0, 0, 2, 2, 2]
+
+
+def test_a_slow_peer_takes_fewer_re_routed_micro_batches():
+    problem = Problem.of(worked_example(8), [DEAD], Profile(speed={"0.2": 2.0}))
+    assert pipelines_at(problem, 2, 1) == [2] * 6
+
+
+def test_a_slow_worker_keeps_what_it_is_done_with_as_early_as_its_peers():
+    profile = Profile(speed={"1.1": 3.0})
+    made = job(3, 2, 4)
+    hosts = assign(Problem.of(made, (), profile)).host.reshape(2, 12)
+    assert np.bincount(hosts[1], minlength=6)[[1, 3, 5]].tolist() == [5, 2, 5]
+    assert hosts[0].tolist() == [0] * 4 + [2] * 4 + [4] * 4
+    assert pipelines_at(Problem.of(made, (), profile), 1, 0) == [0] * 4
+    assert pipelines_at(Problem.of(made, (), profile), 1, 2) == [2] * 4
+
+
+def test_a_slightly_slow_worker_keeps_all_and_so_does_any_where_nothing_may_be_re_routed():
+    made = job(3, 2, 4)
+    assert pipelines_at(Problem.of(made, (), Profile(speed={"1.1": 1.2})), 1, 1) == [1] * 4
+    fixed = job(3, 2, 4, reroute=False)
+    assert pipelines_at(Problem.of(fixed, (), Profile(speed={"1.1": 3.0})), 1, 1) == [1] * 4
