@@ -41,10 +41,10 @@ from recycle.plans import (
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline
-from recycle.solve.library.processes import map_unordered
 from recycle.solve.normalize import StageBounds, normal_vectors
 from recycle.solve.planner import keep, plan, plan_vector
 from recycle.solve.problem import Problem
+from recycle.solve.processes import map_unordered
 
 MOST, LIKELY = 2_000, 200
 """Vectors up to which all are planned; and beyond that, up to how many all those with the fewest dead are."""

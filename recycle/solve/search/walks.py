@@ -7,17 +7,16 @@ wall limit the result depends on the seed and the steps only.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-import signal
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.synchronize import Event
+from functools import partial
 
-from recycle.solve.deadline import Deadline
+from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
+from recycle.solve.processes import map_unordered
 from recycle.solve.search.improve import improve
 from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
@@ -64,7 +63,7 @@ def search(
     if is_met(problem, start.period, bound) or deadline.is_over:
         return start
     if processes > 1 and deadline.left > WORTH_PROCESSES:
-        found = _beside_each_other(problem, initial, policy, bound, share, seeds, deadline, processes, progress)
+        found = _in_processes(problem, initial, policy, bound, share, seeds, deadline, processes, progress)
     else:
         found = []
         for turn, one in enumerate(seeds):
@@ -129,7 +128,7 @@ def walk(
     return found
 
 
-def _beside_each_other(
+def _in_processes(
     problem: Problem,
     initial: Sequence[Incumbent],
     policy: Policy,
@@ -140,54 +139,32 @@ def _beside_each_other(
     processes: int,
     progress: Progress | None,
 ) -> list[Incumbent]:
-    """What each walk finds, in the order of the seeds; a walk that meets the bound ends the others."""
-    context = multiprocessing.get_context("spawn")
-    over = context.Event()
-    rounds = -(-len(seeds) // processes)
+    """What each walk finds, in the order of the seeds; against the clock, one that meets the bound ends the others."""
+    over = multiprocessing.get_context("spawn").Event()
     best = initial[0].period
-    with ProcessPoolExecutor(min(processes, len(seeds)), context, _prepare, (over,)) as pool:
-        left = None if steps is not None else deadline.left / rounds
-        walks = [pool.submit(_walk, problem, initial, policy, bound, steps, seed, left) for seed in seeds]
-        waiting: set[Future[Incumbent]] = set(walks)
-        while waiting:
-            done, waiting = wait(waiting, 0.1, FIRST_COMPLETED)
-            for one in done:
-                if progress and one.result().period < best:
-                    best = one.result().period
-                    progress("searching", best)
-                if steps is None and is_met(problem, one.result().period, bound):
-                    over.set()
-            if deadline.is_over:
-                over.set()
-    return [one.result() for one in walks]
-
-
-_over: Event | None = None
-
-
-def _prepare(over: Event) -> None:
-    """In a child: Ctrl-C is the parent's affair, and a child without a parent ends."""
-    global _over
-    _over = over
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()
-
-
-def _end_with(join: Callable[[], None]) -> None:
-    join()
-    signal.raise_signal(signal.SIGKILL)
+    left = None if steps is not None else deadline.left / -(-len(seeds) // processes)
+    found: dict[int, Incumbent] = {}
+    tasks = iter([(problem, initial, policy, bound, steps, left, seed) for seed in seeds])
+    walks = map_unordered(partial(_walk, over), tasks, processes, lambda: over.set() if deadline.is_over else None)
+    with contextlib.closing(walks):
+        for (*_, seed), one in walks:
+            found[seed] = one
+            if progress and one.period < best:
+                best = one.period
+                progress("searching", best)
+            if steps is None and is_met(problem, one.period, bound):
+                break
+    return [found[seed] for seed in seeds if seed in found]
 
 
 def _walk(
+    over: Stop,
     problem: Problem,
     initial: Sequence[Incumbent],
     policy: Policy,
     bound: float,
     steps: int | None,
-    seed: int,
     seconds: float | None,
+    seed: int,
 ) -> Incumbent:
-    assert _over is not None
-    return walk(problem, initial, policy, bound, steps=steps, seed=seed, deadline=Deadline(seconds, _over))
+    return walk(problem, initial, policy, bound, steps=steps, seed=seed, deadline=Deadline(seconds, over))

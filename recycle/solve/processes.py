@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -16,17 +17,23 @@ from typing import Any, TypeVar
 from recycle.errors import PlanError, RecycleError
 
 Result = TypeVar("Result")
+WATCH_SECONDS = 0.1
+"""Time between two calls of `watch`."""
 
 
 def map_unordered(
-    function: Callable[..., Result], tasks: Iterator[tuple[Any, ...]], processes: int
-) -> Iterator[tuple[tuple[Any, ...], Result]]:
+    function: Callable[..., Result],
+    tasks: Iterator[tuple[Any, ...]],
+    processes: int,
+    watch: Callable[[], None] | None = None,
+) -> Generator[tuple[tuple[Any, ...], Result], None, None]:
     """(task, `function(*task)`) for every task, as they are done.
 
     Args:
         function: a module-level function; it and what it takes and gives can be pickled.
         tasks: asked for the next task only when a process is free for it.
         processes: with fewer than two all is done here.
+        watch: called about every `WATCH_SECONDS` while several processes work.
 
     Raises:
         PlanError: a child was killed, for want of memory most likely.
@@ -59,7 +66,10 @@ def map_unordered(
                 busy[connection] = task
             if not busy:
                 return
-            for ready in wait(list(busy)):
+            done = wait(list(busy), WATCH_SECONDS)
+            if watch:
+                watch()
+            for ready in done:
                 assert isinstance(ready, Connection)
                 try:
                     outcome = ready.recv()
@@ -83,8 +93,9 @@ def map_unordered(
 
 
 def _work(connection: Connection, function: Callable[..., Any]) -> None:
-    """The child: one task after the other. Ctrl-C is for the parent, which ends its children."""
+    """The child: one task after the other. Ctrl-C is for the parent; a child whose parent is gone ends at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             task = connection.recv()
@@ -95,3 +106,10 @@ def _work(connection: Connection, function: Callable[..., Any]) -> None:
         except RecycleError as error:
             outcome = error
         connection.send(outcome)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    signal.raise_signal(signal.SIGKILL)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from recycle.errors import PlanError
-from recycle.solve.library.processes import map_unordered
+from recycle.solve.processes import map_unordered
 
 pytestmark = pytest.mark.process
 
