@@ -1,0 +1,1 @@
+"""Plan libraries: filled for many failure vectors, and refreshed when times have changed."""
