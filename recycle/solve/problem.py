@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from math import gcd
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ SHORTEST, LONGEST = 1e-6, 1e12
 
 def flat(order: Order) -> tuple[Operations, Operations]:
     """(all programs one after the other, where each begins and the last ends)."""
-    offsets = np.concatenate([[0], np.cumsum([len(program) for program in order])]).astype(np.int64)
+    offsets = np.array([0, *accumulate(map(len, order))], dtype=np.int64)
     return np.fromiter(chain.from_iterable(order), np.int64, int(offsets[-1])), offsets
 
 
@@ -180,6 +180,11 @@ class Problem:
         waiting = np.flatnonzero(self.needs >= 0)
         feeds[self.needs[waiting]] = waiting
         return feeds
+
+    @cached_property
+    def stage_of(self) -> Operations:
+        """Stage of each (stage, micro-batch), flat."""
+        return np.repeat(np.arange(self.shape.stages), self.micro_batches)
 
     @cached_property
     def wakes(self) -> Operations:

@@ -14,6 +14,7 @@ without which a forward could wait for ever.
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -113,14 +114,15 @@ def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: R
         raise PlanError("[memory] limit: list scheduling comes to a halt for want of memory; raise the limit")
     begun = np.array(after.begun, dtype=np.int64)
     worker = host[begun % len(host)]
-    ends = np.cumsum(np.bincount(worker, minlength=problem.shape.worker_count))[:-1]
-    return [part.tolist() for part in np.split(begun[np.argsort(worker, kind="stable")], ends)]
+    line = begun[np.argsort(worker, kind="stable")].tolist()
+    ends = np.cumsum(np.bincount(worker, minlength=problem.shape.worker_count)).tolist()
+    return [line[first:end] for first, end in pairwise([0, *ends])]
 
 
 def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
     shape, plane = problem.shape, len(host)
     workers, count = shape.worker_count, shape.worker_count * shape.chunks
-    lane = host * shape.chunks + np.repeat(np.arange(shape.stages) // shape.ranks, problem.micro_batches)
+    lane = host * shape.chunks + problem.stage_of // shape.ranks
     lanes = np.concatenate([[0], np.cumsum(np.bincount(lane, minlength=count))])
     line = np.concatenate([np.lexsort((priority[k * plane : (k + 1) * plane], lane)) + k * plane for k in (0, 1)])
     place = np.empty(2 * plane, dtype=np.int64)

@@ -142,7 +142,7 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None, *, noise:
     policy = policy or default_policy(problem)
     n, m = problem.micro_batches, problem.shape.micro_batches
     host = hosts_under(problem, policy)
-    g, stage = np.tile(np.arange(n), problem.shape.stages), np.repeat(np.arange(problem.shape.stages), n)
+    g, stage = np.tile(np.arange(n), problem.shape.stages), problem.stage_of
     rerouted = host != g // m * problem.shape.ranks + stage % problem.shape.ranks
     rank = g % m * problem.shape.pipelines + g // m - policy.lead * problem.shape.pipelines * rerouted
     arrays = problem.arrays._replace(

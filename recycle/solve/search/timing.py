@@ -41,5 +41,5 @@ def time_order(problem: Problem, order: Order) -> Timing:
     stages, ranks = problem.shape.stages, problem.shape.ranks
     state, last, latest = timed_order(problem, order), np.zeros(stages), np.zeros(problem.size)
     (period, makespan), *_, last, latest = run(time_from_idle, problem.size, problem.arrays, state, last, latest)
-    due = [float(max(last[rank::ranks])) + problem.rank_update_seconds[rank] for rank in range(ranks)]
-    return Timing(float(period), float(makespan), due, np.asarray(latest))
+    due = np.asarray(last).reshape(-1, ranks).max(axis=0) + problem.rank_update_seconds
+    return Timing(float(period), float(makespan), due.tolist(), np.asarray(latest))
