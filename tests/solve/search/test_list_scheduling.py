@@ -86,8 +86,7 @@ def test_a_stage_without_live_workers_is_refused_by_name():
 
 
 def test_a_dead_worker_without_re_routing_is_refused():
-    made = job(2, 2, 2)
-    made = type(made)(made.grid, planner=type(made.planner)(reroute=False))
+    made = job(2, 2, 2, reroute=False)
     Problem.of(made)
     with pytest.raises(
         PlanError, match=r"\[planner\] reroute: .* micro-batches of 0\.1 when it is dead; set reroute = true"
