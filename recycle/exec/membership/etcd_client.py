@@ -48,11 +48,10 @@ class Disconnected(Exception):
 
 
 class Found(NamedTuple):
-    """A key's value, and the revisions that it was made and last changed at."""
+    """A key's value, and the revision that it was made at."""
 
     value: bytes
     created: int
-    modified: int
 
 
 class EtcdClient:
@@ -126,9 +125,7 @@ class EtcdClient:
         """The keys from `start` to before `end`, or only `start`, and the cluster's revision."""
         answer = self.call("/kv/range", _span(start, end))
         found = {
-            decoded(kv["key"]).decode(): Found(
-                decoded(kv.get("value", "")), int(kv["create_revision"]), int(kv["mod_revision"])
-            )
+            decoded(kv["key"]).decode(): Found(decoded(kv.get("value", "")), int(kv["create_revision"]))
             for kv in answer.get("kvs", [])
         }
         return found, int(answer["header"]["revision"])
@@ -260,11 +257,6 @@ def holds(name: str, value: str) -> Request:
 def made_at(name: str, revision: int) -> Request:
     """A condition: the key was made at this revision; 0: it is not there."""
     return _equal(name, "CREATE", create_revision=str(revision))
-
-
-def changed_at(name: str, revision: int) -> Request:
-    """A condition: the key was last changed at this revision; 0: it is not there."""
-    return _equal(name, "MOD", mod_revision=str(revision))
 
 
 def _equal(name: str, target: str, **to: str) -> Request:

@@ -20,7 +20,6 @@ from recycle.errors import RunError
 from recycle.exec.membership.etcd_client import (
     EtcdClient,
     Request,
-    changed_at,
     decoded,
     delete,
     get,
@@ -197,16 +196,6 @@ class EtcdGroups:
 
     def check(self, keys: list[str]) -> bool:
         return all(self._mirror.get(self._prefix + key) is not None for key in keys)
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number, 0 when missing; returns the sum."""
-        name = self._prefix + key
-        while True:
-            held = self._client.range(name)[0].get(name)
-            total = (0 if held is None else int(held.value)) + amount
-            same = changed_at(name, 0 if held is None else held.modified)
-            if write(self._client, self._mirror, [same], [put(name, str(total))]).get("succeeded"):
-                return total
 
 
 def write(

@@ -20,6 +20,8 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from recycle.child import die_with_parent, serve
+
 PRELOADED = {
     "gpt": (
         "recycle.exec.worker.recovery",
@@ -40,16 +42,11 @@ PRELOADED = {
 
 def main(launcher: str, *kinds: str) -> None:
     """Serve until standard input ends."""
-    from recycle.exec.processes.parent import die_with_parent
-
-    die_with_parent(int(launcher))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    _, answers = serve(launcher)
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
     for kind in kinds:
         for module in PRELOADED[kind]:
             importlib.import_module(module)
@@ -111,8 +108,6 @@ def _fork(request: dict[str, Any], answers: BinaryIO) -> None:
 
 def _become_worker(log: Path, parent: int) -> None:
     """A session and a log of its own, and none of the server's pipes and signal handling."""
-    from recycle.exec.processes.parent import die_with_parent
-
     die_with_parent(parent)
     os.setsid()
     signal.set_wakeup_fd(-1)

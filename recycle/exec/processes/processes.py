@@ -6,14 +6,13 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from recycle.child import Child
 from recycle.errors import RunError
 from recycle.exec.membership.members import member_name
 from recycle.exec.processes.waker import Waker
@@ -47,8 +46,7 @@ class ForkServer:
         self._requests_of: dict[int, int] = {}
         self._asked = 0
         self._pending = b""
-        environment = {
-            **os.environ,
+        variables = {
             **(known_environment() if environment is None else environment),
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
@@ -58,35 +56,16 @@ class ForkServer:
             "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
             "PYTHONWARNINGS": "ignore",  # megatron-core's about optional packages, once per import
         }
+        kinds = (kind, "checkpoints") if checkpoints else (kind,)
         with (log or Path(os.devnull)).open("ab") as output:
-            self._server = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "recycle.exec.processes.forkserver",
-                    str(os.getpid()),
-                    kind,
-                    *["checkpoints"] * checkpoints,
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._requests, self.answers = self._server.stdin, self._server.stdout
+            self._child = Child("recycle.exec.processes.forkserver", *kinds, environment=variables, errors=output)
+        self.answers = self._child.answers
         os.set_blocking(self.answers.fileno(), False)
 
     def fork(self, specification: str, log: Path) -> int:
         """Ask for a worker process whose output goes to `log`; returns the number of the request."""
         self._asked += 1
-        with contextlib.suppress(BrokenPipeError):  # the server's end is seen by `hear`
-            self._requests.write(
-                msgspec.json.encode({"id": self._asked, "log": str(log), "specification": specification}) + b"\n"
-            )
-            self._requests.flush()
+        self._child.send({"id": self._asked, "log": str(log), "specification": specification})
         return self._asked
 
     def hear(self) -> None:
@@ -99,17 +78,14 @@ class ForkServer:
                 self._requests_of[said["pid"]] = said["id"]  # a process id comes again
             else:
                 self.statuses[self._requests_of.pop(said["pid"])] = said["status"]
-        if self._server.poll() is not None:
+        code = self._child.process.poll()
+        if code is not None:
             tail = _tail(self._log) if self._log is not None else ""
-            raise RunError(f"the fork server {_how(self._server.returncode)}; its last lines: {tail}")
+            raise RunError(f"the fork server {_how(code)}; its last lines: {tail}")
 
     def close(self) -> None:
         """End the server; its workers die with it."""
-        self._server.kill()
-        self._server.wait()
-        for pipe in (self._requests, self.answers):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        self._child.close()
 
 
 _Member = tuple[Worker, int]

@@ -196,9 +196,6 @@ class _FormingStore(Store):
         value: bytes = self._client.get(key)
         return value
 
-    def add(self, key: str, amount: int) -> int:
-        return int(self._client.add(key, amount))
-
     def check(self, keys: list[str]) -> bool:
         return bool(self._client.check(keys))
 
