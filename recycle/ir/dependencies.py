@@ -1,4 +1,4 @@
-"""THE rule of what an instruction needs. Checker, simulator, lowering, planner, interpreter and viewer all ask here.
+"""The one rule of what an instruction needs: checker, simulator, lowering, planner, interpreter and viewer ask here.
 
 What a kind needs and produces (an activation, an input gradient, a weight gradient of some stage and micro-batch) is in
 its row of the table of kinds. `needs` and `produced` read the row of one instruction; `dependencies` reads the table

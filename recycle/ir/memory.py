@@ -1,6 +1,5 @@
-"""What an order holds in memory: activations from the start of their F to the end of their W, and what is there anyway.
-
-Read off the order alone, so that it needs no times.
+"""What workers hold in memory: activations from the start of their F to the end of their W, and the static bytes of
+their stages. Both follow from the order and the placement alone; no times are needed.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.model.stage import copy_state, digest, misuse
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
+from recycle.ir.kinds import ValueKind
+from recycle.ir.redundant_forward import RedundantForward
 from recycle.job import Job, price
 from recycle.profile import Profile
 from recycle.shape import MicroBatch
@@ -77,33 +80,33 @@ class EmulatedStage:
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         with self._lasting("forward"):
-            self._hold("F", micro_batch, activation)
+            self._hold(Forward, micro_batch, activation)
             if self._is_last:
                 self._loss += _draw(1, "loss", self._iteration, micro_batch)[0]
                 return None
-            return self._message("F", self.index, micro_batch)
+            return self._message(ValueKind.ACTIVATION, self.index, micro_batch)
 
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         with self._lasting("redundant_forward"):
-            self._hold("R", micro_batch, activation)
-            return self._message("F", self.index, micro_batch)
+            self._hold(RedundantForward, micro_batch, activation)
+            return self._message(ValueKind.ACTIVATION, self.index, micro_batch)
 
     def release(self, micro_batch: MicroBatch) -> None:
         self._held.remove(micro_batch)
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        message = self._take_gradient("I", micro_batch, gradient)
+        message = self._take_gradient(BackwardInput, micro_batch, gradient)
         self._waiting.add(micro_batch)
         return message
 
     def backward_weight(self, micro_batch: MicroBatch) -> None:
         if micro_batch not in self._waiting:
-            raise self._misuse("W", micro_batch, "its I has not run")
+            raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
         self._waiting.remove(micro_batch)
         self._add_gradient(micro_batch)
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        message = self._take_gradient("B", micro_batch, gradient)
+        message = self._take_gradient(Backward, micro_batch, gradient)
         self._add_gradient(micro_batch)
         return message
 
@@ -151,28 +154,31 @@ class EmulatedStage:
     def held_micro_batches(self) -> int:
         return len(self._held) + len(self._waiting)
 
-    def incoming(self, kind: str, micro_batch: MicroBatch) -> torch.Tensor | None:
-        """The message that a neighbour would send: for "F" by the stage before, for "B" by the one behind, if any."""
-        sender, ends = (self.index - 1, self._is_first) if kind == "F" else (self.index + 1, self._is_last)
-        return None if ends else self._message(kind, sender, micro_batch)
+    def incoming(self, value: ValueKind, micro_batch: MicroBatch) -> torch.Tensor | None:
+        """The message that a neighbour would send, if there is one: an activation comes from the stage before."""
+        activation = value == ValueKind.ACTIVATION
+        sender, ends = (self.index - 1, self._is_first) if activation else (self.index + 1, self._is_last)
+        return None if ends else self._message(value, sender, micro_batch)
 
     def gradient(self, step: int, micro_batch: MicroBatch) -> torch.Tensor:
         """This stage's gradient of one micro-batch, fp64 [ENTRIES]: what a test adds up by itself."""
         return torch.tensor(_draw(ENTRIES, "gradient", self.index, step, micro_batch), dtype=torch.float64)
 
-    def _hold(self, kind: str, micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
+    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
         if micro_batch in self._held or micro_batch in self._waiting:
-            raise self._misuse(kind, micro_batch, "its activations are already held")
-        self._check("F", micro_batch, activation, self._is_first, self.index - 1)
+            raise self._misuse(cls, micro_batch, "its activations are already held")
+        self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
         self._held.add(micro_batch)
 
-    def _take_gradient(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _take_gradient(
+        self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
+    ) -> torch.Tensor | None:
         if micro_batch not in self._held:
-            raise self._misuse(kind, micro_batch, "its F has not run")
+            raise self._misuse(cls, micro_batch, "its F has not run")
         with self._lasting("backward_input"):
-            self._check("B", micro_batch, gradient, self._is_last, self.index + 1)
+            self._check(cls, ValueKind.INPUT_GRADIENT, micro_batch, gradient, self._is_last, self.index + 1)
             self._held.remove(micro_batch)
-            return None if self._is_first else self._message("B", self.index, micro_batch)
+            return None if self._is_first else self._message(ValueKind.INPUT_GRADIENT, self.index, micro_batch)
 
     def _add_gradient(self, micro_batch: MicroBatch) -> None:
         with self._lasting("backward_weight"):
@@ -187,26 +193,32 @@ class EmulatedStage:
         if left > 0:
             time.sleep(left)
 
-    def _message(self, kind: str, stage: int, micro_batch: MicroBatch) -> torch.Tensor:
-        return torch.full(self._message_shape, self._mark(kind, stage, micro_batch), dtype=torch.float32)
+    def _message(self, value: ValueKind, stage: int, micro_batch: MicroBatch) -> torch.Tensor:
+        return torch.full(self._message_shape, self._mark(value, stage, micro_batch), dtype=torch.float32)
 
-    def _mark(self, kind: str, stage: int, micro_batch: MicroBatch) -> float:
-        return _draw(1, kind, stage, self._iteration, micro_batch)[0]
+    def _mark(self, value: ValueKind, stage: int, micro_batch: MicroBatch) -> float:
+        return _draw(1, value.name, stage, self._iteration, micro_batch)[0]
 
     def _check(
-        self, kind: str, micro_batch: MicroBatch, message: torch.Tensor | None, expects_none: bool, sender: int
+        self,
+        cls: type[Instruction],
+        value: ValueKind,
+        micro_batch: MicroBatch,
+        message: torch.Tensor | None,
+        expects_none: bool,
+        sender: int,
     ) -> None:
         if (message is None) != expects_none:
-            raise self._misuse(kind, micro_batch, f"expected {'nothing' if expects_none else 'a message'}")
+            raise self._misuse(cls, micro_batch, f"expected {'nothing' if expects_none else 'a message'}")
         if message is None:
             return
-        mark = self._mark(kind, sender, micro_batch)
+        mark = self._mark(value, sender, micro_batch)
         content = message.view(-1)
         if float(content[0]) != mark or float(content[-1]) != mark:
-            raise self._misuse(kind, micro_batch, f"got a message that is not stage {sender}'s for it")
+            raise self._misuse(cls, micro_batch, f"got a message that is not stage {sender}'s for it")
 
-    def _misuse(self, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
-        return misuse(self.index, self._iteration, kind, micro_batch, why)
+    def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
+        return misuse(self.index, self._iteration, cls, micro_batch, why)
 
 
 def _draw(count: int, *key: object) -> list[float]:

@@ -24,6 +24,8 @@ from recycle.exec.data.batches import Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
+from recycle.ir.redundant_forward import RedundantForward
 from recycle.job import Job
 from recycle.shape import MicroBatch
 
@@ -242,23 +244,23 @@ class MegatronStage:
             parameter.grad = None
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        output = self._hold("F", micro_batch, activation)
+        output = self._hold(Forward, micro_batch, activation)
         if self._is_last:
             self._losses.add(0, output.detach().reshape(1))
         return None if self._is_last else output.detach()
 
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
-        return self._hold("R", micro_batch, activation).detach()
+        return self._hold(RedundantForward, micro_batch, activation).detach()
 
     def release(self, micro_batch: MicroBatch) -> None:
         del self._activations[micro_batch]
 
-    def _hold(self, kind: str, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
+    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         """Compute the forward, and hold what its backward needs."""
         if micro_batch in self._activations:
-            raise self._misuse(kind, micro_batch, "its activations are already held")
+            raise self._misuse(cls, micro_batch, "its activations are already held")
         if (activation is None) != self._is_first:
-            raise self._misuse(kind, micro_batch, "stage 0 takes no input, every other stage takes one")
+            raise self._misuse(cls, micro_batch, "stage 0 takes no input, every other stage takes one")
         entry = None if activation is None else activation.detach()
         if self._recomputes:
             with torch.no_grad():
@@ -270,17 +272,17 @@ class MegatronStage:
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch in self._store.waiting():
-            raise self._misuse("I", micro_batch, "its I is done already")
+            raise self._misuse(BackwardInput, micro_batch, "its I is done already")
         with self._store.record(micro_batch):
-            return self._run_backward("I", micro_batch, gradient)
+            return self._run_backward(BackwardInput, micro_batch, gradient)
 
     def backward_weight(self, micro_batch: MicroBatch) -> None:
         if micro_batch not in self._store.waiting():
-            raise self._misuse("W", micro_batch, "its I has not run")
+            raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
         self._store.flush(micro_batch)
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        return self._run_backward("B", micro_batch, gradient)
+        return self._run_backward(Backward, micro_batch, gradient)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [self._sum.buffer] + ([] if self._has_ties else [s.buffer for s in self._sums()[:-1]])
@@ -346,11 +348,13 @@ class MegatronStage:
             self._model.set_input_tensor(None)
         return output.mean() if self._is_last else output
 
-    def _run_backward(self, kind: str, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _run_backward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
+    ) -> torch.Tensor | None:
         if micro_batch not in self._activations:
-            raise self._misuse(kind, micro_batch, "its F has not run")
+            raise self._misuse(cls, micro_batch, "its F has not run")
         if (gradient is None) != self._is_last:
-            raise self._misuse(kind, micro_batch, "the last stage takes no gradient, every other stage takes one")
+            raise self._misuse(cls, micro_batch, "the last stage takes no gradient, every other stage takes one")
         entry, output = self._activations.pop(micro_batch)
         if output is None:
             output = self._compute(micro_batch, entry)
@@ -384,13 +388,13 @@ class MegatronStage:
         if gradient is not None:
             self._accumulate(parameter, gradient)
 
-    def _misuse(self, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
-        return misuse(self.index, self._iteration, kind, micro_batch, why)
+    def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
+        return misuse(self.index, self._iteration, cls, micro_batch, why)
 
 
-def misuse(stage: int, iteration: int, kind: str, micro_batch: MicroBatch, why: str) -> RunError:
+def misuse(stage: int, iteration: int, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
     """The error for an instruction that a stage cannot run now."""
-    return RunError(f"stage {stage}, iteration {iteration}: {kind} of micro-batch {micro_batch}: {why}")
+    return RunError(f"stage {stage}, iteration {iteration}: {cls.token} of micro-batch {micro_batch}: {why}")
 
 
 def require_precision(precision: str, device: torch.device) -> None:

@@ -37,6 +37,7 @@ from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.transport.plugin import GroupsOfGeneration, TransportSettings
 from recycle.exec.transport.transports import ANYWHERE, transport_named
 from recycle.exec.worker.updates import Updates
+from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
 from recycle.sections import MembershipSection
 from recycle.shape import MicroBatch, Worker
@@ -197,10 +198,10 @@ class EmulatedSubject:
         self._profile, self._stages = price(job).prices, job.shape.stages
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
-        return self.stage.incoming("F", micro_batch)
+        return self.stage.incoming(ValueKind.ACTIVATION, micro_batch)
 
     def gradient(self, micro_batch: MicroBatch) -> torch.Tensor | None:
-        return self.stage.incoming("B", micro_batch)
+        return self.stage.incoming(ValueKind.INPUT_GRADIENT, micro_batch)
 
     def held(self) -> tuple[float, float]:
         activation = self._profile.per_stage("activation", self._stages)[self.stage.index]

@@ -8,6 +8,7 @@ from recycle import Job, RunError, Schedule
 from recycle.exec import run
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.ir.families import one_f_one_b
+from recycle.ir.kinds import ValueKind
 from recycle.shape import MicroBatch
 from tests.exec.runs import Run, job
 
@@ -49,6 +50,6 @@ def test_an_emulated_copy_holds_and_lets_go(of: Job) -> None:
     stage.redundant_forward(micro_batch, first.forward(micro_batch, None))
     assert (stage.held_micro_batches(), stage.loss_sum()) == (1, 0.0)
     with pytest.raises(RunError, match=r"R of micro-batch 0\.1: its activations are already held"):
-        stage.redundant_forward(micro_batch, first.incoming("F", micro_batch))
+        stage.redundant_forward(micro_batch, first.incoming(ValueKind.ACTIVATION, micro_batch))
     stage.release(micro_batch)
     assert stage.held_micro_batches() == 0
