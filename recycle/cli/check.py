@@ -52,14 +52,14 @@ def check(
         findings = findings_of(schedule, profile=priced.profile, limits=priced.activations, byte_limit=priced.bytes)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
-        print(json.dumps({"file": str(file), "valid": not errors, "findings": [_told(f) for f in findings]}))
+        print(json.dumps({"file": str(file), "valid": not errors, "findings": [_finding_as_json(f) for f in findings]}))
     else:
         _print(file, schedule, findings, errors)
     if errors or (strict and findings):
         raise typer.Exit(1)
 
 
-def _told(finding: Finding) -> dict[str, Any]:
+def _finding_as_json(finding: Finding) -> dict[str, Any]:
     """A finding as scripts get it; the other places it touches are in its message, and the viewer frames them."""
     return {key: value for key, value in asdict(finding).items() if key != "others"}
 
@@ -69,8 +69,13 @@ def _explain(code: str, as_json: bool) -> None:
     if rule is None:
         raise ScheduleError(f"{code!r} is not a rule: known are {', '.join(rule.code for rule in all_rules())}")
     if as_json:
-        told = {"rule": rule.code, "severity": rule.severity, "title": rule.title, "documentation": rule.documentation}
-        print(json.dumps(told))
+        described = {
+            "rule": rule.code,
+            "severity": rule.severity,
+            "title": rule.title,
+            "documentation": rule.documentation,
+        }
+        print(json.dumps(described))
     else:
         print(f"{rule.code} ({rule.severity}): {rule.title}\n\n{rule.documentation}")
 

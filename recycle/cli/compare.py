@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +12,12 @@ from typing import Annotated, Any
 import typer
 from msgspec import to_builtins
 from msgspec.structs import replace
-from rich import box, progress
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from recycle import analytic
-from recycle.cli.sparks import WIDE, spark
+from recycle.cli.terminal import WIDE, progress_bar, spark, width
 from recycle.errors import JobError, RecycleError
 from recycle.files import write_whole
 from recycle.job import Job
@@ -88,12 +87,12 @@ def compare(
     with _bar(len(names) * len(traces)) as report:
         found = compared(setting, traces, names, seed, report)
     dead = at_dead_shares(setting, names, seed=seed)
-    told = json.dumps(_told(loaded, found, dead))
+    text = json.dumps(_comparison_as_json(loaded, found, dead))
     if save is not None:
         _save(save, found[0], after)
-        write_whole(save / "comparison.json", told + "\n")
+        write_whole(save / "comparison.json", text + "\n")
     if as_json:
-        print(told)
+        print(text)
     else:
         for one in found:
             _print(one)
@@ -124,7 +123,7 @@ def _paused(job: Job, pause: float | None) -> Job:
     return replace(job, pauses=replace(job.pauses, detect=pause, plan=0.0, rebuild=0.0))
 
 
-def _told(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, Any]:
+def _comparison_as_json(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, Any]:
     return {
         "format": "recycle-comparison",
         "shape": str(job.shape),
@@ -154,7 +153,7 @@ def _assumptions(job: Job) -> list[str]:
 
 
 def _print(one: Compared) -> None:
-    console = Console(width=max(shutil.get_terminal_size((120, 24)).columns, 100))
+    console = Console(width=max(width(), 100))
     trace = one.trace
     console.print(
         f"{trace.name}: {trace.nodes} nodes, {trace.end / 86400:.3g} days, {trace.failures} failures,"
@@ -229,25 +228,22 @@ def _print_dead(dead: list[DeadShare], nodes: int, names: list[str]) -> None:
             table.add_column(f"{100 * one.share:g} %: {one.dead} of {nodes}", justify="right")
         for name in names:
             table.add_row(name, *(f"{one.of_scaled[reference][name]:.3f}" for one in dead))
-        Console(width=max(shutil.get_terminal_size((120, 24)).columns, 100)).print(table)
+        Console(width=max(width(), 100)).print(table)
 
 
 @contextmanager
 def _bar(runs: int) -> Iterator[Progress | None]:
-    """A progress bar on standard error, where somebody looks at it."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-
-    columns = (progress.TextColumn("{task.description:18}"), progress.BarColumn(), progress.TimeElapsedColumn())
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    """Shows which system is at work, and how many runs are done."""
+    with progress_bar(transient=True) as bar:
+        if bar is None:
+            yield None
+            return
         task = bar.add_task("", total=runs)
-        done = 0.0
+        done = 0
 
         def report(name: str, share: float) -> None:
             nonlocal done
-            bar.update(task, description=name, completed=done + share)
-            if share >= 1:
-                done += 1
+            bar.update(task, description=f"{name:18}", completed=done + share)
+            done += share >= 1
 
         yield report

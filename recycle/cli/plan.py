@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
-from rich import progress
 from rich.console import Console
 from rich.table import Table
 
+from recycle.cli.terminal import progress_bar
 from recycle.errors import JobError, PlanError
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, cache_directory, failure_vector
@@ -146,13 +146,13 @@ def _one(
         if library is None or not job.prices.are_peers_alike or job.planner.move:
             made = plan_one(job, failed, processes=processes, stop=stop, progress=report)
         else:
-            shelf = PlanLibrary(library, job)
-            shelf.prepare()
+            plans = PlanLibrary(library, job)
+            plans.prepare()
             vector = failure_vector(job.shape, failed)
-            kept = shelf.proven(shelf.entry(vector))
+            kept = plans.proven(plans.entry(vector))
             if kept is None:
                 kept = plan_vector(job, vector, processes=processes, stop=stop, progress=report)
-                shelf.add(kept)
+                plans.add(kept)
             made = kept.for_processes(failed)
     if output is not None:
         made.save(output)
@@ -365,18 +365,11 @@ def _progress() -> Iterator[Progress | None]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Filling], None]]:
-    """A bar on the terminal's standard error for each phase of filling a library."""
-    if not sys.stderr.isatty():
-        yield lambda filling: None
-        return
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+    """A bar for each phase of filling a library."""
+    with progress_bar() as bar:
+        if bar is None:
+            yield lambda filling: None
+            return
         tasks: dict[str, Any] = {}
 
         def report(filling: Filling) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from recycle.cli.terminal import progress_bar
 from recycle.errors import JobError
 from recycle.job import Job
 from recycle.profile import Profile
@@ -53,7 +53,7 @@ def profile(
 
         ran = executed(target)
         ran.profile.save(output)
-        _tell_executed(ran, output, as_json)
+        _print_executed(ran, output, as_json)
         return
     job = Job.load(target)
     from recycle.exec.profile.profiler import measure
@@ -80,7 +80,7 @@ def _require_writable(output: Path) -> None:
         raise JobError(f"{output}: cannot be written (the folder {output.parent} may not be written to)")
 
 
-def _tell_executed(ran: Executed, output: Path, as_json: bool) -> None:
+def _print_executed(ran: Executed, output: Path, as_json: bool) -> None:
     figures = {"period": ran.period, "planned_period": ran.planned_period, "period_error": ran.period_error}
     if as_json:
         found = {"file": str(output), "hash": ran.profile.digest(), "profile": ran.profile.to_json()}
@@ -142,13 +142,11 @@ def _bytes(value: float) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress on the terminal's standard error; a line per phase where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda what, done, total: print(f"measured {done} of {total} {what}", file=sys.stderr)
-        return
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    """A bar for each thing that is measured; a line on standard error where that is no terminal."""
+    with progress_bar() as bar:
+        if bar is None:
+            yield lambda what, done, total: print(f"measured {done} of {total} {what}", file=sys.stderr)
+            return
         tasks: dict[str, Any] = {}
 
         def report(what: str, done: int, total: int) -> None:

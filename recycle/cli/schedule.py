@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from dataclasses import asdict
 from enum import StrEnum
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from recycle.cli import pricing
+from recycle.cli.terminal import width
 from recycle.errors import ScheduleError
 from recycle.ir import formats
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
@@ -87,7 +87,7 @@ def schedule(
 def _show(schedule: Schedule) -> None:
     timeline = simulate(schedule)
     if schedule.shape.worker_count <= DRAWN:
-        print(timeline.text(shutil.get_terminal_size((120, 24)).columns))
+        print(timeline.text(width()))
     print(f"{schedule.metadata['family']}, {schedule.shape}, {len(schedule.columns)} instructions")
     print(f"makespan {timeline.makespan:g}   period {timeline.period:g}   bubble ratio {timeline.bubble_ratio:.4g}")
     print("times 1,1,1; -o FILE writes the schedule, --json prints the file")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from recycle.cli import pricing
 from recycle.cli.limits import Limits, job_limits
+from recycle.cli.terminal import width
 from recycle.errors import JobError
 from recycle.ir import formats
 from recycle.ir.check import check
@@ -101,7 +101,7 @@ def _named(schedule: Schedule, row: int) -> dict[str, Any]:
 def _gaps(schedule: Schedule, gaps: Gaps) -> list[list[dict[str, Any]] | None]:
     per_worker: dict[Worker, list[dict[str, Any]]] = {worker: [] for worker in schedule.live}
     for gap in gaps:
-        told = {
+        entry = {
             "start": gap.start,
             "end": gap.end,
             "cause": gap.cause.name.lower(),
@@ -109,14 +109,14 @@ def _gaps(schedule: Schedule, gaps: Gaps) -> list[list[dict[str, Any]] | None]:
             "waits_for": None if gap.waits_for < 0 else _named(schedule, gap.waits_for),
             "ready": None if gap.ready < 0 else str(schedule.instruction(gap.ready)),
         }
-        per_worker[gap.worker].append(told)
+        per_worker[gap.worker].append(entry)
     return [per_worker.get(worker) for worker in schedule.shape.workers()]
 
 
 def _print(timeline: Timeline, gaps: Gaps) -> None:
     schedule = timeline.schedule
     if schedule.shape.worker_count <= DRAWN and timeline.makespan:
-        print(timeline.text(_width()))
+        print(timeline.text(width()))
     _print_table(schedule, _load_columns(timeline))
     print("seconds in which a worker does nothing, by what it waits for")
     _print_table(schedule, _gap_columns(schedule, gaps))
@@ -167,8 +167,4 @@ def _print_table(schedule: Schedule, columns: dict[str, list[str]]) -> None:
         table.add_column(title, justify="right")
     for w, worker in enumerate(schedule.shape.workers()):
         table.add_row(str(worker), *(cells[w] for cells in columns.values()))
-    Console(width=_width()).print(table)
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((120, 24)).columns
+    Console(width=width()).print(table)

@@ -128,13 +128,13 @@ class ProgressLines(Observer):
 
     def waiting(self, what: str) -> None:
         """Say what the run waits for."""
-        _say(f"waiting for {what}")
+        _print(f"waiting for {what}")
 
     def committed(self, line: dict[str, Any]) -> None:
         """One line per committed step."""
         self.last = line["step"]
         width = len(str(self._steps - 1))
-        _say(
+        _print(
             f"step {line['step']:>{width}}/{self._steps - 1}  loss {_loss(line['loss'])}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
             f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})"
@@ -142,12 +142,12 @@ class ProgressLines(Observer):
 
     def event(self, event: dict[str, Any]) -> None:
         """One line for what a person wants to know at once."""
-        say = _EVENTS.get(event["kind"])
-        if say is not None:
-            _say(f"  {event['time']:8.3f} s  {say(event)}")
+        describe = _EVENTS.get(event["kind"])
+        if describe is not None:
+            _print(f"  {event['time']:8.3f} s  {describe(event)}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     """Print at once; a line that goes to a file on a full disk is no reason to stop training."""
     try:
         print(line, flush=True)

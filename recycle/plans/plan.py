@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
-from recycle.errors import PlanError
+from recycle.errors import PlanError, ScheduleError
 from recycle.files import write_whole
 from recycle.ir.schedule import Schedule
+from recycle.job import Job
 from recycle.plans.moves import Move
 from recycle.plans.roles import align, assign_roles, rename
 from recycle.plans.vectors import Vector
@@ -169,3 +170,20 @@ def schedule_hash(schedule: Schedule) -> str:
     """Content hash of what runs: shape, programs, failed workers and optimizer; not of how it was found."""
     text = replace(schedule, metadata={}).dumps()
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def with_ties(schedule: Schedule, job: Job) -> Schedule:
+    """The schedule with the ties of the job's model.
+
+    Raises:
+        ScheduleError: it states others.
+    """
+    if schedule.ties == job.ties:
+        return schedule
+    if schedule.ties:
+        stages = " ".join(map(str, schedule.ties[0]))
+        raise ScheduleError(
+            f"the schedule ties stages {stages}, the job's model does not: [model] tied = true ties the first and the"
+            f" last stage"
+        )
+    return replace(schedule, ties=job.ties)

@@ -67,7 +67,7 @@ class _Watched:
 
 
 @dataclass
-class Drift:
+class DriftMonitor:
     """Watches the times of one run.
 
     Args:
@@ -87,7 +87,7 @@ class Drift:
     _times: dict[_Key, _Watched] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: PricedJob) -> Drift:
+    def of(cls, job: PricedJob) -> DriftMonitor:
         """As the job's `[membership]` says."""
         limits = job.membership
         stages_too = job.seconds_per_unit is not None
@@ -144,7 +144,7 @@ class Drift:
 
         What has not departed stays as planned for.
         """
-        speed, said = dict(planned.speed), list[str]()
+        speed, changes = dict(planned.speed), list[str]()
         for worker in sorted(live):
             watched = self._speeds.get(worker)
             now = None if watched is None else self._speed(watched, planned.speed_of(worker))
@@ -152,18 +152,18 @@ class Drift:
                 speed.pop(str(worker), None)
                 if now != 1.0:
                     speed[str(worker)] = now
-                said.append(f"worker {worker} takes {now:.3g} times as long as its peers")
+                changes.append(f"worker {worker} takes {now:.3g} times as long as its peers")
         times: dict[str, Any] = {name: planned.per_stage(name, self.shape.stages) for name in TIMES}
         for (name, stage), watched in sorted(self._times.items()):
             base = self.profile.per_stage(name, self.shape.stages)[stage]
             ratio = watched.departed(times[name][stage] / base, self.threshold) if base > 0 else None
             if ratio is not None:
                 times[name][stage] = _rounded(ratio * base)
-                said.append(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says")
-        if not said:
+                changes.append(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says")
+        if not changes:
             return None
         changed = {name: values for name, values in times.items() if values != planned.per_stage(name, len(values))}
-        return replace(planned, speed=speed, **changed), "; ".join(said)
+        return replace(planned, speed=speed, **changed), "; ".join(changes)
 
     def _speed(self, watched: _Watched, planned: float) -> float | None:
         """A new factor for a worker; 1 when it is closer to that than half the threshold."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from recycle.errors import RecycleError
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Report
-from recycle.exec.planning.drift import Drift
+from recycle.exec.planning.drift import DriftMonitor
 from recycle.exec.planning.planning import PlanService, Question
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
@@ -72,7 +72,7 @@ class Replanner:
         self._job, self._plans, self._directory, self._log = job, plans, directory, log
         takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
         self._is_on = job.membership.drift > 0 and job.planner.reroute and plans.can_plan and takes_time
-        self._drift = Drift.of(job)
+        self._drift = DriftMonitor.of(job)
         self._planned: dict[frozenset[Worker], Profile] = {}
         self._ready: dict[frozenset[Worker], Ready] = {}
         self._live: frozenset[Worker] = frozenset()

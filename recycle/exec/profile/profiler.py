@@ -205,8 +205,8 @@ class _Measuring:
         """What it answers. Raises RunError when it ends instead."""
         yield from self._child.lines()
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").splitlines()
-        raise RunError(f"the measuring process ended; its last lines: {' | '.join(said[-4:])}")
+        output = self._errors.read().decode(errors="replace").splitlines()
+        raise RunError(f"the measuring process ended; its last lines: {' | '.join(output[-4:])}")
 
     def close(self) -> None:
         self._child.close()

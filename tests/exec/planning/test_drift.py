@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recycle.exec.membership.messages import Computed
-from recycle.exec.planning.drift import LEAST_SECONDS, RETRY, Drift
+from recycle.exec.planning.drift import LEAST_SECONDS, RETRY, DriftMonitor
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 
@@ -15,8 +15,8 @@ SLOW = Worker(1, 1)
 N = 8
 
 
-def drift(stages_too: bool = True, profile: Profile = BASE, shape: Shape = SHAPE) -> Drift:
-    return Drift(shape, profile, threshold=0.15, iterations=N, stages_too=stages_too)
+def drift(stages_too: bool = True, profile: Profile = BASE, shape: Shape = SHAPE) -> DriftMonitor:
+    return DriftMonitor(shape, profile, threshold=0.15, iterations=N, stages_too=stages_too)
 
 
 def iteration(
@@ -37,7 +37,7 @@ def iteration(
     return report
 
 
-def seen(watch: Drift, planned: Profile = BASE) -> Profile | None:
+def seen(watch: DriftMonitor, planned: Profile = BASE) -> Profile | None:
     found = watch.departed(planned, SHAPE.workers())
     return None if found is None else found[0]
 

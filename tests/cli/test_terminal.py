@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recycle.cli.sparks import spark
+from recycle.cli.terminal import spark
 
 
 def test_blocks_are_as_high_as_their_values() -> None:
