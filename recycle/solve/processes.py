@@ -1,19 +1,19 @@
 """A function over many tasks, several processes at a time, which end at any moment and leave nothing behind.
 
 The standard pools either wait for what is running when they are stopped, or hang when a child is killed. Here each
-child has one pipe: a dead child is the end of its pipe, and a child whose parent is gone finds the same.
+child has one pipe, whose end tells that the child has died, and a child ends with its parent.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-import threading
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
+from recycle.child import die_with_parent
 from recycle.errors import PlanError, RecycleError
 
 Result = TypeVar("Result")
@@ -93,9 +93,12 @@ def map_unordered(
 
 
 def _work(connection: Connection, function: Callable[..., Any]) -> None:
-    """The child: one task after the other. Ctrl-C is for the parent; a child whose parent is gone ends at once."""
+    """The child: one task after the other. Ctrl-C is for the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    assert parent.pid is not None
+    die_with_parent(parent.pid)
     while True:
         try:
             task = connection.recv()
@@ -106,10 +109,3 @@ def _work(connection: Connection, function: Callable[..., Any]) -> None:
         except RecycleError as error:
             outcome = error
         connection.send(outcome)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    signal.raise_signal(signal.SIGKILL)

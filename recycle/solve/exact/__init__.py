@@ -1,1 +1,1 @@
-"""Small problems solved to optimality: an integer program, and the child process that solves it."""
+"""Small problems solved to optimality by an integer program."""

@@ -25,7 +25,13 @@ times with a common unit; sizes that a solver can take, which ends at about a hu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -33,7 +39,7 @@ from math import ceil
 from time import monotonic
 from typing import Any
 
-from recycle.solve.exact import child
+from recycle.child import Child, serve
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.search.timing import time_order
 
@@ -85,7 +91,7 @@ def solve(
         return Solved(start, period, bound, "optimal")
     if TimeGrid(problem, unit, last).variables > most:
         return Solved(start, period, bound, "too large")
-    for slots, starts in child.ask(__name__, (problem, unit, first, last, seconds), seconds):
+    for slots, starts in _in_child((problem, unit, first, last, seconds), seconds):
         if starts is None:
             bound = max(bound, slots * unit + (unit / problem.shape.stages if problem.staggered else unit))
             continue
@@ -361,21 +367,38 @@ class _Program:
                     self._row([(-1, is_open), *ended], ">", 0)
 
 
-def _answers(problem: Problem, unit: float, first: int, last: int, seconds: float) -> None:
-    """Ask for one period after the other; answer (slots, None if no schedule has that period, else its starts)."""
+def _in_child(request: tuple[object, ...], seconds: float) -> list[Any]:
+    """What `_answers` gives to a request; its process is killed after `seconds`, as solvers overshoot their limits."""
+    child = Child(__name__, errors=subprocess.DEVNULL)
+    killer = threading.Timer(seconds, child.kill)
+    killer.start()
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            child.requests.write(pickle.dumps(request))
+            child.requests.flush()
+        return [json.loads(line) for line in child.lines() if line.endswith(b"\n")]
+    finally:
+        killer.cancel()
+        child.close()
+
+
+def _answers(problem: Problem, unit: float, first: int, last: int, seconds: float) -> Iterator[tuple[int, Any]]:
+    """For one period after the other: (slots, None if no schedule has that period, else its starts)."""
     deadline = monotonic() + seconds
     for slots in range(first, last + 1):
         grid = TimeGrid(problem, unit, slots)
         if any(not window for window in (*grid.windows, *grid.opens)):
-            child.answer((slots, None))
+            yield slots, None
             continue
         exists, starts = _Program(grid).solved(max(0.1, deadline - monotonic()))
         if exists is None:
             return
-        child.answer((slots, starts if exists else None))
+        yield slots, starts if exists else None
         if exists:
             return
 
 
 if __name__ == "__main__":
-    child.serve(_answers)
+    requests, answers = serve(sys.argv[1])
+    for answer in _answers(*pickle.load(requests)):
+        answers.write(json.dumps(answer).encode() + b"\n")
