@@ -312,8 +312,6 @@ class Coordinator:
     def _admit(self, worker: Worker) -> None:
         self.live.add(worker)
         self._joined.add(worker)
-        incarnations = range(self.processes.incarnation(worker) + 1)
-        self.store.delete([ReadyKey(name, number) for name in self._members([worker]) for number in incarnations])
         self._detector.forget(worker)
 
     def _form(self) -> None:
@@ -352,6 +350,8 @@ class Coordinator:
         self._enter(GenerationPhase.RUNNING)
         for worker in sorted(self._joined):
             self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
+            incarnations = range(self.processes.incarnation(worker) + 1)
+            self.store.delete([ReadyKey(name, number) for name in self._members([worker]) for number in incarnations])
         self._joined.clear()
         if self._lost_since is not None:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)

@@ -1,7 +1,7 @@
 """A copy of a range of etcd's keys, kept current by one watch: reads and waits cost no request.
 
-The range is read once, then followed from the next revision on; after a broken connection both begin again. Whoever
-has written knows the revision of that and waits until the copy has reached it, so a client reads what it wrote.
+The range is read once, then followed from the next revision on; after a broken connection both begin again. A client
+that has written waits until the copy has reached the revision of its write, so it reads what it wrote.
 """
 
 from __future__ import annotations

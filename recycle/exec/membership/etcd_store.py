@@ -1,9 +1,9 @@
 """Membership on etcd: the same keys as in the launcher's store, below a prefix per run.
 
-Keys lie in the folders that the schema gives them, so that nobody follows what is not for him. A worker mirrors
-`groups` and `orders`, which lie side by side; who may coordinate mirrors `orders`, and whoever does `posts` as well.
-Nobody polls, and a wait costs no request. Heartbeats are read when they are looked at, in one request for all, which
-also tells silence of a worker from silence of the store.
+Keys lie in the folders that the schema gives them, and each client mirrors the folders that it needs: a worker `groups`
+and `orders`, which lie side by side, the coordinator `orders` and `posts`, an agent that may become coordinator
+`orders`. No client polls, and a wait costs no request. Heartbeats are not mirrored: the coordinator reads all of them
+in one request, which also tells a silent worker from a store that does not answer.
 
 What a client reads is never older than what it wrote or read before; of others' writes it may be a moment behind.
 Every write is one transaction; a coordinator's writes also require that it still holds its role.
@@ -44,7 +44,7 @@ _FOLLOWED: dict[Reader, tuple[Folder, Folder]] = {
 
 
 class RoleLost(RunError):
-    """Somebody else coordinates by now; nothing was written."""
+    """Another agent has become coordinator; nothing was written."""
 
 
 class EtcdStore(Store):

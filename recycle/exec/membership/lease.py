@@ -16,8 +16,8 @@ class Lease:
 
     Args:
         client: of its own.
-        seconds: the term; etcd has a least one of its own, of about two seconds.
-        lost: called from the thread, once, when the lease has ended or nobody can tell any more that it has not.
+        seconds: the term; etcd grants no shorter one than about two seconds.
+        lost: called from the thread, once, when the lease has ended or could not be renewed for a whole term.
     """
 
     def __init__(self, client: EtcdClient, seconds: int, lost: Callable[[], None]) -> None:

@@ -224,7 +224,7 @@ class CutKey(Decision[list[str]], writer=Writer.WORKER):
 
 
 class ReadyKey(Note[bool], writer=Writer.WORKER):
-    """This process of a worker has started up. Deleted when the worker is admitted again."""
+    """This process of a worker has started up. Deleted once a generation runs that the worker joined."""
 
     member: str
     incarnation: int
