@@ -2,7 +2,7 @@
    fixed all margins, and the size of the graph on the page. */
 (function (recycle) {
   "use strict";
-  const TICK_PIXELS = 80, FEWEST_TICKS = 5, MOST_TICKS = 10;
+  const TICK_PIXELS = 80, FEWEST_TICKS = 4, MOST_TICKS = 9;
 
   /* Pixels of the graph and of its axes, and what these show; null while there are none. */
   recycle.axes = function (plot) {
@@ -15,10 +15,11 @@
     };
   };
 
-  /* Distance of round ticks on an axis: 1, 2 or 5 times a power of ten. */
+  /* Distance of the ticks that Plotly puts on an axis by itself: 2, 5 or 10 times a power of ten. The canvas draws the grid
+     that goes with them. */
   recycle.tickStep = function (length, pixels) {
-    const most = Math.min(Math.max(pixels / TICK_PIXELS + 1, FEWEST_TICKS), MOST_TICKS), rough = length / most;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    return Number((power * [1, 2, 5, 10].find((factor) => factor * power >= rough * (1 - 1e-9))).toPrecision(3));
+    const rough = length / (Math.min(Math.max(pixels / TICK_PIXELS, FEWEST_TICKS), MOST_TICKS) + 1);
+    const power = 10 ** Math.floor(Math.log(rough) / Math.LN10);
+    return power * ([2, 5].find((factor) => factor >= rough / power) || 10);
   };
 })(window.recycle = window.recycle || {});

@@ -54,23 +54,17 @@
       this.wanted = want;
       if (waiting) return;
       requestAnimationFrame(() => {
-        const { t0, t1, y0, y1 } = this.wanted, x = [t0 * this.scale, t1 * this.scale];
+        const { t0, t1, y0, y1 } = this.wanted;
         this.wanted = null;
         if (!this.root.isConnected) return;
-        window.Plotly.relayout(this.plot, { "xaxis.range": x, "yaxis.range": [y1, y0], ...this._otherTicks(x) });
+        window.Plotly.relayout(this.plot, { "xaxis.range": [t0 * this.scale, t1 * this.scale], "yaxis.range": [y1, y0] });
       });
-    }
-
-    /* Ticks of another distance, where the range asks for them. Set here and not left to Plotly, as the canvas draws the
-       grid that belongs to them. */
-    _otherTicks([low, high]) {
-      const step = recycle.tickStep(high - low, this.place.width);
-      return step === this.plot.layout.xaxis.dtick ? {} : { "xaxis.dtick": step };
     }
 
     /* Times of the ticks in view. */
     get ticks() {
-      const { t0, t1 } = this.view, step = this.plot.layout.xaxis.dtick / this.scale, first = Math.ceil(t0 / step);
+      const { t0, t1 } = this.view, step = recycle.tickStep((t1 - t0) * this.scale, this.place.width) / this.scale;
+      const first = Math.ceil(t0 / step);
       return Array.from({ length: Math.max(0, Math.floor(t1 / step) - first + 1) }, (_, place) => (first + place) * step);
     }
 
@@ -153,12 +147,7 @@
     _listen() {
       const { signal } = this.ended, moved = () => { this.redraw(); this._follow(); recycle.remember(this); };
       this.plot.on("plotly_relayouting", (changes) => { this.dragged = this._dragged(changes); moved(); });
-      this.plot.on("plotly_relayout", () => {
-        this.dragged = null;
-        const ticks = this._otherTicks(this.plot.layout.xaxis.range);
-        if (Object.keys(ticks).length && !this.wanted) window.Plotly.relayout(this.plot, ticks);
-        moved();
-      });
+      this.plot.on("plotly_relayout", () => { this.dragged = null; moved(); });
       this.plot.on("plotly_afterplot", () => this.redraw());
       matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
       const stage = this.root.querySelector(".lanes-stage");

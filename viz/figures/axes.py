@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from viz.figures.palette import FONT, MUTED
-from viz.figures.time_axis import OVERHANG, tick_step, time_unit
+from viz.figures.time_axis import time_unit
 from viz.figures.timeline import CONFIG
 from viz.lanes import LaneTable
 
@@ -46,8 +46,6 @@ def axes_figure(
         "xaxis": {
             **unit.axis(length),
             "ticks": "outside",
-            "tick0": 0,
-            "dtick": tick_step((1 + 2 * OVERHANG) * length * unit.scale),
             **hidden,
         },
         "yaxis": {"range": [rows or table.lanes, 0], "showticklabels": False, **hidden},

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from viz.comparison import FailureTrace, SystemResult
-from viz.figures.palette import FAILURE, FONT, GRID, INK, MUTED, OPTIMIZER, PAPER
+from viz.figures.palette import FAILURE, GRID, MUTED, OPTIMIZER, PAPER, frame
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -39,7 +39,7 @@ def rates_figure(trace: FailureTrace, systems: Sequence[SystemResult]) -> go.Fig
     )
     axis = {"gridcolor": GRID, "zeroline": False, "automargin": True}
     figure.update_layout(
-        **_frame(440),
+        **frame(440, 30, 44) | {"showlegend": True},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         xaxis={**axis, "title": {"text": "hours", "standoff": 6}, "anchor": "y2"},
         yaxis={**axis, "title": {"text": "samples per second"}, "domain": [0.34, 1.0], "rangemode": "tozero"},
@@ -92,7 +92,7 @@ def goodput_figure(trace: FailureTrace, systems: Sequence[SystemResult]) -> go.F
         text = f"{name}, fault-scaled: {scaled:.4g}"
         notes.append({"x": scaled, "y": 1 + 0.1 * row, "yref": "paper", "text": text, "showarrow": False})
     figure.update_layout(
-        **_frame(90 + _BAR * len(systems), top=30 + 20 * len(notes)),
+        **frame(90 + _BAR * len(systems), 30 + 20 * len(notes), 44),
         xaxis={"gridcolor": GRID, "title": {"text": "samples per second", "standoff": 6}, "rangemode": "tozero"},
         yaxis={"autorange": "reversed", "automargin": True},
         shapes=shapes,
@@ -120,21 +120,10 @@ def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
             hovertemplate=f"%{{y}}: {cause} %{{x:.3g}} %<extra></extra>",
         )
     figure.update_layout(
-        **_frame(110 + _BAR * len(shown)),
+        **frame(110 + _BAR * len(shown), 30, 44) | {"showlegend": True},
         barmode="stack",
-        showlegend=True,
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         xaxis={"gridcolor": GRID, "title": {"text": "share of the time, in per cent", "standoff": 6}},
         yaxis={"autorange": "reversed", "automargin": True},
     )
     return figure
-
-
-def _frame(height: int, top: int = 30) -> dict[str, Any]:
-    return {
-        "height": height,
-        "margin": {"l": 8, "r": 16, "t": top, "b": 44},
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
-        "font": {"family": FONT, "size": 12, "color": INK},
-    }

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from viz.figures.palette import FAILURE, FONT, FORWARD, GRID, INK, OPTIMIZER, PAPER, RECOVERY
+from viz.figures.palette import FAILURE, FORWARD, GRID, INK, OPTIMIZER, PAPER, RECOVERY, frame
 
 _MARKS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
 """Colour and dash of the events that get a line; the others are in the table of events."""
@@ -40,13 +40,8 @@ def curves_figure(
     )
     axis = {"gridcolor": GRID, "zeroline": False}
     figure.update_layout(
-        height=330,
-        margin={"l": 8, "r": 16, "t": 30, "b": 44},
-        showlegend=False,
+        **frame(330, 30, 44),
         uirevision="curves",  # a live run is drawn again every few seconds: keep the zoom
-        paper_bgcolor=PAPER,
-        plot_bgcolor=PAPER,
-        font={"family": FONT, "size": 12, "color": INK},
         xaxis={**axis, "title": {"text": "step", "standoff": 6}, "anchor": "y2", "tickformat": "d"},
         yaxis={**axis, "title": {"text": "loss"}, "domain": [0.36, 1.0], "automargin": True},
         yaxis2={

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from recycle.ir.kinds import per_kind
 from recycle.ir.simulate import TOLERANCE, Timeline
 from viz.analysis.differences import Matches
-from viz.figures.palette import BAND, FONT, FORWARD, GRID, INK, PAINTS, PAPER, RULE, paint_named
+from viz.figures.palette import FORWARD, GRID, INK, PAINTS, RULE, frame, paint_named
 from viz.figures.time_axis import TimeUnit
 
 POINTS, BINS = 2000, 800
@@ -84,12 +84,7 @@ def _add_envelope(figure: go.Figure, time: Any, delta: Any, span: float) -> None
 
 def _layout(span: float, unit: TimeUnit, most: float) -> dict[str, Any]:
     return {
-        "height": HEIGHT,
-        "margin": {"l": 8, "r": 16, "t": 14, "b": 40},
-        "showlegend": False,
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": BAND,
-        "font": {"family": FONT, "size": 12, "color": INK},
+        **frame(HEIGHT, 14, 40),
         "xaxis": {
             **unit.axis(span),
             "title": {"text": "time in the first" + (f" ({unit.word})" if unit.word else ""), "standoff": 6},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from viz.analysis.memory import MemoryCurve, sampled
-from viz.figures.palette import FAILURE, FONT, FORWARD, GRID, INK
+from viz.figures.palette import FAILURE, FORWARD, GRID, frame
 from viz.figures.time_axis import TimeUnit
 
 PIXELS, HEIGHT = 2000, 150
@@ -50,10 +50,7 @@ def memory_figure(curve: MemoryCurve, instruction: str, span: float, unit: TimeU
             text=f"limit {curve.limit:g}", name="limit",
         )  # fmt: skip
     figure.update_layout(
-        height=HEIGHT,
-        margin={"l": 8, "r": 16, "t": 10, "b": 36},
-        showlegend=False,
-        font={"family": FONT, "size": 12, "color": INK},
+        **frame(HEIGHT, 10, 36),
         xaxis={
             **unit.axis(span),
             "gridcolor": GRID,

@@ -7,6 +7,7 @@ carry the kind's letter, re-routed work is hatched and bordered, a failed lane i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 INK = "#111111"
 MUTED = "#595959"
@@ -59,3 +60,19 @@ PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUN
 def paint_named(name: str) -> Paint:
     """The paint with that key; that of reduce and step for a name that is not known."""
     return next((paint for paint in PAINTS if paint.key == name), OPTIMIZER)
+
+
+def frame(height: int, top: int, bottom: int) -> dict[str, Any]:
+    """Layout that the figures of pages share: margins, font, and no ground, so that the page's colours show through.
+
+    Args:
+        height, top, bottom: pixels of the figure, above and below its axes.
+    """
+    return {
+        "height": height,
+        "margin": {"l": 8, "r": 16, "t": top, "b": bottom},
+        "showlegend": False,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 12, "color": INK},
+    }

@@ -23,16 +23,9 @@ def gutter(tables: Iterable[LaneTable]) -> int:
     return max(gutter_of(table) for table in tables)
 
 
-def without_ground(figure: go.Figure) -> go.Figure:
-    """The figure, through which the page shows."""
-    clear = "rgba(0,0,0,0)"
-    figure.update_layout(paper_bgcolor=clear, plot_bgcolor=clear)
-    return figure
-
-
 def on_the_page(figure: go.Figure, left: int) -> go.Figure:
-    """The same with axes as wide as those of lanes that begin `left` pixels from the edge."""
-    without_ground(figure).update_layout(margin_l=left, margin_r=RIGHT)
+    """The figure with axes as wide as those of lanes that begin `left` pixels from the edge."""
+    figure.update_layout(margin_l=left, margin_r=RIGHT)
     figure.update_yaxes(automargin=False)
     return figure
 

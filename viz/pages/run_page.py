@@ -15,7 +15,6 @@ from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
 from viz.pages.address import keep_in_address
-from viz.pages.figure_view import without_ground
 from viz.pages.lanes_view import explainer_of, lanes_view
 from viz.pages.page import Page, Workspace
 from viz.run import REFRESH_SECONDS, LiveRun, Run
@@ -144,7 +143,7 @@ class RunPage(Page):
             "No step is committed yet.", f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         )
         if run.metrics:
-            figure = without_ground(curves_figure(run.metrics, run.events, run.workers))
+            figure = curves_figure(run.metrics, run.events, run.workers)
             curves = html.Div(parts.graph(figure, id=self.name("curves")), className="figure-view")
         plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         return [

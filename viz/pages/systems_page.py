@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, dcc, html
 from viz.comparison import SystemComparison
 from viz.figures.comparison import goodput_figure, lost_figure, rates_figure
 from viz.pages import parts
-from viz.pages.figure_view import figure_view, without_ground
+from viz.pages.figure_view import figure_view
 from viz.pages.page import Page, Workspace
 
 HEAD = ("system", "runs", "goodput", "fault-free", "ETTR")
@@ -71,10 +71,7 @@ class SystemsPage(Page):
             "rates": (rates_figure(trace, systems), "Throughput of each system over time, above the nodes alive"),
             "lost": (lost_figure(systems), "Share of time that each system lost, by cause"),
         }
-        views = {
-            name: figure_view("", without_ground(figure), self.name(name), said)
-            for name, (figure, said) in figures.items()
-        }
+        views = {name: figure_view("", figure, self.name(name), said) for name, (figure, said) in figures.items()}
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
         return [
             html.P([html.Span(word) for word in facts], className="chips"),
