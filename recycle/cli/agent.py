@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from recycle.cli.train import ProgressLines
+from recycle.cli.train import FaultOption, ProgressLines, PunishOption, requested_faults
 from recycle.errors import JobError
 from recycle.ir.named import named_schedule
 from recycle.job import Job
@@ -71,6 +71,8 @@ def agent(
     steps: Annotated[
         int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False, min=1)
     ] = None,
+    fault: FaultOption = None,
+    punish: PunishOption = None,
 ) -> None:
     """Be the agent of one node of a cluster; start one on every node, in any order.
 
@@ -83,6 +85,8 @@ def agent(
     **recycle agent job.toml --store etcd://head:2379 --node 0** (by hand, on each node with its number)
 
     **srun --ntasks-per-node=1 recycle agent job.toml --store etcd://head:2379** (Slurm: number and name are found)
+
+    **recycle agent job.toml --node 0 --fault kill:1.1@10 --fault rejoin:1.1@20** (faults: the same on all nodes)
     """
     described = Job.load(job)
     if store is not None:
@@ -108,26 +112,22 @@ def agent(
 
     from recycle.cli.planner import plan_for_training
     from recycle.exec.launch.agent import serve
-    from recycle.exec.launch.launcher import check_request
+    from recycle.exec.launch.request import request_run
 
     count = described.train.steps if steps is None else steps
-    text_digest = check_request(described, count, (), own.failed if own is not None else frozenset())
+    absent = own.failed if own is not None else frozenset()
+    request = request_run(
+        described,
+        steps=count,
+        schedule=own,
+        planner=plan_for_training,
+        faults=requested_faults(fault, punish, described, count, absent),
+        observer=ProgressLines(count, described.shape),
+    )
     directory = run or Path("runs") / name
     signal.signal(signal.SIGTERM, _interrupt)
-    lines = ProgressLines(count, described.shape)
     try:
-        serve(
-            described,
-            node,
-            name,
-            directory,
-            steps=count,
-            address=address,
-            schedule=own,
-            planner=plan_for_training,
-            observer=lines,
-            text_digest=text_digest,
-        )
+        serve(request, node=node, run=name, directory=directory, address=address)
     except KeyboardInterrupt:
         print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
         raise typer.Exit(130) from None

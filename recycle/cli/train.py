@@ -9,18 +9,60 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recycle.errors import JobError
-from recycle.exec.faults.faults import KINDS, PHASES, check_faults, parse_fault
+from recycle.exec.faults.fault import PHASES, Fault
+from recycle.exec.faults.faults import check_faults, parse_fault
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
 from recycle.exec.launch.observer import Observer
 from recycle.ir.named import named_schedule
 from recycle.job import Job, explain_job
-from recycle.shape import Shape
+from recycle.shape import Shape, Worker
 
 if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
 
 KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()) + f". Phases: {', '.join(PHASES)}."
+
+FaultOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FAULT",
+        help=f"Strike on purpose: KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]. {KINDS_HELP}",
+        show_default=False,
+    ),
+]
+PunishOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MEAN_STEPS[,SEED]",
+        help="Kill workers and let them come back at random, so many steps apart on average; a seed repeats it.",
+        show_default=False,
+    ),
+]
+
+
+def requested_faults(
+    fault: list[str] | None, punish: str | None, job: Job, steps: int, absent: frozenset[Worker]
+) -> list[Fault]:
+    """The faults that `--fault` and `--punish` ask for; what is drawn for `--punish` is printed.
+
+    Args:
+        absent: workers that the run starts without.
+
+    Raises:
+        JobError: a fault is not well written or can never strike, or both options are given.
+    """
+    faults = [parse_fault(text) for text in fault or []]
+    if punish is not None:
+        if faults:
+            raise JobError("--punish and --fault: give one of them; what --punish draws is printed as --fault options")
+        mean, seed = parse_punishment(punish)
+        faults = draw_faults(job.shape, steps, mean, seed, absent)
+    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel)
+    if punish is not None:
+        print(f"punished with {len(faults)} faults:{''.join(f' --fault {fault}' for fault in faults)}", flush=True)
+    return faults
 
 
 def train(
@@ -31,22 +73,8 @@ def train(
     steps: Annotated[
         int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False)
     ] = None,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FAULT",
-            help=f"Strike on purpose: KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]. {KINDS_HELP}",
-            show_default=False,
-        ),
-    ] = None,
-    punish: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MEAN_STEPS[,SEED]",
-            help="Kill workers and let them come back at random, so many steps apart on average; a seed repeats it.",
-            show_default=False,
-        ),
-    ] = None,
+    fault: FaultOption = None,
+    punish: PunishOption = None,
     run: Annotated[
         Path | None,
         typer.Option(
@@ -69,16 +97,10 @@ def train(
     if explain:
         print(explain_job(described))
         return
-    faults = [parse_fault(text) for text in fault or []]
     own = named_schedule(schedule, described.shape) if schedule is not None else None
     absent = own.failed if own is not None else frozenset()
     count = described.train.steps if steps is None else steps
-    if punish is not None:
-        if faults:
-            raise JobError("--punish and --fault: give one of them; what --punish draws is printed as --fault options")
-        mean, seed = parse_punishment(punish)
-        faults = draw_faults(described.shape, count, mean, seed, absent)
-    check_faults(faults, described.shape, count, absent, described.grid.tensor_parallel)
+    faults = requested_faults(fault, punish, described, count, absent)
 
     from recycle.cli.planner import plan_for_training
     from recycle.exec.checkpoint.resume import newest_run
@@ -87,8 +109,6 @@ def train(
     runs, name = Path("runs"), job.resolve().parent.name
     fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = run or (newest_run(runs, name) if resume else fresh)
-    if punish is not None:
-        print(f"punished with {len(faults)} faults:{''.join(f' --fault {fault}' for fault in faults)}", flush=True)
     lines = ProgressLines(count, described.shape)
     try:
         result = launcher.train(

@@ -56,7 +56,7 @@ class Manifest(Struct, frozen=True, rename={"commit": "facts"}):
         commit: of that iteration; `facts` in the file.
         shape: D, P, V and m of the run that wrote it.
         identity: what must be the same for the state to fit; see `identity`.
-        course: what should be the same for the run to stay the same; see `course`.
+        course: what else the next losses depend on; see `course`.
         files: name -> size and hash.
     """
 
@@ -254,14 +254,14 @@ def verify(folder: Path) -> Checkpoint:
     try:
         present = {path.name for path in folder.iterdir() if path.suffix == _SUFFIX}
         for name in sorted(manifest.files.keys() | present):
-            path, said = folder / name, manifest.files.get(name)
-            if said is None:
+            path, stored = folder / name, manifest.files.get(name)
+            if stored is None:
                 raise Damaged(f"{path}: damaged, the manifest does not name this file")
             if name not in present or not path.is_file():
                 raise Damaged(f"{path}: missing")
-            if path.stat().st_size != said.bytes:
-                raise Damaged(f"{path}: cut off, {path.stat().st_size} bytes of {said.bytes}")
-            if _sha256(path) != said.sha256:
+            if path.stat().st_size != stored.bytes:
+                raise Damaged(f"{path}: cut off, {path.stat().st_size} bytes of {stored.bytes}")
+            if _sha256(path) != stored.sha256:
                 raise Damaged(f"{path}: damaged, its content is not what was written")
     except OSError as error:
         raise Damaged(f"{folder}: cannot be read ({error.strerror})") from None
@@ -280,7 +280,7 @@ def folders(root: Path) -> list[tuple[int, Path]]:
 
 
 def newest(root: Path, warn: Callable[[str], object], upto: int | None = None) -> Checkpoint | None:
-    """The newest complete checkpoint, of step `upto` at most; `warn` is told of each that is passed over.
+    """The newest complete checkpoint, of step `upto` at most; `warn` is called with each that is passed over.
 
     Raises:
         JobError: the newest is of a newer version.

@@ -1,7 +1,7 @@
-"""The launcher's part in checkpoints: which commit is kept, when one is complete, which are removed.
+"""The coordinator's part in checkpoints: which commits are kept, when a checkpoint is complete, which are removed.
 
-Says with a commit that its state is kept, waits for the hosts of all stages to announce their files, writes the
-manifest, and removes what is older than the last few. It asks for no checkpoint while one is being written: a disk
+A commit states that its state is kept. The manager waits for the hosts of all stages to announce their files, writes
+the manifest, and removes what is older than the last few. It asks for no checkpoint while one is being written: a disk
 that is slower than the interval makes checkpoints rarer and never stops training.
 """
 
@@ -43,13 +43,14 @@ class CheckpointManager:
         text_digest: of the training text.
         store: where workers announce their files.
         log: takes events.
-        wake: wakes the launcher's loop.
+        wake: wakes the coordinator's loop.
         now: monotonic seconds.
         ranks: rank that hosts each stage.
     """
 
     def __init__(
         self,
+        *,
         job: Job,
         root: Path,
         text_digest: str | None,
@@ -124,7 +125,7 @@ class CheckpointManager:
         return None
 
     def _finish(self, commit: Commit, saved: list[Saved]) -> str:
-        """In the thread, as disks take their time: make a checkpoint complete; returns why it is not."""
+        """In the thread, because a disk may be slow: complete a checkpoint; returns why that failed, or nothing."""
         folder = folder_of(self._root, commit.step)
         error = next((part.error for part in saved if part.error), "")
         if not error:
@@ -184,7 +185,7 @@ class CheckpointManager:
         return checkpoint.newest(self._root, warn)
 
     def start_over(self) -> None:
-        """Training goes back: what was being kept, and what was announced, is void."""
+        """Training goes back to a checkpoint: forget those that are being written and what was announced."""
         self._pending.clear()
         self._forget(list(self._announced))
 

@@ -1,7 +1,7 @@
-"""Who sits where when a whole stage is lost: the processes that are left, spread over all ranks of the same grid.
+"""Reassignment: which positions the remaining workers take when a whole stage is lost, over all ranks of the grid.
 
-The grid keeps its shape, and with it the micro-batches, the batch and every plan; empty positions are what they
-always are, failed workers that peers stand in for. So every worker that is left has work, and any number from P on
+The grid keeps its shape, and with it the micro-batches, the batch and every plan; an empty position counts as a failed
+worker, which peers stand in for. So every worker that is left has work, and any number from P on
 will do, where a smaller grid D' x P would leave those idle that do not fill a pipeline and needs a D' that divides D*m.
 The fewest hosts of a rank are never fewer than D' would be.
 """
@@ -16,7 +16,7 @@ from recycle.shape import Shape, Worker
 def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
     """Positions for as many processes as are live, as even over the ranks as can be; None if a rank would stay empty.
 
-    Ranks with more live hosts keep the odd ones. A position that is live stays taken where its rank has room.
+    Ranks with more live hosts keep the odd ones. A live position is kept where its rank has room.
 
     Limits: stages count alike, however long they take.
     """

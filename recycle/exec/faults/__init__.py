@@ -1,1 +1,1 @@
-"""Faults to order: their kinds, where each strikes, and a punisher that draws them at random."""
+"""Faults on purpose: their kinds, where each strikes, and a punisher that draws them at random."""

@@ -1,11 +1,8 @@
-"""Faults to strike on purpose: `KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]`, for example `kill:1.1@10`.
+"""Faults to strike on purpose, read from text and checked: `KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]`.
 
-With tensor parallelism a fault strikes one process of the worker: that of tensor rank 0, or `kill:1.1t1@10` says which.
-
-What each kind does is the table `KINDS`. A fault strikes in the middle of that iteration, or at the given phase, and
-once per run, also when its iteration is repeated; one in the `undo` of a step only if there is one. This file reads
-and checks them; a worker strikes itself (injector.py), but for a kill and a cut, which come from the launcher when the
-worker says that it has reached the point.
+A fault strikes in the middle of that iteration, or at the given phase, and once per run, also when its iteration is
+repeated; one in the `undo` of a step strikes only if a step is undone. With tensor parallelism it strikes one process
+of the worker: that of tensor rank 0, or `kill:1.1t1@10` names another. kinds.py has a row for every kind.
 """
 
 from __future__ import annotations
@@ -13,11 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from recycle.errors import JobError
+from recycle.exec.faults.fault import Fault
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.membership.failure_detector import whom_to_fence
-from recycle.exec.membership.members import member_name
 from recycle.shape import Shape, Worker
 
 _NUMBER = "[0-9]{1,9}"
@@ -25,109 +22,6 @@ _WORKER = re.compile(rf"{_NUMBER}\.{_NUMBER}")
 _FAULT = re.compile(
     rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})(?:t({_NUMBER}))?@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?"
 )
-BETWEEN = ("commit", "step", "stepped", "undo", "acknowledge", "form", "copy")
-"""Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back; and
-of a generation that begins with the step: is about to acknowledge it, to form its groups, to copy a state to or from
-a worker that joins."""
-PHASES = ("forward", "backward", "reduce", *BETWEEN)
-"""Where a fault strikes: in the middle of such instructions, or between them."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """What stands behind a kind's `=`: a number from `least` to `most`."""
-
-    meaning: str
-    least: float
-    most: float
-    needed: bool = False
-
-
-@dataclass(frozen=True)
-class FaultKind:
-    """A row of `KINDS`.
-
-    Attributes:
-        does: what it does.
-        example: one as text.
-        ends: the worker is dead afterwards.
-        struck: a worker comes to its point and says so.
-        phases: where it may strike instead of in the middle of the iteration.
-        argument: None for none.
-        pair: it strikes two workers; the other one stands behind the `=`.
-        ranged: it holds from one step to another.
-    """
-
-    does: str
-    example: str
-    ends: bool = True
-    struck: bool = True
-    phases: tuple[str, ...] = PHASES
-    argument: Argument | None = None
-    pair: bool = False
-    ranged: bool = False
-
-
-KINDS = {
-    "rejoin": FaultKind(
-        "starts the worker again and admits it at the start of that step", "rejoin:1.1@9", False, False, phases=()
-    ),
-    "nan": FaultKind("spoils the worker's gradients just before they are reduced", "nan:1.1@5", False, phases=()),
-    "slow": FaultKind(
-        "every F, I, W and B of the worker takes that many times as long, from one step to the other",
-        "slow=3:1.1@4-8",
-        ends=False,
-        phases=(),
-        argument=Argument("a factor", 1.0, 1000.0, needed=True),
-        ranged=True,
-    ),
-    "kill": FaultKind(
-        "SIGKILL from the launcher, =SECONDS after the point is reached",
-        "kill:1.1@5",
-        argument=Argument("a delay in seconds", 0.0, 3600.0),
-    ),
-    "stop": FaultKind("SIGSTOP: the process is there and does nothing", "stop:1.1@5.backward"),
-    "exception": FaultKind("a Python exception inside the stage", "exception:1.1@5", phases=("forward", "backward")),
-    "segfault": FaultKind("a null pointer is read: a real SIGSEGV", "segfault:1.1@5"),
-    "oom": FaultKind("memory is asked for beyond a limit of the process (RLIMIT_AS): a real MemoryError", "oom:1.1@5"),
-    "hang": FaultKind("hangs for ever with the interpreter lock held, so that no thread of it beats", "hang:1.1@5"),
-    "stall": FaultKind("hangs for ever while its heartbeat goes on", "stall:1.1@5"),
-    "cut": FaultKind(
-        "every packet between the two workers vanishes, on the connections that they have then",
-        "cut=1.0:1.1@5",
-        phases=tuple(phase for phase in PHASES if phase not in ("undo", "acknowledge", "form")),
-        pair=True,
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault. `phase` None means the middle of the iteration; `argument` None means that none is given.
-
-    `last` is the last step of a fault that lasts, None for one that strikes at `step` alone; `other` the second worker
-    of one that strikes a pair. `tensor_rank` says which process of the worker is struck.
-    """
-
-    kind: str
-    worker: Worker
-    step: int
-    phase: str | None = None
-    argument: float | None = None
-    last: int | None = None
-    other: Worker | None = None
-    tensor_rank: int = 0
-
-    def __str__(self) -> str:
-        given = "" if self.argument is None else f"={self.argument:g}"
-        given += "" if self.other is None else f"={self.other}"
-        last = "" if self.last is None else f"-{self.last}"
-        struck = member_name(self.worker, self.tensor_rank)
-        return f"{self.kind}{given}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
-
-    def lasts(self, step: int) -> bool:
-        """Whether it holds in iteration `step`."""
-        return self.step <= step <= (self.step if self.last is None else self.last)
 
 
 def parse_fault(text: str) -> Fault:
@@ -208,15 +102,15 @@ def check_faults(
         if not kind.struck and alive[fault.worker]:
             raise JobError(f"fault {fault}: worker {fault.worker} is alive at step {fault.step}; kill it before")
         if fault.other is not None:
-            goes = _check_pair(fault, shape, alive)
-            alive[goes] = False
+            fenced = _check_pair(fault, shape, alive)
+            alive[fenced] = False
         else:
             alive[fault.worker] = not kind.ends
 
 
 def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool]) -> Worker:
-    """The worker that a cut ends. Raises JobError when the two are not both there, have nothing to say to each other or
-    may neither go."""
+    """The worker that a cut ends. Raises JobError when one of the two is dead, when they have no connection, or when
+    both are the last host of their stage."""
     worker, other = fault.worker, fault.other
     assert other is not None
     shape.require(other, f"fault {fault}")
@@ -227,7 +121,7 @@ def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool]) -> Worker
             f"fault {fault}: workers {worker} and {other} send each other nothing;"
             " cut neighbours of a pipeline or two of the same stage"
         )
-    goes = whom_to_fence((worker, other), [w for w, here in alive.items() if here])
-    if goes is None:
+    fenced = whom_to_fence((worker, other), [w for w, here in alive.items() if here])
+    if fenced is None:
         raise JobError(f"fault {fault}: each of the two is the last live host of its stage, and neither may go")
-    return goes
+    return fenced

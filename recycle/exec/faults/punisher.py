@@ -1,7 +1,8 @@
 """Faults drawn at random: workers die and come back all through a run, the same ones for the same seed.
 
 Between two faults lie as many iterations as a geometric distribution of the given mean says. Each ends a worker or,
-where somebody is dead, as likely a re-join. A stage's last live host is left alone, as its death would end the run.
+where somebody is dead, as likely a re-join. A stage's last live host is never struck, because its death would end the
+run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import random
 from collections.abc import Collection, Sequence
 
 from recycle.errors import JobError
-from recycle.exec.faults.faults import KINDS, Fault
+from recycle.exec.faults.fault import Fault
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.membership.failure_detector import whom_to_fence
 from recycle.shape import Shape, Worker
 
@@ -40,10 +42,10 @@ def punish(
     Args:
         mean: iterations between two faults, at least 1.
         absent: workers that the run starts without.
-        kinds: each as likely as it is often here; of those that end a worker.
+        kinds: of faults that end a worker; one that is listed twice is twice as likely.
 
     Raises:
-        JobError: nobody can ever die.
+        JobError: no worker can ever be killed.
     """
     if shape.pipelines < 2:
         raise JobError("--punish: with 1 pipeline every worker is the only host of its stage, and none may die")
@@ -69,7 +71,7 @@ def punish(
 
 
 def _cut_from(worker: Worker, shape: Shape, dead: Collection[Worker]) -> Worker | None:
-    """A live neighbour in its pipeline that is not the one to go when the two are cut off; None when there is none."""
+    """A live neighbour in its pipeline that stays when the two are cut off from each other; None when there is none."""
     live = [other for other in shape.workers() if other not in dead]
     near = [Worker(worker.pipeline, rank) for rank in (worker.rank - 1, worker.rank + 1)]
     return next((other for other in near if other in live and whom_to_fence((worker, other), live) == worker), None)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
-from recycle.exec.launch.coordination import Coordination
-from recycle.exec.launch.observer import Observer
+from recycle.exec.faults.outside import OutsideStrikes
+from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.launch.shared_directory import SharedRunDirectory
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.lease import Lease
@@ -37,64 +37,96 @@ from recycle.exec.membership.schema import (
     RunKey,
     StartRequestKey,
 )
-from recycle.exec.planning.placement import stages_by_rank
-from recycle.exec.planning.planning import Planner, require_valid
+from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
-from recycle.exec.processes.waker import Waker
+from recycle.exec.processes.waker import Listener, Waker
 from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.specification import WorkerSpecification
-from recycle.ir.schedule import Schedule
-from recycle.job import Job, PricedJob, price
+from recycle.exec.worker.specification import RunSpecification
 from recycle.nodes import place_workers
-from recycle.plans import with_ties
 from recycle.shape import Worker
 
+LEAVE_SECONDS = 30.0
+"""How long the end of the run waits for the other agents to leave."""
 
-def serve(
-    job: Job,
-    node: int,
-    run: str,
-    directory: str | Path,
-    *,
-    steps: int | None = None,
-    address: str | None = None,
-    schedule: Schedule | None = None,
-    planner: Planner | None = None,
-    observer: Observer | None = None,
-    text_digest: str | None = None,
-) -> None:
+
+def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, address: str | None = None) -> None:
     """Be the agent of `node` until the run has ended.
 
     Args:
-        job: the same on all nodes; its `[membership] store` is an etcd.
+        request: the same on all nodes; its job's `[membership] store` is an etcd.
         node: number of this node, from 0.
         run: name of the run in the store, the same on all nodes.
         directory: the run directory, which all nodes share.
         address: of this node, for the workers of others; found by the way to the store when left out.
-        text_digest: of the training text, for checkpoints.
 
     Raises:
         JobError: the request is impossible, or not that of the other nodes.
         RunError: the run cannot go on, or this agent cannot.
     """
-    job = price(job)
+    job = request.job
     nodes = place_workers(job.shape, job.cluster.workers_per_node)
     if not 0 <= node < len(nodes):
         raise JobError(f"node {node}: the job's {job.shape.worker_count} workers lie on nodes 0 to {len(nodes) - 1}")
     if job.membership.store == "launcher":
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
-    if schedule is not None:
-        schedule = with_ties(schedule, job)
-        require_valid(schedule, job)
-    stages = stages_by_rank(job.shape, schedule)
-    endpoints = parse_endpoints(job.membership.store)
-    address = address or own_address(endpoints)
-    store = EtcdStore.connect(job.membership.store, run, job.membership, "standby")
-    agent = _Agent(job, node, nodes[node], run, Path(directory), store, address, steps or job.train.steps, stages)
-    try:
-        agent.run(schedule, planner, observer or Observer(), text_digest)
-    finally:
-        agent.close()
+    stages = [list(hosted) for hosted in request.stages]
+    address = address or own_address(parse_endpoints(job.membership.store))
+    with contextlib.ExitStack() as closing:
+        store = EtcdStore.connect(job.membership.store, run, job.membership, "standby")
+        waker = Waker()
+        closing.callback(waker.close)
+        info = _agree(request, store, node, run)
+        shared = SharedRunDirectory(directory, job, info.identity, info.started)
+        closing.callback(shared.close)
+        specification = RunSpecification(
+            job=job.to_toml(),
+            stages=stages,
+            faults=info.faults,
+            store=job.membership.store,
+            run=run,
+            address=address,
+            started=shared.started,
+            directory=str(shared.path),
+        )
+        log = shared.logs / f"forkserver.{node}.log"
+        environment = transport_of(job).environment
+        server = ForkServer(job.model.kind, job.train.threads, log, request.keeps_checkpoints, environment)
+        closing.callback(server.close)
+        processes = LocalProcesses(server, specification, nodes[node], waker, job.grid.tensor_parallel)
+        agent = _Agent(request, node, run, address, store, shared, processes, waker)
+        closing.callback(agent.close)
+        closing.callback(processes.end, patience=0.0)
+        agent.serve()
+
+
+def _agree(request: RunRequest, store: EtcdStore, node: int, run: str) -> RunInfo:
+    """The run's description, which the first agent writes. Raises JobError when ours is another run."""
+    ours = RunInfo(
+        identity=uuid.uuid4().hex,
+        job=hashlib.sha256(request.job.to_toml().encode()).hexdigest(),
+        steps=request.steps,
+        faults=[str(fault) for fault in request.faults],
+        started=time.time(),
+    )
+    store.compare_set(RunKey(), None, ours)
+    info = store.read(RunKey()) or ours
+    for what, mine, theirs in (
+        ("job file is not that", ours.job, info.job),
+        ("number of steps is not that", ours.steps, info.steps),
+        ("faults are not those", ours.faults, info.faults),
+    ):
+        if mine != theirs:
+            raise JobError(f"node {node}: its {what} of run {run!r}; give another --id")
+    return info
+
+
+class _Coordination(NamedTuple):
+    """What an agent has while it coordinates: a store that writes only as long as it does, and what stands on it."""
+
+    store: EtcdStore
+    processes: ClusterProcesses
+    listener: Listener
+    runtime: CoordinatorRuntime
 
 
 def own_address(endpoints: Endpoints) -> str:
@@ -112,95 +144,47 @@ def own_address(endpoints: Endpoints) -> str:
 
 
 class _Agent:
+    """The agent's loop.
+
+    Args:
+        request: what is trained.
+        node, run, address: of this agent.
+        store: this agent's client, on which it does not coordinate.
+        directory: the run directory.
+        processes: the workers' processes of this node.
+        waker: is woken for whatever changes in the store.
+    """
+
     def __init__(
         self,
-        job: PricedJob,
+        request: RunRequest,
         node: int,
-        workers: tuple[Worker, ...],
         run: str,
-        directory: Path,
-        store: EtcdStore,
         address: str,
-        steps: int,
-        stages: Sequence[Sequence[int]],
+        store: EtcdStore,
+        directory: SharedRunDirectory,
+        processes: LocalProcesses,
+        waker: Waker,
     ) -> None:
-        self._job, self._node, self._workers, self._run, self._store = job, node, workers, run, store
-        self._address, self._stages = address, stages
+        self._request, self._job, self._node, self._run, self._address = request, request.job, node, run, address
+        self._store, self._directory, self._processes, self._waker = store, directory, processes, waker
         self._session = uuid.uuid4().hex
-        self._waker = Waker()
-        self._lost, self._closed = threading.Event(), False
-        self._coordination: Coordination | None = None
-        info = self._agree(steps)
-        self._steps = info.steps
-        self._directory = SharedRunDirectory(directory, job, info.identity, info.started)
-        self._server = ForkServer(
-            job.model.kind,
-            job.train.threads,
-            self._directory.logs / f"forkserver.{self._node}.log",
-            0 < job.train.checkpoint_every <= self._steps,
-            transport_of(job).environment,
-        )
-        self._tensor_parallel = job.grid.tensor_parallel
-        self._processes = LocalProcesses(
-            self._server, self._specification, self._directory.logs, self._waker, self._tensor_parallel
-        )
+        self._lost = threading.Event()
+        self._coordination: _Coordination | None = None
+        self._strikes = OutsideStrikes(request.faults, processes, store)
         self._lease = Lease(store.client.clone(), self._term, self._lose)
-        self._hearing = threading.Thread(target=self._hear, args=(store.clone(),), daemon=True)
-        self._hearing.start()
+        self._listener = Listener(store.clone(), waker)
 
     @property
     def _term(self) -> int:
         """Shorter than a worker's silence may be: a node is lost as a whole, not worker by worker."""
         return max(2, math.ceil(self._job.membership.dead_after / 2))
 
-    def _agree(self, steps: int) -> RunInfo:
-        """The run's description, which the first agent writes. Raises JobError when ours is another run."""
-        digest = hashlib.sha256(self._job.to_toml().encode()).hexdigest()
-        ours = RunInfo(uuid.uuid4().hex, digest, steps, time.time())
-        self._store.compare_set(RunKey(), None, ours)
-        info = self._store.read(RunKey()) or ours
-        for what, mine, theirs in (("job file", digest, info.job), ("number of steps", steps, info.steps)):
-            if mine != theirs:
-                raise JobError(f"node {self._node}: its {what} is not that of run {self._run!r}; give another --id")
-        return info
-
     def _lose(self) -> None:
         self._lost.set()
         self._waker.wake()
 
-    def _hear(self, store: EtcdStore) -> None:
-        """In a thread: wake the loop for whatever is ordered."""
-        with contextlib.suppress(RunError):
-            while not self._closed:
-                store.wait_for_change(60.0)
-                self._waker.wake()
-        self._waker.wake()
-
-    def _specification(self, worker: Worker, incarnation: int, tensor_rank: int) -> WorkerSpecification:
-        request = self._store.read(StartRequestKey(worker)) or StartRequest()
-        place = [str(place) for place in self._workers].index(request.place)
-        return WorkerSpecification(
-            self._job.to_toml(),
-            str(worker),
-            list(self._stages[worker.rank]),
-            incarnation,
-            self._job.membership.store,
-            self._run,
-            self._address,
-            [],
-            str(self._directory.logs / f"{worker}.trace.jsonl") if tensor_rank == 0 else None,
-            os.getpid(),
-            self._directory.started,
-            str(self._directory.checkpoints),
-            request.generation,
-            request.restored,
-            tensor_rank,
-            place * self._tensor_parallel + tensor_rank,
-        )
-
-    def run(
-        self, schedule: Schedule | None, planner: Planner | None, observer: Observer, text_digest: str | None
-    ) -> None:
+    def serve(self) -> None:
         """Serve until the run has ended."""
         self._arrive()
         while not self._over():
@@ -208,13 +192,19 @@ class _Agent:
                 raise RunError(
                     f"node {self._node}: the lease was lost, its workers are given up; start the agent again"
                 )
-            self._carry_out()
-            self._coordinate(schedule, planner, observer, text_digest)
-            self._processes.wait(self._job.membership.heartbeat / 2)
-        self._leave()
+            self._start_and_kill()
+            self._strikes.tick()
+            self._coordinate()
+            self._processes.wait(self._patience)
+        self._processes.end(patience=0.0)  # what has not ended yet came back too late to have a part
+        self._forget_run()
+
+    @property
+    def _patience(self) -> float:
+        return self._job.membership.heartbeat / 2 if self._coordination is None else self._coordination.runtime.patience
 
     def _arrive(self) -> None:
-        """Say that this node is there. An agent that was here before may take a term to be forgotten."""
+        """Announce this node. An agent that was here before may take a term to be forgotten."""
         info = AgentInfo(self._session, self._address)
         deadline = time.monotonic() + self._term + 2
         while self._store.create(AgentKey(self._node), info, self._lease.id) is None:
@@ -229,15 +219,21 @@ class _Agent:
             raise RunError(failed)
         return self._store.read(FinishedKey()) is not None
 
-    def _carry_out(self) -> None:
-        """Start and kill as ordered, and say who has ended."""
+    def _start_and_kill(self) -> None:
+        """Start and kill as the coordinator asks, and report who has ended."""
         for worker in self._job.shape.workers():
             request = self._store.read(StartRequestKey(worker)) or StartRequest()
             if request.session == self._session and request.incarnation > self._processes.incarnation(worker):
                 if self._processes.running(worker):
                     self._processes.kill(worker)
                 else:
-                    self._processes.start(worker, request.incarnation)
+                    self._processes.start(
+                        worker,
+                        request.generation,
+                        request.restored,
+                        incarnation=request.incarnation,
+                        place=Worker.parse(request.place),
+                    )
             dead = self._store.read(KillRequestKey(worker))
             if dead is not None and self._processes.running(worker) and self._processes.incarnation(worker) <= dead:
                 self._processes.kill(worker)
@@ -245,57 +241,71 @@ class _Agent:
             tail = "" if "killed by" in how else f"; its last lines: {self._processes.tail(worker)}"
             self._store.set(EndedKey(worker), (self._processes.incarnation(worker), how + tail))
 
-    def _coordinate(
-        self, schedule: Schedule | None, planner: Planner | None, observer: Observer, text_digest: str | None
-    ) -> None:
+    def _coordinate(self) -> None:
         """Let the coordinator tick if this agent has the role, or try to get it when nobody has."""
         try:
             if self._coordination is None:
-                if self._store.read(CoordinatorKey()) is not None:
-                    return
-                created = self._store.create(CoordinatorKey(), f"{self._node} {self._session}", self._lease.id)
-                if created is None:
-                    return
-                mine = self._store.reading_as("coordinator").guarded(CoordinatorKey(), created)
-                self._coordination = Coordination(
-                    self._job,
-                    self._steps,
-                    mine,
-                    self._node,
-                    self._directory,
-                    self._waker,
-                    observer,
-                    planner,
-                    schedule,
-                    text_digest,
-                )
-            self._coordination.tick()
+                self._take_role()
+            if self._coordination is not None and not self._coordination.runtime.over:
+                runtime = self._coordination.runtime
+                runtime.tick()
+                if runtime.over:
+                    event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
+                    self._request.observer.event(event)
+                    self._coordination.store.set(FinishedKey(), True)
         except RoleLost:
             self._give_up_role()
         except RunError as error:
             if self._coordination is not None:
-                self._coordination.fail(str(error))
+                with contextlib.suppress(RunError):
+                    self._coordination.store.set(FailedKey(), str(error))
+                self._forget_run()
             raise
+
+    def _take_role(self) -> None:
+        """Become the coordinator, if nobody is."""
+        if self._store.read(CoordinatorKey()) is not None:
+            return
+        created = self._store.create(CoordinatorKey(), f"{self._node} {self._session}", self._lease.id)
+        if created is None:
+            return
+        store = self._store.reading_as("coordinator").guarded(CoordinatorKey(), created)
+        processes = ClusterProcesses(self._job, store)
+        runtime = CoordinatorRuntime(
+            request=self._request,
+            store=store,
+            processes=processes,
+            directory=self._directory,
+            waker=self._waker,
+            restarts=self._job.cluster.restarts,
+        )
+        listener = Listener(store.clone(), self._waker)
+        self._coordination = _Coordination(store, processes, listener, runtime)
+        runtime.take_over(self._node)
 
     def _give_up_role(self) -> None:
         if self._coordination is not None:
-            self._coordination.close()
+            self._coordination.listener.stop()
+            self._coordination.store.close()
+            self._coordination.listener.join()
+            self._coordination.runtime.close()
             self._coordination = None
 
-    def _leave(self) -> None:
-        """The run is over: what has not ended yet came back too late to have a part."""
-        self._processes.end(patience=0.0)
-        if self._coordination is not None:
-            self._coordination.forget()
+    def _forget_run(self) -> None:
+        """As coordinator: once the other agents have left, or after a while, leave nothing of the run in the store."""
+        if self._coordination is None:
+            return
+        store, processes = self._coordination.store, self._coordination.processes
+        deadline = time.monotonic() + LEAVE_SECONDS
+        with contextlib.suppress(RunError):
+            while set(processes.nodes()) - {self._node} and time.monotonic() < deadline:
+                store.wait_for_change(0.5)
+            store.erase()
 
     def close(self) -> None:
-        """End every process of this node and give the lease back."""
-        self._closed = True
-        self._processes.end(patience=0.0)
-        self._server.close()
+        """Give the role and the lease back."""
+        self._listener.stop()
         self._give_up_role()
         self._lease.close()
         self._store.close()
-        self._hearing.join()
-        self._waker.close()
-        self._directory.close()
+        self._listener.join()

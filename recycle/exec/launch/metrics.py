@@ -10,7 +10,13 @@ from recycle.job import Job
 
 
 def metrics_line(
-    job: Job, commit: Commit, record: GenerationRecord, period: float, time: float, seconds: float
+    job: Job,
+    commit: Commit,
+    record: GenerationRecord,
+    period: float,
+    time: float,
+    seconds: float,
+    is_first: bool,
 ) -> dict[str, Any]:
     """The line of `commit`.
 
@@ -19,6 +25,7 @@ def metrics_line(
         period: of the plan, in the mode of the step.
         time: seconds since the start of the run.
         seconds: that the step took.
+        is_first: whether it is the generation's first, which begins from a standstill.
     """
     tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
     return {
@@ -32,4 +39,11 @@ def metrics_line(
         "plan": record.plan,
         "period": period,
         "generation": record.generation,
+        "period_error": None if is_first else _period_error(job, period, seconds),
     }
+
+
+def _period_error(job: Job, period: float, seconds: float) -> float | None:
+    """(executed - planned period) / planned; None where the unit of the plan's times is not known."""
+    unit = job.seconds_per_unit
+    return None if unit is None or period <= 0 else round(seconds / (period * unit) - 1, 6)

@@ -1,4 +1,4 @@
-"""Who hears of a run while it goes on: a progress display, a test."""
+"""Observers of a run while it goes on: a progress display, a test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Observer:
-    """Hears of a run while it goes on. The default hears nothing."""
+    """Is called while a run goes on. This one does nothing."""
 
     def waiting(self, what: str) -> None:
         """The run waits for `what`."""
@@ -15,4 +15,4 @@ class Observer:
         """A step was committed; `line` is its metrics line."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Something happened; `event` is its line in events.jsonl."""
+        """An event was written; `event` is its line in events.jsonl."""

@@ -37,7 +37,7 @@ class RunDirectory:
 
     Attributes:
         started: monotonic seconds from which all times of the run count.
-        warn: is told once what cannot be written while the run goes on.
+        warn: is called once, with what cannot be written while the run goes on.
     """
 
     def __init__(self, path: str | Path, job: Job, earlier: Earlier | None = None) -> None:
@@ -60,8 +60,8 @@ class RunDirectory:
                 write_whole(self.path / "job.toml", job.to_toml())
             self._metrics = LineLog(self.path / "metrics.jsonl")
             self._events = LineLog(self.path / "events.jsonl")
-            if earlier is not None:
-                self._metrics.rewind(len(earlier.metrics))
+            self._steps = [] if earlier is None else [line["step"] for line in earlier.metrics]
+            self._metrics.rewind(len(self._steps))
         except OSError as error:
             raise JobError(f"{self.path}: cannot be written ({error.strerror})") from None
 
@@ -108,20 +108,24 @@ class RunDirectory:
         """Seconds since the run started; of a resumed one, those of its earlier parts included."""
         return time.monotonic() - self.started
 
-    def metric(self, line: dict[str, Any]) -> None:
-        self._say("metrics.jsonl", self._metrics.append(json.dumps(line)))
+    def metric(self, line: dict[str, Any]) -> bool:
+        """Write a step's line of metrics; whether nobody had written it before."""
+        self._steps.append(line["step"])
+        self._warn_of("metrics.jsonl", self._metrics.append(json.dumps(line)))
+        return True
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
         """Write an event with the time it is now; returns it."""
         event = {"time": round(self.now(), 6), "kind": kind, **details}
-        self._say("events.jsonl", self._events.append(json.dumps(event)))
+        self._warn_of("events.jsonl", self._events.append(json.dumps(event)))
         return event
 
-    def rewind(self, count: int) -> None:
-        """Training goes back: forget all lines of metrics but the first `count`."""
-        self._metrics.rewind(count)
+    def rewind(self, step: int) -> None:
+        """Training goes back to the state after `step`: forget the metrics of later steps."""
+        self._steps = [written for written in self._steps if written <= step]
+        self._metrics.rewind(len(self._steps))
 
-    def _say(self, name: str, why: str | None) -> None:
+    def _warn_of(self, name: str, why: str | None) -> None:
         if why is not None and not self._warned:
             self._warned = True
             self.warn(f"{self.path / name}: cannot be written ({why}); its lines are kept until there is room")

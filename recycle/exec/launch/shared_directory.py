@@ -50,8 +50,8 @@ class SharedRunDirectory(RunDirectory):
         except OSError as error:
             raise JobError(f"{self.path}: cannot be written ({error.strerror})") from None
 
-    def metric(self, line: dict[str, Any]) -> bool:  # type: ignore[override]
-        """Write a step's line, unless it is there; whether it was not. Who else writes is kept out meanwhile."""
+    def metric(self, line: dict[str, Any]) -> bool:
+        """Write a step's line unless it is there; whether it was not. A lock keeps other agents out meanwhile."""
         metrics = self._files["metrics"]
         fcntl.lockf(metrics, fcntl.LOCK_EX)
         try:
@@ -62,14 +62,15 @@ class SharedRunDirectory(RunDirectory):
         finally:
             fcntl.lockf(metrics, fcntl.LOCK_UN)
 
-    def rewind(self, count: int) -> None:
-        """Training goes back: forget all lines of metrics but the first `count`."""
+    def rewind(self, step: int) -> None:
+        """Training goes back to the state after `step`: forget the metrics of later steps."""
         metrics = self._files["metrics"]
         fcntl.lockf(metrics, fcntl.LOCK_EX)
         try:
             with (self.path / "metrics.jsonl").open("rb") as lines:
-                # Within the block: whoever closes one descriptor of a file gives up its locks on all of them.
-                os.ftruncate(metrics, sum(len(line) for line in itertools.islice(lines, count)))
+                # Within the block, because closing any descriptor of a file gives up the locks on all of them.
+                kept = itertools.takewhile(lambda line: json.loads(line)["step"] <= step, lines)
+                os.ftruncate(metrics, sum(map(len, kept)))
         finally:
             fcntl.lockf(metrics, fcntl.LOCK_UN)
 
@@ -82,7 +83,7 @@ class SharedRunDirectory(RunDirectory):
         try:
             os.write(self._files[name], json.dumps(line).encode() + b"\n")
         except OSError as error:
-            self._say(f"{name}.jsonl", error.strerror)
+            self._warn_of(f"{name}.jsonl", error.strerror)
 
     def _last_step(self) -> int:
         metrics = self._files["metrics"]

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from recycle.errors import JobError
-from recycle.exec.launch.launcher import RunResult, check_request, train
-from recycle.exec.membership.commit import decide, report_of
-from recycle.exec.membership.messages import Commit
+from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.request import request_run
+from recycle.exec.membership.messages import Commit, Report
 from recycle.exec.model.build import build_stages
-from recycle.exec.planning.planning import require_valid
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
-from recycle.exec.worker.interpreter import Interpreter
-from recycle.ir.instruction import Instruction
+from recycle.exec.worker.alone import commit_of, only_generation
+from recycle.exec.worker.iterations import Iterations
+from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
-from recycle.job import Job, price
-from recycle.plans import with_ties
-from recycle.shape import Worker
+from recycle.job import Job
 
 
 def run(
@@ -57,12 +53,9 @@ def run(
             f'[shape] tensor_parallel: {job.grid.tensor_parallel}, but transport = "local" has one process, which'
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
-    job = price(job)
-    schedule = with_ties(schedule, job)
-    require_valid(schedule, job)
-    steps = job.train.steps if steps is None else steps
-    check_request(job, steps, (), schedule.failed)
-    return LocalRun(with_barrier(schedule), job).run(steps)
+    request = request_run(job, steps=steps, schedule=schedule)
+    assert request.schedule is not None
+    return LocalRun(with_barrier(request.schedule), request.job).run(request.steps)
 
 
 class LocalRun:
@@ -80,32 +73,19 @@ class LocalRun:
         self.schedule, self.job = schedule, job
         self.exchange = Exchange()
         self.stages = {worker: build_stages(job, schedule.stages_of(worker)) for worker in schedule.live}
-        self.programs: dict[Worker, Sequence[Instruction]] = {w: schedule.program(w) for w in schedule.live}
         graph = event_graph(schedule)
         self.order = [schedule.position(row) for row in graph.order.tolist() if row < graph.dependencies.rows]
-        self.commit: Commit | None = None
-        self.interpreters = {
-            worker: Interpreter(
-                self.stages[worker],
-                job.shape.stages,
-                LocalTransport(worker, self.exchange),
-                partial(self._step, worker),
-                ties=schedule.ties,
-            )
-            for worker in schedule.live
-        }
 
     def run(self, steps: int) -> RunResult:
         result = RunResult()
         for iteration in range(steps):
-            self.iterate(iteration)
-            assert self.commit is not None, "a checked schedule steps in every iteration"
+            commit = self.iterate(iteration)
             result.metrics.append(
                 {
                     "step": iteration,
-                    "loss": self.commit.loss,
-                    "grad_norm": self.commit.grad_norm,
-                    "mode": self.commit.mode,
+                    "loss": commit.loss,
+                    "grad_norm": commit.grad_norm,
+                    "mode": commit.mode,
                     "live_workers": len(self.schedule.live),
                 }
             )
@@ -113,13 +93,36 @@ class LocalRun:
             result.digests[str(worker)] = {index: stage.state_digest() for index, stage in stages.items()}
         return result
 
-    def iterate(self, iteration: int) -> None:
-        """Run one iteration, its optimizer steps included."""
-        self._iteration = iteration
-        self.commit = None
+    def iterate(self, iteration: int) -> Commit:
+        """Run one iteration, its optimizer steps included; returns its commit."""
+        reports: dict[str, Report] = {}
+        record = only_generation(sorted(self.schedule.live), iteration - 1)
+        running = {
+            worker: Iterations(
+                record=record,
+                role=str(worker),
+                program=self.schedule.program(worker),
+                model_stages=self.job.shape.stages,
+                stages=stages,
+                transport=LocalTransport(worker, self.exchange),
+                commits=_LocalCommits(self.job, str(worker), reports),
+                updates=Updates(stages, iteration - 1),
+                ties=self.schedule.ties,
+            )
+            for worker, stages in self.stages.items()
+        }
+        for iterations in running.values():
+            iterations.begin()
+        self._share_sums()
+        for worker, position in self.order:
+            running[worker].execute(position)
+        for iterations in running.values():
+            iterations.end()
+        return commit_of(self.job, iteration, iteration + 1, reports)
+
+    def _share_sums(self) -> None:
+        """Let the local transport know the buffers that each reduction sums."""
         self.exchange.reduced.clear()
-        for worker, interpreter in self.interpreters.items():
-            interpreter.begin(self.programs[worker], iteration)
         self.exchange.sums.clear()
         for worker in self.schedule.live:
             for index, stage in self.stages[worker].items():
@@ -130,13 +133,21 @@ class LocalRun:
                         # Tied stages of one worker have one sum.
                         self.exchange.sums.setdefault(group, []).append(self.stages[worker][index].tied_buffers())
                         break
-        for worker, position in self.order:
-            self.interpreters[worker].execute(self.programs[worker][position])
 
-    def _step(self, worker: Worker, stage: int) -> None:
-        """The first STEP decides for all: the barrier has put it behind every reduce."""
-        if self.commit is None:
-            reports = {str(host): report_of(stages) for host, stages in self.stages.items()}
-            self.commit = decide(self.job, self._iteration, reports)
-        if self.commit.clip_factor is not None:
-            self.stages[worker][stage].step(self._iteration, self.commit.clip_factor)
+
+class _LocalCommits:
+    """Commits from the reports of all workers of this process: the barrier has put every step behind every reduce.
+
+    Args:
+        worker: whose reports it takes.
+        reports: of the iteration, shared by all workers.
+    """
+
+    def __init__(self, job: Job, worker: str, reports: dict[str, Report]) -> None:
+        self._job, self._worker, self._reports = job, worker, reports
+
+    def report(self, step: int, report: Report) -> None:
+        self._reports[self._worker] = report
+
+    def decision(self, step: int) -> Commit:
+        return commit_of(self._job, step, step + 1, self._reports)

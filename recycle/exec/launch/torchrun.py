@@ -1,6 +1,6 @@
 """`torchrun --nproc-per-node N -m recycle.exec.worker JOB`: a schedule run the way Megatron jobs are launched today.
 
-Stages, interpreter and transport are those of `recycle train`; membership is not there: torchrun's store only brings
+Stages, interpreter and transport are those of `recycle train`; there is no membership: torchrun's store only brings
 the processes together, every process derives the same commit from all reports, and stages step with the barrier.
 torchrun ends all workers when one dies, so this is for schedules without faults; what survives them is `recycle train`
 and `recycle agent`.
@@ -21,20 +21,19 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.errors import JobError, RecycleError, RunError
-from recycle.exec.launch.launcher import check_request
-from recycle.exec.membership.commit import decide, report_of
+from recycle.exec.launch.request import request_run
 from recycle.exec.membership.messages import Commit, Report, decode, encode
 from recycle.exec.model.build import build_stages
-from recycle.exec.planning.planning import require_valid
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.plugin import GroupsOfGeneration, TransportSettings
 from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.interpreter import Interpreter
-from recycle.ir.instruction import OptimizerStep
+from recycle.exec.worker.alone import commit_of, only_generation
+from recycle.exec.worker.iterations import Iterations
+from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import with_barrier
 from recycle.ir.named import named_schedule
-from recycle.job import Job, price
-from recycle.plans import with_ties
+from recycle.job import Job
+from recycle.shape import Worker
 
 REPORT_SECONDS = 600.0
 """How long a process waits for the others' reports; torchrun ends it long before when one of them is gone."""
@@ -67,12 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _train(given: argparse.Namespace, first: bool) -> None:
     if "RANK" not in os.environ:
         raise JobError("RANK is not set: start this with torchrun, or train with: recycle train")
-    job = price(Job.load(given.job))
-    steps = job.train.steps if given.steps is None else given.steps
-    schedule = with_ties(named_schedule(given.schedule, job.shape), job)
-    require_valid(schedule, job)
-    schedule = with_barrier(schedule)
-    check_request(job, steps, (), schedule.failed)
+    described = Job.load(given.job)
+    own = named_schedule(given.schedule, described.shape)
+    request = request_run(described, steps=given.steps, schedule=own)
+    assert request.schedule is not None
+    job, steps, schedule = request.job, request.steps, with_barrier(request.schedule)
     if job.grid.tensor_parallel != 1:
         raise JobError(
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"
@@ -102,47 +100,57 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             program,
         )
     )
-    decided: list[Commit] = []
-
-    def step(stage: int) -> None:
-        commit = decided[-1]
-        if commit.clip_factor is not None:
-            stages[stage].step(commit.step, commit.clip_factor)
-
-    interpreter = Interpreter(stages, job.shape.stages, transport, step, ties=schedule.ties)
-    metrics = given.metrics.open("w") if first and given.metrics else None
-    for iteration in range(steps):
-        interpreter.begin(program, iteration)
-        reported = False
-        for instruction in program:
-            if isinstance(instruction, OptimizerStep) and not reported:
-                reports = _exchange(store, iteration, rank, size, report_of(stages))
-                decided.append(decide(job, iteration, {str(w): r for w, r in zip(workers, reports, strict=True)}))
-                reported = True
-            interpreter.execute(instruction)
-        commit = decided[-1]
-        if commit.clip_factor is None and job.train.non_finite == "fatal":
-            raise RunError(f"step {iteration}: a gradient is not finite ([train] non_finite = 'fatal')")
-        if first:
-            print(f"step {iteration}/{steps - 1}  loss {commit.loss:.6f}", flush=True)
-            if metrics is not None:
-                line = {"step": iteration, "loss": commit.loss, "grad_norm": commit.grad_norm, "mode": "barrier"}
-                metrics.write(json.dumps(line) + "\n")
-                metrics.flush()
+    Iterations(
+        record=only_generation(workers),
+        role=str(role),
+        program=program,
+        model_stages=job.shape.stages,
+        stages=stages,
+        transport=transport,
+        commits=_TorchrunCommits(job, steps, store, workers, rank, given.metrics if first else None),
+        updates=Updates(stages),
+        ties=schedule.ties,
+    ).run()
 
 
-def _exchange(store: Any, iteration: int, rank: int, size: int, report: Report) -> list[Report]:
-    """The reports of all workers, in the order of their ranks."""
-    keys = [f"report/{iteration}/{other}" for other in range(size)]
-    store.set(keys[rank], encode(report))
-    store.wait(keys, timedelta(seconds=REPORT_SECONDS))
-    if iteration >= 2:
-        store.delete_key(f"report/{iteration - 2}/{rank}")
-    return [decode(store.get(key).decode(), Report) for key in keys]
+class _TorchrunCommits:
+    """Commits from the reports that all processes leave in torchrun's store; the first process prints each.
+
+    Args:
+        workers: in the order of their processes' ranks.
+        metrics: file for a JSON line per step; None for none.
+    """
+
+    def __init__(
+        self, job: Job, steps: int, store: Any, workers: Sequence[Worker], rank: int, metrics: Path | None
+    ) -> None:
+        self._job, self._steps, self._store, self._rank = job, steps, store, rank
+        self._names = [str(worker) for worker in workers]
+        self._metrics = metrics.open("w") if metrics is not None else None
+
+    def report(self, step: int, report: Report) -> None:
+        self._store.set(f"report/{step}/{self._rank}", encode(report))
+        if step >= 2:
+            self._store.delete_key(f"report/{step - 2}/{self._rank}")
+
+    def decision(self, step: int) -> Commit:
+        keys = [f"report/{step}/{rank}" for rank in range(len(self._names))]
+        self._store.wait(keys, timedelta(seconds=REPORT_SECONDS))
+        reports: list[Report] = [decode(self._store.get(key).decode(), Report) for key in keys]
+        commit = commit_of(self._job, step, self._steps, dict(zip(self._names, reports, strict=True)))
+        if commit.clip_factor is None and self._job.train.non_finite == "fatal":
+            raise RunError(f"step {step}: a gradient is not finite ([train] non_finite = 'fatal')")
+        if self._rank == 0:
+            print(f"step {step}/{self._steps - 1}  loss {commit.loss:.6f}", flush=True)
+        if self._metrics is not None:
+            line = {"step": step, "loss": commit.loss, "grad_norm": commit.grad_norm, "mode": commit.mode}
+            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.flush()
+        return commit
 
 
 def _agent_serves() -> bool:
-    """Whether torchrun's agent serves the store, as it does unless told otherwise."""
+    """Whether torchrun's agent serves the store, which is its default."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 

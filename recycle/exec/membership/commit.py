@@ -1,4 +1,4 @@
-"""An iteration's reports, what they amount to, and how the next iteration steps: pure functions.
+"""From the reports of an iteration to its commit, and to how the next iteration steps: pure functions.
 
 A staggered step is taken before the global norm is known, with clip factor 1. It is right if the norm turns out finite
 and within the limit; else the iteration is repeated, which costs more than the barrier would have. So steps are
@@ -35,7 +35,7 @@ def step_mode(recent: Sequence[float], clip: float) -> Mode:
 
 
 def is_right(commit: Commit) -> bool:
-    """Whether a staggered step, taken with clip factor 1, was the step that these commit ask for."""
+    """Whether a staggered step, taken with clip factor 1, was the step that the commit asks for."""
     return commit.clip_factor == 1.0
 
 

@@ -1,8 +1,9 @@
-"""The coordinator: the launcher's side of membership, a state machine that is asked to `tick` when something happens.
+"""The coordinator: decides who is alive, what runs next and what is committed; a state machine that is ticked.
 
 It alone decides what a silence means; failure_detector.py finds silences. One path serves every change: end the
 generation (what is undecided becomes void, survivors wake up), get a plan for whoever is left, propose the next
-generation, let all acknowledge, let all form their groups, let them run. A death on the way only means the next number.
+generation, let all acknowledge, let all form their groups, let them run. A death on the way begins the same path again,
+with the next number.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class StageLost(RunError):
     """A stage has no live host left: its state is lost, and only a checkpoint can bring it back."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Coordinator:
     """Drives the generations of one run.
 
@@ -71,7 +72,7 @@ class Coordinator:
         job: the job; its `[membership]` section holds every deadline.
         steps: iterations to train.
         live: the processes that are started.
-        store, processes, plans: what it stands on.
+        store, processes, plans: of the run.
         log: takes events. committed: called as committed(commit, record, period) for every commit.
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
@@ -102,14 +103,16 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         self._detector = FailureDetector(self.job)
-        self._rejoins = Rejoins(self.processes, self._is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
+        self._rejoins = Rejoins(self.processes, self.is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
 
-    def expect_rejoin(self, worker: Worker, step: int) -> None:
-        """`worker`, once dead, shall take part again from the start of iteration `step` on, or soon after.
+    def expect_rejoins(self, rejoins: Iterable[tuple[Worker, int]]) -> None:
+        """Workers that, once dead, shall take part again from the start of an iteration on, or soon after.
 
-        The run waits for it up to a deadline.
+        The run waits for each up to a deadline. Called before the first tick, with the iteration of each.
         """
-        self._rejoins.expect(worker, step)
+        for worker, step in rejoins:
+            self._rejoins.expect(worker, step)
+        self._rejoins.adopt(self.live)
 
     def admit(self, worker: Worker) -> None:
         """`worker`, whose new process is ready, shall take part from the next boundary on."""
@@ -121,15 +124,15 @@ class Coordinator:
         return {rejoin.worker for rejoin in self._rejoins.awaited(self.live)}
 
     def take_over(self, record: GenerationRecord) -> None:
-        """Go on from the register that another coordinator left, with whoever it names; before the first tick.
+        """Go on from the register that another coordinator left, with the workers that it names; before the first tick.
 
-        What the other had decided stands, also where it came no further than the register; what it had left open
-        becomes void. Workers that copied their state in a generation that never ran copy it again.
+        What the other coordinator wrote to the register is completed, and what it had not decided becomes void.
+        Workers that copied their state in a generation that never ran copy it again.
         """
         self.record, self._registered = record, record
         self.live = {Worker.parse(worker) for worker in record.live}
         self.store.compare_set(ProposalKey(record.generation), None, record)
-        if record.commit is not None and record.plan:  # what a restart goes back to was told long ago
+        if record.commit is not None and record.plan:  # without a plan it is the record of a restart
             self.store.compare_set(CommitKey(record.generation, record.committed), None, record.commit)
             periods = self.store.read(PeriodsKey(record.generation))
             self._periods = periods or {}
@@ -151,7 +154,7 @@ class Coordinator:
         return members_of(workers, self.job.grid.tensor_parallel)
 
     def _undone(self, step: int) -> list[UndoneKey]:
-        """All keys by which a process may have said that it has taken back a step."""
+        """All keys by which processes report that they have taken back a step."""
         return [UndoneKey(step, name) for name in self._members(self.shape.workers())]
 
     @property
@@ -165,12 +168,12 @@ class Coordinator:
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
             lost |= self._detector.lost(self.live, self._beat_reader(), self.now())
-        # A commit that is complete stands, whoever has died since; the next may be complete as well.
+        # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is GenerationPhase.RUNNING and self._commit():
             pass
         if lost and not self._finished():
             self._lose(lost)
-        self._rejoins.start(self.live, self.next_step, early=self.phase is GenerationPhase.RUNNING)
+        self._rejoins.start(self.live, self.next_step, self.record.generation, self.phase is GenerationPhase.RUNNING)
         due: dict[GenerationPhase, Callable[[], None]] = {
             GenerationPhase.BETWEEN: self._propose,
             GenerationPhase.PROPOSED: self._form,
@@ -182,11 +185,11 @@ class Coordinator:
 
     def ended(self) -> bool:
         """Whether the run is over: its last iteration is committed, and every worker that still lives has left the
-        digest of its state. Who dies or hangs behind the last commit is found as ever, and nothing more depends on it.
+        digest of its state. A worker that dies or hangs after the last commit is detected as ever, without consequence.
         """
-        gone = self.processes.gone()  # before the digests are looked for: a process leaves its own, then it ends
+        gone = self.processes.gone()  # before the digests are read, because a process leaves its digest and then ends
         if gone:
-            self.store.set(OverKey(), True)  # what others wrote before that is seen from here on, on every store
+            self.store.set(OverKey(), True)  # after this write, this client reads what others wrote before
         done = {name for name in self._members(self.live) if self.store.has_all([FinalKey(name)])}
         gone |= self._detector.lost(self.live, self._beat_reader(), self.now(), done)
         waits = {worker for worker in self.live if not done.issuperset(self._members([worker]))}
@@ -218,7 +221,7 @@ class Coordinator:
                 raise StageLost(f"stage {stage} has no live host left after step {self.record.committed}")
 
     def start_over(self, live: set[Worker], committed: int, commit: Commit) -> None:
-        """Go on from a checkpoint with processes that were all started anew and have its state.
+        """Go on from a checkpoint with new processes, which all start from its state.
 
         Args:
             live: the processes.
@@ -234,9 +237,9 @@ class Coordinator:
         self._enter(GenerationPhase.BETWEEN)
 
     def restart(self, live: set[Worker], committed: int, commit: Commit) -> None:
-        """Start over, and have it in the register before any process is started: the next coordinator goes on from it.
+        """Start over, and write this to the register before any process is started, for a coordinator that takes over.
 
-        What stands there is a generation of those that are to be started, over before anybody can take part in it.
+        The register then holds a generation of the workers that are to be started, which is over from the start.
         """
         self.start_over(live, committed, commit)
         generation = self.record.generation + 1
@@ -256,7 +259,7 @@ class Coordinator:
         self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
-        """Between generations: admit who is awaited, then propose as soon as a plan exists."""
+        """Between generations: admit the workers that are awaited, then propose as soon as a plan exists."""
         if not self._rejoins.settled(self.live, self.next_step, self._admit):
             return
         plan = self.plans.ready(self._failed)
@@ -306,8 +309,10 @@ class Coordinator:
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
 
-    def _is_ready(self, worker: Worker, incarnation: int) -> bool:
-        return self.store.has_all([ReadyKey(name, incarnation) for name in self._members([worker])])
+    def is_ready(self, worker: Worker) -> bool:
+        """Whether all of the worker's present processes have started up."""
+        number = self.processes.incarnation(worker)
+        return self.store.has_all([ReadyKey(name, number) for name in self._members([worker])])
 
     def _admit(self, worker: Worker) -> None:
         self.live.add(worker)
@@ -318,12 +323,12 @@ class Coordinator:
         """Once all have acknowledged, all may form."""
         g = self.record.generation
         if self.store.has_all([AcknowledgedKey(g, name) for name in self._members(self.record.live)]):
-            self._say_undone()
+            self._log_undone()
             self.store.compare_set(PermissionKey(g, "form"), None, GO)
             self._enter(GenerationPhase.FORMING)
 
-    def _say_undone(self) -> None:
-        """Who had to has taken the step back: that comes before the acknowledgement."""
+    def _log_undone(self) -> None:
+        """Log how many workers took the step back; each did so before it acknowledged the generation."""
         keys = [[UndoneKey(self.next_step, name) for name in self._members([w])] for w in self.record.live]
         count = sum(any(self.store.has_all([key]) for key in members) for members in keys)
         if count or self._repeated:
@@ -333,7 +338,7 @@ class Coordinator:
             self._repeated = None
 
     def _run(self) -> None:
-        """Once all groups stand, all may run; a failure to form is nobody's fault and is tried again."""
+        """Once all groups stand, all may run; a failure to form is tried again with the same workers."""
         if self._cut():
             return
         g = self.record.generation
@@ -364,7 +369,7 @@ class Coordinator:
         self._end()
 
     def _trouble(self) -> None:
-        """A transport broke and nobody has died for a while: form the same live set again."""
+        """A transport broke, and no death has explained it for a while: form the same live set again."""
         if self._cut():
             return
         g = self.record.generation
@@ -375,19 +380,19 @@ class Coordinator:
             self._again(self.store.read(TroubleKey(g)) or "")
 
     def _cut(self) -> bool:
-        """Whether two workers cannot reach each other, though both are there: one of them goes."""
+        """Fence one of two workers that cannot reach each other though both live; whether there were such two."""
         names = self.store.read(CutKey(self.record.generation))
         if names is None:
             return False
         pair = [Worker.parse(name) for name in names]
-        goes = whom_to_fence(
+        fenced = whom_to_fence(
             pair, self.live - self._joined, [w for w in pair if self._detector.is_silent(w, self.now())]
         )
-        if goes is None:
+        if fenced is None:
             self._again(f"workers {pair[0]} and {pair[1]} cannot reach each other, and each is its stage's last host")
         else:
-            (other,) = (worker for worker in pair if worker != goes)
-            self._lose({goes: f"cut off from worker {other}"})
+            (other,) = (worker for worker in pair if worker != fenced)
+            self._lose({fenced: f"cut off from worker {other}"})
         return True
 
     def _commit(self) -> bool:
@@ -407,7 +412,7 @@ class Coordinator:
         self._register()
         self.store.compare_set(CommitKey(g, n), None, commit)
         self._attempts = 0
-        self.store.delete([*keys, CommitKey(g, n - 2)])  # read by all before they stepped n - 1
+        self.store.delete([*keys, CommitKey(g, n - 2)])  # all have read it: they stepped n - 1 after it
         self.committed(commit, after, self._periods[commit.mode])
         if commit.finished:
             self._enter(GenerationPhase.FINISHED)
@@ -416,7 +421,7 @@ class Coordinator:
         return True
 
     def _decide(self, step: int, reports: dict[str, Report]) -> Commit | None:
-        """What the commit of `step` says; None when the iteration is repeated."""
+        """The commit of `step`; None when the iteration is repeated."""
         before, mode = self.record.commit, self.record.mode
         commit = decide(self.job, step, reports, before.recent if before is not None else ())
         finite = commit.clip_factor is not None
@@ -443,7 +448,7 @@ class Coordinator:
         )
 
     def _beat_reader(self) -> Callable[[str], Heartbeat | None]:
-        """Reads heartbeats by their process: with the first one all that will be asked for, in one request."""
+        """A call that gives the heartbeat of a process; the first one reads those of all live processes at once."""
         heartbeats: dict[str, Heartbeat | None] = {}
 
         def read(name: str) -> Heartbeat | None:
@@ -456,6 +461,6 @@ class Coordinator:
         return read
 
     def _repeat(self, cause: str) -> None:
-        """A generation more, with the same workers, from the iteration before."""
+        """Repeat the iteration in another generation with the same workers."""
         self._repeated = cause
         self._end()

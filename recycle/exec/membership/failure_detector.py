@@ -1,13 +1,14 @@
-"""What the coordinator makes of heartbeats: who is dead, who hangs, and who goes when two cannot reach each other.
+"""The failure detector: finds dead and hung workers in the heartbeats, and says whom to fence when two are cut off.
 
 A heartbeat comes from a thread of its own, which only writes a line to the store: it stands still when the process
-does, or when something holds the interpreter lock. Its line says how far the main thread is, what it is at, and the
+does, or when something holds the interpreter lock. It tells how far the main thread is, what it is doing, and the
 longest that such an operation has taken this process lately. So a hang shows when the operation at hand lasts a
 multiple of that, on any model and machine; before it has been done once, it may compile, load or warm up, and more
-patience is due. A worker that waits for others never hangs by this rule: whom it waits for does.
+patience is due. A worker that waits for others never counts as hung; the worker that it waits for may.
 
-A silence counts only as long as the coordinator itself was awake: where it does not get its turn, nobody does. Nor does
-it count as far as the median process is silent too, up to a second deadline: many workers on few cores starve together.
+A silence counts only while the coordinator itself ran, because a machine that starves it starves the workers. Nor does
+it count as far as the median process is silent too, up to a second deadline, because many workers on few cores starve
+together.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Heard:
 
 
 class FailureDetector:
-    """Listens to the heartbeats of a run.
+    """Judges the heartbeats of a run.
 
     Args:
         job: its `[membership]` section holds every deadline.
@@ -87,7 +88,7 @@ class FailureDetector:
         return lost
 
     def _common_silence(self, silences: Sequence[float]) -> float:
-        """Seconds that the median process is overdue, up to `dead_after`: half of them wait for their turn."""
+        """Seconds that the median process is overdue, up to `dead_after`: half of them then wait for a core."""
         if len(silences) < 2:
             return 0.0
         return min(max(0.0, median_low(silences) - self._limits.heartbeat), self._limits.dead_after)
@@ -115,7 +116,7 @@ class FailureDetector:
 
 
 def profiled_seconds(job: PricedJob) -> float:
-    """The longest instruction by the job's profile; 0 when `[times]` is not in seconds, so that nobody knows."""
+    """The longest instruction by the job's profile; 0 when `[times]` is not in seconds."""
     scale = job.seconds_per_unit
     if scale is None:
         return 0.0
@@ -126,14 +127,14 @@ def profiled_seconds(job: PricedJob) -> float:
 
 
 def whom_to_fence(pair: Sequence[Worker], live: Collection[Worker], silent: Collection[Worker] = ()) -> Worker | None:
-    """Which of two workers that cannot reach each other goes, so that the other can go on.
+    """Which of two workers that cannot reach each other to fence, so that the other can go on.
 
-    One that is silent, if any; else one that joins and has no state yet; else the one whose stage has more live
-    hosts, whose loss costs less; of equals the later position. Never a stage's last host: None when both are.
+    A worker that is silent, if any; else one that joins and has no state yet; else the one whose stage has more live
+    hosts, because its loss costs less; of equals the later position. Never a stage's last host: None when both are.
 
     Args:
         live: the workers that hold their stage's state.
     """
     hosts = {worker: sum(peer.rank == worker.rank for peer in live) for worker in pair}
-    may_go = [worker for worker in pair if worker not in live or hosts[worker] > 1]
-    return max(may_go, key=lambda w: (w in silent, w not in live, hosts[w], w), default=None)
+    candidates = [worker for worker in pair if worker not in live or hosts[worker] > 1]
+    return max(candidates, key=lambda w: (w in silent, w not in live, hosts[w], w), default=None)

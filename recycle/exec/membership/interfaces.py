@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,13 +43,28 @@ class Plans(Protocol):
 
 
 class Processes(Protocol):
-    """The workers' processes."""
+    """The workers' processes, wherever they run."""
 
-    def start(self, worker: Worker) -> None:
-        """Start another process for the worker, whose last one has ended."""
+    def start(self, worker: Worker, generation: int, restored: int | None = None) -> None:
+        """Start another process for the worker, whose last one has ended.
+
+        Args:
+            generation: the last one before the process.
+            restored: step of the checkpoint to start from; None for the initial state.
+        """
+
+    def started_in(self, worker: Worker) -> int | None:
+        """The generation that the latest process was started in; None when there was none, or when the process is
+        gone with its node and may be started again there."""
 
     def gone(self) -> dict[Worker, str]:
         """Processes that ended since the last call, with how."""
+
+    def ended(self, worker: Worker) -> str | None:
+        """How the worker's latest process ended, as far as `gone` has seen; None when it has not."""
+
+    def tail(self, worker: Worker) -> str:
+        """The last lines of the worker's log, where `ended` does not hold them."""
 
     def kill(self, worker: Worker) -> None:
         """SIGKILL the worker's process, if it is still there."""
@@ -58,4 +73,10 @@ class Processes(Protocol):
         """Whether the worker has a process."""
 
     def incarnation(self, worker: Worker) -> int:
-        """Number of the worker's present process, counted from 0."""
+        """Number of the worker's present process, counted from 0; -1 when it never had one."""
+
+    def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
+        """The nodes of these workers on which no process can be started now."""
+
+    def move(self, positions: Collection[Worker], startable: Collection[Worker]) -> None:
+        """Let processes be started for all `positions`, in the places of those that are startable. None may run."""

@@ -1,5 +1,5 @@
-"""A worker's side of membership: what it waits for, what it says, its heartbeat, and how the end of a generation
-reaches it."""
+"""A worker's side of membership: what it waits for and reports, its heartbeat, and how it learns that a generation has
+ended."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Member:
         name: of this process, by the position it started in: `k.r`, see members.py.
         heartbeat: seconds between beats.
         interrupt: called from the watch thread while the current generation is over; wakes the main thread.
-        lost: called with the reason when the store does not answer any more: without it a worker has no purpose.
+        lost: called with the reason when the store does not answer any more; the process should end then.
         generation: the last one before this worker; a run that is resumed counts on from its earlier ones.
 
     Attributes:
@@ -148,7 +148,7 @@ class Member:
         self.store.set(TroubleKey(self._generation), f"worker {self.name}: {message}")
 
     def cut_off(self, peer: str) -> None:
-        """A live connection to `peer` does not answer. The first pair that is told stands."""
+        """A live connection to `peer` does not answer. Only the first pair of a generation is kept."""
         self.store.compare_set(CutKey(self._generation), None, [self.worker, peer])
 
     def warn(self, message: str) -> None:
@@ -176,10 +176,10 @@ class Member:
             time.sleep(heartbeat)
 
     def _watch(self, store: Store, _: float) -> None:
-        """Interrupt the main thread when its generation stops, again and again until it has left it.
+        """Interrupt the main thread when its generation stops, repeatedly until it has left the generation.
 
-        Once is not enough: it may be about to open a connection or to wait on one. The lock keeps interrupts out of
-        the next generation.
+        One interrupt is not enough, as the thread may be about to open a connection or to wait on one. The lock keeps
+        interrupts out of the next generation.
         """
         watched = self._first
         while True:

@@ -130,19 +130,21 @@ class Saved(Struct, frozen=True):
     error: str = ""
 
 
-class RunInfo(Struct, frozen=True):
+class RunInfo(Struct, frozen=True, kw_only=True):
     """What all agents of a run agree on.
 
     Attributes:
         identity: of this run, whatever its name.
         job: sha256 of the job.
         steps: iterations to train.
+        faults: to strike on purpose, as text.
         started: seconds since the epoch.
     """
 
     identity: str
     job: str
     steps: int
+    faults: list[str]
     started: float
 
 

@@ -1,4 +1,4 @@
-"""What a heartbeat tells of its worker."""
+"""The progress of a process, as its heartbeat reports it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ KEPT = 0.9
 
 
 class Progress:
-    """What the heartbeat tells: how far the worker is, what it does, and whether it waits for somebody else.
+    """How far the process is, what it does, and whether it waits for another process.
 
-    Times of one kind of operation are kept as the longest lately: each that ends lets a tenth of it be forgotten.
+    Of each kind of operation the longest recent time is kept; it decays by a tenth whenever one of the kind ends.
     """
 
     def __init__(self) -> None:

@@ -21,11 +21,11 @@ class Rejoin:
 
 
 class Rejoins:
-    """The returns of a run.
+    """The re-joins of a run.
 
     Args:
         processes: starts and kills them.
-        is_ready: whether the worker's n-th process has started up.
+        is_ready: whether the worker's present processes have started up.
         log: takes events.
         now: monotonic seconds.
         patience: seconds that the run waits for one at its step.
@@ -34,7 +34,7 @@ class Rejoins:
     def __init__(
         self,
         processes: Processes,
-        is_ready: Callable[[Worker, int], bool],
+        is_ready: Callable[[Worker], bool],
         log: Log,
         now: Callable[[], float],
         patience: float,
@@ -46,6 +46,11 @@ class Rejoins:
         """`worker` shall take part again from iteration `step` on; its process may have been started already."""
         self._all.append(Rejoin(worker, step, started))
 
+    def adopt(self, live: Collection[Worker]) -> None:
+        """Processes that another coordinator started for workers that are awaited are those that come back."""
+        for rejoin in self.awaited(live):
+            rejoin.started = self._processes.running(rejoin.worker)
+
     def awaited(self, live: Collection[Worker]) -> list[Rejoin]:
         """The dead workers that shall come back, each with its next return."""
         nearest: dict[Worker, Rejoin] = {}
@@ -54,28 +59,34 @@ class Rejoins:
                 nearest.setdefault(rejoin.worker, rejoin)
         return list(nearest.values())
 
-    def start(self, live: Collection[Worker], step: int, early: bool) -> None:
-        """Start the processes of whoever is awaited at `step`; `early`, as imports take a while, later ones too."""
+    def start(self, live: Collection[Worker], step: int, generation: int, early: bool) -> None:
+        """Start the processes of workers that are awaited at `step`; with `early` also those awaited later, as imports
+        take a while.
+
+        Args:
+            generation: the present one, or the last.
+        """
         for rejoin in self.awaited(live):
-            wanted = early or rejoin.step <= step
-            if wanted and not rejoin.started and not self._processes.running(rejoin.worker):
+            worker, wanted = rejoin.worker, early or rejoin.step <= step
+            if self._processes.started_in(worker) is None:
+                rejoin.started = False  # its process is gone with its node
+            is_free = not self._processes.running(worker) and not self._processes.missing_nodes([worker])
+            if wanted and not rejoin.started and is_free:
                 rejoin.started = True
-                self._processes.start(rejoin.worker)
+                self._processes.start(worker, generation)
 
     def settled(self, live: Collection[Worker], step: int, admit: Callable[[Worker], None]) -> bool:
-        """Whether everyone who shall start with `step` was admitted, or was waited for long enough."""
+        """Whether every worker that shall start with `step` was admitted, or was waited for long enough."""
         for rejoin in self.awaited(live):
             if rejoin.step > step:
                 continue
             if rejoin.deadline is None:
                 rejoin.deadline = self._now() + self._patience
-            if not rejoin.started:
-                return False  # its last process is about to end
             running = self._processes.running(rejoin.worker)
-            if running and self._is_ready(rejoin.worker, self._processes.incarnation(rejoin.worker)):
+            if rejoin.started and running and self._is_ready(rejoin.worker):
                 admit(rejoin.worker)
-            elif running and self._now() < rejoin.deadline:
-                return False
+            elif (running or not rejoin.started) and self._now() < rejoin.deadline:
+                return False  # it starts up, its last process is about to end, or its node is not there
             else:
                 self._processes.kill(rejoin.worker)
                 self._log("fault", worker=str(rejoin.worker), step=rejoin.step, cause="did not re-join in time")
@@ -83,6 +94,6 @@ class Rejoins:
         return True
 
     def start_over(self) -> None:
-        """All processes were started anew: who was on the way back has to come again."""
+        """All processes are new: those that were being started for a re-join have to be started again."""
         for rejoin in self._all:
             rejoin.started, rejoin.deadline = False, None

@@ -60,16 +60,16 @@ class ClusterProcesses:
     def _agent(self, node: int) -> AgentInfo | None:
         return self._store.read(AgentKey(node))
 
-    def reachable(self, worker: Worker) -> bool:
-        """Whether the worker's node has an agent."""
-        return self._agent(self.node(worker)) is not None
+    def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
+        """The nodes of these workers that have no agent."""
+        return [node for node in sorted({self.node(worker) for worker in workers}) if self._agent(node) is None]
 
-    def request(self, worker: Worker) -> StartRequest:
+    def _request(self, worker: Worker) -> StartRequest:
         """The latest request to start the worker."""
         return self._store.read(StartRequestKey(worker)) or StartRequest()
 
-    def start(self, worker: Worker, generation: int = 0, restored: int | None = None) -> None:
-        """Have the next process started. Nothing happens without an agent; it counts as gone then.
+    def start(self, worker: Worker, generation: int, restored: int | None = None) -> None:
+        """Have the next process started. Without an agent nothing happens, and the process counts as gone.
 
         Args:
             generation: the last one before it.
@@ -79,6 +79,12 @@ class ClusterProcesses:
         session = "" if agent is None else agent.session
         request = StartRequest(self.incarnation(worker) + 1, session, str(self._place(worker)), generation, restored)
         self._store.set(StartRequestKey(worker), request)
+
+    def started_in(self, worker: Worker) -> int | None:
+        """The generation in which the worker's latest process was started; None when there was none, or when it ended
+        with its node's agent."""
+        request = self._request(worker)
+        return None if request.incarnation < 0 or self.ended(worker) == self._lost(worker) else request.generation
 
     def gone(self) -> dict[Worker, str]:
         """Processes that ended since the last call, with how."""
@@ -92,7 +98,7 @@ class ClusterProcesses:
 
     def ended(self, worker: Worker) -> str | None:
         """How the worker's latest process ended, None when it has not."""
-        request = self.request(worker)
+        request = self._request(worker)
         ended, how = self._store.read(EndedKey(worker)) or (-1, "")
         if ended == request.incarnation:
             return how
@@ -101,9 +107,9 @@ class ClusterProcesses:
             return self._lost(worker)
         return None
 
-    def lost_its_agent(self, worker: Worker) -> bool:
-        """Whether the worker's latest process ended with its node's agent."""
-        return self.ended(worker) == self._lost(worker)
+    def tail(self, worker: Worker) -> str:
+        """Nothing: the agent writes the last lines of the log behind how the process ended."""
+        return ""
 
     def _lost(self, worker: Worker) -> str:
         return f"the agent of node {self.node(worker)} is gone"
@@ -114,8 +120,10 @@ class ClusterProcesses:
 
     def incarnation(self, worker: Worker) -> int:
         """Number of the worker's present process, from 0; -1 when it never had one."""
-        return self.request(worker).incarnation
+        return self._request(worker).incarnation
 
     def kill(self, worker: Worker) -> None:
         """Have every process of the worker so far killed."""
-        self._store.set(KillRequestKey(worker), self.incarnation(worker))
+        key, number = KillRequestKey(worker), self.incarnation(worker)
+        if self._store.read(key) != number:
+            self._store.set(key, number)

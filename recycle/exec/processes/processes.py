@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from recycle.errors import RunError
 from recycle.exec.membership.members import member_name
 from recycle.exec.processes.waker import Waker
 from recycle.exec.transport.transports import known_environment
-from recycle.exec.worker.specification import WorkerSpecification
+from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.shape import Worker
 
 
@@ -99,8 +99,8 @@ class LocalProcesses:
 
     Args:
         server: forks them.
-        specification: what to tell the process of a worker, of its n-th time and of a tensor rank.
-        logs: folder for `k.r.log`.
+        run: what all of them are started with.
+        places: positions of this machine, in the order of its GPUs.
         waker: ends a `wait` from other threads.
         tensor_parallel: T.
     """
@@ -108,31 +108,70 @@ class LocalProcesses:
     def __init__(
         self,
         server: ForkServer,
-        specification: Callable[[Worker, int, int], WorkerSpecification],
-        logs: Path,
+        run: RunSpecification,
+        places: Sequence[Worker],
         waker: Waker,
         tensor_parallel: int = 1,
     ) -> None:
-        self._server, self._specification, self._logs = server, specification, logs
+        self._server, self._run, self._places = server, run, list(places)
+        self._logs = Path(run.directory) / "logs"
         self._tensor_ranks = range(tensor_parallel)
         self._requests: dict[_Member, int] = {}
         self._descriptors: dict[_Member, int] = {}
         self._incarnations: dict[Worker, int] = {}
+        self._started_in: dict[Worker, int] = {}
+        self._ended: dict[Worker, str] = {}
         self._failed: dict[Worker, int] = {}
         self._poll = select.poll()
         self._waker = waker
         self._poll.register(server.answers, select.POLLIN)
         self._poll.register(waker.descriptor, select.POLLIN)
 
-    def start(self, worker: Worker, incarnation: int | None = None) -> None:
-        """Ask for the worker's processes; the next ones, unless their number is given."""
-        if incarnation is None:
-            incarnation = self._incarnations.get(worker, -1) + 1
-        self._incarnations[worker] = incarnation
+    def start(
+        self,
+        worker: Worker,
+        generation: int,
+        restored: int | None = None,
+        *,
+        incarnation: int | None = None,
+        place: Worker | None = None,
+    ) -> None:
+        """Ask for the worker's next processes.
+
+        Args:
+            generation: the last one before them.
+            restored: step of the checkpoint to start from; None for the initial state.
+            incarnation: their number; the next one when left out.
+            place: position of this machine whose GPUs they use; the worker's own when left out.
+        """
+        number = self.incarnation(worker) + 1 if incarnation is None else incarnation
+        self._incarnations[worker], self._started_in[worker] = number, generation
         self._failed.pop(worker, None)
+        self._ended.pop(worker, None)
+        first = self._places.index(worker if place is None else place) * len(self._tensor_ranks)
         for rank in self._tensor_ranks:
-            specification = msgspec.json.encode(self._specification(worker, incarnation, rank)).decode()
-            self._requests[worker, rank] = self._server.fork(specification, self.log(worker, rank))
+            specification = WorkerSpecification(
+                run=self._run,
+                worker=str(worker),
+                incarnation=number,
+                generation=generation,
+                restored=restored,
+                tensor_rank=rank,
+                local_index=first + rank,
+            )
+            text = msgspec.json.encode(specification).decode()
+            self._requests[worker, rank] = self._server.fork(text, self.log(worker, rank))
+
+    def started_in(self, worker: Worker) -> int | None:
+        """The generation in which the worker's latest processes were started; None when there were none."""
+        return self._started_in.get(worker)
+
+    def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
+        """None: this machine is always there."""
+        return []
+
+    def move(self, positions: Collection[Worker], startable: Collection[Worker]) -> None:
+        """Nothing to do: this machine can start a process for every position."""
 
     def log(self, worker: Worker, tensor_rank: int = 0) -> Path:
         """The log file of a worker's process."""
@@ -169,9 +208,14 @@ class LocalProcesses:
             if worker not in self._failed and (status or not self._members(worker)):
                 self._failed[worker] = rank
                 found[worker] = _how(status) if len(self._tensor_ranks) == 1 else f"tensor rank {rank} {_how(status)}"
+        self._ended |= found
         for worker in self._failed:
             self.kill(worker)
         return found
+
+    def ended(self, worker: Worker) -> str | None:
+        """How the worker's latest processes ended, as far as `gone` has seen; None when they have not."""
+        return self._ended.get(worker)
 
     def _members(self, worker: Worker) -> list[_Member]:
         return [(worker, rank) for rank in self._tensor_ranks if (worker, rank) in self._requests]
@@ -191,9 +235,10 @@ class LocalProcesses:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._descriptors[member], signal.SIGKILL)
 
-    def pid(self, worker: Worker, tensor_rank: int = 0) -> int:
-        """Process id of one of the worker's present processes."""
-        return self._server.pids[self._requests[worker, tensor_rank]]
+    def pids(self, worker: Worker) -> list[int]:
+        """Ids of the worker's present processes, by tensor rank."""
+        requests = [self._requests[member] for member in self._members(worker)]
+        return [self._server.pids[request] for request in requests if request in self._server.pids]
 
     def tail(self, worker: Worker) -> str:
         """The last lines of the worker's log: of the process that failed first, if one did."""

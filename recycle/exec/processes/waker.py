@@ -1,9 +1,16 @@
-"""A pipe by which threads wake the launcher's one loop."""
+"""A pipe by which threads wake a process's one loop, and the thread that does so for changes of the store."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
+
+from recycle.errors import RunError
+from recycle.exec.membership.store import Store
+
+LISTEN_SECONDS = 300.0
+"""How long one call listens to the store; there is another behind it."""
 
 
 class Waker:
@@ -29,3 +36,32 @@ class Waker:
         """Give the descriptors back."""
         os.close(self.descriptor)
         os.close(self._end)
+
+
+class Listener:
+    """A thread that wakes a loop for every change of the store that its client follows, until the store is closed.
+
+    Args:
+        store: a client of the thread's own.
+    """
+
+    def __init__(self, store: Store, waker: Waker) -> None:
+        self._store, self._waker, self._closing = store, waker, threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(RunError):
+            while not self._closing.is_set():
+                self._store.wait_for_change(LISTEN_SECONDS)
+                self._waker.wake()
+        self._waker.wake()
+
+    def stop(self) -> None:
+        """Let the thread end at the next change."""
+        self._closing.set()
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        self.stop()
+        self._thread.join()

@@ -27,7 +27,7 @@ import torch
 
 from recycle.child import Child
 from recycle.errors import JobError, RunError
-from recycle.exec.launch.launcher import check_request
+from recycle.exec.launch.request import check_request
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures, StageRequest
 from recycle.exec.transport.transports import transport_of

@@ -104,27 +104,28 @@ def give_up_after(connection: Connection, seconds: float) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * seconds)))
 
 
-def cut(first: int, second: int) -> int:
-    """Let every packet between two processes of this machine vanish, on the connections that they have now.
+def cut(pid: int, other_ends: Collection[str]) -> int:
+    """Drop every packet that arrives at a process of this machine on the connections that it has to these ends.
 
-    A socket filter that keeps no packet is put on both ends, so that neither hears anything, not even that the other
-    closes. New connections between them are not cut.
+    A socket filter that keeps no packet is put on the process's end, so that it receives nothing, not even that the
+    other end closes. Cut the other process likewise for a silence of both. New connections are not cut.
+
+    Args:
+        other_ends: texts of the ends of the other process.
 
     Returns:
-        How many connections there were.
+        How many connections were cut.
 
     Raises:
         RunError: the system does not allow it; it takes what a debugger may do, and a filter on a socket.
     """
-    theirs = {str(connection): connection for connection in connections_of(second)}
-    pairs = [(end, theirs[end.mirrored]) for end in connections_of(first) if end.mirrored in theirs]
+    ends = [end for end in connections_of(pid) if end.mirrored in other_ends]
     try:
-        for ends in pairs:
-            for pid, end in zip((first, second), ends, strict=True):
-                _deafen(pid, end.descriptor)
+        for end in ends:
+            _deafen(pid, end.descriptor)
     except OSError as error:
         raise RunError(f"the connections of a process cannot be cut here: {error.strerror}; try as root") from None
-    return len(pairs)
+    return len(ends)
 
 
 def _deafen(pid: int, descriptor: int) -> None:

@@ -1,1 +1,1 @@
-"""A worker process: it lives through generations, interprets its program and steps its stages as commits say."""
+"""A worker process: takes part in generations, interprets its program and steps its stages by the commits."""

@@ -2,20 +2,22 @@
 
 With the barrier all its steps wait for the iteration's commit. A staggered step does not: the worker goes straight on
 with the next iteration, while its neighbours may still be in this one, and waits there before it steps again. So
-nobody is more than one iteration ahead of the last commit. What a worker holds is that of one iteration: it begins the
-next one when its own program is done.
+nobody is more than one iteration ahead of the last commit. A worker holds the values of one iteration
+only: it begins the next one when its own program is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from recycle.errors import RecycleError
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.commit import report_of
-from recycle.exec.membership.member import Member
-from recycle.exec.membership.messages import Commit, GenerationRecord, Mode
+from recycle.exec.membership.messages import Commit, GenerationRecord, Mode, Report
+from recycle.exec.membership.progress import Progress
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter, Timed
@@ -34,20 +36,21 @@ from recycle.runs import append_iteration
 
 
 class TraceLog:
-    """This process's log of executed instructions; times count from the start of the run.
+    """This process's log of executed instructions.
 
-    An iteration that cannot be written is left out: `warn` is told the first time why, and training goes on. Without a
-    path nothing is written: of a worker's processes that of tensor rank 0 does.
+    An iteration that cannot be written is left out: `warn` is called the first time, and training goes on.
+
+    Args:
+        path: of the log.
+        started: monotonic seconds that times count from.
     """
 
-    def __init__(self, path: Path | None, started: float, warn: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, started: float, warn: Callable[[str], None]) -> None:
         self._path, self._started, self._warn = path, started, warn
         self._warned = False
 
     def append(self, iteration: int, generation: int, role: str, timed: list[Timed]) -> None:
         """Add what was executed of one iteration."""
-        if self._path is None:
-            return
         rows = [(text, start - self._started, end - self._started) for text, start, end in timed]
         try:
             append_iteration(self._path, iteration, generation, role, rows)
@@ -57,38 +60,58 @@ class TraceLog:
                 self._warn(f"the trace has gaps: {error}")
 
 
+class Commits(Protocol):
+    """What decides the commits of iterations, for one worker: the coordinator's register, or the workers' reports
+    themselves where nothing fails (`alone.py`)."""
+
+    def report(self, step: int, report: Report) -> None:
+        """This worker's part of the commit of `step`."""
+
+    def decision(self, step: int) -> Commit:
+        """Wait for the commit of `step`. Raises GenerationOver when there will be none."""
+
+
+@dataclass(kw_only=True)
 class Iterations:
     """The iterations of one generation.
 
     Args:
         record: that the generation began with.
-        program: of this worker's role; the same in every iteration, however it steps.
+        role: position of the plan that this worker plays.
+        program: of its role; the same in every iteration, however it steps.
         model_stages: S, the stages of the whole model.
-        saver: is told of each commit while the stages stand there.
+        stages: that this worker hosts.
+        transport: to the other workers.
+        commits: takes this worker's reports and decides the commits.
+        updates: the optimizer steps of `stages`.
         ties: groups of stages that share a weight.
+        progress: notes every operation, for the heartbeat.
+        injector: faults that strike here.
+        trace: log that executed instructions go to; None for none.
+        saver: is offered the state after each commit; None where nothing is saved.
     """
 
-    def __init__(
-        self,
-        record: GenerationRecord,
-        program: Sequence[Instruction],
-        model_stages: int,
-        member: Member,
-        stages: Mapping[int, Stage],
-        updates: Updates,
-        transport: Transport,
-        injector: FaultInjector,
-        trace: TraceLog,
-        saver: Saver,
-        ties: Sequence[Sequence[int]] = (),
-    ) -> None:
-        self._saver = saver
-        self._record, self._program, self._member, self._stages = record, program, member, stages
-        self._updates, self._injector, self._trace = updates, injector, trace
-        self._interpreter = Interpreter(stages, model_stages, transport, self._step, injector.computed, ties)
-        self._last_reduce = max(p for p, i in enumerate(program) if isinstance(i, ReduceGradients))
-        self._iteration = record.committed
-        self._commit = record.commit
+    record: GenerationRecord
+    role: str
+    program: Sequence[Instruction]
+    model_stages: int
+    stages: Mapping[int, Stage]
+    transport: Transport
+    commits: Commits
+    updates: Updates
+    ties: Sequence[Sequence[int]] = ()
+    progress: Progress = field(default_factory=Progress)
+    injector: FaultInjector = field(default_factory=FaultInjector)
+    trace: TraceLog | None = None
+    saver: Saver | None = None
+
+    def __post_init__(self) -> None:
+        self._interpreter = Interpreter(
+            self.stages, self.model_stages, self.transport, self._step, self.injector.computed, self.ties
+        )
+        self._last_reduce = max(p for p, i in enumerate(self.program) if isinstance(i, ReduceGradients))
+        self._iteration = self.record.committed
+        self._commit = self.record.commit
 
     def run(self) -> Commit:
         """Iterate until a commit says to leave; returns that commit.
@@ -97,74 +120,87 @@ class Iterations:
             GenerationOver, TransportError: the generation ended before that.
         """
         while True:
-            self._iteration += 1
             try:
-                self._iterate()
+                self.begin()
+                for position in range(len(self.program)):
+                    self.execute(position)
+                self.end()
             finally:
-                role = self._record.roles[self._member.worker]
-                self._trace.append(self._iteration, self._record.generation, role, self._interpreter.timed)
-            self._injector.at_phase("stepped", self._iteration)
+                if self.trace is not None:
+                    self.trace.append(self._iteration, self.record.generation, self.role, self._interpreter.timed)
+            self.injector.at_phase("stepped", self._iteration)
             if self._commit is not None and self._commit.last == self._iteration:
                 return self._committed(self._iteration)
 
-    def _iterate(self) -> None:
-        progress = self._member.progress
-        progress.begins("begin")
-        self._injector.begin(self._program, self._iteration)
-        self._interpreter.begin(self._program, self._iteration)
-        if self._iteration > self._record.committed + 1:  # the first of a generation waits for its own commit
-            self._updates.begin(self._iteration)
-        progress.ended()
-        late: list[OptimizerStep] = []
-        for position, instruction in enumerate(self._program):
-            progress.begins(_doing(instruction))
-            self._injector.at(position)
-            if isinstance(instruction, OptimizerStep):
-                mode = self._mode()
-                self._saver.keep(self._record, self._commit, self._updates)
-                if mode == "barrier":
-                    late.append(instruction)
-                    continue
-            self._interpreter.execute(instruction)
-            if position == self._last_reduce:
-                self._report()
-            progress.ended()
-        if late:
+    def begin(self) -> None:
+        """Begin the next iteration."""
+        self._iteration += 1
+        self.progress.begins("begin")
+        self.injector.begin(self.program, self._iteration)
+        self._interpreter.begin(self.program, self._iteration)
+        if self._iteration > self.record.committed + 1:  # the first of a generation waits for its own commit
+            self.updates.begin(self._iteration)
+        self._late: list[OptimizerStep] = []
+        self.progress.ended()
+
+    def execute(self, position: int) -> None:
+        """Execute the instruction at a position of the program, or put it off to the iteration's end."""
+        instruction = self.program[position]
+        self.progress.begins(_operation(instruction))
+        self.injector.at(position)
+        if isinstance(instruction, OptimizerStep):
+            mode = self._mode()
+            self._save()
+            if mode == "barrier":
+                self._late.append(instruction)
+                return
+        self._interpreter.execute(instruction)
+        if position == self._last_reduce:
+            self._report()
+        self.progress.ended()
+
+    def end(self) -> None:
+        """Take the steps that wait for the commit of the iteration."""
+        if self._late:
             self._committed(self._iteration)
-        for instruction in late:
-            progress.begins(_doing(instruction))
+        for instruction in self._late:
+            self.progress.begins(_operation(instruction))
             self._interpreter.execute(instruction)
-            progress.ended()
-        self._saver.keep(self._record, self._commit, self._updates)
+            self.progress.ended()
+        self._save()
+
+    def _save(self) -> None:
+        if self.saver is not None:
+            self.saver.keep(self.record, self._commit, self.updates)
 
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
-        self._updates.reduced(self._iteration)
-        self._member.report(self._iteration, report_of(self._stages, self._interpreter.compute))
-        self._injector.at_phase("commit", self._iteration)
+        self.updates.reduced(self._iteration)
+        self.commits.report(self._iteration, report_of(self.stages, self._interpreter.compute))
+        self.injector.at_phase("commit", self._iteration)
 
     def _mode(self) -> Mode:
-        """How this iteration steps; waits for the commit of the one before, without which nobody may step."""
-        if self._iteration == self._record.committed + 1:
-            return self._record.mode
+        """How this iteration steps; waits for the commit of the one before, which every step needs."""
+        if self._iteration == self.record.committed + 1:
+            return self.record.mode
         return self._committed(self._iteration - 1).next_mode
 
     def _committed(self, iteration: int) -> Commit:
         if self._commit is None or self._commit.step != iteration:
-            self._commit = self._member.decision(iteration)
+            self._commit = self.commits.decision(iteration)
         return self._commit
 
     def _step(self, stage: int) -> None:
-        self._injector.at_phase("step", self._iteration)
+        self.injector.at_phase("step", self._iteration)
         if self._commit is not None and self._commit.step == self._iteration:
-            self._updates.step(stage, self._commit)
+            self.updates.step(stage, self._commit)
         else:
-            self._updates.step_ahead(stage, self._iteration)
+            self.updates.step_ahead(stage, self._iteration)
 
 
-def _doing(instruction: Instruction) -> str:
-    """What kind of operation it is for the heartbeat: those of a stage take about as long as each other."""
+def _operation(instruction: Instruction) -> str:
+    """The kind of operation that the heartbeat names: those of one kind on one stage take about equally long."""
     if isinstance(instruction, OverlappedPair):
-        return f"{_doing(instruction.forward)};{_doing(instruction.backward)}"
+        return f"{_operation(instruction.forward)};{_operation(instruction.backward)}"
     stage = instruction.stage if isinstance(instruction, Compute | Transfer | StageWide) else ""
     return f"{stage}{instruction.token}"

@@ -1,4 +1,4 @@
-"""A worker's life: a loop over generations. Every change, whatever its cause, goes through here.
+"""A worker's loop over generations; every change of membership or plan goes through it.
 
 Whenever a generation ends a worker drops its groups and brings its stages to the iteration that the register says is
 committed: it rolls forward (the reduced gradient is still there) or takes a step back that it took too early. The next
@@ -8,6 +8,7 @@ generation starts from there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,6 +32,7 @@ from recycle.job import Job
 from recycle.shape import Worker
 
 
+@dataclass(kw_only=True)
 class WorkerLoop:
     """One worker process.
 
@@ -39,45 +41,41 @@ class WorkerLoop:
         member: its side of membership.
         stages: the stages it hosts.
         injector: faults that strike here.
-        trace: log that its executed instructions go to.
+        trace: log that its executed instructions go to; None for none.
         saver: writes this process's part of checkpoints.
         transport: opens the groups of each generation.
         at: the iteration that the stages' states are from.
         tensor_group: that this worker's stages compute in; None without tensor parallelism.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        member: Member,
-        stages: Mapping[int, Stage],
-        injector: FaultInjector,
-        trace: TraceLog,
-        saver: Saver,
-        transport: TransportPlugin,
-        at: int = -1,
-        tensor_group: TensorGroup | None = None,
-    ) -> None:
-        self.job, self.member, self.stages = job, member, stages
-        self.injector, self.trace = injector, trace
-        self._saver, self._transport, self._tensor_group = saver, transport, tensor_group
-        self._updates = Updates(stages, at, member.decisions())
+    job: Job
+    member: Member
+    stages: Mapping[int, Stage]
+    injector: FaultInjector
+    trace: TraceLog | None
+    saver: Saver
+    transport: TransportPlugin
+    at: int = -1
+    tensor_group: TensorGroup | None = None
+
+    def __post_init__(self) -> None:
+        self._updates = Updates(self.stages, self.at, self.member.decisions())
 
     def run(self) -> None:
         """Take part in generations until the last iteration is committed."""
         while True:
             record = self.member.next_record()
             self._settle(record)
-            self._saver.keep(record, record.commit, self._updates)
+            self.saver.keep(record, record.commit, self._updates)
             if record.commit is not None and record.commit.finished:
                 return
             commit = self._live_through(record)
-            self._saver.keep(record, commit, self._updates)
+            self.saver.keep(record, commit, self._updates)
             if commit is not None and commit.finished:
                 return
 
     def _settle(self, record: GenerationRecord) -> None:
-        """Roll forward or undo, so that every stage stands where the register does."""
+        """Roll forward or undo, so that every stage is at the committed iteration."""
         if self.member.worker in record.joins:
             return
         ahead = self._updates.ahead(record.committed)
@@ -89,7 +87,7 @@ class WorkerLoop:
             self.member.undone(record.committed + 1)
 
     def _live_through(self, record: GenerationRecord) -> Commit | None:
-        """One generation: acknowledge, form, run. Returns the commit of the commit after which it was left in peace."""
+        """One generation: acknowledge, form, run. Returns the commit after which all left; None if it ended before."""
         self.injector.at_phase("acknowledge", record.committed + 1)
         self.member.progress.ended()
         self.member.acknowledge()
@@ -103,24 +101,26 @@ class WorkerLoop:
         try:
             program = lower(schedule).program(role)
             transport = self._form(record, schedule, role, program)
-            if self._tensor_group is not None:
-                self._tensor_group.connect(transport.exchange)
+            if self.tensor_group is not None:
+                self.tensor_group.connect(transport.exchange)
             self.member.progress.ended()
             self.member.formed()
             if not self.member.permitted("run"):
                 return None
             return Iterations(
-                record,
-                program,
-                self.job.shape.stages,
-                self.member,
-                self.stages,
-                self._updates,
-                transport,
-                self.injector,
-                self.trace,
-                self._saver,
-                schedule.ties,
+                record=record,
+                role=str(role),
+                program=program,
+                model_stages=self.job.shape.stages,
+                stages=self.stages,
+                transport=transport,
+                commits=self.member,
+                updates=self._updates,
+                ties=schedule.ties,
+                progress=self.member.progress,
+                injector=self.injector,
+                trace=self.trace,
+                saver=self.saver,
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):
@@ -134,9 +134,9 @@ class WorkerLoop:
         except GenerationOver:
             return None
         finally:
-            if self._tensor_group is not None:
-                self._tensor_group.disconnect()
-            self._transport.end()
+            if self.tensor_group is not None:
+                self.tensor_group.disconnect()
+            self.transport.end()
 
     def _form(
         self, record: GenerationRecord, schedule: Schedule, role: Worker, program: Sequence[Instruction]
@@ -153,7 +153,7 @@ class WorkerLoop:
             self.member.over,
             self._waits,
         )
-        transport = self._transport.open(groups)
+        transport = self.transport.open(groups)
         for joiner, source in sorted(record.joins.items()):
             if self.member.worker in (source, joiner):
                 self.injector.at_phase("copy", record.committed + 1)

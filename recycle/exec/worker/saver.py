@@ -1,7 +1,7 @@
 """A worker's part in checkpoints: copy the committed state of its stages, and write the copy while training goes on.
 
-Of all hosts of a stage one writes it; which one follows from the record alone. The copy is taken when the commit is
-known and the stage has not stepped again, so it is never of a step that might be taken back. It lies in buffers that
+One of a stage's hosts writes it; which one follows from the generation record alone. The copy is taken when the commit
+is known and the stage has not stepped again, so it is never of a step that might be taken back. It lies in buffers that
 are kept, one copy of the state; beside them only one file at a time is serialised.
 """
 
@@ -81,7 +81,7 @@ class Saver:
         self._writing = self._thread.submit(self._write, commit.step, mine)
 
     def close(self) -> None:
-        """Wait until all is written, however long it takes: the launcher knows when that is too long."""
+        """Wait until all is written; the coordinator has the deadline."""
         if self._writing is not None:
             self._writing.result()
 
@@ -99,7 +99,7 @@ class Saver:
             named = stored_names(stage.named_state(self._copies[index]), stage.cuts(), tensor)
             try:
                 saved = Saved(write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank))
-            except Exception as error:  # whatever it is, training goes on, and the launcher says it
+            except Exception as error:  # training goes on, and the coordinator writes the event
                 saved = Saved(error=f"worker {self._name}: {error}")
             self._post(step, index, saved)
 
@@ -107,4 +107,4 @@ class Saver:
         try:
             self._posts.set(SavedKey(step, index, self._tensor_rank), saved)
         except RunError:
-            return  # the launcher is gone, and this process with it in a moment
+            return  # the store is gone, and this process ends in a moment

@@ -1,44 +1,50 @@
-"""What a worker process is told when it starts."""
+"""What a worker process is started with."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
 
-class WorkerSpecification(Struct, frozen=True):
-    """What the launcher tells a worker process.
+class RunSpecification(Struct, frozen=True, kw_only=True):
+    """What all worker processes of a run on one machine have in common.
 
     Attributes:
         job: the job as TOML text.
-        worker: position, `k.r`.
-        stages: that it hosts.
-        incarnation: number of this position's process, from 0.
+        stages: that the workers of each rank host.
+        faults: texts of all faults of the run, in the order of their numbers.
         store: URL of the store.
         run: name of the run in the store.
         address: of this machine, which the other workers connect to.
-        faults: (number in the run, text) of what strikes here.
-        trace: file for the executed instructions; None for none.
-        launcher: process id of the launcher.
         started: when the run started, by this machine's monotonic clock.
-        checkpoints: folder of the run's checkpoints.
-        generation: the last one of an earlier part of the run.
+        directory: the run directory.
+    """
+
+    job: str
+    stages: list[list[int]]
+    faults: list[str]
+    store: str
+    run: str
+    address: str
+    started: float
+    directory: str
+
+
+class WorkerSpecification(Struct, frozen=True, kw_only=True):
+    """What one worker process is started with.
+
+    Attributes:
+        run: what it has in common with the others.
+        worker: position, `k.r`.
+        incarnation: number of this position's process, from 0.
+        generation: the last one before the process.
         restored: step of the checkpoint to start from; None for the initial state.
         tensor_rank: of this process in its worker.
         local_index: of this process among those of its machine, which is its GPU's number.
     """
 
-    job: str
+    run: RunSpecification
     worker: str
-    stages: list[int]
     incarnation: int
-    store: str
-    run: str
-    address: str
-    faults: list[tuple[int, str]]
-    trace: str | None
-    launcher: int
-    started: float
-    checkpoints: str
     generation: int = 0
     restored: int | None = None
     tensor_rank: int = 0

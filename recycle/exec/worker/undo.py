@@ -1,4 +1,4 @@
-"""The states to go back to: kept before each step that is taken ahead of its commit, to take it back bit for bit.
+"""Undo: the state before each step that is taken ahead of its commit, to take the step back bit for bit.
 
 Keeping one takes as long as the step itself, and need not wait for it: once a step is committed, the state stays as it
 is until the next. So a thread copies it while the worker waits for others, in the bubbles of the schedule, piece by
@@ -19,7 +19,7 @@ from recycle.exec.membership.messages import Commit
 from recycle.exec.model.stage import Stage, copy_state
 
 LOOK_SECONDS = 0.002
-"""How often the thread looks, while the worker waits, whether the last step is committed."""
+"""Seconds between two looks of the thread, while the worker waits, at whether the last step is committed."""
 
 
 class Undo:

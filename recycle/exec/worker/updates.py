@@ -1,4 +1,4 @@
-"""Where the stages of a worker stand, and how each gets to the committed iteration: step, step ahead, undo.
+"""At which iteration each stage of a worker is, and how it gets to the committed one: step, step ahead, undo.
 
 A step that is taken before its iteration is committed leaves the state from before it in a second set of buffers, so
 that it can be taken back bit for bit. The next step needs this one's commit, so one set is enough: a stage is at most
@@ -37,7 +37,7 @@ class Updates:
         self._undo.expect(iteration)
 
     def waits(self, whether: bool) -> None:
-        """The worker begins or ends a wait for others: time to keep what the next step may have to be undone to."""
+        """The worker begins or ends a wait for others: time to copy the state that the next step may be undone to."""
         self._undo.waits(whether)
 
     def reduced(self, iteration: int) -> None:
@@ -68,7 +68,7 @@ class Updates:
         return [index for index, at in self._at.items() if at == committed + 1]
 
     def way_to(self, committed: int) -> str:
-        """What `settle` will do, in one word: the heartbeat's, because each takes its own time."""
+        """What `settle` will do, as the heartbeat's name of the operation: each takes another time."""
         if self.ahead(committed):
             return "undo"
         return "settle" if all(at == committed for at in self._at.values()) else "roll-forward"

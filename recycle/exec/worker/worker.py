@@ -1,7 +1,7 @@
 """A worker process: forked by the fork server, one per live worker and tensor rank.
 
-It connects to the launcher's store, builds its stages, says that it is ready and lives through generations
-(recovery.py). It dies with the launcher, never the other way round.
+It connects to the run's store, builds its stages, reports that it is ready and takes part in generations (recovery.py).
+It ends with the launcher or agent that started it, never the other way round.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint import folder_of, load
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.injector import FaultInjector
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.membership.member import Member
 from recycle.exec.membership.members import member_name
 from recycle.exec.membership.schema import ReachedKey, StruckKey
@@ -35,36 +36,36 @@ from recycle.exec.worker.recovery import WorkerLoop
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.specification import WorkerSpecification
 from recycle.job import Job
+from recycle.runs import log_path
 from recycle.shape import Worker
 
 
 def run_worker(text: str) -> None:
-    """Run one worker to the end of its run. Its process should end at once: threads of its transport may still run."""
+    """Run one worker to the end of its run. Its process should end at once: threads of its transport may still run.
+
+    Args:
+        text: its specification.
+    """
     specification = msgspec.json.decode(text, type=WorkerSpecification)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    job = Job.from_toml(specification.job)
+    run, worker, tensor_rank = specification.run, Worker.parse(specification.worker), specification.tensor_rank
+    job, checkpoints = Job.from_toml(run.job), Path(run.directory) / "checkpoints"
     torch.set_num_threads(job.train.threads)
-    worker = Worker.parse(specification.worker)
-    tensor_rank, tensor_parallel = specification.tensor_rank, job.grid.tensor_parallel
+    tensor_parallel = job.grid.tensor_parallel
     name = member_name(worker, tensor_rank)
     tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
     plugin = transport_of(job)
     device = plugin.device(specification.local_index)
-    stages = build_stages(job, specification.stages, device, tensor_group)
+    stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
     if specification.restored is not None:
-        load(
-            folder_of(Path(specification.checkpoints), specification.restored),
-            stages.values(),
-            tensor_rank,
-            tensor_parallel,
-        )
-    store = open_store(specification.store, specification.run, job.membership)
+        load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
+    store = open_store(run.store, run.run, job.membership)
     transport = plugin(
         TransportSettings(
             store.torch_store,
             device,
-            specification.address,
+            run.address,
             (tensor_rank, tensor_parallel),
             store.addresses,
             job.membership,
@@ -76,20 +77,29 @@ def run_worker(text: str) -> None:
         os._exit(3)
 
     member = Member(store, name, job.membership.heartbeat, transport.wake, end, specification.generation)
-    saver = Saver(Path(specification.checkpoints), name, worker.rank, stages, store, tensor_parallel)
+    saver = Saver(checkpoints, name, worker.rank, stages, store, tensor_parallel)
+    faults = enumerate(map(parse_fault, run.faults))
     injector = FaultInjector(
-        [(number, parse_fault(text)) for number, text in specification.faults],
+        [(n, f) for n, f in faults if KINDS[f.kind].struck and (f.worker, f.tensor_rank) == (worker, tensor_rank)],
         lambda number: store.claim(ReachedKey(number)),
         lambda: _poison(stages),
         lambda number: store.wait(StruckKey(number), 60.0),
     )
     member.ready(specification.incarnation)
-    trace = TraceLog(
-        None if specification.trace is None else Path(specification.trace), specification.started, member.warn
-    )
+    trace = TraceLog(log_path(run.directory, worker), run.started, member.warn) if tensor_rank == 0 else None
     at = -1 if specification.restored is None else specification.restored
     try:
-        WorkerLoop(job, member, stages, injector, trace, saver, transport, at, tensor_group).run()
+        WorkerLoop(
+            job=job,
+            member=member,
+            stages=stages,
+            injector=injector,
+            trace=trace,
+            saver=saver,
+            transport=transport,
+            at=at,
+            tensor_group=tensor_group,
+        ).run()
         member.progress.set_waiting(True)  # for a disk, which has its own deadline
         saver.close()
         member.progress.begins("digest")

@@ -29,6 +29,12 @@ LIVE = ["0.0", "0.1", "1.0", "1.1"]
 RECORD = GenerationRecord(1, LIVE, {name: name for name in LIVE}, "")
 
 
+def manager(of: Job, root: Path, store: LauncherStore, **changes: Any) -> CheckpointManager:
+    """The checkpoint manager of a job with two ranks, a stage each."""
+    given: dict[str, Any] = {"text_digest": None, "log": print, "wake": print, "now": time.time, "ranks": [0, 1]}
+    return CheckpointManager(job=of, root=root, store=store, **given | changes)
+
+
 class Run:
     """A job of 2 x 2 without processes: a store, the launcher's checkpoints, and the savers of those who write."""
 
@@ -38,9 +44,7 @@ class Run:
         self.store, _ = LauncherStore.host()
         self.woken = threading.Event()
         log = lambda kind, **details: self.events.append({"kind": kind, **details})  # noqa: E731
-        self.checkpoints = CheckpointManager(
-            of, root, None, self.store, log, self.woken.set, lambda: self.seconds, [0, 1]
-        )
+        self.checkpoints = manager(of, root, self.store, log=log, wake=self.woken.set, now=lambda: self.seconds)
         self.stages = {name: {int(name[2]): EmulatedStage(of, int(name[2]))} for name in LIVE}
         self.updates = {name: Updates(stages) for name, stages in self.stages.items()}
         self.savers = {
@@ -92,11 +96,8 @@ def test_every_so_often_and_at_the_end_of_a_run_that_is_long_enough(run: Run) ->
     assert [step for step in range(6) if run.checkpoints.due(step, False)] == [1, 3, 5]
     assert run.checkpoints.due(4, True)
     assert not run.checkpoints.due(0, True)
-    never = job(2, 2, 2, train={"checkpoint_every": 0})
-    assert not any(
-        CheckpointManager(never, run.root, None, run.store, print, print, time.time, [0, 1]).due(n, True)
-        for n in range(300)
-    )
+    never = manager(job(2, 2, 2, train={"checkpoint_every": 0}), run.root, run.store)
+    assert not any(never.due(n, True) for n in range(300))
 
 
 def test_what_is_written_is_the_committed_state_although_training_went_on_at_once(run: Run) -> None:

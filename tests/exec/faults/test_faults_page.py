@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from recycle.exec.faults.faults import BETWEEN, KINDS, PHASES
+from recycle.exec.faults.fault import BETWEEN, PHASES
+from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult
 from tests.exec.fault_matrix import (
     COLUMNS,

@@ -35,7 +35,7 @@ def no_poison() -> None:
 def test_a_kill_strikes_in_the_middle_of_its_phase(phase: str, struck: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", lambda _: None)
+    monkeypatch.setattr("recycle.exec.faults.kinds.time.sleep", lambda _: None)
     injector = FaultInjector([(7, parse_fault(f"kill:1.0@3{phase}"))], claimed_by(claimed), no_poison)
     at = []
     for step in (2, 3, 3):
@@ -55,7 +55,7 @@ def test_a_kill_between_instructions_strikes_once_whatever_iteration_the_worker_
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", lambda _: None)
+    monkeypatch.setattr("recycle.exec.faults.kinds.time.sleep", lambda _: None)
     injector = FaultInjector([(7, parse_fault(f"kill:1.0@3.{phase}"))], claimed_by(claimed), no_poison)
     injector.begin(program, 4)
     for position in range(len(program)):
@@ -88,7 +88,7 @@ def test_gradients_are_spoiled_before_whatever_ends_the_worker_at_the_same_place
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", lambda _: None)
+    monkeypatch.setattr("recycle.exec.faults.kinds.time.sleep", lambda _: None)
     faults = [(0, parse_fault("kill:1.0@3.reduce")), (1, parse_fault("nan:1.0@3"))]
     injector = FaultInjector(faults, claimed_by(claimed), lambda: None)
     injector.begin(program, 3)

@@ -75,7 +75,7 @@ class _Continue(Observer):
         if worker != self.worker or self.pid is not None:
             self._kill(processes, worker)
             return
-        self.pid = processes.pid(worker)
+        (self.pid,) = processes.pids(worker)
         if self.at_once:
             os.kill(self.pid, signal.SIGCONT)
 

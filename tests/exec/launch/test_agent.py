@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,8 +46,9 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     """Start all agents of a job."""
     clusters: list[Cluster] = []
 
-    def begin(of: Job, steps: int = STEPS, nodes: int = 3) -> Cluster:
-        cluster = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(steps))
+    def begin(of: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = ()) -> Cluster:
+        strikes = [option for fault in faults for option in ("--fault", fault)]
+        cluster = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(steps), *strikes)
         clusters.append(cluster)
         for node in range(nodes):
             cluster.start(node)
@@ -62,16 +63,16 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     assert not processes_writing_below(str(tmp_path / "run"))
 
 
-_REFERENCE: dict[str, tuple[list[float], dict[str, dict[str, str]]]] = {}
+_REFERENCE: dict[tuple[str, int], tuple[list[float], dict[str, dict[str, str]]]] = {}
 
 
 def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, kind: str = "emulated") -> None:
     """Every step once, with the loss and at the end the state of a fault-free run on one machine, to the last bit."""
-    if kind not in _REFERENCE:
+    if (kind, steps) not in _REFERENCE:
         calm = {"model": {"seconds_per_unit": 0.0}, "membership": {"dead_after": 60.0}}
         run = launch(small(kind, **calm), steps)
-        _REFERENCE[kind] = run.losses, {w: {str(s): d for s, d in of.items()} for w, of in run.digests.items()}
-    losses, digests = _REFERENCE[kind]
+        _REFERENCE[kind, steps] = run.losses, {w: {str(s): d for s, d in of.items()} for w, of in run.digests.items()}
+    losses, digests = _REFERENCE[kind, steps]
     metrics = cluster.lines("metrics")
     assert [line["step"] for line in metrics] == list(range(steps))
     assert [line["loss"] for line in metrics] == losses
@@ -205,6 +206,37 @@ def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launc
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 2, 3}
 
 
+def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
+    """A kill, a connection cut between two nodes, whose agents silence an end each, and a worker's fault on itself."""
+    faults = ["kill:1.1@5", "cut=0.0:2.0@20", "exception:0.1@35"]
+    cluster = start(small(membership={"dead_after": 3.0}), 60, faults=[*faults, "rejoin:1.1@12"])
+    cluster.finish()
+    assert_same_training(cluster, launch, 60)
+    assert [event["fault"] for event in cluster.events("fault")] == faults
+    detected = {event["worker"]: event["cause"].split(";")[0] for event in cluster.events("detected")}
+    assert detected == {
+        "1.1": "killed by SIGKILL",
+        "2.0": "cut off from worker 0.0",
+        "0.1": "ended with exit code 1",
+    }
+    back = {event["worker"]: event["step"] for event in cluster.events("rejoined")}
+    assert back["1.1"] == 12  # not as soon as its agent can start it again
+    assert set(back) == {"0.1", "1.1", "2.0"}
+
+
+def test_a_coordinator_that_takes_over_goes_on_with_the_faults(start: Start, launch: Run) -> None:
+    cluster = start(small(), faults=["kill:1.1@5", "rejoin:1.1@100", "kill=0.1:2.0@110"])
+    cluster.reach(lambda: bool(cluster.events("recovered")), "recovery")
+    first = cluster.coordinator()
+    cluster.kill(first)
+    cluster.reach(lambda: len(cluster.events("coordinator")) == 1, "another coordinator")
+    cluster.start(first)
+    cluster.finish()
+    assert_same_training(cluster, launch)
+    assert [event["fault"] for event in cluster.events("fault")] == ["kill:1.1@5", "kill=0.1:2.0@110"]
+    assert 100 in [event["step"] for event in cluster.events("rejoined") if event["worker"] == "1.1"]
+
+
 def test_without_a_checkpoint_a_lost_stage_is_the_end_and_says_so(start: Start, tmp_path: Path) -> None:
     cluster = start(small(train={"checkpoint_every": 0}))
     cluster.reach_step(3)
@@ -231,6 +263,7 @@ def agent(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (("--node", "0", "--store", "tcp://here"), "--store: [membership] store: 'tcp://here' is not a store"),
         (("--node", "0", "--store", "etcd://10.9.8.7:1"), "reached over the network without a secret"),
         (("--node", "0", "--id", "a/b"), "--id a/b: write letters"),
+        (("--node", "0", "--fault", "rejoin:1.1@5"), "fault rejoin:1.1@5: worker 1.1 is alive at step 5"),
     ],
 )
 def test_a_request_that_cannot_work_is_refused_in_one_line(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
@@ -257,3 +290,6 @@ def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
     other = agent(tmp_path, "other.toml", "--node", "1", "--steps", str(STEPS), *of)
     assert other.returncode == 2
     assert f"node 1: its job file is not that of run '{tmp_path.name}'; give another --id" in other.stderr
+    struck = agent(tmp_path, "job.toml", "--node", "1", "--steps", str(STEPS), "--fault", "kill:1.1@5", *of)
+    assert struck.returncode == 2
+    assert f"node 1: its faults are not those of run '{tmp_path.name}'; give another --id" in struck.stderr

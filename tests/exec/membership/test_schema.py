@@ -97,15 +97,15 @@ def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None: 
     """Each of eight generations undoes a step, forms, runs, commits and breaks."""
     clock = [time.monotonic()]
     coordinator = Coordinator(
-        job(2, 1, 1),
-        99,
-        {Worker.parse(name) for name in LIVE},
-        store,
-        Still(),
-        OnePlan(),
-        lambda kind, **details: None,
-        lambda commit, record, period: None,
-        lambda: clock[0],
+        job=job(2, 1, 1),
+        steps=99,
+        live={Worker.parse(name) for name in LIVE},
+        store=store,
+        processes=Still(),
+        plans=OnePlan(),
+        log=lambda kind, **details: None,
+        committed=lambda commit, record, period: None,
+        now=lambda: clock[0],
     )
     counts = []
     for generation in range(1, 9):

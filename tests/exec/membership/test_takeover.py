@@ -73,15 +73,15 @@ def follow(store: Store, record: GenerationRecord) -> tuple[Coordinator, list[tu
     store.set(PeriodsKey(record.generation), {"barrier": 7.0})
     commits: list[tuple[int, float]] = []
     coordinator = Coordinator(
-        job(2, 1, 1),
-        9,
-        set(),
-        store,
-        Still(),
-        OnePlan(),
-        lambda kind, **details: None,
-        lambda commit, record, period: commits.append((commit.step, period)),
-        time.monotonic,
+        job=job(2, 1, 1),
+        steps=9,
+        live=set(),
+        store=store,
+        processes=Still(),
+        plans=OnePlan(),
+        log=lambda kind, **details: None,
+        committed=lambda commit, record, period: commits.append((commit.step, period)),
+        now=time.monotonic,
     )
     coordinator.take_over(record)
     return coordinator, commits

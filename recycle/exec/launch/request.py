@@ -1,0 +1,106 @@
+"""What is to be trained: checked as a whole before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recycle.errors import JobError
+from recycle.exec.faults.fault import Fault
+from recycle.exec.faults.faults import check_faults
+from recycle.exec.launch.observer import Observer
+from recycle.exec.planning.placement import stages_by_rank
+from recycle.exec.planning.planning import Planner, require_valid
+from recycle.exec.transport.transports import transport_of
+from recycle.ir.schedule import Schedule
+from recycle.job import Job, PricedJob, price
+from recycle.plans import with_ties
+from recycle.shape import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A run that can be started; made by `request_run`.
+
+    Attributes:
+        job: what to train, with the times that plans are made for.
+        steps: iterations to run.
+        schedule: a schedule of one's own for as long as the workers that it leaves alive are the live ones.
+        planner: makes the schedule of any other set of live workers; a module-level function.
+        faults: to strike on purpose.
+        observer: is called with commits and events.
+        text_digest: sha256 of the text to train on; None where there is none.
+    """
+
+    job: PricedJob
+    steps: int
+    schedule: Schedule | None
+    planner: Planner | None
+    faults: Sequence[Fault]
+    observer: Observer
+    text_digest: str | None
+
+    @property
+    def absent(self) -> frozenset[Worker]:
+        """The workers that the run starts without."""
+        return self.schedule.failed if self.schedule is not None else frozenset()
+
+    @property
+    def stages(self) -> list[tuple[int, ...]]:
+        """Stages of each rank. Raises ScheduleError where workers of one rank host different ones."""
+        return stages_by_rank(self.job.shape, self.schedule)
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the run is long enough for a checkpoint."""
+        return 0 < self.job.train.checkpoint_every <= self.steps
+
+
+def request_run(
+    job: Job,
+    *,
+    steps: int | None = None,
+    schedule: Schedule | None = None,
+    planner: Planner | None = None,
+    faults: Sequence[Fault] = (),
+    observer: Observer | None = None,
+) -> RunRequest:
+    """The request for a run, checked; its steps are the job's own when left out.
+
+    Raises:
+        JobError, ScheduleError: the request is impossible.
+    """
+    steps = job.train.steps if steps is None else steps
+    job = price(job)
+    text_digest = check_request(job, steps, faults, schedule.failed if schedule is not None else frozenset())
+    if schedule is not None:
+        schedule = with_ties(schedule, job)
+        require_valid(schedule, job)
+    elif planner is None:
+        raise JobError("nothing to run: give a schedule or a planner")
+    return RunRequest(
+        job=job,
+        steps=steps,
+        schedule=schedule,
+        planner=planner,
+        faults=tuple(faults),
+        observer=observer or Observer(),
+        text_digest=text_digest,
+    )
+
+
+def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> str | None:
+    """Refuse what cannot work before any process starts; returns sha256 of the text to train on. Raises JobError."""
+    text_digest = None
+    if steps < 1:
+        raise JobError(f"steps must be at least 1, got {steps}")
+    if job.model.kind == "gpt":
+        from recycle.exec.data.batches import load_batches
+
+        job.layers_per_stage()
+        batches = load_batches(job)
+        batches.require_vocabulary()
+        text_digest = batches.digest
+    transport_of(job)
+    check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel)
+    return text_digest

@@ -1,0 +1,308 @@
+"""The coordinator's runtime: all that one coordinator needs, from starting the workers to the merged trace.
+
+The launcher has one for the processes of its machine; on a cluster the agent that holds the coordinator's role has one
+for the processes of all nodes. All that it knows of a run is in the store, so that another agent's runtime can go on at
+any moment. Of what it keeps in memory, the age of heartbeats, the number of attempts to form, the one retry of a step
+that was not finite and the time since a fault's point was reached begin again there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from recycle.errors import RecycleError, RunError
+from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
+from recycle.exec.checkpoint.resume import Earlier
+from recycle.exec.faults.kinds import KINDS
+from recycle.exec.launch.metrics import metrics_line
+from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.restart import Restart
+from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
+from recycle.exec.membership.interfaces import Processes
+from recycle.exec.membership.members import joined_digests, members_of
+from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.schema import FinalKey, ReachedKey, RegisterKey, StrikeKey, StruckKey, WarningKey
+from recycle.exec.membership.store import Store
+from recycle.exec.planning.placement import rank_of_stages
+from recycle.exec.planning.planning import PlanService
+from recycle.exec.planning.replanning import Replanner
+from recycle.exec.processes.waker import Waker
+from recycle.runs import merge_logs
+from recycle.shape import Worker
+
+STRIKE_SECONDS = 0.002
+"""How precisely a fault that strikes after a delay is timed."""
+
+
+class CoordinatorRuntime:
+    """One coordinator of one run; `tick` it until it is `over`.
+
+    Args:
+        request: what to train.
+        store: of the run.
+        processes: the workers' processes.
+        directory: takes metrics, events, plans and checkpoints.
+        waker: is woken when a plan or a checkpoint is there.
+        restarts: how often a worker that died is started again without being asked for.
+
+    Attributes:
+        over: the run has ended, and the workers have left their digests.
+        digests: worker -> stage -> sha256 of the stage's final state, once the run is over.
+    """
+
+    def __init__(
+        self,
+        *,
+        request: RunRequest,
+        store: Store,
+        processes: Processes,
+        directory: RunDirectory,
+        waker: Waker,
+        restarts: int = 0,
+    ) -> None:
+        job = request.job
+        self._request, self._job, self._store, self._processes = request, job, store, processes
+        self._directory, self._restarts = directory, restarts
+        self._reached: dict[int, float] = {}
+        self._struck: set[int] = set()
+        self._last_commit, self._last_generation = time.monotonic(), 0
+        self._has_warned = self._can_go_back = self._is_started = False
+        self._announced = ""
+        self.over = False
+        self.digests: dict[str, dict[int, str]] = {}
+        directory.warn = self._warn
+        self._plans = PlanService(job, request.planner, directory.plans, waker, request.schedule, self._warn)
+        self._replanner = Replanner(job, self._plans, directory.profiles, self._event)
+        self._checkpoints = CheckpointManager(
+            job=job,
+            root=directory.checkpoints,
+            text_digest=request.text_digest,
+            store=store,
+            log=self._event,
+            wake=waker.wake,
+            now=time.monotonic,
+            ranks=rank_of_stages(request.stages),
+        )
+        self.coordinator = Coordinator(
+            job=job,
+            steps=request.steps,
+            live={worker for worker in job.shape.workers() if worker not in request.absent},
+            store=store,
+            processes=processes,
+            plans=self._replanner,
+            log=self._event,
+            committed=self._committed,
+            now=time.monotonic,
+            keeps=self._checkpoints.due,
+        )
+        self._restart = Restart(
+            job=job,
+            processes=processes,
+            coordinator=self.coordinator,
+            checkpoints=self._checkpoints,
+            directory=directory,
+            absent=request.absent,
+            restarts=restarts,
+            log=self._event,
+        )
+        self._start_deadline = time.monotonic() + job.membership.start_deadline
+
+    def begin(self) -> None:
+        """Begin the run; before the first tick."""
+        self._expect_rejoins()
+
+    def resume(self, earlier: Earlier) -> None:
+        """Go on from the checkpoint that an earlier part of this run left; before the first tick."""
+        for warning in earlier.warnings:
+            self._warn(warning)
+        coordinator, commit = self.coordinator, earlier.checkpoint.manifest.commit
+        coordinator.record = msgspec.structs.replace(coordinator.record, generation=earlier.generation)
+        coordinator.start_over(coordinator.live, commit.step, commit)
+        self._restart.log_restored(earlier.checkpoint)
+        self._expect_rejoins()
+
+    def take_over(self, node: int) -> None:
+        """Go on from the register that another agent's coordinator left, or begin the run; before the first tick.
+
+        Args:
+            node: of this agent.
+        """
+        record = self._store.read(RegisterKey())
+        if record is None:
+            self.begin()
+            return
+        self._event("coordinator", node=node, generation=record.generation, step=record.committed + 1)
+        self._struck = {n for n in range(len(self._request.faults)) if self._store.has_all([StrikeKey(n)])}
+        self.coordinator.take_over(record)
+        self._expect_rejoins()
+        self._can_go_back, self._is_started = True, bool(record.plan)
+        if not record.plan:
+            self._directory.rewind(record.committed)
+
+    def _expect_rejoins(self) -> None:
+        """Have the coordinator wait for the workers that faults bring back from here on."""
+        returning = [fault for fault in self._request.faults if not KINDS[fault.kind].struck]
+        step = self.coordinator.next_step
+        self.coordinator.expect_rejoins((fault.worker, fault.step) for fault in returning if fault.step >= step)
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which the next tick is due although nothing has happened."""
+        delayed = self._reached.keys() - self._struck
+        return STRIKE_SECONDS if delayed else self._job.membership.heartbeat / 2
+
+    def tick(self) -> None:
+        """Look at everything once and do what is due.
+
+        Raises:
+            RunError: the run cannot go on. RoleLost, a RunError: another agent coordinates it by now.
+        """
+        self._record_strikes()
+        if self._restart.under_way:
+            self._restart.tick()
+            self._start_deadline = time.monotonic() + self._job.membership.start_deadline
+        elif not self._is_started:
+            self._start()
+        elif self.coordinator.phase is not GenerationPhase.FINISHED:
+            self._start_dead_workers()
+            self._checkpoints.tick([str(worker) for worker in self.coordinator.live], self.coordinator.record.committed)
+            try:
+                self.coordinator.tick()
+            except StageLost as lost:
+                self._go_back(lost, self.coordinator.live)
+        if self.coordinator.phase is GenerationPhase.FINISHED:
+            self._finish()
+
+    def _start(self) -> None:
+        """Start all workers once their nodes are there, from the checkpoint that was gone back to, if any; wait for
+        them to be ready. Workers that join later copy a peer's state."""
+        record, live = self.coordinator.record, sorted(self.coordinator.live)
+        missing = [str(node) for node in self._processes.missing_nodes(live)]
+        self._processes.gone()
+        for worker in live if not missing else []:
+            if self._processes.started_in(worker) != record.generation:
+                restored = record.committed if record.committed >= 0 else None
+                self._processes.start(worker, record.generation, restored)
+            elif (how := self._processes.ended(worker)) is not None:
+                self._fail_to_start(worker, how)
+                return
+        if self._can_go_back and missing:
+            self._go_back(StageLost(f"nodes {' '.join(missing)} are gone again"), live)
+            return
+        slow = [str(worker) for worker in live if not self.coordinator.is_ready(worker)]
+        if not missing and not slow:
+            self._is_started, self._last_commit = True, time.monotonic()
+            return
+        agents = f"agents of nodes {' '.join(missing)}"
+        if time.monotonic() > self._start_deadline:
+            late, limit = agents if missing else f"workers {' '.join(slow)}", self._job.membership.start_deadline
+            raise RunError(f"{late} were not ready within {limit:g} s; see {self._directory.logs}")
+        waited_for = agents if missing else f"{len(live)} workers"
+        if waited_for != self._announced:
+            self._announced = waited_for
+            self._request.observer.waiting(f"{waited_for} to start")
+
+    def _fail_to_start(self, worker: Worker, how: str) -> None:
+        """At the start of the run this is its end; on the way back from a lost stage others may be started instead."""
+        message = f"worker {worker} {how} during start-up"
+        if not self._can_go_back:
+            tail = self._processes.tail(worker)
+            raise RunError(f"{message}; its last lines: {tail}" if tail else message)
+        self._event("detected", worker=str(worker), step=self.coordinator.next_step, cause=f"{how} during start-up")
+        self._go_back(StageLost(message), self.coordinator.live - {worker})
+
+    def _go_back(self, lost: StageLost, left: Collection[Worker]) -> None:
+        """Training goes on from a checkpoint, with whoever can be started."""
+        self._is_started, self._can_go_back, self._announced = False, True, ""
+        self._restart.begin(lost, left)
+
+    def _start_dead_workers(self) -> None:
+        """Start workers that died again, where the run does so by itself, and admit them when they are ready."""
+        if not self._restarts or self.coordinator.phase is not GenerationPhase.RUNNING:
+            return
+        for worker in self._job.shape.workers():
+            if worker in self.coordinator.live | self.coordinator.awaited | self._request.absent:
+                continue
+            if self._processes.running(worker):
+                if self.coordinator.is_ready(worker):
+                    self.coordinator.admit(worker)
+            elif self._processes.incarnation(worker) < self._restarts and not self._processes.missing_nodes([worker]):
+                self._processes.start(worker, self.coordinator.record.generation)
+
+    def _finish(self) -> None:
+        """After the last iteration: wait for the last checkpoint and all workers' digests, then merge the trace."""
+        live = self.coordinator.live
+        for worker in self._job.shape.workers():
+            if worker not in live and self._processes.running(worker):
+                self._processes.kill(worker)  # it came back too late and waits for a generation that never comes
+        left = [str(worker) for worker in sorted(live) if self._processes.running(worker)]
+        self._checkpoints.tick(left, self.coordinator.record.committed)
+        if not self.coordinator.ended() or self._checkpoints.busy:
+            return
+        for worker in sorted(self.coordinator.live):
+            members = members_of([worker], self._job.grid.tensor_parallel)
+            read = self._store.read_all([FinalKey(name) for name in members])
+            parts = [part for part in read if part is not None]
+            if len(parts) == len(members):
+                self.digests[str(worker)] = joined_digests(parts)
+        self._pass_on_warning()
+        try:
+            merge_logs(self._directory.path, self._job.shape)
+        except RecycleError as error:
+            self._warn(f"no trace.json: {error}")
+        self.over = True
+
+    def _record_strikes(self) -> None:
+        """Write the event of each fault that has struck, and ask for the strikes that come from outside the worker."""
+        for number, fault in enumerate(self._request.faults):
+            kind = KINDS[fault.kind]
+            if not kind.struck or number in self._struck:
+                continue
+            if number not in self._reached and self._store.has_all([ReachedKey(number)]):
+                self._reached[number] = time.monotonic()
+            if number not in self._reached or time.monotonic() < self._reached[number] + kind.delay(fault):
+                continue
+            self._struck.add(number)
+            if kind.argument_is_delay and not self._processes.running(fault.worker):
+                continue  # it ended before its time came
+            self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
+            self._store.set(StrikeKey(number), True)
+            if fault.other is not None and not self._processes.running(fault.other):
+                self._store.set(StruckKey(number), True)
+
+    def _event(self, kind: str, **details: Any) -> None:
+        if kind != "fault":
+            self._record_strikes()  # what struck in the meantime is written before what followed from it
+        self._request.observer.event(self._directory.event(kind, **details))
+
+    def _warn(self, message: str) -> None:
+        """Report something that fails and that training can do without."""
+        self._event("warning", message=message)
+
+    def _committed(self, commit: Commit, record: GenerationRecord, period: float) -> None:
+        now = time.monotonic()
+        is_first = record.generation != self._last_generation
+        line = metrics_line(
+            self._job, commit, record, period, self._directory.now(), now - self._last_commit, is_first
+        ) | {"compute": self._replanner.compute}
+        self._last_commit, self._last_generation = now, record.generation
+        self._checkpoints.committed(commit, record)
+        if self._directory.metric(line):
+            self._request.observer.committed(line)
+        self._pass_on_warning()
+
+    def _pass_on_warning(self) -> None:
+        """Report what a worker could not do and could do without."""
+        if not self._has_warned and (message := self._store.read(WarningKey())) is not None:
+            self._has_warned = True
+            self._warn(message)
+
+    def close(self) -> None:
+        """End the planners and the thread that completes checkpoints."""
+        self._plans.close()
+        self._checkpoints.close()
