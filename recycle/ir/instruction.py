@@ -13,47 +13,16 @@ import re
 from dataclasses import dataclass
 
 from recycle.errors import ScheduleError
-from recycle.ir.kinds import (
-    KIND_CLASSES,
-    Compute,
-    Instruction,
-    InstructionKind,
-    Need,
-    Origin,
-    Receive,
-    Send,
-    StageWide,
-    Transfer,
-    ValueKind,
-    is_kind,
-    reads_kinds,
-    register,
-)
+from recycle.ir.kinds import KIND_CLASSES as KIND_CLASSES
+from recycle.ir.kinds import Compute as Compute
+from recycle.ir.kinds import Instruction as Instruction
+from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, reads_kinds, register
+from recycle.ir.kinds import Receive as Receive
+from recycle.ir.kinds import Send as Send
+from recycle.ir.kinds import StageWide as StageWide
+from recycle.ir.kinds import Transfer as Transfer
+from recycle.ir.kinds import is_kind as is_kind
 from recycle.shape import MicroBatch, Worker
-
-__all__ = [
-    "CARRIERS",
-    "KIND_CLASSES",
-    "Backward",
-    "BackwardInput",
-    "BackwardWeight",
-    "Compute",
-    "Forward",
-    "Instruction",
-    "OptimizerStep",
-    "OverlappedPair",
-    "Receive",
-    "RecvActivation",
-    "RecvGradient",
-    "ReduceGradients",
-    "Send",
-    "SendActivation",
-    "SendGradient",
-    "StageWide",
-    "Transfer",
-    "is_kind",
-    "parse_instruction",
-]
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
 
