@@ -125,17 +125,17 @@ def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
     ran = next((operand for operand in operands if operand.executed), None)
     if ran is None:
         return list(operands), []
-    aligned, said = [], []
+    aligned, notes = [], []
     for operand in operands:
         if operand.executed:
             checked, uncertainty = require_one_clock(operand.timeline)
-            said.append(f"{operand.title}: from its first start. {_checked(checked, uncertainty)}")
+            notes.append(f"{operand.title}: from its first start. {_checked(checked, uncertainty)}")
             aligned.append(operand)
             continue
         found: Alignment = align(operand.timeline, ran.timeline, operand.seconds_per_unit)
-        said.append(f"{operand.title}: 1 unit = {found.scale:.4g} s; {found.method}.")
+        notes.append(f"{operand.title}: 1 unit = {found.scale:.4g} s; {found.method}.")
         aligned.append(replace(operand, timeline=scaled(operand.timeline, found.scale), in_seconds=True, drawn=None))
-    return aligned, said
+    return aligned, notes
 
 
 def _checked(transfers: int, uncertainty: float) -> str:

@@ -1,6 +1,6 @@
 """The delta lane: how much later each instruction starts in the second of two iterations, over the first one's time.
 
-Up to `POINTS` instructions are points, told apart by shape as well as by colour; of more, the least and the most of
+Up to `POINTS` instructions are points that differ by shape as well as by colour; of more, the least and the most of
 each of `BINS` stretches of time are drawn.
 """
 

@@ -1,7 +1,7 @@
 """Two or more schedules or executed steps on one time axis: what differs, where the time goes, where they part.
 
 All others are compared with the first one chosen. The lanes come first, as one answer of a few kilobytes however
-large they are; what is said of them follows. The answers are methods, so that tests need no browser.
+large they are; the figures and differences follow. The answers are methods, so that tests need no browser.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Compared(NamedTuple):
     operands: list[Operand]
     tables: list[LaneTable]
     pairs: list[ComparedPair]
-    said: list[str]
+    notes: list[str]
 
     @property
     def span(self) -> float:
@@ -241,30 +241,30 @@ class ComparePage(Page):
         return figure_view(heading, on_the_page(figure, left), linked.graph_id(self.prefix, place), spoken)
 
     def compare(self, keys: Sequence[str]) -> list[Any]:
-        """What is said below the lanes: figures, where the difference comes from, what differs most."""
+        """What stands below the lanes: figures, where the difference comes from, what differs most."""
         if len(keys) < 2:
             return []
         try:
             compared = self.compared(keys)
         except RecycleError:
-            return []  # said where the lanes would be
-        said = [
-            parts.card("Makespan and period", self.figures(compared.operands), caption=" ".join(compared.said)),
+            return []  # the message stands where the lanes would be
+        cards = [
+            parts.card("Makespan and period", self.figures(compared.operands), caption=" ".join(compared.notes)),
             *(self.difference(pair, place) for place, pair in enumerate(compared.pairs)),
             *(self.largest(pair) for pair in compared.pairs),
         ]
         release_memory()
-        return said
+        return cards
 
     def compared(self, keys: Sequence[str]) -> Compared:
         """The operands of `keys` on one axis, each compared with the first. Raises RecycleError as `on_one_axis`."""
         with self._lock:
             asked = (tuple(keys[:MOST_COMPARED]), self.operands.sources)
             if self._last is None or self._last[0] != asked:
-                operands, said = on_one_axis([self.operands.get(key) for key in asked[0]])
+                operands, notes = on_one_axis([self.operands.get(key) for key in asked[0]])
                 first, *others = operands
                 pairs = [ComparedPair(first, other, match(first.timeline, other.timeline)) for other in others]
-                self._last = asked, Compared(operands, [operand.lanes for operand in operands], pairs, said)
+                self._last = asked, Compared(operands, [operand.lanes for operand in operands], pairs, notes)
                 release_memory()
             return self._last[1]
 

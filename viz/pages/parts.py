@@ -89,7 +89,7 @@ def _entry(text: str, key: str, colour: str = "") -> html.Li:
 
 
 def pictures(panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:
-    """Timelines as figures that need no server, on one time axis; `nothing` is said where there are none."""
+    """Timelines as figures that need no server, on one time axis; `nothing` is the text where there are none."""
     if not panels:
         return empty(nothing)
     shown = []

@@ -73,7 +73,7 @@ class PlansPage(Page):
                     ),
                     html.Div(id=self.name("workers")),
                     html.Div(id=self.name("message"), role="status", className="status"),
-                    caption=self.says(),
+                    caption=self.caption(),
                 ),
                 parts.awaited(self.name("answer")),
                 parts.card(
@@ -87,7 +87,7 @@ class PlansPage(Page):
             ]
         )
 
-    def says(self) -> str:
+    def caption(self) -> str:
         """Where plans come from."""
         what_if = self.what_if
         count = len(what_if.entries())

@@ -71,7 +71,7 @@ class SystemsPage(Page):
             "rates": (rates_figure(trace, systems), "Throughput of each system over time, above the nodes alive"),
             "lost": (lost_figure(systems), "Share of time that each system lost, by cause"),
         }
-        views = {name: figure_view("", figure, self.name(name), said) for name, (figure, said) in figures.items()}
+        views = {name: figure_view("", figure, self.name(name), spoken) for name, (figure, spoken) in figures.items()}
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
         return [
             html.P([html.Span(word) for word in facts], className="chips"),

@@ -64,7 +64,7 @@ class ValidatePage(Page):
                     ),
                     dcc.Store(id=self.name("limit"), data=MOST_BYTES),
                     html.Div(id=self.name("message"), role="status", className="status calm"),
-                    caption="The file is read here, on this machine, and kept nowhere.",
+                    caption="The file is read on this machine and not stored.",
                 ),
                 *linked.stores(self.prefix),
                 dcc.Store(id=self.name("file")),
@@ -111,9 +111,9 @@ class ValidatePage(Page):
         words += [f"failed: {dead}"] if dead else []
         if file.timeline is not None:
             words += [f"makespan {file.timeline.makespan:.6g}", f"period {file.timeline.period:.6g}"]
-        said = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
+        verdict = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
         return parts.card(
-            f"{file.name}: {said}" + ("" if said == "Valid" else f" ({', '.join(count)})"),
+            f"{file.name}: {verdict}" + ("" if verdict == "Valid" else f" ({', '.join(count)})"),
             html.P([html.Span(word) for word in words], className="chips"),
         )
 
@@ -204,8 +204,8 @@ class ValidatePage(Page):
             if not contents:
                 return no_update, no_update, no_update, no_update
             key, file = self.take(contents, name or "file")
-            said = (f"{file.name}: read", "status calm") if file.schedule else (f"{file.name}: refused", "status")
-            return self.answer(file), key, *said
+            verdict = (f"{file.name}: read", "status calm") if file.schedule else (f"{file.name}: refused", "status")
+            return self.answer(file), key, *verdict
 
         @app.callback(
             Output(self.name("goto"), "data"),
