@@ -3,8 +3,8 @@
 A kernel is a function over arrays, numbers and named tuples of these. Importing numba and loading a compiled kernel
 takes about a second, so a small input runs in plain Python, over lists, which plain Python indexes several times
 faster than arrays. Both give the same result to the last bit. numba keeps compiled code on disk beside the source and
-looks at the kernel's own file alone to see whether it has changed, so a kernel and the functions that it calls stand
-in one file.
+looks at the kernel's own file alone to see whether it has changed: a kernel and the functions that it calls stand in
+one file, and after a change of a named tuple that a kernel takes, the kernel's file has to be saved again as well.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, dead_roles, errors, with_ties
+from recycle.solve.assignment import assign_to_peers
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
 
@@ -68,7 +69,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
         [shape.worker_index(w) for w in shape.workers() if w.rank in ranks[stage] and w not in dead]
         for stage in range(shape.stages)
     ]
-    host = _assigned(home.reshape(shape.stages, n), hosts)
+    host = assign_to_peers(home.reshape(shape.stages, n), hosts)
     by_rank = {w.rank: like.stages_of(w) for w in like.live}
     placement = tuple(by_rank[worker.rank] for worker in shape.workers())
 
@@ -104,19 +105,6 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
         limits=None if limits is None else tuple(limits),
         planner={"like": dict(like.metadata).get("family", "a schedule of one's own")},
     )
-
-
-def _assigned(home: np.ndarray, hosts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Worker of each (stage, micro-batch): the given schedule's if alive, else the peer with the fewest so far."""
-    host = home.copy()
-    for stage, live in enumerate(hosts):
-        own = np.isin(home[stage], live)
-        load = {worker: int((home[stage] == worker).sum()) for worker in live}
-        for micro_batch in np.flatnonzero(~own).tolist():
-            peer = min(live, key=lambda worker: (load[worker], worker))
-            load[peer] += 1
-            host[stage, micro_batch] = peer
-    return host
 
 
 def _load(problem: Problem, hosts: Sequence[Sequence[int]], by_rank: dict[int, tuple[int, ...]]) -> float:

@@ -11,6 +11,7 @@ would be done with it first; and a slow worker keeps only as many of its own as 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -70,6 +71,26 @@ def assign(problem: Problem) -> Assignment:
     return Assignment(host.ravel(), slot.ravel())
 
 
+def assign_to_peers(home: Operations, hosts: Sequence[Sequence[int]]) -> Operations:
+    """Micro-batches of dead workers go to the peers with the fewest; the others stay.
+
+    Args:
+        home: [stages, micro-batches], worker of each by index, dead or alive.
+        hosts: live workers of each stage.
+
+    Returns:
+        [stages, micro-batches], a live worker of each.
+    """
+    host = home.copy()
+    for stage, live in enumerate(hosts):
+        load = {worker: int((home[stage] == worker).sum()) for worker in live}
+        for micro_batch in np.flatnonzero(~np.isin(home[stage], live)).tolist():
+            peer = min(live, key=lambda worker: (load[worker], worker))
+            load[peer] += 1
+            host[stage, micro_batch] = peer
+    return host
+
+
 def _slots(problem: Problem) -> list[list[int]]:
     """The pipelines that run a micro-batch in each slot."""
     pipelines = problem.shape.pipelines
@@ -86,9 +107,10 @@ def _slots(problem: Problem) -> list[list[int]]:
 
 
 def _by_load(problem: Problem, host: Operations) -> None:
-    """Micro-batches of dead workers, and those that a slow one had better not run, in the order in which they come.
+    """Assign the micro-batches of dead workers, and those that a slow worker is better rid of, by load.
 
-    So no host gets two at once, and each is done with its share as early as the others.
+    They are taken by index, each to the host that would be done with it first, so that no host gets two at the same
+    time and all hosts of a stage are done with their shares at about the same time.
     """
     shape = problem.shape
     units = np.zeros(shape.worker_count, dtype=np.int64)  # over all chunks of a worker

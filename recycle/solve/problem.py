@@ -22,7 +22,6 @@ import numpy.typing as npt
 from recycle.errors import PlanError
 from recycle.ir.columns import Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
-from recycle.ir.kinds import per_kind
 from recycle.ir.schedule import Optimizer, Schedule, loop_placement
 from recycle.job import PricedJob
 from recycle.plans import failure_vector, require_hosts
@@ -362,18 +361,6 @@ class Problem:
             index=micro_batch % m,
         )
         return Schedule(self.shape, columns, loop_placement(self.shape), self.dead, self.optimizer)
-
-    def order(self, schedule: Schedule) -> Order:
-        """The order that a compute-only schedule of this problem holds."""
-        c = schedule.columns
-        kind_of = {Forward.kind: 0, Backward.kind: 1, BackwardInput.kind: 1, BackwardWeight.kind: 2}
-        kind = per_kind(lambda cls: kind_of.get(cls.kind, -1), np.int64)[c.kind]
-        operation = (kind * self.shape.stages + c.stage) * self.micro_batches
-        operation = operation + c.pipeline * self.shape.micro_batches + c.index
-        return [
-            operation[first:end][kind[first:end] >= 0].tolist()
-            for first, end in zip(c.offsets[:-1].tolist(), c.offsets[1:].tolist(), strict=True)
-        ]
 
 
 def _require_times(

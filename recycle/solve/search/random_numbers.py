@@ -1,4 +1,7 @@
-"""The random numbers of the kernels: the same in plain Python and compiled, for the same seed."""
+"""The random numbers of the kernels: the same in plain Python and compiled, for the same seed.
+
+The plan of a job depends on them, so they never change.
+"""
 
 from __future__ import annotations
 
