@@ -25,7 +25,7 @@ FIXTURES = {
 GROUPS = {"etcd": "etcd", "browser": "chromium"}
 """Tests with these markers share a server or a browser, and so one process of pytest-xdist."""
 
-LIMIT = 4.0
+LIMIT = 8.0
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 PRINTED_FROM = 1.0
 _MEASURED = "cost"
