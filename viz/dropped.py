@@ -18,12 +18,13 @@ from recycle.ir import formats
 from recycle.ir.check import Finding, check
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.simulate import Timeline
 from recycle.json_objects import entries
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable
 from viz.salvage import salvage
+from viz.sources import timed
 
 MOST_BYTES = 2**25
 MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
@@ -126,13 +127,7 @@ def inspect(content: bytes, name: str) -> Dropped:
     ]
     _, origin = lower_with_origin(schedule)
     lowered = np.flatnonzero(np.isin(origin, violations)).tolist()
-    try:
-        timeline = simulate(schedule, profile)
-    except RecycleError as error:
-        lanes = LaneTable.until_stuck(schedule, profile, lowered)
-        return Dropped(name, schedule, findings, None, lanes, str(error), tuple(left_out), origin)
-    lanes = LaneTable.from_timeline(timeline, violations=lowered)
-    return Dropped(name, schedule, findings, timeline, lanes, "", tuple(left_out), origin)
+    return Dropped(name, schedule, findings, *timed(schedule, profile, lowered), tuple(left_out), origin)
 
 
 def _content(contents: str, name: str) -> bytes:

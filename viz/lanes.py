@@ -179,7 +179,6 @@ class LaneTable:
         flags = away * Flag.REROUTED | failed[columns.worker] * Flag.ON_FAILED_WORKER
         flags[list(critical)] |= Flag.CRITICAL
         flags[list(violations)] |= Flag.VIOLATION
-        halves = [sum(profile.per_stage(name, shape.stages)) for name in ("backward_input", "backward_weight")]
         labels = []
         for worker in shape.workers():
             player = (players or {}).get(worker, worker)
@@ -193,7 +192,7 @@ class LaneTable:
             labels=tuple(labels),
             failed=failed,
             instruction_of=schedule.instruction,
-            weight_share=halves[1] / sum(halves) if sum(halves) else 0.5,
+            weight_share=weight_share(profile, shape),
         )
 
     @classmethod
@@ -250,6 +249,12 @@ class LaneTable:
             instruction_id=rows.astype(np.uint32),
             **rest,
         )
+
+
+def weight_share(profile: Profile, shape: Shape) -> float:
+    """Share of a whole backward that its weight half takes, over all stages; a half where backwards take no time."""
+    halves = [sum(profile.per_stage(name, shape.stages)) for name in ("backward_input", "backward_weight")]
+    return halves[1] / sum(halves) if sum(halves) else 0.5
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from recycle.pricing import activation_limits, profile_of
 from recycle.profile import Profile
 from recycle.runs import TRACE, load_trace, read_lines, read_logs
 from recycle.shape import Shape, Worker
-from viz.lanes import LaneTable, Panel
+from viz.lanes import LaneTable, Panel, weight_share
 from viz.operands import Choice, Operand, stated_limits
 
 STEPS_OFFERED = 500
@@ -260,11 +260,8 @@ class Run:
         window = self._ran(step, generation)
         if window is None:
             return None
-        stages = window.shape.stages
-        halves = [sum(self.profile.per_stage(name, stages)) for name in ("backward_input", "backward_weight")]
-        share = halves[1] / sum(halves) if sum(halves) else 0.5
         failed = self.failed_in(step, int(window.generation[0]))
-        return LaneTable.from_trace(window, failed=failed, weight_share=share)
+        return LaneTable.from_trace(window, failed=failed, weight_share=weight_share(self.profile, window.shape))
 
     def executed(self, step: int, generation: int | None = None) -> tuple[Timeline, Rows] | None:
         """(what ran of `step` as a timeline, the operation's id in `executed_lanes` of each of its rows)."""

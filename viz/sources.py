@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,13 +71,24 @@ def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = No
     profile = profile or Profile.uniform()
     findings = tuple(check(schedule, profile=profile))
     release_memory()
+    timeline, lanes, problem = timed(schedule, profile)
+    release_memory()
+    return ScheduleFile(path, schedule, timeline, lanes, findings, problem)
+
+
+def timed(
+    schedule: Schedule, profile: Profile, violations: Iterable[int] = ()
+) -> tuple[Timeline | None, LaneTable, str]:
+    """(timeline, lanes, why there is no timeline) of a schedule; the lanes of one that deadlocks show it until then.
+
+    Args:
+        violations: rows of the lowered schedule that break a rule.
+    """
     try:
         timeline = simulate(schedule, profile)
     except RecycleError as error:
-        return ScheduleFile(path, schedule, None, LaneTable.until_stuck(schedule, profile), findings, str(error))
-    lanes = LaneTable.from_timeline(timeline)
-    release_memory()
-    return ScheduleFile(path, schedule, timeline, lanes, findings, "")
+        return None, LaneTable.until_stuck(schedule, profile, violations), str(error)
+    return timeline, LaneTable.from_timeline(timeline, violations=violations), ""
 
 
 def load_source(path: str | Path) -> Run | ScheduleFile:
