@@ -57,9 +57,14 @@ def map_unordered(
                 if not idle:
                     ours, theirs = context.Pipe()
                     child = context.Process(target=_work, args=(theirs, function), daemon=True)
-                    child.start()
+                    # a Ctrl-C before the child is noted here would leave it behind; it inherits the mask, too
+                    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                    try:
+                        child.start()
+                        children[ours] = child
+                    finally:
+                        signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     theirs.close()
-                    children[ours] = child
                     idle.append(ours)
                 connection = idle.pop()
                 connection.send(task)
@@ -93,8 +98,7 @@ def map_unordered(
 
 
 def _work(connection: Connection, function: Callable[..., Any]) -> None:
-    """The child: one task after the other. Ctrl-C is for the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The child: one task after the other."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     assert parent.pid is not None

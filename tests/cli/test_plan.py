@@ -383,7 +383,8 @@ def test_help_has_an_example(capsys):
 @pytest.mark.process
 def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     job = tmp_path / "job.toml"
-    job.write_text("[shape]\npipelines = 8\nranks = 8\nmicro_batches = 32\n[memory]\nlimit = 8\n")
+    shape = "[shape]\npipelines = 8\nranks = 8\nmicro_batches = 32\n"
+    job.write_text(f"{shape}[memory]\nlimit = 8\n[planner]\nseconds = 200\n")
     script = Path(sys.executable).parent / "recycle"
     command = [script, "plan", job, "--failed", "1.4", "-o", tmp_path / "p.json"]
     terminal, inside = os.openpty()  # the terminal shows when the search has begun
@@ -412,5 +413,5 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     assert status == 0, shown.decode()
     os.close(terminal)
     made = Schedule.load(tmp_path / "p.json")
-    assert made.metadata["seconds"] < 25
+    assert made.metadata["seconds"] < 100
     assert 112 <= made.metadata["period"] <= 117
