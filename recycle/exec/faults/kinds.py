@@ -240,7 +240,7 @@ KINDS = {
         ranged=True,
     ),
     "kill": FaultKind(
-        does="SIGKILL from the launcher, =SECONDS after the point is reached",
+        does="SIGKILL from the launcher or agent, =SECONDS after the point is reached",
         example="kill:1.1@5",
         strike=_await_kill,
         argument=Argument("a delay in seconds", 0.0, 3600.0),

@@ -17,6 +17,8 @@ from recycle.exec.membership.store import Store
 class OutsideStrikes:
     """Strikes the faults of a run at the processes that this process started.
 
+    Strikes that were asked for before are not made: they were for processes of an earlier agent.
+
     Args:
         faults: all faults of the run.
         processes: that this process started.
@@ -25,7 +27,11 @@ class OutsideStrikes:
 
     def __init__(self, faults: Sequence[Fault], processes: StruckProcesses, store: Store) -> None:
         self._processes, self._store = processes, store
-        self._open = {n: fault for n, fault in enumerate(faults) if KINDS[fault.kind].from_outside is not None}
+        self._open = {
+            number: fault
+            for number, fault in enumerate(faults)
+            if KINDS[fault.kind].from_outside is not None and not store.has_all([StrikeKey(number)])
+        }
 
     def tick(self) -> None:
         """Strike what has been asked for since the last call."""

@@ -136,8 +136,8 @@ class CoordinatorRuntime:
         if record is None:
             self.begin()
             return
-        self._event("coordinator", node=node, generation=record.generation, step=record.committed + 1)
         self._struck = {n for n in range(len(self._request.faults)) if self._store.has_all([StrikeKey(n)])}
+        self._event("coordinator", node=node, generation=record.generation, step=record.committed + 1)
         self.coordinator.take_over(record)
         self._expect_rejoins()
         self._can_go_back, self._is_started = True, bool(record.plan)
@@ -261,8 +261,8 @@ class CoordinatorRuntime:
         """Write the event of each fault that has struck, and ask for the strikes that come from outside the worker."""
         for number, fault in enumerate(self._request.faults):
             kind = KINDS[fault.kind]
-            if not kind.struck or number in self._struck:
-                continue
+            if not kind.struck or number in self._struck or fault.step > self.coordinator.next_step + 1:
+                continue  # no worker is further ahead than this
             if number not in self._reached and self._store.has_all([ReachedKey(number)]):
                 self._reached[number] = time.monotonic()
             if number not in self._reached or time.monotonic() < self._reached[number] + kind.delay(fault):
