@@ -408,7 +408,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     assert searching.wait(60)
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    status = process.wait(25)
+    status = process.wait(60)
     reader.join()
     assert status == 0, shown.decode()
     os.close(terminal)
