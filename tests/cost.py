@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.nodeid import coerce_node_id
 
 COSTLY = ("process", "browser", "search", "etcd", "soak")
 FIXTURES = {
@@ -89,6 +90,10 @@ class Costs:
                     item.add_marker(pytest.mark.xdist_group(group))
         if hasattr(config, "workerinput"):  # what takes long first, so that all processes end at the same time
             items.sort(key=lambda item: not markers_of(item))
+            for item in items:
+                group = item.get_closest_marker("xdist_group")
+                if group and hasattr(item, "_id"):  # where pytest-xdist 3.8 writes it, pytest 9.2 reads it no more
+                    item._id = coerce_node_id(f"{item.nodeid}@{group.args[0]}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

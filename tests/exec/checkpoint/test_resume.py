@@ -29,7 +29,7 @@ from recycle.exec.processes.processes import ForkServer
 from recycle.job import price
 from tests.exec.runs import job, kinds, processes_writing_below
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("resume")]
 
 EVERY = {"checkpoint_every": 3, "checkpoint_keep": 9}
 PLANNER = {"seconds": 1.0, "ahead": 0}
