@@ -24,19 +24,10 @@ from recycle.exec.faults.outside import OutsideStrikes
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.launch.shared_directory import SharedRunDirectory
+from recycle.exec.membership import schema
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.lease import Lease
 from recycle.exec.membership.messages import AgentInfo, RunInfo, StartRequest
-from recycle.exec.membership.schema import (
-    AgentKey,
-    CoordinatorKey,
-    EndedKey,
-    FailedKey,
-    FinishedKey,
-    KillRequestKey,
-    RunKey,
-    StartRequestKey,
-)
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
@@ -108,8 +99,8 @@ def _agree(request: RunRequest, store: EtcdStore, node: int, run: str) -> RunInf
         faults=[str(fault) for fault in request.faults],
         started=time.time(),
     )
-    store.compare_set(RunKey(), None, ours)
-    info = store.read(RunKey()) or ours
+    store.compare_set(schema.RunKey(), None, ours)
+    info = store.read(schema.RunKey()) or ours
     for what, mine, theirs in (
         ("job file is not that", ours.job, info.job),
         ("number of steps is not that", ours.steps, info.steps),
@@ -207,22 +198,22 @@ class _Agent:
         """Announce this node. An agent that was here before may take a term to be forgotten."""
         info = AgentInfo(self._session, self._address)
         deadline = time.monotonic() + self._term + 2
-        while self._store.create(AgentKey(self._node), info, self._lease.id) is None:
+        while self._store.create(schema.AgentKey(self._node), info, self._lease.id) is None:
             if time.monotonic() > deadline:
                 raise JobError(f"node {self._node} has an agent already in run {self._run!r}")
             time.sleep(0.2)
 
     def _over(self) -> bool:
         """Whether all agents may go. Raises RunError when the run has failed."""
-        failed = self._store.read(FailedKey())
+        failed = self._store.read(schema.FailedKey())
         if failed is not None and self._coordination is None:
             raise RunError(failed)
-        return self._store.read(FinishedKey()) is not None
+        return self._store.read(schema.FinishedKey()) is not None
 
     def _start_and_kill(self) -> None:
         """Start and kill as the coordinator asks, and report who has ended."""
         for worker in self._job.shape.workers():
-            request = self._store.read(StartRequestKey(worker)) or StartRequest()
+            request = self._store.read(schema.StartRequestKey(worker)) or StartRequest()
             if request.session == self._session and request.incarnation > self._processes.incarnation(worker):
                 if self._processes.running(worker):
                     self._processes.kill(worker)
@@ -234,12 +225,12 @@ class _Agent:
                         incarnation=request.incarnation,
                         place=Worker.parse(request.place),
                     )
-            dead = self._store.read(KillRequestKey(worker))
+            dead = self._store.read(schema.KillRequestKey(worker))
             if dead is not None and self._processes.running(worker) and self._processes.incarnation(worker) <= dead:
                 self._processes.kill(worker)
         for worker, how in self._processes.gone().items():
             tail = "" if "killed by" in how else f"; its last lines: {self._processes.tail(worker)}"
-            self._store.set(EndedKey(worker), (self._processes.incarnation(worker), how + tail))
+            self._store.set(schema.EndedKey(worker), (self._processes.incarnation(worker), how + tail))
 
     def _coordinate(self) -> None:
         """Let the coordinator tick if this agent has the role, or try to get it when nobody has."""
@@ -252,24 +243,24 @@ class _Agent:
                 if runtime.over:
                     event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
                     self._request.observer.event(event)
-                    self._coordination.store.set(FinishedKey(), True)
+                    self._coordination.store.set(schema.FinishedKey(), True)
         except RoleLost:
             self._give_up_role()
         except RunError as error:
             if self._coordination is not None:
                 with contextlib.suppress(RunError):
-                    self._coordination.store.set(FailedKey(), str(error))
+                    self._coordination.store.set(schema.FailedKey(), str(error))
                 self._forget_run()
             raise
 
     def _take_role(self) -> None:
         """Become the coordinator, if nobody is."""
-        if self._store.read(CoordinatorKey()) is not None:
+        if self._store.read(schema.CoordinatorKey()) is not None:
             return
-        created = self._store.create(CoordinatorKey(), f"{self._node} {self._session}", self._lease.id)
+        created = self._store.create(schema.CoordinatorKey(), f"{self._node} {self._session}", self._lease.id)
         if created is None:
             return
-        store = self._store.reading_as("coordinator").guarded(CoordinatorKey(), created)
+        store = self._store.reading_as("coordinator").guarded(schema.CoordinatorKey(), created)
         processes = ClusterProcesses(self._job, store)
         runtime = CoordinatorRuntime(
             request=self._request,

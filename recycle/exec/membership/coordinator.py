@@ -15,31 +15,13 @@ from enum import Enum
 import msgspec
 
 from recycle.errors import RunError
+from recycle.exec.membership import schema
 from recycle.exec.membership.commit import decide, is_right, soonest_end
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Mode, Report
 from recycle.exec.membership.rejoins import Rejoins
-from recycle.exec.membership.schema import (
-    AcknowledgedKey,
-    CommitKey,
-    CutKey,
-    FinalKey,
-    FormedKey,
-    HeartbeatKey,
-    OverKey,
-    PeriodsKey,
-    PermissionKey,
-    PlanKey,
-    ProposalKey,
-    ReadyKey,
-    RegisterKey,
-    ReportKey,
-    StopKey,
-    TroubleKey,
-    UndoneKey,
-)
 from recycle.exec.membership.store import Store
 from recycle.job import PricedJob
 from recycle.shape import Shape, Worker
@@ -131,16 +113,16 @@ class Coordinator:
         """
         self.record, self._registered = record, record
         self.live = {Worker.parse(worker) for worker in record.live}
-        self.store.compare_set(ProposalKey(record.generation), None, record)
+        self.store.compare_set(schema.ProposalKey(record.generation), None, record)
         if record.commit is not None and record.plan:  # without a plan it is the record of a restart
-            self.store.compare_set(CommitKey(record.generation, record.committed), None, record.commit)
-            periods = self.store.read(PeriodsKey(record.generation))
+            self.store.compare_set(schema.CommitKey(record.generation, record.committed), None, record.commit)
+            periods = self.store.read(schema.PeriodsKey(record.generation))
             self._periods = periods or {}
             self.committed(record.commit, record, self._periods.get(record.commit.mode, 0.0))
             if record.commit.finished:
                 self._enter(GenerationPhase.FINISHED)
                 return
-        if self.store.read(PermissionKey(record.generation, "run")) != GO:
+        if self.store.read(schema.PermissionKey(record.generation, "run")) != GO:
             self._joined = {Worker.parse(joiner) for joiner in record.joins}
         self._lost_since = self.now()
         self._end()
@@ -153,9 +135,9 @@ class Coordinator:
         """Names of all processes of `workers`."""
         return members_of(workers, self.job.grid.tensor_parallel)
 
-    def _undone(self, step: int) -> list[UndoneKey]:
+    def _undone(self, step: int) -> list[schema.UndoneKey]:
         """All keys by which processes report that they have taken back a step."""
-        return [UndoneKey(step, name) for name in self._members(self.shape.workers())]
+        return [schema.UndoneKey(step, name) for name in self._members(self.shape.workers())]
 
     @property
     def next_step(self) -> int:
@@ -189,8 +171,8 @@ class Coordinator:
         """
         gone = self.processes.gone()  # before the digests are read, because a process leaves its digest and then ends
         if gone:
-            self.store.set(OverKey(), True)  # after this write, this client reads what others wrote before
-        done = {name for name in self._members(self.live) if self.store.has_all([FinalKey(name)])}
+            self.store.set(schema.OverKey(), True)  # after this write, this client reads what others wrote before
+        done = {name for name in self._members(self.live) if self.store.has_all([schema.FinalKey(name)])}
         gone |= self._detector.lost(self.live, self._beat_reader(), self.now(), done)
         waits = {worker for worker in self.live if not done.issuperset(self._members([worker]))}
         for worker in sorted(waits & gone.keys()):
@@ -245,17 +227,17 @@ class Coordinator:
         generation = self.record.generation + 1
         names = [str(worker) for worker in sorted(live)]
         self.record = msgspec.structs.replace(self.record, generation=generation, live=names)
-        self.store.set(StopKey(generation), True)
+        self.store.set(schema.StopKey(generation), True)
         self._announce()
 
     def _end(self) -> None:
         """End the current generation: whatever is undecided is void, and survivors wake up."""
         g = self.record.generation
         if g:
-            self.store.compare_set(PermissionKey(g, "form"), None, VOID)
-            self.store.compare_set(PermissionKey(g, "run"), None, VOID)
-            self.store.compare_set(CommitKey(g, self.next_step), None, VOID)
-            self.store.set(StopKey(g), True)
+            self.store.compare_set(schema.PermissionKey(g, "form"), None, VOID)
+            self.store.compare_set(schema.PermissionKey(g, "run"), None, VOID)
+            self.store.compare_set(schema.CommitKey(g, self.next_step), None, VOID)
+            self.store.set(schema.StopKey(g), True)
         self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
@@ -267,8 +249,8 @@ class Coordinator:
             return
         generation = self.record.generation + 1
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
-        self.store.set(PlanKey(generation), plan.text)
-        self.store.set(PeriodsKey(generation), dict(plan.periods))
+        self.store.set(schema.PlanKey(generation), plan.text)
+        self.store.set(schema.PeriodsKey(generation), dict(plan.periods))
         self.record = GenerationRecord(
             generation,
             [str(worker) for worker in sorted(self.live)],
@@ -294,12 +276,12 @@ class Coordinator:
     def _announce(self) -> None:
         """Write the record of a new generation, to the register first."""
         self._register()
-        self.store.compare_set(ProposalKey(self.record.generation), None, self.record)
+        self.store.compare_set(schema.ProposalKey(self.record.generation), None, self.record)
 
     def _register(self) -> None:
         """Write the register, if nobody else has."""
         before, self._registered = self._registered, self.record
-        if not self.store.compare_set(RegisterKey(), before, self.record):
+        if not self.store.compare_set(schema.RegisterKey(), before, self.record):
             raise RunError("the register was changed by somebody else; another launcher uses this store")
 
     @property
@@ -312,7 +294,7 @@ class Coordinator:
     def is_ready(self, worker: Worker) -> bool:
         """Whether all of the worker's present processes have started up."""
         number = self.processes.incarnation(worker)
-        return self.store.has_all([ReadyKey(name, number) for name in self._members([worker])])
+        return self.store.has_all([schema.ReadyKey(name, number) for name in self._members([worker])])
 
     def _admit(self, worker: Worker) -> None:
         self.live.add(worker)
@@ -322,14 +304,14 @@ class Coordinator:
     def _form(self) -> None:
         """Once all have acknowledged, all may form."""
         g = self.record.generation
-        if self.store.has_all([AcknowledgedKey(g, name) for name in self._members(self.record.live)]):
+        if self.store.has_all([schema.AcknowledgedKey(g, name) for name in self._members(self.record.live)]):
             self._log_undone()
-            self.store.compare_set(PermissionKey(g, "form"), None, GO)
+            self.store.compare_set(schema.PermissionKey(g, "form"), None, GO)
             self._enter(GenerationPhase.FORMING)
 
     def _log_undone(self) -> None:
         """Log how many workers took the step back; each did so before it acknowledged the generation."""
-        keys = [[UndoneKey(self.next_step, name) for name in self._members([w])] for w in self.record.live]
+        keys = [[schema.UndoneKey(self.next_step, name) for name in self._members([w])] for w in self.record.live]
         count = sum(any(self.store.has_all([key]) for key in members) for members in keys)
         if count or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
@@ -343,20 +325,22 @@ class Coordinator:
             return
         g = self.record.generation
         members = self._members(self.record.live)
-        if not self.store.has_all([FormedKey(g, name) for name in members]):
+        if not self.store.has_all([schema.FormedKey(g, name) for name in members]):
             return
-        errors = {name: e for name in members if (e := self.store.read(FormedKey(g, name)))}
+        errors = {name: e for name in members if (e := self.store.read(schema.FormedKey(g, name)))}
         if errors:
             name, error = next(iter(errors.items()))
             self._again(f"worker {name} could not form generation {g}: {error}")
             return
-        self.store.compare_set(PermissionKey(g, "run"), None, GO)
+        self.store.compare_set(schema.PermissionKey(g, "run"), None, GO)
         self.store.forget_before(g)
         self._enter(GenerationPhase.RUNNING)
         for worker in sorted(self._joined):
             self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
             incarnations = range(self.processes.incarnation(worker) + 1)
-            self.store.delete([ReadyKey(name, number) for name in self._members([worker]) for number in incarnations])
+            self.store.delete(
+                [schema.ReadyKey(name, number) for name in self._members([worker]) for number in incarnations]
+            )
         self._joined.clear()
         if self._lost_since is not None:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
@@ -374,14 +358,14 @@ class Coordinator:
             return
         g = self.record.generation
         if self._trouble_since is None:
-            if self.store.has_all([TroubleKey(g)]):
+            if self.store.has_all([schema.TroubleKey(g)]):
                 self._trouble_since = self.now()
         elif self.now() - self._trouble_since > GRACE_SECONDS:
-            self._again(self.store.read(TroubleKey(g)) or "")
+            self._again(self.store.read(schema.TroubleKey(g)) or "")
 
     def _cut(self) -> bool:
         """Fence one of two workers that cannot reach each other though both live; whether there were such two."""
-        names = self.store.read(CutKey(self.record.generation))
+        names = self.store.read(schema.CutKey(self.record.generation))
         if names is None:
             return False
         pair = [Worker.parse(name) for name in names]
@@ -399,7 +383,7 @@ class Coordinator:
         """Commit the next iteration if every process of every live worker has reported it."""
         g, n = self.record.generation, self.next_step
         members = self._members(self.record.live)
-        keys = [ReportKey(g, n, name) for name in members]
+        keys = [schema.ReportKey(g, n, name) for name in members]
         if not self.store.has_all(keys):
             return False
         reports = self.store.read_all(keys)
@@ -410,9 +394,9 @@ class Coordinator:
         after = msgspec.structs.replace(before, committed=n, commit=commit, mode=commit.next_mode)
         self.record = after
         self._register()
-        self.store.compare_set(CommitKey(g, n), None, commit)
+        self.store.compare_set(schema.CommitKey(g, n), None, commit)
         self._attempts = 0
-        self.store.delete([*keys, CommitKey(g, n - 2)])  # all have read it: they stepped n - 1 after it
+        self.store.delete([*keys, schema.CommitKey(g, n - 2)])  # all have read it: they stepped n - 1 after it
         self.committed(commit, after, self._periods[commit.mode])
         if commit.finished:
             self._enter(GenerationPhase.FINISHED)
@@ -454,7 +438,7 @@ class Coordinator:
         def read(name: str) -> Heartbeat | None:
             if not heartbeats:
                 names = self._members(sorted(self.live))
-                read_now = self.store.read_all([HeartbeatKey(name) for name in names])
+                read_now = self.store.read_all([schema.HeartbeatKey(name) for name in names])
                 heartbeats.update(zip(names, read_now, strict=True))
             return heartbeats[name]
 

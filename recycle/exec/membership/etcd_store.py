@@ -180,7 +180,7 @@ class EtcdStore(Store):
 
 
 class EtcdGroups:
-    """The part of torch's store interface that gloo's groups form on."""
+    """The part of torch's store interface that process groups form on."""
 
     def __init__(self, client: EtcdClient, prefix: str, mirror: Mirror) -> None:
         self._client, self._prefix, self._mirror = client, prefix, mirror

@@ -9,27 +9,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from recycle.errors import RunError
+from recycle.exec.membership import schema
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import GO, Commit, GenerationRecord, Report
 from recycle.exec.membership.progress import Progress
-from recycle.exec.membership.schema import (
-    AcknowledgedKey,
-    CommitKey,
-    CutKey,
-    FinalKey,
-    FormedKey,
-    HeartbeatKey,
-    PermissionKey,
-    PlanKey,
-    ProposalKey,
-    ReadyKey,
-    RegisterKey,
-    ReportKey,
-    StopKey,
-    TroubleKey,
-    UndoneKey,
-    WarningKey,
-)
 from recycle.exec.membership.store import Store
 
 INTERRUPT_SECONDS = 0.02
@@ -78,55 +61,55 @@ class Member:
 
     def ready(self, incarnation: int) -> None:
         """Start-up of this position's `incarnation`-th process is done."""
-        self.store.set(ReadyKey(self.name, incarnation), True)
+        self.store.set(schema.ReadyKey(self.name, incarnation), True)
 
     def next_record(self) -> GenerationRecord:
         """Wait for the next generation that this worker has a part in and that is not over yet."""
         self.progress.begins("settle")
         self.progress.set_waiting(True)
         while True:
-            register = self.store.read(RegisterKey())
+            register = self.store.read(schema.RegisterKey())
             begun = 0 if register is None else register.generation
-            record = self.store.wait(ProposalKey(max(begun, self._generation + 1)), LOOK_SECONDS)
+            record = self.store.wait(schema.ProposalKey(max(begun, self._generation + 1)), LOOK_SECONDS)
             if record is None:
                 continue
             with self._begun:
                 self._generation = record.generation
                 self.over.clear()
                 self._begun.notify()
-            if self.worker in record.live and not self.store.has_all([StopKey(self._generation)]):
+            if self.worker in record.live and not self.store.has_all([schema.StopKey(self._generation)]):
                 self.progress.set_waiting(False)
                 return record
 
     def undone(self, step: int) -> None:
         """This worker has taken back its step of an iteration that was not committed."""
-        self.store.set(UndoneKey(step, self.name), True)
+        self.store.set(schema.UndoneKey(step, self.name), True)
 
     def acknowledge(self) -> None:
-        self.store.set(AcknowledgedKey(self._generation, self.name), True)
+        self.store.set(schema.AcknowledgedKey(self._generation, self.name), True)
 
     def formed(self, error: str = "") -> None:
         """The groups stand, or why they do not."""
-        self.store.set(FormedKey(self._generation, self.name), error)
+        self.store.set(schema.FormedKey(self._generation, self.name), error)
 
     def permitted(self, what: Literal["form", "run"]) -> bool:
         """Wait until the generation may form or run; False when it is over instead."""
         self.progress.set_waiting(True)
         answer = None
         while answer is None:
-            answer = self.store.wait(PermissionKey(self._generation, what), 3600.0)
+            answer = self.store.wait(schema.PermissionKey(self._generation, what), 3600.0)
         self.progress.set_waiting(False)
         return answer == GO
 
     def report(self, step: int, report: Report) -> None:
-        self.store.set(ReportKey(self._generation, step, self.name), report)
+        self.store.set(schema.ReportKey(self._generation, step, self.name), report)
 
     def decision(self, step: int) -> Commit:
         """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
         self.progress.set_waiting(True)
         commit = None
         while commit is None:
-            commit = self.store.wait(CommitKey(self._generation, step), 3600.0)
+            commit = self.store.wait(schema.CommitKey(self._generation, step), 3600.0)
         self.progress.set_waiting(False)
         if not isinstance(commit, Commit):
             raise GenerationOver
@@ -138,32 +121,32 @@ class Member:
         store = self.store.clone()
 
         def decided(step: int) -> Commit | None:
-            commit = store.read(CommitKey(self._generation, step))
+            commit = store.read(schema.CommitKey(self._generation, step))
             return commit if isinstance(commit, Commit) else None
 
         return decided
 
     def trouble(self, message: str) -> None:
         """The transport broke here."""
-        self.store.set(TroubleKey(self._generation), f"worker {self.name}: {message}")
+        self.store.set(schema.TroubleKey(self._generation), f"worker {self.name}: {message}")
 
     def cut_off(self, peer: str) -> None:
         """A live connection to `peer` does not answer. Only the first pair of a generation is kept."""
-        self.store.compare_set(CutKey(self._generation), None, [self.worker, peer])
+        self.store.compare_set(schema.CutKey(self._generation), None, [self.worker, peer])
 
     def warn(self, message: str) -> None:
         """Something failed here that training can do without; only the first such message of a run is kept."""
-        self.store.compare_set(WarningKey(), None, message)
+        self.store.compare_set(schema.WarningKey(), None, message)
 
     def leave_digests(self, digests: dict[int, str]) -> None:
         """The run is over: sha256 of each hosted stage's final state."""
-        self.store.set(FinalKey(self.name), digests)
+        self.store.set(schema.FinalKey(self.name), digests)
         # The launcher's store does not answer a write: it may take it in after this process has been seen to end.
-        self.store.read(FinalKey(self.name))
+        self.store.read(schema.FinalKey(self.name))
 
     def plan(self) -> str:
         """The text of the current generation's plan file."""
-        text = self.store.wait(PlanKey(self._generation), 60.0)
+        text = self.store.wait(schema.PlanKey(self._generation), 60.0)
         if text is None:
             raise RunError(f"worker {self.name}: the plan of generation {self._generation} is not in the store")
         return text
@@ -171,7 +154,7 @@ class Member:
     def _beat(self, store: Store, heartbeat: float) -> None:
         beats = 0
         while True:
-            store.set(HeartbeatKey(self.name), self.progress.heartbeat(beats))
+            store.set(schema.HeartbeatKey(self.name), self.progress.heartbeat(beats))
             beats += 1
             time.sleep(heartbeat)
 
@@ -187,7 +170,7 @@ class Member:
                 while self._generation == watched:
                     self._begun.wait()
                 watched = self._generation
-            while self._generation == watched and store.wait(StopKey(watched), LOOK_SECONDS) is None:
+            while self._generation == watched and store.wait(schema.StopKey(watched), LOOK_SECONDS) is None:
                 pass
             while self._interrupt_in(watched):
                 time.sleep(INTERRUPT_SECONDS)
