@@ -1,8 +1,8 @@
-"""How often to write a checkpoint: Young's rule (CACM 17(9), 1974), and the efficiency that comes of it.
+"""How often to write a checkpoint: Young's rule (CACM 17(9), 1974).
 
-With a write that stops training for w, failures at rate lam and u0 to restart, an interval dt gives
-`eff = (1 - lam * (u0 + dt / 2)) / (1 + w / dt)`: the loss is uniform on the interval. It is best near
-`dt = sqrt(2 w / lam)`, which holds while lam * dt is small (Daly, FGCS 22(3), 2006, has the next terms).
+With a write that stops training for w, failures at rate lam and u0 to restart, an interval dt leaves the share
+`(1 - lam * (u0 + dt / 2)) / (1 + w / dt)` of the time for progress: the loss is uniform on the interval. It is best
+near `dt = sqrt(2 w / lam)`, which holds while lam * dt is small (Daly, FGCS 22(3), 2006, has the next terms).
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ from recycle.systems.system import Checkpoints
 def young(write: float, rate: float) -> float:
     """The interval in seconds between writes of `write` seconds when state is lost `rate` times per second."""
     return sqrt(2 * write / rate) if rate else inf
-
-
-def efficiency(every: float, write: float, rate: float, restart: float) -> float:
-    """Share of time that is progress; 0 where failures come faster than restarts."""
-    return max(0.0, (1 - rate * (restart + every / 2)) / (1 + write / every))
 
 
 def checkpoints(setting: Setting, nodes: int, fatal_share: float) -> Checkpoints | None:

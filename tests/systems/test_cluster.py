@@ -9,11 +9,12 @@ import pytest
 
 from recycle.job import Job
 from recycle.sections import PausesSection
-from recycle.systems.checkpoint_interval import efficiency, young
+from recycle.systems.checkpoint_interval import young
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, Timed
+from tests.systems.closed_forms import efficiency
 
 
 @dataclass(frozen=True, kw_only=True)

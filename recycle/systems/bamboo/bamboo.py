@@ -23,7 +23,6 @@ from functools import cached_property, lru_cache
 from math import ceil
 
 from recycle.profile import Profile
-from recycle.systems.bamboo.closed_form import FLAT_SLOWDOWN
 from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
 from recycle.systems.bamboo.memory import buffers, needed
 from recycle.systems.bamboo.pipelines import Pipeline, arrange
@@ -34,6 +33,9 @@ from recycle.systems.sync import Computed, computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 from recycle.systems.unequal import even_shares
 
+FLAT_SLOWDOWN = 1.5
+"""What Bamboo's own simulator takes an iteration to cost after a failure, whoever failed and however deep: a constant
+there, to be held against `simulate` of the schedule."""
 OVERLOADED_SHARE = 0.05
 """2 * overloaded / active above which Bamboo arranges its pipelines anew."""
 RENDEZVOUS = 20.0

@@ -50,19 +50,6 @@ class Template:
         return self.seconds / (4 * self.stages)
 
 
-def template_seconds(stage_seconds: Sequence[float], micro_batches: int | None = None, sosp: bool = False) -> float:
-    """T of stages that take c_i per micro-batch; for N_b = 4 S micro-batches unless said.
-
-    Args:
-        sosp: T2 as in the paper's artifact, which has no N_b.
-    """
-    stages = len(stage_seconds)
-    slowest = max(range(stages), key=stage_seconds.__getitem__)
-    count = 4 * stages if micro_batches is None else micro_batches
-    between = 2 * stages + slowest + 1 if sosp else count - stages + slowest - 1
-    return sum(stage_seconds) + between * stage_seconds[slowest] + sum(stage_seconds[slowest:])
-
-
 def templates(layer_seconds: Sequence[float], most: int, sosp: bool = False) -> list[Template]:
     """The template of each number of stages from 1 to `most`, at most the number of layers.
 

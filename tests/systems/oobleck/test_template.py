@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from recycle import Profile, Shape, lower, simulate
 from recycle.ir import compiled
 from recycle.ir.families import one_f_one_b
-from recycle.systems.oobleck.template import template_seconds, templates
+from recycle.systems.oobleck.template import templates
+from tests.systems.closed_forms import template_seconds
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 times = st.lists(st.integers(1, 6), min_size=1, max_size=6)
