@@ -65,15 +65,14 @@ def write_png(path: str | Path, sources: Sequence[Source]) -> None:
     Raises:
         RecycleError: there is nothing to draw, or the file cannot be written.
     """
-    from viz.figures.raster import Viewport, encode_png, raster, stacked
+    from viz.figures.raster import encode_png, raster, stacked
 
     shown = on_one_axis(_to_draw(path, sources))
     pictures = []
     for panel in shown:
         lanes = panel.table.lanes
-        window = Viewport(0.0, panel.span or 1.0, 0.0, lanes)
         height = min(PNG_LANE * lanes, max(PNG_HEIGHT, lanes // 4))
-        pictures.append(raster(panel.table, PNG_WIDTH, height, window))
+        pictures.append(raster(panel.table, PNG_WIDTH, height, panel.span))
     write_whole(path, encode_png(stacked(pictures)))
 
 

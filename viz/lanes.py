@@ -81,8 +81,6 @@ class LaneTable:
     weight_share: float = 0.5
     halt: float | None = None
 
-    COLUMNS = ("start", "end", "kind", "micro_batch", "stage", "pipeline", "flags", "instruction_id")
-
     def __len__(self) -> int:
         return len(self.start)
 
@@ -106,22 +104,6 @@ class LaneTable:
     def has(self, flag: Flag) -> npt.NDArray[np.bool_]:
         """Whether each operation carries `flag`."""
         return np.asarray(self.flags & np.uint8(flag), dtype=np.bool_)
-
-    def by_stage(self) -> LaneTable:
-        """The same lanes by rank, then pipeline, which puts peers side by side."""
-        lanes = sorted(range(self.lanes), key=lambda lane: self.workers[lane][::-1])
-        pieces = [np.arange(self.offsets[lane], self.offsets[lane + 1]) for lane in lanes]
-        rows = np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
-        offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
-        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in self.COLUMNS}
-        return replace(
-            self,
-            workers=tuple(self.workers[i] for i in lanes),
-            labels=tuple(self.labels[i] for i in lanes),
-            failed=self.failed[lanes],
-            offsets=offsets,
-            **columns,
-        )
 
     @classmethod
     def from_timeline(

@@ -53,8 +53,6 @@ def test_a_failed_lane_is_a_band_that_says_failed(broken_timeline: Timeline) -> 
     assert list(band.y) == [3]
     assert band.x[0] >= 11.0
     assert [(note.text, note.y) for note in figure.layout.annotations] == [("failed", 3)]
-    by_stage = timeline_figure(LaneTable.from_timeline(broken_timeline).by_stage())
-    assert [note.y for note in by_stage.layout.annotations] == [4]
     healthy = timeline_figure(LaneTable.from_timeline(simulate(one_f_one_b(Shape(2, 2, 2)))))
     assert not healthy.layout.annotations
 

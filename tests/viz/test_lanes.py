@@ -79,20 +79,6 @@ def test_an_order_that_deadlocks_is_timed_until_it_hangs_and_the_rest_laid_back_
     assert LaneTable.from_timeline(broken_timeline).halt is None
 
 
-def test_lanes_by_stage_put_peers_side_by_side(broken_timeline: Timeline) -> None:
-    table = LaneTable.from_timeline(broken_timeline)
-    by_stage = table.by_stage()
-    assert by_stage.labels == ("0.0", "1.0", "2.0", "0.1", "1.1", "2.1")
-    assert by_stage.failed.tolist() == [False] * 4 + [True, False]
-    away = np.flatnonzero(by_stage.has(Flag.REROUTED))
-    assert set(by_stage.lane[away]) == {3, 5}
-    for lane, label in enumerate(by_stage.labels):
-        mine, its = slice(*by_stage.offsets[lane : lane + 2]), table.labels.index(label)
-        for name in LaneTable.COLUMNS:
-            theirs = getattr(table, name)[table.offsets[its] : table.offsets[its + 1]]
-            assert np.array_equal(getattr(by_stage, name)[mine], theirs)
-
-
 def test_a_plan_says_which_process_plays_a_role(broken_timeline: Timeline) -> None:
     players = {Worker(2, 1): Worker(1, 1), Worker(0, 0): Worker(0, 0)}
     table = LaneTable.from_timeline(broken_timeline, players=players)

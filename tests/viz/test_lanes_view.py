@@ -1,4 +1,4 @@
-"""The routes of a timeline: one immutable answer per content, a picture of any window, details that explain."""
+"""The routes of a timeline: one immutable answer per content, a picture of all lanes, details that explain."""
 
 from __future__ import annotations
 
@@ -54,21 +54,10 @@ def test_other_addresses_hold_nothing(client: Any, path: str) -> None:
     assert b"root:" not in answer.data
 
 
-def test_a_window_comes_as_a_picture(client: Any, address: str) -> None:
-    picture = address.replace(".bin", ".png")
-    content = client.get(f"{picture}?t0=2&t1=5&y0=0&y1=2&width=300&height=80&grouping=stage")
+def test_the_whole_timeline_comes_as_a_picture(client: Any, address: str) -> None:
+    content = client.get(address.replace(".bin", ".png"))
     assert content.mimetype == "image/png"
-    assert content.data[16:24] == (300).to_bytes(4, "big") + (80).to_bytes(4, "big")
-
-
-@pytest.mark.parametrize(
-    "query",
-    ["width=999999&height=999999", "t0=5&t1=5", "t0=x", "t1=nan", "t0=-inf", "width=-3", "y0=4&y1=2", "width=1e3"],
-)
-def test_a_picture_that_cannot_be_is_refused_in_a_line(client: Any, address: str, query: str) -> None:
-    refused = client.get(f"{address.replace('.bin', '.png')}?{query}")
-    assert refused.status_code == 400
-    assert refused.data.count(b"\n") == 1
+    assert content.data[16:24] == (1200).to_bytes(4, "big") + (600).to_bytes(4, "big")
 
 
 def test_a_selection_is_answered_with_text_and_links(broken_timeline: Timeline) -> None:

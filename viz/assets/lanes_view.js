@@ -15,7 +15,7 @@
       this.scale = Number(root.dataset.scale);
       this.span = Number(root.dataset.span) || table.span || 1;
       this.canvas = root.querySelector("canvas");
-      this.context = this.canvas.getContext && this.canvas.getContext("2d", { willReadFrequently: true });
+      this.context = this.canvas.getContext("2d", { willReadFrequently: true });
       this.tip = root.querySelector(".lanes-tip");
       this.status = root.querySelector(".lanes-status");
       this.selected = -1;
@@ -102,7 +102,6 @@
 
     _draw() {
       const began = performance.now(), { graph: { width, height }, place: plot } = recycle.axes(this.plot);
-      if (!this.context) { this.root.dataset.drawn = "picture"; return recycle.picture(this, plot); }
       const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
       const wide = Math.round(width * ratio), high = Math.round(height * ratio);
       if (canvas.width !== wide || canvas.height !== high) {
@@ -394,6 +393,10 @@
 
   function attach(root) {
     root.dataset.attached = "yes";
+    if (!root.querySelector("canvas").getContext("2d", { willReadFrequently: true })) {
+      root.querySelector(".lanes-status").textContent = "This browser has no canvas: the timeline is shown whole, without zoom.";
+      return;
+    }
     const failed = (error) => {
       root.dataset.failed = "yes";
       root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Load the page again.`;

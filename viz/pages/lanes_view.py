@@ -16,10 +16,9 @@ from flask import Response, abort, request
 from recycle.ir.simulate import Timeline
 from viz.details import Details, details
 from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure, margins
-from viz.figures.raster import Viewport, png
 from viz.figures.time_axis import TimeUnit, time_unit
 from viz.labels import summary
-from viz.lane_cache import WHOLE, Explainer, LaneCache
+from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.operands import stated_limits
 from viz.pages import parts
@@ -147,20 +146,7 @@ def register(app: Dash, cache: LaneCache) -> None:
 
     def picture(digest: str) -> Response:
         shown = cache.get(digest) or abort(404)
-        headers = {"Cache-Control": FOREVER}
-        if not request.args:
-            return Response(shown.picture, mimetype="image/png", headers=headers)
-        table = shown.table.by_stage() if request.args.get("grouping") == "stage" else shown.table
-        whole = Viewport.whole(table)
-        try:
-            window = Viewport(*(float(request.args.get(k, getattr(whole, k))) for k in ("t0", "t1", "y0", "y1")))
-            width, height = (
-                int(request.args.get(key, size)) for key, size in zip(("width", "height"), WHOLE, strict=True)
-            )
-            content = png(table, width, height, window, clear=True)
-        except ValueError as error:
-            return Response(f"{error}\n", status=400, mimetype="text/plain")
-        return Response(content, mimetype="image/png", headers=headers)
+        return Response(shown.picture, mimetype="image/png", headers={"Cache-Control": FOREVER})
 
     for suffix, route in ((".bin", lanes), (".png", picture)):
         app.server.add_url_rule(f"/lanes/<digest>{suffix}", f"lanes{suffix[1:]}", route)
