@@ -1,19 +1,20 @@
-"""Schedule families: each a pure function Shape -> Schedule in its own file, registered here by its name."""
+"""Schedule families: pure functions Shape -> Schedule, registered here by their names. A file holds one, or a few that
+share their construction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from recycle.ir.families.dualpipe_v import dualpipe_v
-from recycle.ir.families.gpipe import gpipe
-from recycle.ir.families.interleaved import interleaved
-from recycle.ir.families.looped_bfs import looped_bfs
-from recycle.ir.families.one_f_one_b import one_f_one_b
-from recycle.ir.families.v_half import v_half
-from recycle.ir.families.v_min import v_min
-from recycle.ir.families.zb_h1 import zb_h1
-from recycle.ir.families.zb_h2 import zb_h2
-from recycle.ir.families.zb_v import zb_v
+from recycle.ir.families.dualpipe_v import dualpipe_v as dualpipe_v
+from recycle.ir.families.gpipe import gpipe as gpipe
+from recycle.ir.families.interleaved import interleaved as interleaved
+from recycle.ir.families.looped_bfs import looped_bfs as looped_bfs
+from recycle.ir.families.one_f_one_b import one_f_one_b as one_f_one_b
+from recycle.ir.families.v_capped import v_half as v_half
+from recycle.ir.families.v_capped import v_min as v_min
+from recycle.ir.families.v_capped import zb_v as zb_v
+from recycle.ir.families.zero_bubble import zb_h1 as zb_h1
+from recycle.ir.families.zero_bubble import zb_h2 as zb_h2
 from recycle.ir.schedule import Schedule
 
 FAMILIES: dict[str, Callable[..., Schedule]] = {
@@ -31,18 +32,3 @@ FAMILIES: dict[str, Callable[..., Schedule]] = {
 
 TWO_CHUNKS = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
 """Families on the V, where each worker hosts two stages."""
-
-__all__ = [
-    "FAMILIES",
-    "TWO_CHUNKS",
-    "dualpipe_v",
-    "gpipe",
-    "interleaved",
-    "looped_bfs",
-    "one_f_one_b",
-    "v_half",
-    "v_min",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-]
