@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from recycle.ir.dependencies import Rows
+from recycle.ir.columns import Rows
 from recycle.ir.simulate import Timeline
 from viz.analysis.bubbles import Bubbles
 from viz.analysis.waits import Waits

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Columns
-from recycle.ir.graph import Floats, earliest
+from recycle.ir.columns import Columns, Floats
+from recycle.ir.graph import earliest
 from recycle.ir.instruction import Instruction, Transfer, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir.dependencies import Rows
+from recycle.ir.columns import Rows
 from recycle.ir.executed import executed_timeline
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule

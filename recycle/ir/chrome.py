@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import MOST_BYTES
-from recycle.ir.columns import Columns
-from recycle.ir.graph import Floats
+from recycle.ir.columns import Columns, Floats
 from recycle.ir.kinds import Receive, Send, is_kind
 from recycle.json_objects import decoded
 

@@ -15,6 +15,10 @@ from recycle.ir.instruction import Compute, Instruction, OverlappedPair, StageWi
 from recycle.shape import Shape, Worker
 
 Ints = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
+"""Rows of columns, nodes of graphs, or offsets into them."""
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +72,11 @@ class Columns:
     def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Columns:
         """The given rows in the given order, grouped by `offsets`."""
         return Columns(offsets=offsets, **{name: getattr(self, name)[rows] for name in self.FIELDS})
+
+
+def offsets_of(groups: npt.NDArray[Any], count: int) -> Rows:
+    """Where each of `count` groups begins, and where the last ends; `groups` is the group of each row."""
+    return np.concatenate([[0], np.cumsum(np.bincount(groups, minlength=count))])
 
 
 def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Columns, Ints
+from recycle.ir.columns import Columns, Rows, offsets_of
 from recycle.ir.instruction import (
     CARRIERS,
     Backward,
@@ -39,8 +39,6 @@ from recycle.ir.instruction import (
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, is_kind, kinds_where
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch
-
-Rows = npt.NDArray[np.int64]
 
 
 class Value(NamedTuple):
@@ -163,10 +161,7 @@ class Dependencies:
 
 def group_edges(values: Rows, keys: Rows, nodes: int) -> tuple[Rows, Rows]:
     """CSR grouping: (offsets, values sorted by key)."""
-    order = np.argsort(keys, kind="stable")
-    offsets = np.zeros(nodes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(keys, minlength=nodes), out=offsets[1:])
-    return offsets, values[order]
+    return offsets_of(keys, nodes), values[np.argsort(keys, kind="stable")]
 
 
 @dataclass(frozen=True)
@@ -250,19 +245,17 @@ class _Builder:
     def build(self) -> Dependencies:
         rows = len(self.columns)
         self.has_transfers = bool(self._rows(Transfer).size)
-        for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute)):
+        for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute | Send)):
             for need in consumer.row.needs:
                 self._consumers(consumer, need)
         for value, (send, receive) in CARRIERS.items():
-            self._senders(send, value)
             self._receivers(send, receive, value)
         groups = self._stage_wide(rows)
         nodes = rows + len(set(groups.tolist())) + 2
-        source = np.concatenate([edge[0] for edge in self.edges] or [np.empty(0, np.int64)])
-        target = np.concatenate([edge[1] for edge in self.edges] or [np.empty(0, np.int64)])
-        cause = np.concatenate([np.full(len(e[0]), e[2], np.uint8) for e in self.edges] or [np.empty(0, np.uint8)])
-        carried_source = np.concatenate([edge[0] for edge in self.carried] or [np.empty(0, np.int64)])
-        carried_target = np.concatenate([edge[1] for edge in self.carried] or [np.empty(0, np.int64)])
+        sources, targets, causes = zip(*self.edges, strict=True)
+        source, target = np.concatenate(sources), np.concatenate(targets)
+        cause = np.repeat(np.array(causes, dtype=np.uint8), [len(edges) for edges in sources])
+        carried_source, carried_target = (np.concatenate(ends) for ends in zip(*self.carried, strict=True))
         missing = tuple(sorted(self.missing, key=lambda m: (m.row, m.why)))
         return Dependencies(
             rows, nodes, source, target, cause, carried_source, carried_target, missing, self.sends, groups
@@ -317,18 +310,17 @@ class _Builder:
     def _key(self, kind_pieces: Rows, worker: Rows, stage: Rows) -> Rows:
         return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[kind_pieces]
 
-    def _consumers(self, consumer: type[Compute], need: Need) -> None:
-        """A need of a compute: met by the local producer, the local receive, or (compute-only) any producer."""
+    def _consumers(self, consumer: type[Compute | Send], need: Need) -> None:
+        """A need of a compute or send: met by the local producer, the local receive, or (compute-only) any producer."""
         row, worker = self.work.row, self.work.worker
         value, offset, origin = need
         pieces, made_by = self._lookup(value, self._rows(consumer), offset)
         local = worker[pieces] == worker[made_by]
-        if origin != Origin.ANY_WORKER:
-            self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
-            self._miss(pieces[~local], Why.NOT_LOCAL, value, offset)
-            return
         self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
         pieces, made_by = pieces[~local], made_by[~local]
+        if origin != Origin.ANY_WORKER:
+            self._miss(pieces, Why.NOT_LOCAL, value, offset)
+            return
         if not self.has_transfers:
             self._edge(row[made_by], row[pieces], Cause.DATA)
             return
@@ -342,13 +334,6 @@ class _Builder:
         self._edge(row[receives[received[there]]], row[pieces[there]], Cause.DATA)
         self._edge(row[made_by[~there]], row[pieces[~there]], Cause.DATA)
         self._miss(pieces[~there], Why.NOT_RECEIVED, value, offset)
-
-    def _senders(self, send: type[Send], value: ValueKind) -> None:
-        row, worker = self.work.row, self.work.worker
-        pieces, made_by = self._lookup(value, self._rows(send), 0)
-        local = worker[pieces] == worker[made_by]
-        self._edge(row[made_by[local]], row[pieces[local]], Cause.DATA)
-        self._miss(pieces[~local], Why.NOT_LOCAL, value, 0)
 
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
         """The n-th receive of a value from a peer pairs with the peer's n-th send of that value to here."""
@@ -441,44 +426,43 @@ def _numbered(keys: Rows, most: int) -> Rows:
     return numbered
 
 
-def compute_order(columns: Columns) -> tuple[Rows, Rows]:
-    """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
-    rows = np.flatnonzero(~is_kind(columns.kind, Transfer))
-    same = columns.worker[rows[1:]] == columns.worker[rows[:-1]]
+def consecutive(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
+    """Edges from each row of a chain to the next; `chains` is (chain, row) of all rows, chain by chain in order."""
+    chain, rows = chains
+    same = chain[1:] == chain[:-1]
     return rows[:-1][same], rows[1:][same]
 
 
-def lane_order(columns: Columns) -> tuple[Rows, Rows]:
-    """Edges of lane order: each send to the next send of the same directed pair of workers."""
+def chain_ends(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
+    """(first row, last row) of each chain; `chains` as in `consecutive`."""
+    chain, rows = chains
+    return rows[np.diff(chain, prepend=-1) != 0], rows[np.diff(chain, append=-1) != 0]
+
+
+def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
+    """(worker, row) of each compute, reduce and step: a worker runs them one after the other, in program order."""
+    rows = np.flatnonzero(~is_kind(columns.kind, Transfer))
+    return columns.worker[rows].astype(np.int64), rows
+
+
+def compute_order(columns: Columns) -> tuple[Rows, Rows]:
+    """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
+    return consecutive(compute_chains(columns))
+
+
+def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
+    """(lane, row) of each send: those of one directed pair of workers follow each other."""
     rows = np.flatnonzero(is_kind(columns.kind, Send))
     lane = columns.worker[rows].astype(np.int64) << 32 | columns.peer[rows]
     order = np.argsort(lane, kind="stable")
-    rows, lane = rows[order], lane[order]
-    same = lane[1:] == lane[:-1]
-    return rows[:-1][same], rows[1:][same]
+    return lane[order], rows[order]
 
 
-def serial_order(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
-    """Edges between transfers where each worker carries one at a time, in program order, unbuffered.
+def serial_chains(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
+    """(worker, send) of each transfer end where a worker carries one transfer at a time, in program order, unbuffered.
 
-    A transfer is named by its send. Consecutive transfers of a worker, sent or received, wait for each other.
+    A transfer, sent or received, is named by its send; receives without a send are passed over.
     """
-    worker, transfer = _transfers_in_order(columns, sends)
-    same = worker[1:] == worker[:-1]
-    return transfer[:-1][same], transfer[1:][same]
-
-
-def serial_ends(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
-    """(first, last) transfer of each worker that has any, in the order of `serial_order`."""
-    worker, transfer = _transfers_in_order(columns, sends)
-    begins = np.flatnonzero(np.diff(worker, prepend=-1))
-    ends = np.flatnonzero(np.diff(worker, append=-1))
-    return transfer[begins], transfer[ends]
-
-
-def _transfers_in_order(columns: Columns, sends: Rows) -> tuple[Ints, Rows]:
-    """(worker, send) of each transfer end, by worker and place; receives without a send are passed over."""
     rows = np.flatnonzero(is_kind(columns.kind, Transfer))
-    is_receive = is_kind(columns.kind[rows], Receive)
-    transfer = np.where(is_receive, sends[rows], rows)
-    return columns.worker[rows[transfer >= 0]], transfer[transfer >= 0]
+    transfer = np.where(is_kind(columns.kind[rows], Receive), sends[rows], rows)
+    return columns.worker[rows[transfer >= 0]].astype(np.int64), transfer[transfer >= 0]

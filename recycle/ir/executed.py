@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recycle.ir.columns import Columns
-from recycle.ir.dependencies import Dependencies, Rows, compute_order, dependencies
-from recycle.ir.graph import Floats
+from recycle.ir.columns import Columns, Floats, Rows
+from recycle.ir.dependencies import Dependencies, compute_order, dependencies
 from recycle.ir.simulate import Timeline, event_edges
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.profile import Profile

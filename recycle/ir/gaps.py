@@ -27,17 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import JobError
-from recycle.ir.columns import Columns
-from recycle.ir.dependencies import Rows
-from recycle.ir.graph import Floats
+from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.instruction import Compute, OverlappedPair, StageWide, Transfer, is_kind
 from recycle.ir.kinds import kinds_where
 from recycle.ir.memory import activation_changes, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.ir.timed import TOLERANCE, TimedSchedule
 from recycle.shape import Worker
-
-Flags = npt.NDArray[np.bool_]
 
 
 class GapCause(IntEnum):

@@ -8,12 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recycle.ir.columns import Floats, Rows
 from recycle.ir.compiled import load, run
-
-Rows = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def topological_order(offsets: Rows, targets: Rows, waiting: Rows) -> Rows:

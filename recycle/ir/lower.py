@@ -11,23 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from recycle.ir.columns import Columns
-from recycle.ir.dependencies import (
-    Crossings,
-    Rows,
-    compute_order,
-    crossings,
-    dependencies,
-    group_edges,
-)
+from recycle.ir.columns import Columns, Flags, Rows, offsets_of
+from recycle.ir.dependencies import Crossings, compute_order, crossings, dependencies, group_edges
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import CARRIERS, Instruction, OptimizerStep, Transfer, is_kind
 from recycle.ir.kinds import kinds_where
 from recycle.ir.schedule import Schedule
 
-Flags = npt.NDArray[np.bool_]
 _OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
 """`ValueKind` -> stage of its producer, relative to the consumer's."""
 
@@ -117,7 +108,7 @@ def _insert(schedule: Schedule, found: Crossings, order: Rows) -> tuple[Schedule
             column[end_at] = full[name][by_place]
     origin = np.full(len(c) + 2 * transfers, -1, dtype=np.int64)
     origin[row_at] = np.arange(len(c))
-    offsets = c.offsets + np.concatenate([[0], np.cumsum(np.bincount(worker, minlength=schedule.shape.worker_count))])
+    offsets = c.offsets + offsets_of(worker, schedule.shape.worker_count)
     return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), origin
 
 
@@ -149,7 +140,7 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     none = np.full(len(ends), -1)
     order = np.argsort(np.concatenate([c.worker, worker]), kind="stable")
     columns = {name: np.concatenate([getattr(c, name), added.get(name, none)])[order] for name in Columns.FIELDS}
-    offsets = c.offsets + np.concatenate([[0], np.cumsum(np.bincount(worker, minlength=shape.worker_count))])
+    offsets = c.offsets + offsets_of(worker, shape.worker_count)
     origin = np.where(order < len(c), order, -1)
     return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), origin
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recycle.ir.dependencies import Rows, work
-from recycle.ir.graph import Floats
+from recycle.ir.columns import Floats, Rows
+from recycle.ir.dependencies import work
 from recycle.ir.instruction import Backward, Instruction, OverlappedPair
 from recycle.ir.kinds import is_kind, kinds_where, per_kind
 from recycle.ir.schedule import Schedule

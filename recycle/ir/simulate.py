@@ -20,20 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import ScheduleError
-from recycle.ir.columns import Columns
+from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.dependencies import (
     Cause,
     Dependencies,
-    Rows,
+    chain_ends,
+    compute_chains,
     compute_order,
+    consecutive,
     dependencies,
     group_edges,
-    lane_order,
-    serial_ends,
-    serial_order,
+    lane_chains,
+    serial_chains,
 )
 from recycle.ir.gaps import Gaps, find_gaps
-from recycle.ir.graph import Floats, earliest, topological_order
+from recycle.ir.graph import earliest, topological_order
 from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
@@ -92,11 +93,11 @@ def event_edges(
     ordered = compute_order(columns)
     extra = [
         (ordered, Cause.ORDER),
-        (lane_order(columns), Cause.LANE),
+        (consecutive(lane_chains(columns)), Cause.LANE),
         (_arrivals(graph, columns, *ordered), Cause.REDUCE),
     ]
     if serialised:
-        extra.append((serial_order(columns, graph.sends), Cause.LANE))
+        extra.append((consecutive(serial_chains(columns, graph.sends)), Cause.LANE))
     return (
         np.concatenate([graph.source, *(edges[0] for edges, _ in extra)]),
         np.concatenate([graph.target, *(edges[1] for edges, _ in extra)]),
@@ -308,50 +309,14 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period, graph.dependencies)
 
 
-@dataclass(frozen=True)
-class _Repeat:
+def _repeat_edges(graph: EventGraph) -> tuple[Rows, Rows]:
     """Edges from one iteration into the next: the carried dependencies, and each worker and lane starting over."""
-
-    source: Rows
-    target: Rows
-
-    @classmethod
-    def of(cls, graph: EventGraph) -> _Repeat:
-        carried = graph.dependencies
-        sources, targets = [carried.carried_source], [carried.carried_target]
-        for before, after, members in _chains(graph.schedule):
-            first, final = _without(members, after), _without(members, before)
-            keys = _chain_keys(graph.schedule, first), _chain_keys(graph.schedule, final)
-            sources.append(final[np.argsort(keys[1], kind="stable")])
-            targets.append(first[np.argsort(keys[0], kind="stable")])
-        if graph.serialised:
-            firsts, finals = serial_ends(graph.schedule.columns, carried.sends)
-            sources.append(finals)
-            targets.append(firsts)
-        return cls(np.concatenate(sources), np.concatenate(targets))
-
-
-def _without(rows: Rows, others: Rows) -> Rows:
-    """The distinct rows that are not among `others`, in order."""
-    keep = np.zeros(int(rows.max(initial=-1)) + 1, dtype=np.bool_)
-    keep[rows] = True
-    keep[others] = False
-    return np.flatnonzero(keep)
-
-
-def _chains(schedule: Schedule) -> list[tuple[Rows, Rows, Rows]]:
-    """(before, after, member rows) of program order and of lane order."""
-    kind = schedule.columns.kind
-    transfers = is_kind(kind, Transfer)
-    sends = is_kind(kind, Send)
-    return [
-        (*compute_order(schedule.columns), np.flatnonzero(~transfers)),
-        (*lane_order(schedule.columns), np.flatnonzero(sends)),
-    ]
-
-
-def _chain_keys(schedule: Schedule, rows: Rows) -> Rows:
-    return schedule.columns.worker[rows].astype(np.int64) << 32 | (schedule.columns.peer[rows] + 1)
+    columns, within = graph.schedule.columns, graph.dependencies
+    chains = [compute_chains(columns), lane_chains(columns)]
+    if graph.serialised:
+        chains.append(serial_chains(columns, within.sends))
+    firsts, lasts = zip(*map(chain_ends, chains), strict=True)
+    return np.concatenate([within.carried_source, *lasts]), np.concatenate([within.carried_target, *firsts])
 
 
 def _period(graph: EventGraph, seconds: Floats) -> float:
@@ -361,7 +326,7 @@ def _period(graph: EventGraph, seconds: Floats) -> float:
     is the period; or some cycle takes longer, and the critical path to a release that still grows comes to run around
     it: its mean is the next bound. Ends because there are finitely many means.
     """
-    repeat = _Repeat.of(graph)
+    source, target = _repeat_edges(graph)
     nodes, best = graph.dependencies.nodes, 0.0
     released = np.zeros(nodes)
     start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, released)
@@ -371,14 +336,14 @@ def _period(graph: EventGraph, seconds: Floats) -> float:
     history: list[tuple[Rows, Rows]] = []
     while True:
         following = np.zeros(nodes)
-        ready = (start + seconds)[repeat.source] - best
-        np.maximum.at(following, repeat.target, ready)
+        ready = (start + seconds)[source] - best
+        np.maximum.at(following, target, ready)
         moved = following > released + tolerance
         if not moved.any():
             return best
         decides = np.full(nodes, -1, dtype=np.int64)
-        chosen = np.flatnonzero(moved[repeat.target] & (ready >= following[repeat.target]))
-        decides[repeat.target[chosen]] = repeat.source[chosen]
+        chosen = np.flatnonzero(moved[target] & (ready >= following[target]))
+        decides[target[chosen]] = source[chosen]
         released = np.where(moved, following, released)
         history.append((last, decides))
         longer = _cycle_mean(history, seconds, int(np.where(moved, following, -1.0).argmax()))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from recycle.ir.columns import Floats
 from recycle.ir.dependencies import group_edges
-from recycle.ir.graph import Floats, earliest
+from recycle.ir.graph import earliest
 from recycle.ir.simulate import Timeline, event_edges, event_graph
 
 

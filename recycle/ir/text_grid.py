@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recycle.ir.graph import Floats
+from recycle.ir.columns import Floats
 from recycle.ir.instruction import KIND_CLASSES, Compute, OverlappedPair, is_kind
 from recycle.ir.schedule import Schedule
 

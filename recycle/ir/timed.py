@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from recycle.ir.dependencies import Dependencies, Rows
-from recycle.ir.graph import Floats
+from recycle.ir.columns import Floats, Rows
+from recycle.ir.dependencies import Dependencies
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Columns, Ints
-from recycle.ir.graph import Floats, Rows
+from recycle.ir.columns import Columns, Floats, Ints, Rows, offsets_of
 from recycle.ir.instruction import Instruction, Transfer, parse_instruction
 from recycle.ir.schedule import Placement, Schedule, loop_placement
 from recycle.shape import Shape, Worker
@@ -117,10 +116,9 @@ class Trace:
         if generation is not None:
             keep &= self.generation == generation
         rows = np.flatnonzero(keep)
-        counts = np.bincount(self.process[rows], minlength=self.shape.worker_count)
         return Trace(
             self.shape,
-            self.columns.take(rows, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
+            self.columns.take(rows, offsets_of(self.process[rows], self.shape.worker_count)),
             self.role[rows],
             self.generation[rows],
             self.step[rows],
@@ -174,8 +172,7 @@ class TraceBuilder:
         times = np.array(self.times, dtype=np.float64).reshape(-1, 2)
         order = np.argsort(rows[:, 0], kind="stable")
         rows, times = rows[order], times[order]
-        counts = np.bincount(rows[:, 0], minlength=self.shape.worker_count)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        offsets = offsets_of(rows[:, 0], self.shape.worker_count)
         role, generation, step = (rows[:, i].astype(np.int32) for i in (1, 2, 3))
         start, end = times[:, 0].copy(), times[:, 1].copy()
         return Trace(self.shape, parsed.take(rows[:, 4], offsets), role, generation, step, start, end, tuple(events))
@@ -185,9 +182,8 @@ def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:
     """(the programs that ran, in role names; the row of `ran` of each of their rows), of one generation of one step."""
     shape = ran.shape
     rows = np.argsort(ran.role, kind="stable")
-    counts = np.bincount(ran.role, minlength=shape.worker_count)
-    columns = ran.columns.take(rows, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-    failed = frozenset(worker for worker, count in zip(shape.workers(), counts.tolist(), strict=True) if not count)
+    columns = ran.columns.take(rows, offsets_of(ran.role, shape.worker_count))
+    failed = frozenset(shape.worker_at(w) for w in np.flatnonzero(np.diff(columns.offsets) == 0).tolist())
     return Schedule(shape, columns, _placement_of(shape, columns), failed), rows
 
 

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import RecycleError
-from recycle.ir.dependencies import Rows, work
+from recycle.ir.columns import Floats, Rows
+from recycle.ir.dependencies import work
 from recycle.ir.executed import first_impossible, transfer_leads
 from recycle.ir.gaps import GapCause
-from recycle.ir.graph import Floats
 from recycle.ir.kinds import Compute, StageWide, Transfer, ValueKind, is_kind, per_kind
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recycle.ir.graph import Floats
+from recycle.ir.columns import Floats
 from recycle.ir.memory import activation_changes
 from recycle.ir.simulate import TOLERANCE, Timeline
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Ints
-from recycle.ir.dependencies import Cause, Rows
+from recycle.ir.columns import Ints, Rows
+from recycle.ir.dependencies import Cause
 from recycle.ir.simulate import TOLERANCE, Timeline, event_edges
 
 MOST = 12

@@ -34,8 +34,8 @@ import numpy as np
 from recycle.errors import JobError, ScheduleError, errors_as
 from recycle.files import read_whole
 from recycle.ir import chrome, native
-from recycle.ir.columns import Columns
-from recycle.ir.dependencies import Cause, Rows, dependencies
+from recycle.ir.columns import Columns, Rows, offsets_of
+from recycle.ir.dependencies import Cause, dependencies
 from recycle.ir.formats import profiler_trace, run_trace
 from recycle.ir.instruction import (
     CARRIERS,
@@ -183,8 +183,8 @@ def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, li
     if not rerouted.any():
         return ends
     compute = np.flatnonzero(~is_kind(lowered.columns.kind, Transfer))
-    counts = np.bincount(lowered.columns.worker[compute], minlength=lowered.shape.worker_count)
-    columns = lowered.columns.take(compute, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    offsets = offsets_of(lowered.columns.worker[compute], lowered.shape.worker_count)
+    columns = lowered.columns.take(compute, offsets)
     graph = dependencies(replace(lowered, columns=columns))
     data = graph.cause == Cause.DATA
     source, target = graph.source[data], graph.target[data]

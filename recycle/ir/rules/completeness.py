@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.dependencies import Rows
+from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, Transfer, is_kind
-from recycle.ir.rules.rule import Defect, Flags, Inspection, firsts, rule
+from recycle.ir.rules.rule import Defect, Inspection, firsts, rule
 
 
 @rule("stage-range", "a stage that the shape does not have")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.dependencies import Cause, Rows
+from recycle.ir.columns import Rows
+from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients
 from recycle.ir.rules.rule import Defect, Inspection, firsts, listed, repeats, rule
 

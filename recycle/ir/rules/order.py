@@ -11,11 +11,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.dependencies import Cause, Rows, compute_order, group_edges
+from recycle.ir.columns import Flags, Rows
+from recycle.ir.dependencies import Cause, compute_order, group_edges
 from recycle.ir.graph import topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import reduce_conflicts
-from recycle.ir.rules.rule import Defect, Flags, Inspection, rule
+from recycle.ir.rules.rule import Defect, Inspection, rule
 from recycle.ir.rules.transfers import is_reported
 from recycle.ir.simulate import EventGraph, event_graph
 

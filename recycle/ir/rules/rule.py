@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from recycle.ir.dependencies import Dependencies, Missing, Rows, Why, Work, group_edges, work
+from recycle.ir.columns import Flags, Rows
+from recycle.ir.dependencies import Dependencies, Missing, Why, Work, group_edges, work
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -35,7 +35,6 @@ from recycle.profile import Profile
 from recycle.shape import MicroBatch, Worker
 
 Severity = Literal["error", "warning"]
-Flags = npt.NDArray[np.bool_]
 SHOWN = 6
 """Names that a message lists before it says how many more there are."""
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.dependencies import Rows, Value, Why
+from recycle.ir.columns import Rows
+from recycle.ir.dependencies import Value, Why
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
