@@ -16,7 +16,7 @@ from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import Transfer, is_kind
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.memory import memory_curve, sampled
-from viz.analysis.waits import WHY, Input, Output
+from viz.analysis.waits import WHY
 from viz.figures.time_axis import time_unit
 from viz.labels import describe
 from viz.lane_cache import CachedLanes
@@ -24,27 +24,6 @@ from viz.lanes import Flag
 
 MEMORY_PIXELS = 4000
 """Pixels that a memory curve is sampled for; it is drawn in one piece however far the reader zooms in."""
-
-
-@dataclass(frozen=True)
-class Links:
-    """Operations that the selection needed (`waited` decided its start, -1 when none did), and that need it."""
-
-    inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    waited: int = -1
-
-
-@dataclass(frozen=True)
-class Need:
-    """One thing that an instruction needed: its text, its worker, why, when it was there, how long it lay unused."""
-
-    instruction: str
-    worker: str
-    why: str
-    arrived: float
-    slack: float
-    decided: bool
 
 
 @dataclass(frozen=True)
@@ -61,12 +40,22 @@ class Memory:
 
 @dataclass(frozen=True)
 class Details:
-    """A heading, lines of text, what was needed, and the memory of the worker that it is about."""
+    """What is said of a selection.
+
+    Attributes:
+        title, lines: a heading and what stands below it.
+        needs: a row for each thing that an operation needed: its text, its worker, why, when it was there, its slack.
+        inputs, outputs: operations that the selection needed, and that need it.
+        waited: the operation that decided its start, -1 when none did.
+        memory: of the worker that it is about.
+    """
 
     title: str
     lines: list[str]
-    needs: list[Need] = field(default_factory=list)
-    links: Links = field(default_factory=Links)
+    needs: list[list[str]] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    waited: int = -1
     memory: Memory | None = None
 
 
@@ -92,28 +81,24 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
     if explainer is None:
         return Details(title, lines)
     row, schedule = explainer.row(shown.table, operation), explainer.timeline.schedule
-    needed = explainer.waits.inputs(row)
-    inputs = [need for need in needed.shown if isinstance(need, Input)]
+    inputs, total = explainer.waits.inputs(row)
     decided = bool(inputs) and inputs[0].slack <= explainer.timeline.makespan * TOLERANCE
-    needs = [
-        Need(
-            str(schedule.instruction(need.row)),
-            str(schedule.position(need.row)[0]),
-            WHY[need.cause],
-            need.arrived,
-            need.slack,
-            decided and place == 0,
-        )
-        for place, need in enumerate(inputs)
-    ]
-    if needed.total > len(inputs):
-        lines.append(f"needs {needed.total - len(inputs)} more, which were there earlier")
+    time, needs = time_unit(shown.table).text, []
+    for place, need in enumerate(inputs):
+        slack = "none: waited for this" if decided and not place else time(need.slack)
+        worker, _ = schedule.position(need.row)
+        needs.append([str(schedule.instruction(need.row)), str(worker), WHY[need.cause], time(need.arrived), slack])
+    if total > len(inputs):
+        lines.append(f"needs {total - len(inputs)} more, which were there earlier")
     place_of = partial(explainer.operation, shown.table)
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
-    users = [place_of(user.row) for user in explainer.waits.outputs(row).shown if isinstance(user, Output)]
+    users = [place_of(user.row) for user in explainer.waits.outputs(row)]
     waited = place_of(inputs[0].row) if decided else -1
-    links = Links([i for i in values if i >= 0], [i for i in users if i >= 0], waited)
-    return Details(title, lines, needs, links, _memory(shown, lane))
+    return Details(title, lines, needs, _drawn(values), _drawn(users), waited, _memory(shown, lane))
+
+
+def _drawn(operations: list[int]) -> list[int]:
+    return [operation for operation in operations if operation >= 0]
 
 
 def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from recycle.errors import RecycleError
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
-from viz.analysis.differences import Alignment, align, require_one_clock, scaled
+from viz.analysis.differences import align, require_one_clock, scaled
 from viz.lanes import LaneTable
 
 
@@ -132,9 +132,9 @@ def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
             notes.append(f"{operand.title}: from its first start. {_checked(checked, uncertainty)}")
             aligned.append(operand)
             continue
-        found: Alignment = align(operand.timeline, ran.timeline, operand.seconds_per_unit)
-        notes.append(f"{operand.title}: 1 unit = {found.scale:.4g} s; {found.method}.")
-        aligned.append(replace(operand, timeline=scaled(operand.timeline, found.scale), in_seconds=True, drawn=None))
+        scale, method = align(operand.timeline, ran.timeline, operand.seconds_per_unit)
+        notes.append(f"{operand.title}: 1 unit = {scale:.4g} s; {method}.")
+        aligned.append(replace(operand, timeline=scaled(operand.timeline, scale), in_seconds=True, drawn=None))
     return aligned, notes
 
 

@@ -112,11 +112,14 @@ class Gaps:
         np.add.at(lost, (self.worker, self.cause), self.end - self.start)
         return lost
 
-    def longest(self, cause: GapCause, most: int) -> list[Gap]:
-        """The `most` longest gaps with this cause, longest first."""
-        chosen = np.flatnonzero(self.cause == cause)
-        chosen = chosen[np.argsort((self.start - self.end)[chosen], kind="stable")[:most]]
-        return list(Gaps(self.schedule, *(getattr(self, name)[chosen] for name in self.COLUMNS)))
+    def longest(self, cause: GapCause | None, most: int) -> list[Gap]:
+        """The `most` longest gaps with this cause, or of all but NOTHING_LEFT; longest first."""
+        chosen = np.flatnonzero(self.cause != GapCause.NOTHING_LEFT if cause is None else self.cause == cause)
+        return self.at(chosen[np.argsort((self.start - self.end)[chosen], kind="stable")[:most]])
+
+    def at(self, places: Rows) -> list[Gap]:
+        """The gaps at these places of the columns."""
+        return list(Gaps(self.schedule, *(getattr(self, name)[places] for name in self.COLUMNS)))
 
 
 def find_gaps(timeline: TimedSchedule, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:

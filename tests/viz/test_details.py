@@ -40,34 +40,32 @@ def test_an_operation_lists_what_it_needed_with_slack(broken_timeline: Timeline)
     shown = shown_of(broken_timeline)
     answer = details_of(shown, operation=place(shown, "1F1.0"))
     assert answer.title == "1F1.0"
-    assert [(need.instruction, need.worker, need.arrived, need.slack, need.decided) for need in answer.needs] == [
-        ("1F0.0", "0.1", 2.0, 0.0, True),
-        ("0F1.0", "1.0", 1.0, 1.0, False),
+    assert answer.needs == [
+        ["1F0.0", "0.1", "before it in the program", "2", "none: waited for this"],
+        ["0F1.0", "1.0", "its value", "1", "1"],
     ]
-    assert answer.needs[0].why == "before it in the program"
-    assert texts(shown, answer.links.inputs) == ["0F1.0"]
-    assert texts(shown, answer.links.outputs) == ["1I1.0"]
-    assert texts(shown, [answer.links.waited]) == ["1F0.0"]
+    assert texts(shown, answer.inputs) == ["0F1.0"]
+    assert texts(shown, answer.outputs) == ["1I1.0"]
+    assert texts(shown, [answer.waited]) == ["1F0.0"]
 
 
 def test_what_an_operation_waited_for_has_no_slack(broken_timeline: Timeline) -> None:
     shown = shown_of(broken_timeline)
     answer = details_of(shown, operation=place(shown, "0B0.0"))
-    decided = [need for need in answer.needs if need.decided]
-    assert [(need.instruction, need.worker, need.slack) for need in decided] == [("1B0.0", "0.1", 0.0)]
-    assert texts(shown, [answer.links.waited]) == ["1B0.0"]
+    assert [need[:2] for need in answer.needs if need[-1] == "none: waited for this"] == [["1B0.0", "0.1"]]
+    assert texts(shown, [answer.waited]) == ["1B0.0"]
 
 
 def test_a_transfer_that_takes_time_is_waited_for(healthy: Schedule) -> None:
     shown = shown_of(simulate(healthy, Profile.uniform(link=0.25)))
     need = details_of(shown, operation=place(shown, "1F0.0")).needs[0]
-    assert (need.instruction, need.arrived, need.decided) == ("0F0.0", 1.25, True)
+    assert (need[0], *need[3:]) == ("0F0.0", "1.25", "none: waited for this")
 
 
 def test_a_step_names_its_last_reduce(broken: Schedule) -> None:
     shown = shown_of(simulate(lower(broken), Profile.uniform(step=0.5)))
     answer = details_of(shown, operation=place(shown, "0STEP"))
-    assert [need.decided for need in answer.needs].count(True) == 1
+    assert [need[-1] for need in answer.needs].count("none: waited for this") == 1
 
 
 def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
@@ -83,8 +81,8 @@ def test_an_executed_operation_is_explained_by_what_ran(run_dir: Path) -> None:
         assert str(ran[0].schedule.instruction(row)) == str(table.instruction(operation))
         assert ran[0].start[row] == pytest.approx(table.start[operation])
     answer = details_of(shown, operation=place(shown, "1F1.0"))
-    assert {need.instruction for need in answer.needs} == {"0F1.0", "1F0.0"}
-    assert texts(shown, answer.links.outputs) == ["1I1.0"]
+    assert {need[0] for need in answer.needs} == {"0F1.0", "1F0.0"}
+    assert texts(shown, answer.outputs) == ["1I1.0"]
     assert answer.memory is not None
     assert answer.memory.peak == 2.0
 

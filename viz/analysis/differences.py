@@ -293,24 +293,14 @@ def first_late(first: Timeline, second: Timeline, matches: Matches, tolerance: f
     return Divergence(float(matches.time[place]), text, row, other)
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """How an executed iteration and its plan are put on one axis: both begin at their first start.
-
-    Attributes:
-        scale: executed seconds that one unit of the plan's time stands for.
-        method: how that was found, in words.
-    """
-
-    scale: float
-    method: str
-
-
-def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) -> Alignment:
-    """Align a plan with what ran of it (`executed_timeline`).
+def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) -> tuple[float, str]:
+    """Put a plan and what ran of it (`executed_timeline`) on one axis, both from their first start.
 
     Args:
         seconds_per_unit: of the plan's times, where known; else the ratio of the work of matched instructions.
+
+    Returns:
+        Executed seconds that one unit of the plan's time stands for, and how that was found, in words.
 
     Raises:
         RecycleError: the executed times contradict cause and effect, so the clocks of its workers were not aligned; or
@@ -319,7 +309,7 @@ def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) 
     require_one_clock(ran)
     begin = "both from their first start"
     if seconds_per_unit is not None:
-        return Alignment(seconds_per_unit, f"{begin}; the profile says seconds")
+        return seconds_per_unit, f"{begin}; the profile says seconds"
     matches = match(plan, ran)
     kinds = plan.schedule.columns.kind[matches.first] == ran.schedule.columns.kind[matches.second]
     planned, executed = (
@@ -327,8 +317,7 @@ def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) 
     )
     if not planned or not executed:
         raise RecycleError("plan and trace share no instruction that takes time: the trace is of another plan")
-    method = f"{begin}; one unit of the plan is as long as it took on average"
-    return Alignment(executed / planned, method)
+    return executed / planned, f"{begin}; one unit of the plan is as long as it took on average"
 
 
 def require_one_clock(ran: Timeline) -> tuple[int, float]:

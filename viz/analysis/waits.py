@@ -49,13 +49,6 @@ class Output(NamedTuple):
     slack: float
 
 
-class Neighbours(NamedTuple):
-    """The latest inputs, or the first outputs, and how many there are in all."""
-
-    shown: list[Input] | list[Output]
-    total: int
-
-
 class Waits:
     """Answers for one timeline; the graph's edges are listed with the first question."""
 
@@ -74,8 +67,8 @@ class Waits:
         receives = np.flatnonzero(self.timeline.dependencies.sends == row)
         return int(receives[0]) if len(receives) else -1
 
-    def inputs(self, row: int, most: int = MOST) -> Neighbours:
-        """What `row` needs, the last to arrive first."""
+    def inputs(self, row: int, most: int = MOST) -> tuple[list[Input], int]:
+        """(what `row` needs, the last to arrive first and at most `most` of it; how much it needs in all)."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
         sources, causes = self._neighbours(row, 0)
         through = sources >= rows
@@ -87,8 +80,7 @@ class Waits:
         alone = (causes != Cause.ORDER) | ~np.isin(sources, sources[causes != Cause.ORDER])  # its value says more
         sources, causes = sources[alone], causes[alone]
         latest = np.argsort(-timeline.end[sources], kind="stable")[:most]
-        shown = [self._input(row, int(sources[i]), Cause(int(causes[i]))) for i in latest.tolist()]
-        return Neighbours(shown, len(sources))
+        return [self._input(row, int(sources[i]), Cause(int(causes[i]))) for i in latest.tolist()], len(sources)
 
     def _input(self, row: int, source: int, cause: Cause) -> Input:
         timeline, send = self.timeline, int(self.timeline.dependencies.sends[source])
@@ -100,7 +92,7 @@ class Waits:
         made_by = next((int(m) for m, why in zip(makers, causes, strict=True) if why == Cause.DATA), send)
         return Input(made_by, cause, float(timeline.end[made_by]), send, arrived, slack)
 
-    def outputs(self, row: int, most: int = MOST) -> Neighbours:
+    def outputs(self, row: int, most: int = MOST) -> list[Output]:
         """Who uses what `row` makes, on this worker and, through transfers, on others; the first to start first."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
         found: list[Output] = []
@@ -117,27 +109,24 @@ class Waits:
                     slack = max(0.0, float(timeline.start[target]) - arrived)
                     found.append(Output(int(target), Cause(int(why)), float(timeline.start[target]), slack))
         found.sort(key=lambda output: (output.start, output.row))
-        return Neighbours(found[:most], len(found))
+        return found[:most]
 
     def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
         """(nodes, causes) at the other ends of the edges of `node`; `end` is 0 for their sources, 1 for targets."""
         mine = np.flatnonzero(self._edges[1 - end] == node)
         return self._edges[end][mine].astype(np.int64), self._edges[2][mine].astype(np.int64)
 
-    def reasons(self, row: int) -> list[str]:
-        """Why `row` starts when it does, a line per input, the decisive one first."""
-        timeline = self.timeline
-        needs = self.inputs(row)
-        if not needs.shown:
-            return ["It needs nothing: it starts when the iteration does."]
-        lines = []
-        for place, need in enumerate(needs.shown):
-            assert isinstance(need, Input)
-            decided = place == 0 and need.slack <= timeline.makespan * TOLERANCE
-            lines.append(("Waited for " if decided else "Needs ") + _input_text(timeline, need))
-        if needs.total > len(needs.shown):
-            lines.append(f"and {needs.total - len(needs.shown)} more, which were there earlier")
-        return lines
+    def reason(self, row: int) -> str:
+        """Why `row` starts when it does: the last of what it needs to arrive."""
+        needs, _ = self.inputs(row, most=1)
+        if not needs:
+            return "It needs nothing: it starts when the iteration does."
+        need, near = needs[0], self.timeline.makespan * TOLERANCE
+        text = "Waited for " if need.slack <= near else "Needs "
+        text += f"{name(self.timeline, need.row)} ({WHY[need.cause]}), ended {need.made:.6g}"
+        if need.carrier >= 0:
+            text += f", arrived {need.arrived:.6g}"
+        return text if need.slack <= near else f"{text}, slack {need.slack:.6g}"
 
 
 def name(timeline: Timeline, row: int) -> str:
@@ -153,10 +142,3 @@ WHY = {
     Cause.ORDER: "before it in the program",
     Cause.LANE: "before it on the link",
 }
-
-
-def _input_text(timeline: Timeline, need: Input) -> str:
-    text = f"{name(timeline, need.row)} ({WHY[need.cause]}), ended {need.made:.6g}"
-    if need.carrier >= 0:
-        text += f", arrived {need.arrived:.6g}"
-    return text + (f", slack {need.slack:.6g}" if need.slack > timeline.makespan * TOLERANCE else "")

@@ -250,7 +250,7 @@ class ExplainPage(Page):
 
     def longest(self, one: Explained) -> html.Section:
         """The longest bubbles, each with its cause and a way to its place."""
-        gaps = one.bubbles.longest(BUBBLES_SHOWN)
+        gaps = one.bubbles.gaps.longest(None, BUBBLES_SHOWN)
         if not gaps:
             return parts.card("Bubbles", html.P("No worker waits for anything before its program ends."))
         totals = one.bubbles.gaps.seconds.sum(axis=0)
@@ -294,7 +294,7 @@ class ExplainPage(Page):
                     f"{one.timeline.start[row]:.6g}",
                     f"{one.timeline.end[row] - one.timeline.start[row]:.6g}",
                     None if one.slack is None else float(one.slack[row]),
-                    one.waits.reasons(row)[0],
+                    one.waits.reason(row),
                     marks(one.table, operation),
                     self._button("hit", operation),
                 ]
@@ -318,7 +318,7 @@ class ExplainPage(Page):
         """
         one = self.explained(key)
         if what == "bubble":
-            gap: Gap = one.bubbles.longest(BUBBLES_SHOWN)[place]
+            gap: Gap = one.bubbles.gaps.longest(None, BUBBLES_SHOWN)[place]
             worker, start, end = gap.worker, gap.start, gap.end
         else:
             row = int(one.table.instruction_id[place])

@@ -16,7 +16,7 @@ from flask import Response, abort, request
 from recycle.ir.simulate import Timeline
 from viz.details import Details, details
 from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure, margins
-from viz.figures.time_axis import TimeUnit, time_unit
+from viz.figures.time_axis import time_unit
 from viz.labels import summary
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
@@ -179,26 +179,18 @@ def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
     found = details(shown, choice)
     if found is None:
         return [], None
-    return _card(found, time_unit(shown.table)), {
-        **asdict(found.links),
+    return _card(found), {
+        "inputs": found.inputs,
+        "outputs": found.outputs,
+        "waited": found.waited,
         "memory": asdict(found.memory) if found.memory else None,
         "operation": choice.get("operation"),
         "address": choice.get("address"),
     }
 
 
-def _card(found: Details, unit: TimeUnit) -> html.Div:
+def _card(found: Details) -> html.Div:
     body: list[Any] = [html.H4(found.title), html.Ul([html.Li(line) for line in found.lines])]
     if found.needs:
-        rows = [
-            [
-                need.instruction,
-                need.worker,
-                need.why,
-                unit.text(need.arrived),
-                "none: waited for this" if need.decided else unit.text(need.slack),
-            ]
-            for need in found.needs
-        ]
-        body.append(parts.table(("needed", "of worker", "why", "there at", "slack"), rows))
+        body.append(parts.table(("needed", "of worker", "why", "there at", "slack"), found.needs))
     return html.Div(body, className="selection")

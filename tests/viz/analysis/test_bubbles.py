@@ -37,7 +37,7 @@ def test_going_from_bubble_to_bubble_visits_each_once() -> None:
 
 def test_a_memory_limit_is_named_as_the_cause() -> None:
     timeline = simulate(one_f_one_b(Shape(1, 2, 6)))
-    reasons = {bubbles.reason(gap) for bubbles in [Bubbles(timeline, [2, 1])] for gap in bubbles.longest(20)}
+    reasons = {bubbles.reason(gap) for bubbles in [Bubbles(timeline, [2, 1])] for gap in bubbles.gaps.longest(None, 20)}
     limited = [text for text in reasons if "memory limit" in text]
     assert limited
     assert all("holds back 0F0." in text for text in limited)
@@ -49,13 +49,13 @@ def test_a_step_behind_the_barrier_names_it() -> None:
     schedule = replace(gpipe(Shape(1, 3, 2)), optimizer="barrier")
     timeline = simulate(schedule, Profile.uniform(step=1.0))
     bubbles = Bubbles(timeline)
-    reasons = [bubbles.reason(gap) for gap in bubbles.longest(9, GapCause.REDUCE)]
+    reasons = [bubbles.reason(gap) for gap in bubbles.gaps.longest(GapCause.REDUCE, 9)]
     assert any("STEP waits for the barrier" in text for text in reasons)
 
 
 def test_the_longest_come_first_and_leave_the_end_out() -> None:
     bubbles = Bubbles(simulate(gpipe(Shape(2, 4, 3))))
-    found = bubbles.longest(5)
+    found = bubbles.gaps.longest(None, 5)
     lengths = [gap.end - gap.start for gap in found]
     assert lengths == sorted(lengths, reverse=True)
     assert GapCause.NOTHING_LEFT not in {gap.cause for gap in found}

@@ -12,7 +12,7 @@ from recycle.ir.dependencies import Cause
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Transfer, is_kind
 from tests.ir.random_schedules import random_profile, random_schedule
-from viz.analysis.waits import Input, Output, Waits, name
+from viz.analysis.waits import Waits, name
 
 
 def row_of(timeline: Timeline, text: str) -> int:
@@ -22,34 +22,32 @@ def row_of(timeline: Timeline, text: str) -> int:
 def test_a_value_from_another_worker_is_told_with_its_maker_and_its_carrier() -> None:
     timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(link=0.5))
     waits = Waits(timeline)
-    needs = waits.inputs(row_of(timeline, "0B0.0"))
-    assert needs.total == 3
-    need, *others = needs.shown
-    assert isinstance(need, Input)
+    (need, *others), total = waits.inputs(row_of(timeline, "0B0.0"))
+    assert total == 3
     assert name(timeline, need.row) == "1B0.0 on 0.1"
     assert (need.made, need.arrived, need.slack) == (4.5, 5.0, 0.0)
     assert str(timeline.schedule.instruction(need.carrier)) == "1SEND_B0.0@0.0"
-    assert [(name(timeline, other.row), other.cause) for other in others if isinstance(other, Input)] == [
+    assert [(name(timeline, other.row), other.cause) for other in others] == [
         ("0F0.1 on 0.0", Cause.ORDER),
         ("0F0.0 on 0.0", Cause.DATA),
     ]
-    assert waits.reasons(row_of(timeline, "0B0.0"))[0] == ("Waited for 1B0.0 on 0.1 (its value), ended 4.5, arrived 5")
-    assert waits.reasons(0) == ["It needs nothing: it starts when the iteration does."]
+    assert waits.reason(row_of(timeline, "0B0.0")) == "Waited for 1B0.0 on 0.1 (its value), ended 4.5, arrived 5"
+    assert waits.reason(0) == "It needs nothing: it starts when the iteration does."
 
 
 def test_a_reduce_waits_for_the_last_of_all_hosts() -> None:
     timeline = simulate(one_f_one_b(Shape(3, 2, 2)), Profile.uniform(step=0.5))
     reduce = row_of(timeline, "0REDUCE_GRAD")
-    needs = Waits(timeline).inputs(reduce, most=2)
-    assert len(needs.shown) == 2
-    assert needs.total > 6
-    assert all(isinstance(need, Input) and need.cause in (Cause.REDUCE, Cause.ORDER) for need in needs.shown)
+    needs, total = Waits(timeline).inputs(reduce, most=2)
+    assert len(needs) == 2
+    assert total > 6
+    assert all(need.cause in (Cause.REDUCE, Cause.ORDER) for need in needs)
 
 
 def test_outputs_are_found_through_transfers() -> None:
     timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(link=0.5))
-    needs = Waits(timeline).outputs(row_of(timeline, "0F0.0"))
-    assert [(name(timeline, use.row), use.slack) for use in needs.shown] == [
+    uses = Waits(timeline).outputs(row_of(timeline, "0F0.0"))
+    assert [(name(timeline, use.row), use.slack) for use in uses] == [
         ("1F0.0 on 0.1", 0.0),
         ("0B0.0 on 0.0", 4.0),
     ]
@@ -65,11 +63,9 @@ def test_inputs_and_outputs_are_each_others_reverse_and_the_decisive_input_has_n
     for row in rng.sample(range(len(kind)), min(6, len(kind))):
         if is_kind(kind[row], Transfer):
             continue
-        uses = waits.outputs(row, 10**6)
-        for use in uses.shown:
-            assert isinstance(use, Output)
-            needs = waits.inputs(use.row, 10**6).shown
+        for use in waits.outputs(row, 10**6):
+            needs, _ = waits.inputs(use.row, 10**6)
             assert row in {need.row for need in needs}
         if timeline.start[row] > 0:
-            (decided,) = waits.inputs(row, 1).shown
+            (decided,), _ = waits.inputs(row, 1)
             assert decided.slack <= timeline.makespan * 1e-9
