@@ -11,7 +11,7 @@ import typer
 
 from recycle.cli.train import FaultOption, ProgressLines, PunishOption, requested_faults
 from recycle.errors import JobError
-from recycle.ir.named import named_schedule
+from recycle.ir.formats import named_schedule
 from recycle.job import Job
 from recycle.nodes import place_workers
 

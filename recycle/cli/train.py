@@ -15,7 +15,7 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
 from recycle.exec.launch.observer import Observer
-from recycle.ir.named import named_schedule
+from recycle.ir.formats import named_schedule
 from recycle.job import Job, explain_job
 from recycle.shape import Shape, Worker
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,12 @@ from recycle.errors import JobError
 from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.instruction import Compute, OverlappedPair, StageWide, Transfer, is_kind
 from recycle.ir.kinds import kinds_where
-from recycle.ir.memory import activation_changes, static_bytes
+from recycle.ir.memory import TOLERANCE, activation_changes, static_bytes
 from recycle.ir.schedule import Schedule
-from recycle.ir.timed import TOLERANCE, TimedSchedule
 from recycle.shape import Worker
+
+if TYPE_CHECKING:
+    from recycle.ir.simulate import Timeline
 
 
 class GapCause(IntEnum):
@@ -122,7 +124,7 @@ class Gaps:
         return list(Gaps(self.schedule, *(getattr(self, name)[places] for name in self.COLUMNS)))
 
 
-def find_gaps(timeline: TimedSchedule, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
+def find_gaps(timeline: Timeline, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
     """The gaps of a timeline, O(n log n) in its instructions.
 
     Args:
@@ -168,7 +170,7 @@ def _is_live(schedule: Schedule) -> Flags:
     return np.array([worker not in schedule.failed for worker in schedule.shape.workers()], dtype=np.bool_)
 
 
-def _gaps_before_rows(timeline: TimedSchedule) -> tuple[Rows, Floats]:
+def _gaps_before_rows(timeline: Timeline) -> tuple[Rows, Floats]:
     """(row, when its worker became idle) of each row that its idle worker has to wait for."""
     c = timeline.schedule.columns
     rows = np.flatnonzero(~is_kind(c.kind, Transfer) & _is_live(timeline.schedule)[c.worker])
@@ -179,7 +181,7 @@ def _gaps_before_rows(timeline: TimedSchedule) -> tuple[Rows, Floats]:
     return rows[waits], idle[waits]
 
 
-def _nothing_left(timeline: TimedSchedule) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
+def _nothing_left(timeline: Timeline) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
     """The gap of each live worker after its last instruction, as columns of `Gaps`."""
     schedule, c = timeline.schedule, timeline.schedule.columns
     rows = np.flatnonzero(~is_kind(c.kind, Transfer))
@@ -191,7 +193,7 @@ def _nothing_left(timeline: TimedSchedule) -> tuple[npt.NDArray[np.int64] | Floa
     return workers, idle[workers], over, cause, none, none, none
 
 
-def _needed(timeline: TimedSchedule, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
+def _needed(timeline: Timeline, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
     """(when made, row that makes it, row that brings it) of what each gap's row waited for last.
 
     What needs no bringing (a reduce, a step, a value without a transfer) is made when the gap ends.
@@ -208,7 +210,7 @@ def _needed(timeline: TimedSchedule, row: Rows, end: Floats) -> tuple[Floats, Ro
     return made, np.where(brought, producer, node), np.where(send >= 0, send, node)
 
 
-def _ready(timeline: TimedSchedule) -> Floats:
+def _ready(timeline: Timeline) -> Floats:
     """When all that a compute needs is there; infinite for rows that are no compute."""
     graph = timeline.dependencies
     computes = is_kind(timeline.schedule.columns.kind, (Compute, OverlappedPair))
@@ -236,14 +238,14 @@ class _Memory(NamedTuple):
     limit: Floats
 
     @classmethod
-    def of(cls, timeline: TimedSchedule, weights: Floats | None, limit: Floats) -> _Memory:
+    def of(cls, timeline: Timeline, weights: Floats | None, limit: Floats) -> _Memory:
         c = timeline.schedule.columns
         added, freed = activation_changes(timeline.schedule, timeline.profile, weights)
         total = np.append(0.0, np.cumsum(added - freed))
         return cls(added, added - freed, total[1:] + freed - total[c.offsets[c.worker]], limit)
 
 
-def _memories(timeline: TimedSchedule, limits: Sequence[float] | None, byte_limit: float | None) -> list[_Memory]:
+def _memories(timeline: Timeline, limits: Sequence[float] | None, byte_limit: float | None) -> list[_Memory]:
     schedule, profile, shape = timeline.schedule, timeline.profile, timeline.schedule.shape
     memories = []
     if limits is not None:

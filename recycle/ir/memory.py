@@ -11,8 +11,10 @@ from recycle.ir.dependencies import work
 from recycle.ir.instruction import Backward, Instruction, OverlappedPair
 from recycle.ir.kinds import is_kind, kinds_where, per_kind
 from recycle.ir.schedule import Schedule
-from recycle.ir.timed import TOLERANCE
 from recycle.profile import Profile
+
+TOLERANCE = 1e-9
+"""Relative difference at which two times, or two amounts of memory, count as equal."""
 
 
 def activation_changes(schedule: Schedule, profile: Profile, weights: Floats | None) -> tuple[Floats, Floats]:

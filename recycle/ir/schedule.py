@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -30,10 +30,8 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.text import parse, render, words
+from recycle.profile import Profile
 from recycle.shape import MicroBatch, Shape, Worker
-
-if TYPE_CHECKING:
-    from recycle.profile import Profile
 
 Optimizer = Literal["staggered", "barrier"]
 Placement = tuple[tuple[int, ...], ...]

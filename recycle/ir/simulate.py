@@ -49,11 +49,10 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.lower import lower
+from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.ir.text_grid import text_grid
-from recycle.ir.timed import TOLERANCE as TOLERANCE
-from recycle.ir.timed import TimedSchedule
 from recycle.profile import Profile
 
 
@@ -167,8 +166,31 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
     return seconds
 
 
-class Timeline(TimedSchedule):
-    """A timed schedule (see `TimedSchedule` for its attributes) with all that is asked of it."""
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When everything happens in one iteration from idle, and how often iterations can follow each other.
+
+    Attributes:
+        schedule: the lowered schedule that was timed.
+        profile: what it was timed with.
+        start, end: seconds per row of `schedule.columns`; of a send: when its transfer is under way.
+        last: for each row, then each join, the node it waited for last, -1 if none.
+        period: seconds between two iterations in steady state.
+        dependencies: what each row needs.
+    """
+
+    schedule: Schedule
+    profile: Profile
+    start: Floats
+    end: Floats
+    last: Rows
+    period: float
+    dependencies: Dependencies
+
+    @cached_property
+    def makespan(self) -> float:
+        """Last end minus first start of one iteration from idle."""
+        return float(self.end.max() - self.start.min()) if len(self.end) else 0.0
 
     def _per_worker(self, values: list[float]) -> list[float | None]:
         dead = self.schedule.failed

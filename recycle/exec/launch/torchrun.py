@@ -30,8 +30,8 @@ from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.alone import commit_of, only_generation
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
+from recycle.ir.formats import named_schedule
 from recycle.ir.lower import with_barrier
-from recycle.ir.named import named_schedule
 from recycle.job import Job
 from recycle.shape import Worker
 

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recycle.errors import ScheduleError
+from recycle.errors import JobError, ScheduleError
 from recycle.files import read_whole, write_whole
 from recycle.ir import native
+from recycle.ir.families import FAMILIES
 from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
+from recycle.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,16 @@ class Format:
     Attributes:
         suffixes: of its files, with the dots. Of the formats with a fitting suffix the one with the longest is what is
             written by default; of several the first.
-        loads: (content, name that begins error messages) -> schedule. Raises ScheduleError. None: write only.
+        loads: (content, name that begins error messages) -> schedule. Raises ScheduleError.
         dumps: schedule -> the file's text, whole or in parts; if `timed`, also takes the profile. Raises ScheduleError.
-            None: read only.
         recognises: whether a file with this content looks like this format.
         timed: whether what is written holds times, which a profile gives.
         load_directory: directory -> schedule, where a format may be spread over files. Raises ScheduleError.
     """
 
     suffixes: tuple[str, ...]
-    loads: Callable[[bytes, str], Schedule] | None
-    dumps: Callable[..., str | Iterable[str]] | None
+    loads: Callable[[bytes, str], Schedule]
+    dumps: Callable[..., str | Iterable[str]]
     recognises: Callable[[bytes], bool]
     timed: bool = False
     load_directory: Callable[[Path], Schedule] | None = None
@@ -71,6 +72,15 @@ def read(path: str | Path, name: str | None = None) -> Schedule:
     return loads(read_whole(path, ScheduleError), str(path), name)
 
 
+def named_schedule(name: str, shape: Shape) -> Schedule:
+    """The family `name` in `shape`, else what the file `name` holds. Raises JobError, ScheduleError."""
+    if name in FAMILIES:
+        return FAMILIES[name](shape)
+    if not Path(name).exists():
+        raise JobError(f"schedule {name}: is neither a file nor a family; families are {', '.join(FAMILIES)}")
+    return read(name)
+
+
 def loads(content: bytes, path: str, name: str | None = None) -> Schedule:
     """The schedule in a file's content.
 
@@ -81,11 +91,7 @@ def loads(content: bytes, path: str, name: str | None = None) -> Schedule:
     Raises:
         ScheduleError: no format fits, or the content does not; names the file and the place.
     """
-    name = name or _recognise(Path(path), content)
-    read_content = _named(name).loads
-    if read_content is None:
-        raise ScheduleError(f"{path}: format {name} can be written, not read")
-    return read_content(content, path)
+    return _named(name or _recognise(path, content)).loads(content, path)
 
 
 def _read_directory(path: Path, name: str | None) -> Schedule:
@@ -101,9 +107,8 @@ def written_as(path: str | Path, name: str | None = None) -> str:
     if name is not None:
         _named(name)
         return name
-    fitting = [(known, len(_suffix(path, entry))) for known, entry in FORMATS.items() if entry.dumps]
-    best, length = max(fitting, key=lambda entry: entry[1])
-    if not length:
+    best = max(FORMATS, key=lambda known: len(_suffix(path, FORMATS[known])))
+    if not _suffix(path, FORMATS[best]):
         raise ScheduleError(f"{path}: no format has the suffix {Path(path).suffix!r}: {_known()}")
     return best
 
@@ -120,23 +125,18 @@ def write(schedule: Schedule, path: str | Path, name: str | None = None, profile
     """
     name = written_as(path, name)
     entry = _named(name)
-    if entry.dumps is None:
-        raise ScheduleError(f"{path}: format {name} can be read, not written")
     if profile is not None and not entry.timed:
         raise ScheduleError(f"{path}: format {name} holds an order without times, so it takes no profile")
     write_whole(path, entry.dumps(schedule, profile) if entry.timed else entry.dumps(schedule))
 
 
-def _recognise(path: Path, content: bytes) -> str:
-    fitting = [name for name, entry in FORMATS.items() if _suffix(path, entry) and entry.loads]
-    if len(fitting) == 1:
-        return fitting[0]
-    for name in fitting or FORMATS:
-        if FORMATS[name].loads and FORMATS[name].recognises(content):
-            return name
-    if fitting:
-        return fitting[0]
-    raise ScheduleError(f"{path}: neither suffix nor content is that of a known format: {_known()}")
+def _recognise(path: str, content: bytes) -> str:
+    fitting = [name for name, entry in FORMATS.items() if _suffix(path, entry)]
+    if len(fitting) != 1:
+        fitting = [name for name in fitting or FORMATS if FORMATS[name].recognises(content)] or fitting
+    if not fitting:
+        raise ScheduleError(f"{path}: neither suffix nor content is that of a known format: {_known()}")
+    return fitting[0]
 
 
 def _suffix(path: str | Path, entry: Format) -> str:

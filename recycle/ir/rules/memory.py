@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.memory import held_activations
+from recycle.ir.memory import TOLERANCE, held_activations
 from recycle.ir.rules.rule import Defect, Inspection, rule
-from recycle.ir.timed import TOLERANCE
 
 _HINT = "run a B or W of a held micro-batch before it, delay this forward, or raise the limit"
 

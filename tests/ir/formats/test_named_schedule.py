@@ -8,7 +8,7 @@ import pytest
 
 from recycle import JobError, Shape
 from recycle.ir.families import one_f_one_b, zb_h1
-from recycle.ir.named import named_schedule
+from recycle.ir.formats import named_schedule
 
 SHAPE = Shape(1, 2, 3)
 
