@@ -57,9 +57,7 @@ class IndexedRows:
         self._micro_batches, self._vocabulary, self._seed = micro_batches, vocabulary, seed
         self._dataset = _opened(prefix)
         index = self._dataset.index
-        self._bytes = index.dtype_size
-        self._starts = index.sequence_pointers
-        tokens = Path(f"{prefix}.bin").stat().st_size // self._bytes
+        tokens = Path(f"{prefix}.bin").stat().st_size // index.dtype_size
         self.rows = (tokens - 1) // sequence
         if self.rows < 1:
             raise JobError(
@@ -103,16 +101,10 @@ class IndexedRows:
                 )
 
     def _row(self, sample: int) -> np.ndarray[Any, Any]:
-        """int64 [sequence + 1], from as many sequences of the file as it takes."""
-        token, missing = self.row_of(sample) * self._sequence, self._sequence + 1
-        parts = []
-        place = int(np.searchsorted(self._starts, token * self._bytes, side="right")) - 1
-        while missing:
-            offset = max(0, token - int(self._starts[place]) // self._bytes)
-            length = min(int(self._dataset.sequence_lengths[place]) - offset, missing)
-            parts.append(self._dataset.get(place, offset=offset, length=length))
-            missing, place = missing - length, place + 1
-        return np.concatenate(parts).astype(np.int64)
+        """int64 [sequence + 1], across sequences, as these follow each other in the file."""
+        index, first = self._dataset.index, self.row_of(sample) * self._sequence
+        row = self._dataset.bin_reader.read(index.dtype, self._sequence + 1, first * index.dtype_size)
+        return np.asarray(row, dtype=np.int64)
 
 
 def load_indexed(job: Job) -> IndexedRows:

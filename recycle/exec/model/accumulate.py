@@ -15,8 +15,8 @@ as fast as the trick of adding and subtracting 1.5 * 2^(52-q) in fp64, and right
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 
@@ -60,56 +60,45 @@ def grid_exponent(addends: int, exponent: int) -> int:
     return 53 - math.ceil(math.log2(addends)) - exponent
 
 
-class Accumulator(Protocol):
+class Accumulator(ABC):
     """A flat sum of gradients.
 
-    Attributes:
-        buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
+    Args:
         layout: where each parameter's gradient lies in it.
+        buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
     """
 
-    buffer: torch.Tensor
-    layout: Layout
+    def __init__(self, layout: Layout, buffer: torch.Tensor) -> None:
+        self.layout, self.buffer = layout, buffer
 
+    @abstractmethod
     def add(self, position: int, addend: torch.Tensor) -> None:
         """Add one micro-batch's gradient of the parameter at `position` of the layout."""
 
     def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
         """Add `left` @ `right`, a micro-batch's gradient of a matrix."""
+        self.add(position, left.matmul(right))
 
     def clear(self) -> None:
         """Back to zero."""
+        self.buffer.zero_()
 
     def mean(self, divisor: int, out: torch.Tensor, start: int = 0) -> None:
         """The sum divided by `divisor` from element `start` on, written into `out`, fp32 [at most layout.size]."""
+        for target, part in zip(_chunks(out), _chunks(self.buffer[start : start + len(out)]), strict=True):
+            # One division, then one cast: two roundings whatever the number of hosts.
+            target.copy_(torch.div(part, divisor))
 
     def mean_norms_squared(self, divisor: int) -> list[float]:
         """Squared Euclidean norm of each parameter's mean, in fp64; it depends on nothing else in the buffer.
 
         One at least is not finite when any addend was out of bounds.
         """
-
-
-class _FlatSum:
-    buffer: torch.Tensor
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    def clear(self) -> None:
-        self.buffer.zero_()
-
-    def mean(self, divisor: int, out: torch.Tensor, start: int = 0) -> None:
-        for target, part in zip(_chunks(out), _chunks(self.buffer[start : start + len(out)]), strict=True):
-            # One division, then one cast: two roundings whatever the number of hosts.
-            target.copy_(torch.div(part, divisor))
-
-    def mean_norms_squared(self, divisor: int) -> list[float]:
         squares = [_norm_squared(view.reshape(-1)) for view in self.layout.views(self.buffer)]
         return [square / divisor**2 for square in torch.stack(squares).tolist()] if squares else []
 
 
-class ExactSum(_FlatSum):
+class ExactSum(Accumulator):
     """Sum on a fixed grid in fp64.
 
     Args:
@@ -123,11 +112,10 @@ class ExactSum(_FlatSum):
     """
 
     def __init__(self, layout: Layout, addends: int, exponent: int, device: torch.device) -> None:
-        super().__init__(layout)
+        super().__init__(layout, torch.zeros(layout.size + ALIGNMENT, dtype=torch.float64, device=device))
         grid = grid_exponent(addends, exponent)
         self._scale, self._unit = 2.0**grid, 2.0**-grid
         self._bound = 2.0**exponent
-        self.buffer = torch.zeros(layout.size + ALIGNMENT, dtype=torch.float64, device=device)
         self._targets = [_chunks(view.view(-1)) for view in layout.views(self.buffer)]
         self._violation = self.buffer[layout.size]
 
@@ -137,9 +125,6 @@ class ExactSum(_FlatSum):
         self._test(addend)
         for target, part in zip(self._targets[position], _chunks(addend), strict=True):
             target.add_(torch.mul(part, self._scale).round_(), alpha=self._unit)
-
-    def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
-        self.add(position, left.matmul(right))
 
     def mean_norms_squared(self, divisor: int) -> list[float]:
         return [*super().mean_norms_squared(divisor), float(self._violation)]
@@ -156,12 +141,11 @@ class ExactSum(_FlatSum):
             self._violation.add_(torch.where(inside, 0.0, math.nan))
 
 
-class FastSum(_FlatSum):
+class FastSum(Accumulator):
     """Plain fp32 sum in execution order; another order or another split over hosts gives other bits."""
 
     def __init__(self, layout: Layout, addends: int, exponent: int, device: torch.device) -> None:
-        super().__init__(layout)
-        self.buffer = torch.zeros(layout.size, dtype=torch.float32, device=device)
+        super().__init__(layout, torch.zeros(layout.size, dtype=torch.float32, device=device))
         self._views = layout.views(self.buffer)
 
     @torch.no_grad()
@@ -173,7 +157,7 @@ class FastSum(_FlatSum):
         if left.dtype == self.buffer.dtype:
             self._views[position].addmm_(left, right)
         else:
-            self.add(position, left.matmul(right))
+            super().add_product(position, left, right)
 
 
 ACCUMULATORS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}

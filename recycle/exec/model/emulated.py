@@ -18,12 +18,11 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from recycle.errors import RunError
-from recycle.exec.model.stage import copy_state, digest, misuse
+from recycle.exec.model.stage import Stage, copy_state
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
 from recycle.ir.kinds import ValueKind
 from recycle.ir.redundant_forward import RedundantForward
@@ -37,8 +36,8 @@ _GRID = 2.0**-20
 _BYTES_PER_ELEMENT = 4
 
 
-class EmulatedStage:
-    """Implements `recycle.exec.model.stage.Stage`.
+class EmulatedStage(Stage):
+    """A stage without a model.
 
     Args:
         job: shape, seed and learning rate.
@@ -50,26 +49,18 @@ class EmulatedStage:
     def __init__(self, job: Job, index: int, profile: Profile | None = None, scale: float = 1.0) -> None:
         profile = profile if profile is not None else price(job).prices
         shape = job.shape
-        self.index = index
-        self._is_first = index == 0
-        self._is_last = index == shape.stages - 1
-        self._divisor = shape.global_micro_batches
+        elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
+        super().__init__(job, index, (elements, 1, 1))
         self._train = job.train
         self._is_one_of_several = job.grid.tensor_parallel > 1
         names = ("forward", "redundant_forward", "backward_input", "backward_weight", "step")
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
-        elements = max(1, math.ceil(max(profile.per_stage("message", shape.stages)) / _BYTES_PER_ELEMENT))
-        self._message_shape = (elements, 1, 1)
         self._parameters = torch.tensor(_draw(ENTRIES, "parameters", index, job.model.seed), dtype=torch.float64)
         self._count = torch.zeros(1, dtype=torch.float64)
         self._sum = torch.zeros(ENTRIES, dtype=torch.float64)
         self._loss = 0.0
         self._held: set[MicroBatch] = set()
         self._waiting: set[MicroBatch] = set()
-        self._iteration = 0
-
-    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
-        return self._message_shape, torch.float32
 
     def begin_iteration(self, step: int) -> None:
         self._iteration = step
@@ -113,9 +104,6 @@ class EmulatedStage:
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [self._sum]
 
-    def tied_buffers(self) -> list[torch.Tensor]:
-        return []
-
     def loss_sum(self) -> float | None:
         return self._loss if self._is_last else None
 
@@ -124,9 +112,6 @@ class EmulatedStage:
 
     def replicated(self) -> Collection[int]:
         return [0] if self._is_one_of_several else []
-
-    def cuts(self) -> Mapping[str, int]:
-        return {}
 
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
@@ -147,9 +132,6 @@ class EmulatedStage:
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return dict(zip((f"stages.{self.index}.parameters", f"stages.{self.index}.count"), tensors, strict=True))
-
-    def state_digest(self) -> str:
-        return digest(self.state_tensors())
 
     def held_micro_batches(self) -> int:
         return len(self._held) + len(self._waiting)
@@ -194,7 +176,8 @@ class EmulatedStage:
             time.sleep(left)
 
     def _message(self, value: ValueKind, stage: int, micro_batch: MicroBatch) -> torch.Tensor:
-        return torch.full(self._message_shape, self._mark(value, stage, micro_batch), dtype=torch.float32)
+        shape, dtype = self.message_spec()
+        return torch.full(shape, self._mark(value, stage, micro_batch), dtype=dtype)
 
     def _mark(self, value: ValueKind, stage: int, micro_batch: MicroBatch) -> float:
         return _draw(1, value.name, stage, self._iteration, micro_batch)[0]
@@ -216,9 +199,6 @@ class EmulatedStage:
         content = message.view(-1)
         if float(content[0]) != mark or float(content[-1]) != mark:
             raise self._misuse(cls, micro_batch, f"got a message that is not stage {sender}'s for it")
-
-    def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
-        return misuse(self.index, self._iteration, cls, micro_batch, why)
 
 
 def _draw(count: int, *key: object) -> list[float]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -27,7 +29,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.model.tensor_parts import cut_dimensions
 from recycle.exec.transport.idle_groups import backend_of
 from recycle.job import Job
 from recycle.sections import ModelSection
@@ -37,6 +38,13 @@ INITIAL_DEVIATION = 0.02
 SHARED_WEIGHT = "embedding.word_embeddings.weight"
 """The weight that a tied output layer uses too, and the name of its copy on the last stage."""
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
+_CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
+    ColumnParallelLinear: {"weight": 0, "bias": 0},
+    RowParallelLinear: {"weight": 1},
+    VocabParallelEmbedding: {"weight": 0},
+}
+"""Layer -> its parameters that are cut between tensor ranks -> along which dimension; all ranks hold every other.
+megatron-core marks a parameter only where it initialises it itself."""
 
 
 class CausalAttention(MegatronModule):  # type: ignore[misc]
@@ -166,6 +174,21 @@ def global_names(part: GPTModel, first_layer: int) -> dict[str, torch.nn.Paramet
             pieces = [SHARED_WEIGHT]
         names[".".join(pieces)] = parameter
     return names
+
+
+def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
+    """Each parameter of a model part that is cut into T equal parts -> the dimension along which.
+
+    Tensor rank t has the t-th part.
+    """
+    return {
+        parameter: cut[name]
+        for module in part.modules()
+        for kind, cut in _CUT.items()
+        if isinstance(module, kind)
+        for name, parameter in module.named_parameters(recurse=False)
+        if name in cut
+    }
 
 
 @torch.no_grad()

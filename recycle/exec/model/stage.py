@@ -1,6 +1,6 @@
 """A stage as the interpreter sees it, and the real one: a part of a megatron-core GPT.
 
-`Stage` is the protocol below the interpreter: the numerics of F, I, W, B, of the gradient sum and of the optimizer
+`Stage` is what stands below the interpreter: the numerics of F, I, W, B, of the gradient sum and of the optimizer
 step, and nothing of order, transfer or membership. `MegatronStage` computes them; `EmulatedStage` (emulated.py) only
 takes their time.
 
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,49 +41,67 @@ PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bf
 """`[train] precision` -> type of weights, activations and messages."""
 
 
-class Stage(Protocol):
+class Stage(ABC):
     """What one hosted stage can do.
 
     Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
     `backward_weight`, in any order between micro-batches. After all of them: a reduction that sums
     `gradient_buffers` in place over the stage's hosts, `gradient_norms_squared`, `step`.
 
-    Attributes:
+    Args:
+        job: whose model it is a part of.
         index: the stage s.
+        message_shape, message_type: of an activation that crosses a stage boundary.
     """
 
-    index: int
+    def __init__(
+        self, job: Job, index: int, message_shape: tuple[int, ...], message_type: torch.dtype = torch.float32
+    ) -> None:
+        self.index = index
+        self._is_first, self._is_last = index == 0, index == job.shape.stages - 1
+        self._divisor = job.shape.global_micro_batches
+        self._message_spec = message_shape, message_type
+        self._iteration = 0
 
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
+        return self._message_spec
 
+    @abstractmethod
     def begin_iteration(self, step: int) -> None:
         """Take up iteration `step`, from a clean state also when the last one was interrupted anywhere."""
 
+    @abstractmethod
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         """F. Takes the input (None on stage 0), which must keep its content until the backward.
 
         Returns the output to send, detached; None on the last stage, whose loss is kept.
         """
 
+    @abstractmethod
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
         """R, on a copy of the stage: F without loss, which that of the stage itself counts. Returns the output."""
 
+    @abstractmethod
     def release(self, micro_batch: MicroBatch) -> None:
         """Let go of what R holds, as no backward will want it."""
 
+    @abstractmethod
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """I. Takes the gradient by the output (None on the last stage); leaves the weight gradients to W.
 
         Returns the gradient by the input; None on stage 0.
         """
 
+    @abstractmethod
     def backward_weight(self, micro_batch: MicroBatch) -> None:
         """W of a micro-batch whose I is done."""
 
+    @abstractmethod
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """B: I and W in one go, to the same bits."""
 
+    @abstractmethod
     def gradient_buffers(self) -> list[torch.Tensor]:
         """The live flat sums of gradients: fp64 when `exact`, fp32 when `fast`."""
 
@@ -91,10 +110,13 @@ class Stage(Protocol):
 
         Tied stages of one worker have these tensors in common.
         """
+        return []
 
+    @abstractmethod
     def loss_sum(self) -> float | None:
         """Exact sum of the losses of the micro-batches that ran here this iteration; None but on the last stage."""
 
+    @abstractmethod
     def gradient_norms_squared(self) -> list[float]:
         """After the reduction: squared norm of each parameter's mean gradient, the same bits on all hosts.
 
@@ -104,10 +126,13 @@ class Stage(Protocol):
 
     def replicated(self) -> Collection[int]:
         """Places in `gradient_norms_squared` of the numbers that all tensor ranks of a worker have in common."""
+        return ()
 
     def cuts(self) -> Mapping[str, int]:
         """Names of `named_state` whose tensors are cut between tensor ranks -> the dimension along which."""
+        return {}
 
+    @abstractmethod
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
     ) -> None:
@@ -118,6 +143,7 @@ class Stage(Protocol):
             kept: how much of it `keep` has copied since the last step.
         """
 
+    @abstractmethod
     def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
         """Copy the next piece of the state into `before`, laid out as `state_tensors`; 0 is the first one's `start`.
 
@@ -125,9 +151,11 @@ class Stage(Protocol):
             the next one's start; `start` again when nothing was left.
         """
 
+    @abstractmethod
     def state_tensors(self) -> list[torch.Tensor]:
         """All that a re-joining peer must copy: the live tensors, in fixed order, complete before the first step."""
 
+    @abstractmethod
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Views of `tensors`, laid out as `state_tensors` are, by names that hold in the whole model.
 
@@ -136,13 +164,23 @@ class Stage(Protocol):
         """
 
     def state_digest(self) -> str:
-        """sha256 over `state_tensors`."""
+        """sha256 over `state_tensors`, as hexadecimal text."""
+        result = hashlib.sha256()
+        for tensor in self.state_tensors():
+            result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return result.hexdigest()
 
+    @abstractmethod
     def held_micro_batches(self) -> int:
         """Micro-batches that hold memory: from the start of F to the end of W (or B)."""
 
+    def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
+        """The error for an instruction that the stage cannot run now."""
+        place = f"stage {self.index}, iteration {self._iteration}"
+        return RunError(f"{place}: {cls.token} of micro-batch {micro_batch}: {why}")
 
-class MegatronStage:
+
+class MegatronStage(Stage):
     """A GPTModel part with split backward, own gradient sum and own optimizer.
 
     Args:
@@ -171,17 +209,14 @@ class MegatronStage:
     ) -> None:
         from recycle.exec.model.backward import WeightGradientStore, split_linears
         from recycle.exec.model.dropout import DropoutSeeds
-        from recycle.exec.model.gpt import SHARED_WEIGHT, global_names
-        from recycle.exec.model.tensor_parts import cut_dimensions
+        from recycle.exec.model.gpt import SHARED_WEIGHT, cut_dimensions, global_names
 
-        self.index = index
+        message_shape = (job.model.sequence, job.data.micro_batch_size, job.model.hidden)
+        self._type = PRECISIONS[job.train.precision]
+        super().__init__(job, index, message_shape, self._type)
         self._device = device
         self._data = batches
         self._micro_batches = job.shape.micro_batches
-        self._divisor = job.shape.global_micro_batches
-        self._is_first = index == 0
-        self._is_last = index == job.shape.stages - 1
-        self._message_shape = (job.model.sequence, job.data.micro_batch_size, job.model.hidden)
         self._model = part.to(device)
         self._positions_of_tokens = torch.arange(job.model.sequence, device=device).expand(
             job.data.micro_batch_size, job.model.sequence
@@ -199,7 +234,6 @@ class MegatronStage:
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
         self._cuts = {name: cut[parameter] for name, parameter in self.parameters.items() if parameter in cut}
-        self._type = PRECISIONS[job.train.precision]
         self._optimizer = Optimizer(parameters, job.train, self._type)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
         bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in parameters]
@@ -227,10 +261,6 @@ class MegatronStage:
             parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
         self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         """Input and output of the forward; no output where the forward is run again."""
-        self._iteration = 0
-
-    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
-        return self._message_shape, self._type
 
     def begin_iteration(self, step: int) -> None:
         self._iteration = step
@@ -318,9 +348,6 @@ class MegatronStage:
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return self._optimizer.named_state(list(self.parameters), tensors)
 
-    def state_digest(self) -> str:
-        return digest(self.state_tensors())
-
     def held_micro_batches(self) -> int:
         return len(self._activations.keys() | self._store.waiting())
 
@@ -388,14 +415,6 @@ class MegatronStage:
         if gradient is not None:
             self._accumulate(parameter, gradient)
 
-    def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
-        return misuse(self.index, self._iteration, cls, micro_batch, why)
-
-
-def misuse(stage: int, iteration: int, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
-    """The error for an instruction that a stage cannot run now."""
-    return RunError(f"stage {stage}, iteration {iteration}: {cls.token} of micro-batch {micro_batch}: {why}")
-
 
 def require_precision(precision: str, device: torch.device) -> None:
     """Raise RunError unless the device multiplies matrices and normalises in this precision."""
@@ -453,11 +472,3 @@ def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -
     """Copy state tensors into others of the same layout."""
     for into, tensor in zip(target, source, strict=True):
         into.copy_(tensor)
-
-
-def digest(tensors: list[torch.Tensor]) -> str:
-    """sha256 over the bytes of `tensors` in order, as hexadecimal text."""
-    result = hashlib.sha256()
-    for tensor in tensors:
-        result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return result.hexdigest()
