@@ -25,11 +25,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.transport.idle_groups import backend_of
 from recycle.job import Job
 from recycle.sections import ModelSection
 
@@ -214,11 +212,12 @@ def initialise(
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-def ensure_parallel_state(device: torch.device, tensor_group: TensorGroup | None = None) -> None:
+def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     """Give megatron-core the process groups it asks for: those that stand, else private ones of one rank.
 
-    The private ones use an in-process store, so no port, and carry nothing: the transports of recycle have groups of
-    their own. A tensor group takes the place of the tensor-parallel group in megatron-core's `parallel_state`.
+    The private ones are torch's fake ones, which have neither port nor thread and do nothing: that is what a collective
+    of one rank amounts to, and the transports of recycle have groups of their own. A tensor group takes the place of
+    the tensor-parallel group in megatron-core's `parallel_state`.
 
     Raises:
         RunError: torch.distributed stands with several ranks but megatron-core's groups do not.
@@ -226,10 +225,13 @@ def ensure_parallel_state(device: torch.device, tensor_group: TensorGroup | None
     if parallel_state.is_initialized():
         return
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(backend_of(device), store=HashStore(), rank=0, world_size=1)
+        # Importing the module makes the backend known to torch.
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
-    parallel_state.initialize_model_parallel()
+    parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     if tensor_group is not None:
         parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
         parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())

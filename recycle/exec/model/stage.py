@@ -462,7 +462,7 @@ def build_stage(
         from recycle.exec.model.gpt import build_part, ensure_parallel_state
 
         require_tested_version()
-        ensure_parallel_state(device, tensor_group)
+        ensure_parallel_state(tensor_group)
         tensor_rank = 0 if tensor_group is None else tensor_group.rank()
         return MegatronStage(job, index, device, batches, build_part(job, index, tensor_rank), tied_sum, tensor_rank)
 

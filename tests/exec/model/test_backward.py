@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from recycle import MicroBatch, RunError
 from recycle.exec.model.backward import WeightGradientStore, require_all_split, require_tested_version, split_linears
 from recycle.exec.model.gpt import build_part, ensure_parallel_state, transformer_config
-from tests.exec.drive import CPU, small_job
+from tests.exec.drive import small_job
 
 BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
 
@@ -22,7 +22,7 @@ BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
 @pytest.fixture(autouse=True)
 def _parallel_state() -> None:
     torch.set_num_threads(1)
-    ensure_parallel_state(CPU)
+    ensure_parallel_state()
 
 
 class Sum:

@@ -99,7 +99,7 @@ def test_between_generations_there_is_no_group() -> None:
 
 def test_the_error_of_an_exchange_is_what_torch_raises() -> None:
     """Also where torch knows a world of its own, and describes the group of whatever fails."""
-    ensure_parallel_state(torch.device("cpu"))
+    ensure_parallel_state()
 
     def start(_: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         raise TransportError("a peer is gone")
