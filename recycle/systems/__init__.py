@@ -10,8 +10,7 @@ from collections.abc import Callable
 from recycle.layers import Layer
 from recycle.systems.bamboo import Bamboo
 from recycle.systems.checkpoint_restart import CheckpointRestart
-from recycle.systems.hot_spare import HotSpare
-from recycle.systems.live_migration import LiveMigration
+from recycle.systems.hot_spare import HotSpare, LiveMigration
 from recycle.systems.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping

@@ -1,9 +1,12 @@
 """Checkpoint and restart: every change of the live set starts all processes again, in the best shape for what is left.
 
-The representative is Varuna (EuroSys '22), which morphs depth and number of pipelines; plain `torchrun` with elastic
-restarts is the same without the morphing. The interval of checkpoints follows Young's rule for the failure rate of the
-whole job. Nodes that come back are let in by a restart as well, from a checkpoint that is written for it, so without
-loss: as soon as what they add until the next failure is due is more than the pause.
+The representative is Varuna (Athlur et al., EuroSys '22), which morphs depth and number of pipelines; plain `torchrun`
+with elastic restarts is the same without the morphing. The interval of checkpoints follows Young's rule for the true
+failure rate of the whole job. Nodes that come back are let in by a restart as well, from a checkpoint that is written
+for it, so without loss: as soon as what they add until the next failure is due is more than the pause.
+
+Limits: every failure costs the work since the last checkpoint and a restart of all processes; at depths at which layers
+do not divide the slowest stage is in charge.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.grids import GridRunning, PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
@@ -36,17 +38,6 @@ class CheckpointRestart:
     """
 
     name = "checkpoint_restart"
-    source = "Athlur et al., EuroSys '22 (Varuna); Young, CACM 17(9), 1974"
-    assumptions = (
-        "the checkpoint interval is Young's for the true failure rate",
-        "training stops while state is copied to the host; storage is written behind it",
-        "nodes that come back are let in after a checkpoint on demand",
-    )
-    limits = (
-        "every failure costs the work since the last checkpoint and a restart of all processes",
-        "depths at which layers do not divide leave the slowest stage in charge",
-    )
-
     fatal_share = 1.0
     """Of failures that need a checkpoint."""
 
@@ -105,7 +96,7 @@ class CheckpointRestart:
             period=grid.period,
             samples=setting.samples,
             idle=len(setting.slots(live)) - grid.slots,
-            checkpoints=checkpoints(setting, len(live), self.fatal_share),
+            checkpoints=setting.checkpoints(len(live), self.fatal_share),
             grids=self.grids,
             grid=grid,
             used=used,

@@ -1,9 +1,11 @@
 """Hot spares: some nodes stand idle, and one of them takes the place of a node that dies.
 
-The spares are part of the job's nodes, so that they count in every ratio: the grid is the best on what is left. A spare
-has its processes up; it copies the state of a live peer of the stage and the iteration in progress is repeated. With no
-spare left everybody restarts from a checkpoint on fewer workers, as in `checkpoint_restart`, and again when nodes have
-come back and that pays. Nodes that come back otherwise become spares, which interrupts nobody.
+The spares are part of the job's nodes, so that they count in every ratio, paid for and training nothing: the grid is
+the best on what is left. A spare has its processes up; it copies the state of a live peer of the stage, which costs the
+common pause, and the iteration in progress is repeated. With no spare left everybody restarts from a checkpoint on
+fewer workers, as in `checkpoint_restart`, and again when nodes have come back and that pays. Nodes that come back
+otherwise become spares, which interrupts nobody. The practice is common: 8 of the 72 GPUs of a rack are spares in
+NVIDIA's NVL72 systems (claimed).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from functools import cached_property
 from math import ceil
 
 from recycle.systems.checkpoint_restart import CheckpointRestart, WholeGridRunning
-from recycle.systems.setting import Setting
+from recycle.systems.setting import FATAL_SHARE, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State
 
 
@@ -24,16 +26,9 @@ class HotSpare(CheckpointRestart):
             model needs them all. That share is what a study of the Delta cluster asks for (claimed).
     """
 
-    source = "common practice; 8 spares of 72 GPUs per rack in NVIDIA's NVL72 systems (claimed)"
-    assumptions = (
-        "spares have their processes up: replacing one costs the common pause and a copy from a peer",
-        "the iteration in progress is repeated",
-        "checkpoints are written at Young's interval for one failure in a hundred",
-    )
-    limits = ("spares are paid for and train nothing", "more failures than spares restart everybody from a checkpoint")
     name = "hot_spare"
     loss = Loss.ITERATION
-    fatal_share = 0.01
+    fatal_share = FATAL_SHARE
 
     def __init__(self, setting: Setting, *, spares: int | None = None) -> None:
         super().__init__(setting)
@@ -70,3 +65,14 @@ class HotSpare(CheckpointRestart):
             return Change(state=after, pause=setting.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
         busiest = max(ceil(copies.count(rank) / len(stages[rank])) * state_bytes[rank] for rank in copies)
         return Change(state=after, pause=setting.pause(busiest), loss=self.loss, bytes=copied, event="replace")
+
+
+class LiveMigration(HotSpare):
+    """Standby nodes that take over a role within an iteration, which goes on after the pause: nothing is repeated.
+
+    That is what commercial systems say of themselves (TorchPass; TrainMover, arXiv 2412.12636); it is taken at their
+    word here.
+    """
+
+    name = "live_migration"
+    loss = Loss.NOTHING

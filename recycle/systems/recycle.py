@@ -1,4 +1,4 @@
-"""ReCycle: a dead worker's micro-batches go to live peers of its stage (SOSP '24, arXiv 2405.14009).
+"""ReCycle: a dead worker's micro-batches go to live peers of its stage (Gandhi et al., SOSP '24, arXiv 2405.14009).
 
 The period of each failure vector is that of the planner's list scheduler, the one that recycle answers with at once.
 Vectors with up to `[planner] ahead` dead are planned ahead, as `recycle train` does: there a search of a fixed number
@@ -6,7 +6,11 @@ of steps goes on from it, unless the problem is large. A plan for more dead work
 dead standing idle. For each number of dead one vector is normal: the best of those with the least bound. Live workers
 change stage to come to it, as few as that takes, if it pays before the next failure is due; only then is anything
 copied. A node that joins takes over a position of the stage with most dead and copies from a peer. Only a stage of
-which no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill.
+which no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill. The
+iteration in progress is repeated; plans are there when a failure strikes, so that planning takes what `[pauses]` says.
+
+Limits: it needs bubbles: where micro-batches are many and pipelines few, a dead worker costs its share. Weight
+gradients that wait keep activations alive. The optimizer's state cannot be sharded.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import inf
 
 from msgspec.structs import replace
@@ -32,8 +36,7 @@ from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.template import one_pipeline
-from recycle.systems.checkpoint_interval import checkpoints
-from recycle.systems.setting import Setting
+from recycle.systems.setting import FATAL_SHARE, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
 POLICIES, OPERATIONS = 4, 20_000
@@ -41,12 +44,12 @@ POLICIES, OPERATIONS = 4, 20_000
 one at least."""
 SEARCH_STEPS, SEARCHED_UP_TO = 50, 4_000
 """Of the search for plans made ahead, and the operations up to which it is worth its seconds here."""
-FATAL_SHARE = 0.01
-"""Of failures, thought to take the last host of a stage: it sets how often a checkpoint is written, nothing else."""
 NEAR = 1.05
 """How far above what is aimed at a plan for more dead workers may be before one for the very vector is made."""
 CHEAP = 0.002
 """Share of the time until the next failure that copying may take without asking what staying would cost."""
+_SEARCHED: dict[str, Plan] = {}
+"""By their key in the plan cache, kept for the process: the same plan serves every trace."""
 _FIRST, _LEAN = float(1 << 20), 1e-6
 _TOLERANCE = 1e-9
 
@@ -79,26 +82,12 @@ class ReCycle:
     """ReCycle on a setting. Adaptive Pipelining is what it is; the other two techniques can be left out.
 
     Args:
-        reshape: take the shape with the shortest fault-free period, as other systems do, where the job can be cut anew;
-            else the job's.
         decoupled: Decoupled BackProp; else the backward pass is one operation.
         staggered: Staggered Optimizer; else all stages step together.
         move: live workers may change stage.
     """
 
     name = "recycle"
-    source = "Gandhi et al., SOSP '24, arXiv 2405.14009; planned by recycle.solve"
-    assumptions = (
-        "plans are there when a failure strikes: t_plan is that of the common pause model",
-        "the iteration in progress is repeated",
-        f"{FATAL_SHARE:.0%} of failures are thought to need a checkpoint, which sets the interval of writing them",
-    )
-    limits = (
-        "a stage that loses all its workers sends everybody back to a checkpoint",
-        "needs bubbles: where micro-batches are many and pipelines few, a dead worker costs its share",
-        "weight gradients that wait keep activations alive",
-        "no sharded optimizer state",
-    )
 
     def __init__(
         self,
@@ -107,11 +96,10 @@ class ReCycle:
         decoupled: bool = True,
         staggered: bool = True,
         move: bool = True,
-        reshape: bool = True,
     ) -> None:
         self.move = move
         self.techniques = {"decoupled": decoupled, "staggered": staggered, "reroute": True, "move": move}
-        self.setting = self._best(setting) if reshape else setting
+        self.setting = self._best(setting)
         self.job = self._planned(self.setting)
         self.profile = self.job.prices
         self._periods: dict[Vector, float] = {}
@@ -123,7 +111,8 @@ class ReCycle:
         return replace(setting.job, planner=replace(setting.job.planner, **self.techniques))
 
     def _best(self, setting: Setting) -> Setting:
-        """The setting in its best shape: most pipelines first, as long as the work of a stage leaves room below."""
+        """The setting in the shape with the shortest fault-free period, as other systems have it, where the job can be
+        cut anew: most pipelines first, as long as the work of a stage leaves room below."""
         workers, best, least = len(setting.node_of), setting, inf
         for ranks in range(1, min(len(setting.layers), workers) + 1):
             pipelines = workers // ranks
@@ -220,7 +209,9 @@ class ReCycle:
         """The vector, with a searched plan where it is one that is planned ahead."""
         size = 3 * self.job.shape.stages * self.job.shape.global_micro_batches
         if sum(vector) <= self.job.planner.ahead and size <= SEARCHED_UP_TO and vector not in self._plans:
-            made = _searched_plan(_SearchRequest(plan_key(self.job, vector), self.job, vector))
+            key = plan_key(self.job, vector)
+            made = _SEARCHED.get(key) or plan_vector(self.job, vector, steps=SEARCH_STEPS)
+            _SEARCHED[key] = made
             if made.period < self.period(vector):
                 self._plans[vector], self._periods[vector] = made, made.period
         return vector
@@ -244,7 +235,7 @@ class ReCycle:
             period=self.period(vector),
             samples=setting.samples,
             idle=len(spare) + sum(vector) - sum(here),
-            checkpoints=checkpoints(setting, len(live), fatal),
+            checkpoints=setting.checkpoints(len(live), fatal),
             system=self,
             slots=slots,
             spare=spare,
@@ -329,21 +320,6 @@ class ReCycle:
     @cached_property
     def _bounds(self) -> StageBounds:
         return StageBounds(self.job, self.job.shape.pipelines - 1)
-
-
-@dataclass(frozen=True)
-class _SearchRequest:
-    """A vector of a job, known by its key in the plan cache."""
-
-    key: str
-    job: PricedJob = field(compare=False)
-    vector: Vector = field(compare=False)
-
-
-@lru_cache(maxsize=1024)
-def _searched_plan(request: _SearchRequest) -> Plan:
-    """Kept for the process: the same plan serves every trace."""
-    return plan_vector(request.job, request.vector, steps=SEARCH_STEPS)
 
 
 def _period(problem: Problem) -> float:

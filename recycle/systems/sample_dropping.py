@@ -1,20 +1,23 @@
 """Sample dropping, as torchft does it: a pipeline that lost a worker leaves, and its samples are not trained.
 
 The failure domain is a whole replica group, here a pipeline. The others go on with the same micro-batches each, so that
-the batch shrinks: throughput is that of the healthy share of the groups. The step in progress is discarded by all. A
-group comes back when its node does, or when live workers of broken groups suffice for one; it copies a peer's state.
+the batch shrinks: throughput is that of the healthy share of the groups, and the dropped samples have a column of their
+own. The step in progress is discarded by all; the quorum costs the common pause, not torchft's timeouts of 60 s. A
+group comes back at the next boundary when its node does, or when live workers of broken groups suffice for one; it
+copies a peer's state. With all groups lost everybody goes back to a checkpoint.
+
+Source: meta-pytorch/torchft @ 7eb7087 (BSD-3), Lighthouse's quorum and the vote `should_commit`.
+
+Limits: a shrinking batch changes the training; one dead worker takes a whole pipeline with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recycle.systems.checkpoint_interval import checkpoints
 from recycle.systems.grids import GridRunning, PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
-
-FATAL_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +35,6 @@ class SampleDropping:
     """Replica groups on the best grid of all nodes, of which the healthy ones train."""
 
     name = "sample_dropping"
-    source = "meta-pytorch/torchft @ 7eb7087 (BSD-3): Lighthouse quorum, should_commit vote"
-    assumptions = (
-        "samples of groups that are out are dropped: no progress, in a column of their own",
-        "a failure discards the step of all groups; the quorum costs the common pause, not the 60 s timeouts",
-        "live workers of broken groups form a new one at the next boundary",
-        "checkpoints are written at Young's interval for one failure in a hundred",
-    )
-    limits = (
-        "the batch shrinks with every group that is out, which changes the training",
-        "one dead worker takes a whole pipeline with it",
-        "all groups lost: back to a checkpoint",
-    )
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -104,7 +95,7 @@ class SampleDropping:
             samples=trained,
             dropped=setting.samples - trained,
             idle=idle,
-            checkpoints=checkpoints(setting, len(live), FATAL_SHARE),
+            checkpoints=setting.checkpoints(len(live)),
             reconsider=idle >= grid.ranks and len(groups) < grid.pipelines,
             grids=self.grids,
             grid=grid,

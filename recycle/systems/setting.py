@@ -13,24 +13,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import inf
+from math import inf, sqrt
 
 from msgspec.structs import replace
 
 from recycle import analytic
 from recycle.errors import JobError
 from recycle.job import Job, PricedJob, price
-from recycle.layers import Layer, ring_seconds, stage_profile
+from recycle.layers import Layer, stage_profile
 from recycle.nodes import place_workers
 from recycle.pricing import parse_bytes
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, ModelSection, PausesSection
 from recycle.shape import Shape
-from recycle.systems.system import Nodes, Pause
+from recycle.systems.system import Checkpoints, Nodes, Pause
 
 _PRICES = ("forward", "backward_input", "backward_weight", "reduce", "step", "static", "activation", "message")
 Split = tuple[int, ...]
 """Layers of each stage, first to last."""
+FATAL_SHARE = 0.01
+"""Of failures, thought to need a checkpoint where peers hold what is lost: it only sets how often one is written."""
 
 
 @dataclass(frozen=True)
@@ -198,10 +200,6 @@ class Setting:
             weight_stash=self.weight_stash,
         )
 
-    def reduce_seconds(self, gradients: float, hosts: int) -> float:
-        """All-reduce of so many bytes over the hosts of a layer, in a ring."""
-        return ring_seconds(gradients, hosts, self.bandwidth)
-
     def copy_seconds(self, amount: float) -> float:
         """Seconds to copy `amount` bytes from one worker to another. Copies of disjoint pairs run side by side, so
         give the bytes of the busiest worker."""
@@ -250,6 +248,19 @@ class Setting:
         """Bytes of a checkpoint that a worker of the preferred shape writes and reads."""
         return self.state / self.shape.ranks
 
+    def checkpoints(self, nodes: int, fatal_share: float = FATAL_SHARE) -> Checkpoints | None:
+        """How a system writes checkpoints when a share of the failures of so many nodes needs one; None for never.
+
+        Training stops while workers copy their state to the host. Storage is written behind it, so that the next one
+        cannot begin before that is done.
+        """
+        rate = self.failure_rate * nodes * fatal_share
+        if not rate:
+            return None
+        stall = self.pauses.snapshot + self.state_per_worker / self.pauses.snapshot_bandwidth
+        lag = self.storage_seconds
+        return Checkpoints(max(young(stall, rate), lag), stall, lag)
+
     @classmethod
     def of(cls, job: Job) -> Setting:
         """The setting of a job: its profile's stages, spread over their layers where the job has a `[model]`.
@@ -274,24 +285,26 @@ class Setting:
         )
 
 
+def young(write: float, rate: float) -> float:
+    """The interval in seconds between checkpoints of `write` seconds when state is lost `rate` times per second.
+
+    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves the share
+    `(1 - rate * (u0 + dt / 2)) / (1 + write / dt)` of the time for progress: the loss is uniform on the interval. It is
+    best near `dt = sqrt(2 write / rate)`, which holds while rate * dt is small (Daly, FGCS 22(3), 2006, goes further).
+    """
+    return sqrt(2 * write / rate) if rate else inf
+
+
 def _spread(job: Job, profile: Profile) -> tuple[Layer, ...]:
     """The prices of each stage in even parts over its layers."""
     columns = {name: profile.per_stage(name, job.shape.stages) for name in _PRICES}
     layers: list[Layer] = []
     for stage, count in enumerate(_layers_per_stage(job)):
-        price = {name: column[stage] for name, column in columns.items()}
-        layers += [
-            Layer(
-                forward=price["forward"] / count,
-                backward_input=price["backward_input"] / count,
-                backward_weight=price["backward_weight"] / count,
-                step=(price["reduce"] + price["step"]) / count,
-                static=price["static"] / count,
-                state=price["static"] / count,
-                activation=price["activation"] / count,
-                message=price["message"],
-            )
-        ] * count
+        whole = {name: column[stage] for name, column in columns.items()}
+        whole["step"] += whole.pop("reduce")
+        message = whole.pop("message")
+        each = {name: price / count for name, price in whole.items()}
+        layers += [Layer(**each, state=each["static"], message=message)] * count
     return tuple(layers)
 
 

@@ -158,26 +158,13 @@ class Change:
 
 
 class System(Protocol):
-    """A way of surviving failures, bound to a setting.
+    """A way of surviving failures, bound to a setting; `name` is as `--systems` takes it.
 
-    Attributes:
-        name: as `--systems` takes it.
-        source: paper, or repository and commit.
-        assumptions: what the model of it takes for granted, one line each; with the constants.
-        limits: weak points of the mechanism, one line each.
+    The docstring of its file says where it comes from, what the model of it assumes, and its limits.
     """
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def assumptions(self) -> tuple[str, ...]: ...
-
-    @property
-    def limits(self) -> tuple[str, ...]: ...
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         """What it runs on these nodes from the first iteration on. `Stopped` where they are too few."""

@@ -9,10 +9,9 @@ import pytest
 
 from recycle.job import Job
 from recycle.sections import PausesSection
-from recycle.systems.checkpoint_interval import young
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
-from recycle.systems.setting import Setting
+from recycle.systems.setting import Setting, young
 from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, Timed
 from tests.systems.closed_forms import efficiency
 
@@ -33,9 +32,6 @@ class Scripted:
     need: int = 1
     dropped: float = 0.0
     name: str = "scripted"
-    source: str = "this test"
-    assumptions: tuple[str, ...] = ()
-    limits: tuple[str, ...] = ()
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         if len(live) < self.need:

@@ -39,8 +39,7 @@ class Watched:
     def __init__(self, system: System) -> None:
         self.system = system
         self.changes = 0
-        self.name, self.source = system.name, system.source
-        self.assumptions, self.limits = system.assumptions, system.limits
+        self.name = system.name
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         return self.system.begin(live)

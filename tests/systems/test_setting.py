@@ -10,7 +10,7 @@ import pytest
 
 from recycle.errors import JobError
 from recycle.job import Job
-from recycle.layers import Layer
+from recycle.layers import Layer, ring_seconds
 from recycle.systems.setting import Setting
 
 PLAIN = """
@@ -70,8 +70,8 @@ def test_the_balanced_cut_is_the_best_there_is() -> None:
 
 def test_a_ring_moves_each_gradient_almost_twice() -> None:
     setting = replace(Setting.of(Job.from_toml(PLAIN)), bandwidth=100.0)
-    assert setting.reduce_seconds(1000.0, 4) == 2 * 3 / 4 * 10
-    assert setting.reduce_seconds(1000.0, 1) == 0
+    assert ring_seconds(1000.0, 4, setting.bandwidth) == 2 * 3 / 4 * 10
+    assert ring_seconds(1000.0, 1, setting.bandwidth) == 0
     assert setting.copy_seconds(50.0) == 0.25 + 0.5
 
 

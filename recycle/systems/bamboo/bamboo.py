@@ -11,8 +11,14 @@ one times `over`, and more where memory asks for it; pipelines = floor(n / depth
     step boundary            arranged anew if as many wait as are overloaded, if 2 * overloaded / active > 5 %, or if
                              one more pipeline is possible. Pause: a rendezvous (booked as `plan`) and missing state
 
+Every worker has room for two stages' state, optimizer included, and for activations. Bamboo numbers its buffers by
+micro-batch, so that there are M of them for each stage whatever the order (GPipe's memory); what 1F1B needs is S - s of
+them for stage s. What redundant forwards leave is parked on the host; a worker that has taken over runs both stages on
+the device.
+
 Limits: nobody is arranged in the middle of an iteration; whoever is fatal restarts all pipelines, although others hold
-the stage; the last stage's copy of the first stage has no redundant forwards.
+the stage; the last stage's copy of the first stage has no redundant forwards; up to depth - 1 workers wait; redundant
+forwards cost up to F / c of the iteration, failures or not.
 """
 
 from __future__ import annotations
@@ -24,18 +30,11 @@ from math import ceil
 
 from recycle.profile import Profile
 from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
-from recycle.systems.bamboo.memory import buffers, needed
 from recycle.systems.bamboo.pipelines import Pipeline, arrange
-from recycle.systems.checkpoint_interval import checkpoints
-from recycle.systems.reduces import reduce_order
+from recycle.systems.joint_iteration import Computed, computed, even_shares, reduce_order, synchronised
 from recycle.systems.setting import Setting
-from recycle.systems.sync import Computed, computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
-from recycle.systems.unequal import even_shares
 
-FLAT_SLOWDOWN = 1.5
-"""What Bamboo's own simulator takes an iteration to cost after a failure, whoever failed and however deep: a constant
-there, to be held against `simulate` of the schedule."""
 OVERLOADED_SHARE = 0.05
 """2 * overloaded / active above which Bamboo arranges its pipelines anew."""
 RENDEZVOUS = 20.0
@@ -54,12 +53,10 @@ class BambooRunning(Running):
     Attributes:
         pipelines: of one depth.
         waiting: live slots in none of them.
-        flat_period: seconds per iteration by the rule of Bamboo's own simulator, to be told beside `period`.
     """
 
     pipelines: tuple[Pipeline, ...]
     waiting: frozenset[int]
-    flat_period: float
     system: Bamboo = field(repr=False, compare=False)
 
     @property
@@ -81,21 +78,12 @@ class Bamboo:
     Args:
         setting: what every system gets.
         over: depth as a multiple of the preferred one; Bamboo's over-provisions to 1.5.
-        eager: redundant forwards in every iteration.
-        offload: their activations are parked on the host.
+        eager: redundant forwards in every iteration, each before the own backward.
         buffer_per_micro_batch: M activation buffers, as Bamboo has; else what 1F1B holds.
-        rendezvous: seconds before pipelines can be arranged anew.
         pcie: bytes per second between device and host.
     """
 
     name = "bamboo"
-    source = "Thorpe et al., NSDI 2023; uclasystem/bamboo @ 8080929"
-    limits: tuple[str, ...] = (
-        "one failure per pair of neighbours; two of them, or one that runs two stages, are fatal",
-        "model state twice on every worker",
-        "floor(n / depth) pipelines: up to depth - 1 workers wait",
-        "redundant forwards cost up to F / c of the iteration, failures or not",
-    )
 
     def __init__(
         self,
@@ -103,26 +91,14 @@ class Bamboo:
         *,
         over: float = 1.0,
         eager: bool = True,
-        offload: bool = True,
         buffer_per_micro_batch: bool = True,
-        rendezvous: float = RENDEZVOUS,
         pcie: float = PCIE,
     ) -> None:
-        self.setting, self.over, self.eager, self.offload = setting, over, eager, offload
-        self.buffer_per_micro_batch, self.rendezvous, self.pcie = buffer_per_micro_batch, rendezvous, pcie
+        self.setting, self.over, self.eager = setting, over, eager
+        self.buffer_per_micro_batch, self.pcie = buffer_per_micro_batch, pcie
         self._computed = lru_cache(maxsize=None)(self._simulated)
         self._period = lru_cache(maxsize=None)(self._synchronised)
         self._profile = lru_cache(maxsize=None)(self._priced)
-        doubled = "in every iteration, each before the own backward" if eager else "never"
-        stash = "parked on the host" if offload else "kept on the device"
-        room = "M activation buffers" if buffer_per_micro_batch else "the activations of 1F1B"
-        self.assumptions: tuple[str, ...] = (
-            f"depth {over:g} times the preferred one, or the next that fits; floor(n / depth) pipelines",
-            f"redundant forwards of the next stage {doubled}; what they leave is {stash} ({pcie / 1e9:g} GB/s)",
-            f"state of two stages, optimizer included, and {room} on every worker",
-            f"{rendezvous:g} s to arrange pipelines anew, at a boundary with > {OVERLOADED_SHARE:.0%} overloaded",
-            "fatal failures restart from a checkpoint, by the common model",
-        )
 
     # ---- the protocol
 
@@ -161,11 +137,6 @@ class Bamboo:
         hosts, shares = [p.hosts for p in pipelines], even_shares(self.setting.micro_batches, len(pipelines))
         return Timed(iteration(hosts, shares, self.eager), self._profile(len(hosts[0]), len(hosts)))
 
-    def healthy_period(self, pipelines: int) -> float:
-        """Seconds per iteration of so many pipelines without an overloaded worker."""
-        shares = even_shares(self.setting.micro_batches, pipelines)
-        return self._period(tuple((healthy(self.depth), share) for share in shares))
-
     @property
     def depth(self) -> int:
         """Stages of every pipeline. Raises ValueError where none fits."""
@@ -191,7 +162,7 @@ class Bamboo:
     def _priced(self, depth: int, pipelines: int) -> Profile:
         """Prices of the stages: every stage is reduced over its workers and their copies."""
         profile = self.setting.profile(self.setting.cut(depth), 2 * pipelines if depth > 1 else pipelines)
-        if not (self.eager and self.offload):
+        if not self.eager:
             return profile
         forward, activation, weight, inputs = (
             profile.per_stage(name, depth) for name in ("forward", "activation", "backward_weight", "backward_input")
@@ -207,9 +178,15 @@ class Bamboo:
         profile = self._profile(depth, pipelines)
         static, activation = profile.per_stage("static", depth), profile.per_stage("activation", depth)
         most = ceil(self.setting.micro_batches / pipelines)
-        held = buffers(depth, most, self.buffer_per_micro_batch)
-        stash = (most if self.buffer_per_micro_batch else 1) if self.eager and not self.offload else 0
-        found = [max(pair) for pair in needed(static, activation, held, stash)]
+        held = [most if self.buffer_per_micro_batch else min(depth - s, most) for s in range(depth)]
+        found = []
+        for stage in range(depth):
+            needed = static[stage] + held[stage] * activation[stage]
+            after = (stage + 1) % depth
+            if after != stage:
+                needed += static[after]
+                needed += held[after] * activation[after]
+            found.append(needed)
         worst = max(range(depth), key=lambda rank: found[rank] / self.setting.cap(rank, depth))
         cap = self.setting.cap(worst, depth)
         if found[worst] <= cap:
@@ -236,25 +213,24 @@ class Bamboo:
     def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...], waiting: frozenset[int]) -> BambooRunning:
         shares = even_shares(self.setting.micro_batches, len(pipelines))
         period = self._period(tuple(sorted((p.hosts, share) for p, share in zip(pipelines, shares, strict=True))))
-        overloaded = sum(pipeline.overloaded for pipeline in pipelines)
-        healthy_period = self.healthy_period(len(pipelines))
         return BambooRunning(
             live=live,
             period=period,
             samples=self.setting.samples,
             idle=len(waiting),
-            checkpoints=checkpoints(self.setting, self.setting.nodes, self._fatal_share(healthy_period)),
+            checkpoints=self.setting.checkpoints(self.setting.nodes, self._fatal_share(len(pipelines))),
             reconsider=self._should_rearrange(pipelines, len(waiting)),
             pipelines=pipelines,
             waiting=waiting,
-            flat_period=healthy_period * (FLAT_SLOWDOWN if overloaded else 1.0),
             system=self,
         )
 
-    def _fatal_share(self, period: float) -> float:
+    def _fatal_share(self, pipelines: int) -> float:
         """Share of failures that are fatal: bursts with neighbours, and second ones before pipelines are re-made."""
         setting = self.setting
-        exposed = period + setting.pause().seconds + self.rendezvous
+        shares = even_shares(setting.micro_batches, pipelines)
+        period = self._period(tuple((healthy(self.depth), share) for share in shares))
+        exposed = period + setting.pause().seconds + RENDEZVOUS
         burst = BURST * min(1.0, BURST_PAIRS * 2 / setting.nodes)
         return burst + 3 * setting.failure_rate * exposed
 
@@ -296,7 +272,7 @@ class Bamboo:
             for pipeline in new.pipelines
             for slot, stages in pipeline.holds().items()
         ]
-        pause = self.setting.pause(max(missing), detected=False, plan=self.setting.pauses.plan + self.rendezvous)
+        pause = self.setting.pause(max(missing), detected=False, plan=self.setting.pauses.plan + RENDEZVOUS)
         return Change(state=new, pause=pause, bytes=sum(missing), event="rearrange")
 
     def _catch_up(self, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> float:
@@ -315,7 +291,7 @@ class Bamboo:
                 if old.hosts[stage] != new.hosts[stage]:
                     has_stash = self.eager and stage > 0
                     again = inputs[stage] + weight[stage] + (0.0 if has_stash else forward[stage])
-                    swap_in = activation[stage] / self.pcie if has_stash and self.offload else 0.0
+                    swap_in = activation[stage] / self.pcie if has_stash else 0.0
                     seconds += min(most, depth - stage) * (again + swap_in)
             longest = max(longest, seconds)
         return longest

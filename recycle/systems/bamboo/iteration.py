@@ -7,21 +7,18 @@ right before the worker's own backward m, whose gradient it would otherwise wait
 for no gradient and has none; its copy of stage 0, like every copy without redundant forwards ("lazy"), has to run the
 forward again when it is wanted.
 
-Every worker hosts its stage and the next one's copy, so both reduce and step on both workers; `reduces` says in which
-order.
+Every worker hosts its stage and the next one's copy, so both reduce and step on both workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from recycle.ir.instruction import Backward, Compute, Forward, Instruction
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Worker
-from recycle.systems.reduces import with_updates
-from recycle.systems.unequal import assign_micro_batches, shape_for
+from recycle.systems.joint_iteration import assign_micro_batches, shape_for, with_updates
 
 Hosts = tuple[int, ...]
 """The rank that runs each stage of a pipeline: its own, or the one before."""
@@ -46,12 +43,7 @@ def after_losing(hosts: Hosts, rank: int) -> Hosts | None:
     return tuple(before if stage == rank else host for stage, host in enumerate(hosts))
 
 
-def iteration(
-    pipelines: Sequence[Hosts],
-    shares: Sequence[int],
-    eager: bool = True,
-    metadata: Mapping[str, Any] | None = None,
-) -> Schedule:
+def iteration(pipelines: Sequence[Hosts], shares: Sequence[int], eager: bool = True) -> Schedule:
     """One iteration without its transfers, with the barrier.
 
     Args:
@@ -72,7 +64,7 @@ def iteration(
         placement=tuple(copies(worker.rank, stages) for worker in shape.workers()),
         failed=[worker for worker in shape.workers() if worker not in programs],
         optimizer="barrier",
-        metadata={"system": "bamboo", "eager": eager, **(metadata or {})},
+        metadata={"system": "bamboo", "eager": eager},
     )
     return with_updates(computing, [1.0] * stages)
 

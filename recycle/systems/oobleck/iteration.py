@@ -4,27 +4,23 @@ The IR needs nothing new for it. A stage of the schedule is what lies between tw
 worker of a shallow pipeline hosts several of them in a row, and runs their forwards, or backwards, one behind the
 other. So a micro-batch goes through its own pipeline's stages as it should: only their ends are sent, and the time is
 the same. And the sync is right by itself: every layer is in one stage of the schedule, whose gradients are summed over
-all its hosts, however the pipelines are cut; `reduces` puts them in an order in which workers do not wait in a row.
+all its hosts, however the pipelines are cut.
 
 The shape has as many ranks as the deepest pipeline, where its P * V stages allow that (further cuts are made until
-they do), else one rank per stage. Positions that shallower pipelines leave empty count as failed. Unequal shares of
-the batch are as in `unequal`.
+they do), else one rank per stage. Positions that shallower pipelines leave empty count as failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Forward, Instruction
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Shape, Worker
-from recycle.systems.reduces import with_updates
-from recycle.systems.unequal import assign_micro_batches, shape_for
-
-Split = tuple[int, ...]
+from recycle.systems.joint_iteration import assign_micro_batches, shape_for, with_updates
+from recycle.systems.setting import Split
 
 
 def common_cut(splits: Sequence[Split]) -> tuple[Split, int]:
@@ -35,18 +31,14 @@ def common_cut(splits: Sequence[Split]) -> tuple[Split, int]:
     """
     layers, deepest = sum(splits[0]), max(map(len, splits))
     cuts = {cut for split in splits for cut in accumulate(split)}
-    ranks = next(
-        (r for r in range(deepest, len(cuts) + 1) if -(-len(cuts) // r) * r <= layers), len(cuts)
-    )  # fmt: skip
+    ranks = next((r for r in range(deepest, len(cuts) + 1) if -(-len(cuts) // r) * r <= layers), len(cuts))
     while len(cuts) % ranks:
         begin, end = max(pairwise([0, *sorted(cuts)]), key=lambda part: part[1] - part[0])
         cuts.add((begin + end) // 2)
     return tuple(b - a for a, b in pairwise([0, *sorted(cuts)])), ranks
 
 
-def iteration(
-    splits: Sequence[Split], shares: Sequence[int], metadata: Mapping[str, Any] | None = None
-) -> tuple[Schedule, Split]:
+def iteration(splits: Sequence[Split], shares: Sequence[int]) -> tuple[Schedule, Split]:
     """(one iteration without its transfers, with the barrier; layers of each of its stages).
 
     Args:
@@ -69,7 +61,7 @@ def iteration(
         placement=tuple(placement),
         failed=[worker for worker in shape.workers() if worker not in programs],
         optimizer="barrier",
-        metadata={"system": "oobleck", "splits": [list(split) for split in splits], **(metadata or {})},
+        metadata={"system": "oobleck", "splits": [list(split) for split in splits]},
     )
     return with_updates(schedule, common), common
 

@@ -10,11 +10,12 @@ shortest iteration, at least f + 1 pipelines, and nobody idles.
     below (f + 1) n0 nodes, or a layer without a replica: stop, or restart from a checkpoint
 
 The period is simulated: 1F1B of every pipeline with its own micro-batches, then the sync of each layer over all
-pipelines. T of the template only chooses.
+pipelines. T of the template only chooses. A stage holds its static bytes and the activations of 1F1B.
 
-Limits: a stage is on one worker (one GPU, or one tensor-parallel group), where Oobleck can also spread it over those
-of a node; nodes with another number of workers than most have are not used; a frozen node is not seen, and the master
-is a single point.
+Limits: smaller pipelines run slower stages and fewer micro-batches; every layer is synchronised over pipelines that cut
+the model differently. A stage is on one worker (one GPU, or one tensor-parallel group), where Oobleck can also spread
+it over those of a node; nodes with another number of workers than most have are not used; a frozen node is not seen,
+and the master is a single point.
 """
 
 from __future__ import annotations
@@ -26,23 +27,17 @@ from functools import cached_property, lru_cache, partial
 
 from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import load_compiled
+from recycle.layers import ring_seconds
 from recycle.shape import Shape
-from recycle.systems.checkpoint_interval import checkpoints
+from recycle.systems.joint_iteration import computed, ends_of_1f1b, reduce_order, synchronised
 from recycle.systems.oobleck.batch import Rule, distribute
 from recycle.systems.oobleck.instantiate import instantiate
 from recycle.systems.oobleck.iteration import common_cut, hosted, iteration
 from recycle.systems.oobleck.placement import Range, assign_nodes, copied, places
 from recycle.systems.oobleck.reconfigure import Members, reconfigure
-from recycle.systems.oobleck.steady import ends
 from recycle.systems.oobleck.template import Template, templates
-from recycle.systems.reduces import reduce_order
 from recycle.systems.setting import Setting
-from recycle.systems.sync import computed, synchronised
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
-
-FATAL_SHARE = 0.01
-"""Of failures, thought to leave too few nodes or a layer without a replica: it sets how often a checkpoint is written,
-nothing else."""
 
 MANY = 16
 """Templates from which the pipelines that a run may come to are so many that compiled loops are worth loading."""
@@ -75,35 +70,21 @@ class Oobleck:
 
     Args:
         setting: what every system gets.
-        failures: f, to be tolerated at once.
         sosp: templates with the paper's artifact's T2, and batches of the least variance.
     """
 
     name = "oobleck"
-    source = "Jang et al., SOSP 2023; SymbioticLab/Oobleck @ 7966556 (sosp23-artifact)"
-    limits: tuple[str, ...] = (
-        "the iteration in progress is lost at every failure",
-        "pipelines of unequal depth: the smaller ones run slower stages and fewer micro-batches",
-        "every layer is synchronised over pipelines that cut the model differently",
-        "below (f + 1) n0 nodes it stops",
-    )
+    failures = 1
+    """f, to be tolerated at once."""
 
-    def __init__(self, setting: Setting, *, failures: int = 1, sosp: bool = False) -> None:
-        self.setting, self.failures, self.sosp = setting, failures, sosp
+    def __init__(self, setting: Setting, *, sosp: bool = False) -> None:
+        self.setting, self.sosp = setting, sosp
         self.rule: Rule = "variance" if sosp else "longest"
         self._computed = lru_cache(maxsize=None)(self._simulated)
         self._ends = lru_cache(maxsize=None)(self._of_any)
         self._period = lru_cache(maxsize=None)(self._synchronised)
         self._sizes = lru_cache(maxsize=None)(self._sizes_of)
         self._gradients = lru_cache(maxsize=None)(self._most_gradients)
-        self.assumptions: tuple[str, ...] = (
-            f"f = {failures}; templates by T with N_b = 4 S" + (" (the artifact's T2)" if sosp else ""),
-            "shares of the batch by the " + ("least variance" if sosp else "least longest") + " T_i b_i / S_i",
-            "memory of a stage: its static bytes and the activations that 1F1B holds",
-            "a failure costs the iteration in progress and the common pause; only missing layers are copied",
-            "joins are taken in at the next boundary",
-            f"{FATAL_SHARE:.0%} of failures are thought to need a checkpoint, which sets the interval of writing them",
-        )
 
     # ---- the protocol
 
@@ -217,7 +198,7 @@ class Oobleck:
         """The same, of any share."""
         stages = self.setting.stages(self.templates[size].split)
         slowest = max(sum(layer.seconds for layer in stage) for stage in stages)
-        return ends(partial(self._computed, size), slowest, share)
+        return ends_of_1f1b(partial(self._computed, size), slowest, share)
 
     def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
         """Seconds per iteration of pipelines of (nodes, micro-batches)."""
@@ -241,7 +222,7 @@ class Oobleck:
             period=self._period(tuple(sorted(zip(map(len, pipelines), shares, strict=True)))),
             samples=setting.samples,
             idle=self._idle(live, pipelines),
-            checkpoints=checkpoints(setting, setting.nodes, FATAL_SHARE),
+            checkpoints=setting.checkpoints(setting.nodes),
             pipelines=tuple(pipelines),
             shares=tuple(shares),
             system=self,
@@ -279,20 +260,14 @@ class Oobleck:
         """Nodes of each pipeline, of as many of `nodes` as templates add up to."""
         weights = {size: template.per_micro_batch for size, template in self.templates.items()}
         for count in range(nodes, 0, -1):
-            found = instantiate(
-                weights,
-                count,
-                self.failures + 1,
-                self.setting.micro_batches,
-                self._sync,
-            )
+            found = instantiate(weights, count, self.failures + 1, self.setting.micro_batches, self._sync)
             if found is not None:
                 return tuple(found)
         raise ValueError(f"{nodes} node(s) are too few for {self.failures + 1} pipelines")
 
     def _sync(self, sizes: Sequence[int]) -> float:
         """Seconds in which the worker with most gradients reduces them."""
-        return self.setting.reduce_seconds(max(map(self._gradients, set(sizes))), len(sizes))
+        return ring_seconds(max(map(self._gradients, set(sizes))), len(sizes), self.setting.bandwidth)
 
     def _most_gradients(self, size: int) -> float:
         """Bytes of the stage with most gradients."""

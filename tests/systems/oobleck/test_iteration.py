@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from recycle import Profile, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.systems.oobleck.iteration import Split, common_cut, hosted, iteration
+from recycle.systems.joint_iteration import computed, reduce_order, synchronised
+from recycle.systems.oobleck.iteration import common_cut, hosted, iteration
 from recycle.systems.oobleck.template import templates
-from recycle.systems.reduces import reduce_order
-from recycle.systems.sync import computed, synchronised
+from recycle.systems.setting import Split
 from tests.systems.closed_forms import template_seconds
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from recycle.exec.launch.launcher import RunResult
-from recycle.systems.oobleck.iteration import Split, iteration
-from recycle.systems.unequal import shape_for
+from recycle.systems.joint_iteration import shape_for
+from recycle.systems.oobleck.iteration import iteration
+from recycle.systems.setting import Split
 from tests.systems.gpt import assert_same_bits, gpt, reference, states
 
 CASES: dict[str, tuple[list[Split], list[int]]] = {
