@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Columns, Rows, offsets_of
+from recycle.ir.columns import Columns, Rows
 from recycle.ir.instruction import (
     CARRIERS,
     Backward,
@@ -157,11 +157,6 @@ class Dependencies:
     @property
     def all_steps(self) -> int:
         return self.nodes - 1
-
-
-def group_edges(values: Rows, keys: Rows, nodes: int) -> tuple[Rows, Rows]:
-    """CSR grouping: (offsets, values sorted by key)."""
-    return offsets_of(keys, nodes), values[np.argsort(keys, kind="stable")]
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from recycle.ir.columns import Floats, Rows
+from recycle.ir.columns import Floats, Rows, offsets_of
 from recycle.ir.compiled import load, run
 
 
-def topological_order(offsets: Rows, targets: Rows, waiting: Rows) -> Rows:
-    """Nodes in an order in which each comes after all it waits for; nodes on or behind a cycle are left out.
+def group_edges(values: Rows, keys: Rows, nodes: int) -> tuple[Rows, Rows]:
+    """CSR grouping: (offsets, values sorted by key)."""
+    return offsets_of(keys, nodes), values[np.argsort(keys, kind="stable")]
 
-    Args:
-        offsets, targets: CSR of successors.
-        waiting: number of predecessors of each node.
-    """
-    order = np.empty(len(waiting), dtype=np.int64)
-    done, *_, order = run(_topological_order, len(waiting), offsets, targets, waiting.copy(), order)
+
+def topological_order(source: Rows, target: Rows, nodes: int) -> Rows:
+    """Nodes in an order in which each target comes after its sources; nodes on or behind a cycle are left out."""
+    offsets, targets = group_edges(target, source, nodes)
+    waiting, order = np.bincount(target, minlength=nodes), np.empty(nodes, dtype=np.int64)
+    done, *_, order = run(_topological_order, nodes, offsets, targets, waiting, order)
     return np.asarray(order[:done], dtype=np.int64)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.ir.columns import Columns, Flags, Rows, offsets_of
-from recycle.ir.dependencies import Crossings, compute_order, crossings, dependencies, group_edges
+from recycle.ir.dependencies import Crossings, compute_order, crossings, dependencies
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import CARRIERS, Instruction, OptimizerStep, Transfer, is_kind
 from recycle.ir.kinds import kinds_where
@@ -58,8 +58,7 @@ def _global_rank(schedule: Schedule) -> Rows:
     graph = dependencies(schedule)
     before, after = compute_order(schedule.columns)
     source, target = np.concatenate([graph.source, before]), np.concatenate([graph.target, after])
-    offsets, targets = group_edges(target, source, graph.nodes)
-    order = topological_order(offsets, targets, np.bincount(target, minlength=graph.nodes))
+    order = topological_order(source, target, graph.nodes)
     rank = np.full(graph.nodes, -1, dtype=np.int64)
     rank[order] = np.arange(len(order))
     rank = rank[: graph.rows]

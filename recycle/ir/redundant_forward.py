@@ -35,7 +35,7 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     backward = np.flatnonzero(is_kind(pieces.kind, (Backward, BackwardInput)) & pieces.valid)
     first_backward = dict(zip(key[backward][::-1].tolist(), pieces.row[backward][::-1].tolist(), strict=True))
     apart = {inspection.given(missing.row) for missing in inspection.graph.missing if missing.why == Why.NOT_LOCAL}
-    again = set(repeats(len(at), np.unique(key[at], return_index=True)[1]).tolist())
+    again = set(repeats(key[at])[0].tolist())
     doubled = set(np.flatnonzero(np.isin(key[at], forward)).tolist())
     for place, piece in enumerate(at.tolist()):
         row, stage = int(pieces.row[piece]), int(pieces.stage[piece])

@@ -29,12 +29,11 @@ from recycle.ir.dependencies import (
     compute_order,
     consecutive,
     dependencies,
-    group_edges,
     lane_chains,
     serial_chains,
 )
 from recycle.ir.gaps import Gaps, find_gaps
-from recycle.ir.graph import earliest, topological_order
+from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
@@ -114,8 +113,7 @@ def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencie
     graph = graph or dependencies(schedule)
     source, target, _ = event_edges(schedule.columns, graph, serialised)
     offsets, sources = group_edges(source, target, graph.nodes)
-    forward_offsets, targets = group_edges(target, source, graph.nodes)
-    order = topological_order(forward_offsets, targets, np.bincount(target, minlength=graph.nodes))
+    order = topological_order(source, target, graph.nodes)
     return EventGraph(schedule, graph, offsets, sources, order, serialised)
 
 

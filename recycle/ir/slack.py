@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from recycle.ir.columns import Floats
-from recycle.ir.dependencies import group_edges
-from recycle.ir.graph import earliest
+from recycle.ir.graph import earliest, group_edges
 from recycle.ir.simulate import Timeline, event_edges, event_graph
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Profile, Schedule, Shape, Worker, lower, simulate
-from recycle.ir.dependencies import compute_order, dependencies, group_edges
+from recycle.ir.dependencies import compute_order, dependencies
 from recycle.ir.families import gpipe, one_f_one_b
-from recycle.ir.graph import earliest, topological_order
+from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.simulate import durations, event_graph
 from tests.ir.random_schedules import random_schedule
@@ -89,7 +89,7 @@ def test_without_link_time_lowering_never_lengthens_the_makespan(rng: random.Ran
     graph = dependencies(schedule)
     before, after = compute_order(schedule.columns)
     source, target = np.concatenate([graph.source, before]), np.concatenate([graph.target, after])
-    order = topological_order(*group_edges(target, source, graph.nodes), np.bincount(target, minlength=graph.nodes))
+    order = topological_order(source, target, graph.nodes)
     seconds = np.zeros(graph.nodes)
     seconds[: graph.rows] = durations(schedule, profile)
     start, _ = earliest(order, *group_edges(source, target, graph.nodes), seconds, np.zeros(graph.nodes))

@@ -8,7 +8,8 @@ import numpy as np
 
 from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, Transfer, is_kind
-from recycle.ir.rules.rule import Defect, Inspection, firsts, rule
+from recycle.ir.kinds import MOST_KINDS
+from recycle.ir.rules.rule import Defect, Inspection, firsts, repeats, rule
 
 
 @rule("stage-range", "a stage that the shape does not have")
@@ -45,8 +46,7 @@ def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
 def _per_worker(inspection: Inspection, rows: Rows) -> Iterator[tuple[int, str]]:
     """The first of the rows of each worker, and a note on the others."""
     rows = np.unique(rows)
-    _, first, count = firsts(inspection.schedule.columns.worker[rows].astype(np.int64))
-    for place, entries in zip(first.tolist(), count.tolist(), strict=True):
+    for _, place, entries in firsts(inspection.schedule.columns.worker[rows]):
         more = f" (and {entries - 1} more on this worker)" if entries > 1 else ""
         yield int(rows[place]), more
 
@@ -56,18 +56,14 @@ def duplicate(inspection: Inspection) -> Iterator[Defect]:
     """Each micro-batch is used exactly once per iteration and stage. A second F, B, I or W of the same micro-batch
     and stage would count its gradient twice, on whichever worker it stands. Remove one of the two."""
     pieces, at = inspection.pieces, inspection.computes
-    keys = inspection.cell[at] * 4 + pieces.kind[at]
-    by_row = np.argsort(pieces.row[at], kind="stable")
-    at, keys = at[by_row], keys[by_row]
-    _, first, count = firsts(keys)
-    original = {int(keys[f]): int(pieces.row[at[f]]) for f in first[count > 1].tolist()}
-    repeats = np.setdiff1d(np.flatnonzero(np.isin(keys, list(original))), first)
-    for place in repeats.tolist():
+    at = at[np.argsort(pieces.row[at], kind="stable")]
+    again, first = repeats(inspection.cell[at] * MOST_KINDS + pieces.kind[at])
+    for row, original in zip(pieces.row[at[again]].tolist(), pieces.row[at[first]].tolist(), strict=True):
         yield Defect(
-            f"the same work is there already: {inspection.at(original[int(keys[place])])}",
+            f"the same work is there already: {inspection.at(original)}",
             "each micro-batch counts once per stage: remove one of the two",
-            int(pieces.row[at[place]]),
-            others=(original[int(keys[place])],),
+            row,
+            others=(original,),
         )
 
 
@@ -75,8 +71,8 @@ def duplicate(inspection: Inspection) -> Iterator[Defect]:
 def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
     """A backward is written either as one B or as I and W. B together with I or W of the same micro-batch and stage
     computes the same gradient twice. Keep B, or keep I and W."""
-    whole, halves = inspection.counts[Backward], _halves(inspection)
-    for cell in np.flatnonzero((whole > 0) & (halves > 0)).tolist():
+    _, whole, *halves = inspection.counts.values()
+    for cell in np.flatnonzero((whole > 0) & (sum(halves) > 0)).tolist():
         row = int(_rows(inspection, cell, BackwardInput, BackwardWeight)[0])
         b = int(_rows(inspection, cell, Backward)[0])
         yield Defect(
@@ -85,10 +81,6 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
             row,
             others=(b,),
         )
-
-
-def _halves(inspection: Inspection) -> Rows:
-    return inspection.counts[BackwardInput] + inspection.counts[BackwardWeight]
 
 
 def _rows(inspection: Inspection, cell: int, *classes: type[Instruction]) -> Rows:
@@ -130,8 +122,7 @@ def _incomplete(inspection: Inspection, token: str, name: str, hole: Flags) -> I
     pieces, shape = inspection.pieces, inspection.schedule.shape
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
     at = at[np.argsort(pieces.row[at], kind="stable")]
-    host, first, _ = firsts(pieces.worker[at] * shape.stages + pieces.stage[at])
-    for key, place in zip(host.tolist(), first.tolist(), strict=True):
+    for key, place, _ in firsts(pieces.worker[at] * shape.stages + pieces.stage[at]):
         worker, stage = divmod(key, shape.stages)
         mine = at[(pieces.worker[at] == worker) & (pieces.stage[at] == stage)]
         numbers = np.unique(pieces.micro_batch[mine])
@@ -147,24 +138,20 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
     """B, I and W need the activation that their F left on its worker, and W what its I left there; activations are
     never sent to another worker of the same stage. So all halves of a micro-batch run where its F ran: move them
     together."""
+    worker = inspection.schedule.columns.worker
     for found in inspection.apart:
         assert found.value is not None
         row, cell = inspection.given(found.row), inspection.cell_of(found.value.stage, found.value.micro_batch)
         if row is None or not inspection.complete[cell] or inspection.misplaced[cell]:
             continue
         makers = _rows(inspection, cell, Forward, BackwardInput).tolist()
-        made_by = [maker for maker in makers if not _same_worker(inspection, maker, row)]
+        made_by = [maker for maker in makers if worker[maker] != worker[row]]
         yield Defect(
             f"it needs what {inspection.at(made_by[0])} left there" if made_by else "it is not where its forward ran",
             "move it to that worker, or move the forward and all halves of the backward together",
             row,
             others=tuple(made_by[:1]),
         )
-
-
-def _same_worker(inspection: Inspection, row: int, other: int) -> bool:
-    worker = inspection.schedule.columns.worker
-    return bool(worker[row] == worker[other])
 
 
 @rule("not-lowered", "a schedule about to run without its transfers, reduces or steps")

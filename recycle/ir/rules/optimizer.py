@@ -12,7 +12,7 @@ import numpy as np
 from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients
-from recycle.ir.rules.rule import Defect, Inspection, firsts, listed, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, listed, repeats, rule
 
 
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
@@ -66,12 +66,11 @@ def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
     """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice. Remove it."""
     for cls in (ReduceGradients, OptimizerStep):
         rows, keys = _hosted_rows(inspection, cls)
-        _, first, _ = firsts(keys)
-        for place in repeats(len(rows), first).tolist():
+        for row in rows[repeats(keys)[0]].tolist():
             yield Defect(
                 f"the stage has its {cls.token} on this worker already",
                 "once per iteration, host and stage: remove one of the two",
-                int(rows[place]),
+                row,
             )
 
 
@@ -103,16 +102,14 @@ def early_step(inspection: Inspection) -> Iterator[Defect]:
 
 def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> Iterator[tuple[int, int]]:
     """(last row that a join waits for, row of `cls` before it that waits for the join), both on one worker."""
-    graph, lowered = inspection.graph, inspection.lowered.columns
-    into = (graph.target >= graph.rows) & (graph.source < graph.rows)
-    out = (graph.source >= graph.rows) & (graph.target < graph.rows) & (graph.cause == cause)
-    out &= lowered.kind[np.minimum(graph.target, graph.rows - 1)] == cls.kind if graph.rows else False
-    last = np.full((graph.nodes - graph.rows) * inspection.schedule.shape.worker_count, -1, dtype=np.int64)
-    workers = inspection.schedule.shape.worker_count
-    source, join = graph.source[into], graph.target[into] - graph.rows
-    np.maximum.at(last, join * workers + lowered.worker[source], source)
-    waiting, by = graph.target[out], graph.source[out] - graph.rows
-    late = last[by * workers + lowered.worker[waiting]]
+    graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
+    into = np.flatnonzero((graph.target >= graph.rows) & (graph.source < graph.rows))
+    out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows) & (graph.cause == cause))
+    out = out[kind[graph.target[out]] == cls.kind]
+    last = np.full((graph.nodes - graph.rows, inspection.schedule.shape.worker_count), -1, dtype=np.int64)
+    np.maximum.at(last, (graph.target[into] - graph.rows, worker[graph.source[into]]), graph.source[into])
+    waiting = graph.target[out]
+    late = last[graph.source[out] - graph.rows, worker[waiting]]
     for row, behind in sorted(zip(waiting[late > waiting].tolist(), late[late > waiting].tolist(), strict=True)):
         given, given_behind = inspection.given(row), inspection.given(behind)
         if given is not None and given_behind is not None and not inspection.stray_updates[[given, given_behind]].any():

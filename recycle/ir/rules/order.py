@@ -12,15 +12,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.columns import Flags, Rows
-from recycle.ir.dependencies import Cause, compute_order, group_edges
-from recycle.ir.graph import topological_order
+from recycle.ir.dependencies import Cause, compute_order
+from recycle.ir.graph import group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import reduce_conflicts
-from recycle.ir.rules.rule import Defect, Inspection, rule
+from recycle.ir.rules.rule import Defect, Inspection, firsts, rule
 from recycle.ir.rules.transfers import is_reported
 from recycle.ir.simulate import EventGraph, event_graph
 
-CYCLES = 5
+_CYCLES = 5
 """Independent cycles that are reported at most."""
 _STARTS = 8
 """Instructions of a cycle from which a shorter one is looked for."""
@@ -110,31 +110,28 @@ def _edges(events: EventGraph) -> tuple[Rows, Rows]:
 
 def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     """Edges that other rules report: local disorder, early reduces and steps, reduce orders."""
-    graph, kind, nodes = inspection.graph, inspection.lowered.columns.kind, inspection.graph.nodes
+    nodes, rows = inspection.graph.nodes, inspection.graph.rows
     late_source, late_target = _local_disorder(inspection)
     explained = np.isin(source * nodes + target, late_source * nodes + late_target)
     lowered_of = np.full(len(inspection.schedule.columns) + 1, -1, dtype=np.int64)
     lowered_of[inspection.origin] = np.arange(len(inspection.origin))
     conflicting = [int(lowered_of[row]) for pair in reduce_conflicts(inspection) for row in pair]
-    explained |= np.isin(target, conflicting) & (source >= graph.rows)
+    explained |= np.isin(target, conflicting) & (source >= rows)
     # A join that waits for its own waiter, or for a row behind it on its worker: early or duplicate updates.
-    worker = np.append(inspection.lowered.columns.worker, [-1]).astype(np.int64)
-    wide = np.append(is_kind(kind, StageWide), [False])
-    at = np.minimum(source, graph.rows), np.minimum(target, graph.rows)
-    out = (source >= graph.rows) & (target < graph.rows) & wide[at[1]]
-    first = np.full((nodes - graph.rows) * inspection.schedule.shape.worker_count, nodes, dtype=np.int64)
-    workers = inspection.schedule.shape.worker_count
-    np.minimum.at(first, (source[out] - graph.rows) * workers + worker[target[out]], target[out])
-    into = np.flatnonzero((target >= graph.rows) & (source < graph.rows))
-    late = source[into] >= first[(target[into] - graph.rows) * workers + worker[source[into]]]
-    explained[into[late]] = True
+    kind, worker = inspection.lowered.columns.kind, inspection.lowered.columns.worker
+    out = np.flatnonzero((source >= rows) & (target < rows))
+    out = out[is_kind(kind[target[out]], StageWide)]
+    into = np.flatnonzero((target >= rows) & (source < rows))
+    first = np.full((nodes - rows, inspection.schedule.shape.worker_count), nodes, dtype=np.int64)
+    np.minimum.at(first, (source[out] - rows, worker[target[out]]), target[out])
+    explained[into[source[into] >= first[target[into] - rows, worker[source[into]]]]] = True
     return explained
 
 
 def cycles(source: Rows, target: Rows, nodes: int) -> list[list[int]]:
-    """Up to `CYCLES` cycles without a common node, each short, as nodes that wait for the next one around."""
+    """Up to `_CYCLES` cycles without a common node, each short, as nodes that wait for the next one around."""
     found: list[list[int]] = []
-    while len(found) < CYCLES:
+    while len(found) < _CYCLES:
         alive = _on_or_between_cycles(source, target, nodes)
         keep = alive[source] & alive[target]
         source, target = source[keep], target[keep]
@@ -151,9 +148,8 @@ def cycles(source: Rows, target: Rows, nodes: int) -> list[list[int]]:
 def _on_or_between_cycles(source: Rows, target: Rows, nodes: int) -> Flags:
     """Nodes that neither run out of predecessors nor of successors."""
     alive = np.ones(nodes, dtype=np.bool_)
-    for a, b in ((source, target), (target, source)):
-        offsets, following = group_edges(b, a, nodes)
-        alive[topological_order(offsets, following, np.bincount(b, minlength=nodes))] = False
+    for before, after in ((source, target), (target, source)):
+        alive[topological_order(before, after, nodes)] = False
     return alive
 
 
@@ -191,34 +187,23 @@ def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
 def _describe(inspection: Inspection, events: EventGraph, cycle: list[int]) -> tuple[int | None, str, tuple[int, ...]]:
     """(given row where the circle is entered, the circle as text, the other given rows that the text names in its
     order). Rows that lowering added are passed over, and steps along one worker's program are drawn together."""
-    steps = _program_steps(events)
-    shown = [node for node in cycle if inspection.given(node) is not None]
-    if not shown:
+    given = {node: row for node in cycle if (row := inspection.given(node)) is not None}
+    if not given:
         return None, f"{len(cycle)} events that lowering added", ()
-    turn = shown.index(min(shown))
-    shown = shown[turn:] + shown[:turn]
-    waits: list[tuple[int, int, bool]] = []
-    for node, needed in zip(shown, shown[1:] + shown[:1], strict=True):
-        follows = (needed, node) in steps
-        if waits and follows and waits[-1][2]:
-            waits[-1] = (waits[-1][0], needed, True)
-        else:
-            waits.append((node, needed, follows))
-    if len(waits) > 1 and waits[0][2] and waits[-1][2]:
-        last = waits.pop()
-        waits[0] = (last[0], waits[0][1], True)
-    parts = []
-    for node, needed, follows in waits:
-        first, second = inspection.given(node), inspection.given(needed)
-        assert first is not None
-        assert second is not None
-        parts.append(f"{inspection.at(first)} {'comes after' if follows else 'waits for'} {_name(inspection, second)}")
-    begin, *others = (inspection.given(node) for node, _, _ in waits)
-    return begin, "; ".join(parts), tuple(row for row in others if row is not None)
-
-
-def _name(inspection: Inspection, row: int) -> str:
-    return str(inspection.schedule.instruction(row))
+    turn = list(given).index(min(given))
+    shown = [*list(given)[turn:], *list(given)[:turn]]
+    steps = _program_steps(events)
+    follows = [(needed, node) in steps for node, needed in zip(shown, shown[1:] + shown[:1], strict=True)]
+    begins = [place for place in range(len(shown)) if not (follows[place] and follows[place - 1])]
+    if begins[0]:  # the steps before it are drawn together with the last ones
+        begins = begins[-1:] + begins[:-1]
+    rows = [given[shown[place]] for place in begins]
+    name = inspection.schedule.instruction
+    parts = [
+        f"{inspection.at(row)} {'comes after' if follows[place] else 'waits for'} {name(needed)}"
+        for place, row, needed in zip(begins, rows, rows[1:] + rows[:1], strict=True)
+    ]
+    return rows[0], "; ".join(parts), tuple(rows[1:])
 
 
 def _program_steps(events: EventGraph) -> set[tuple[int, int]]:
@@ -246,11 +231,10 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
     late[late] = [not is_reported(inspection, int(inspection.origin[row])) for row in send[late].tolist()]
     producer, send = producer[late], send[late]
     by_row = np.argsort(send)
-    _, first = np.unique(c.worker[send[by_row]], return_index=True)
-    for place in first.tolist():
-        row, made = inspection.given(int(send[by_row[place]])), inspection.given(int(producer[by_row[place]]))
+    producer, send = producer[by_row], send[by_row]
+    for _, place, count in firsts(c.worker[send]):
+        row, made = inspection.given(int(send[place])), inspection.given(int(producer[place]))
         if row is not None and made is not None:
-            count = int((c.worker[send] == c.worker[send[by_row[place]]]).sum())
             more = f" (and {count - 1} more sends of this worker)" if count > 1 else ""
             yield Defect(
                 f"other work stands between it and its producer, {inspection.at(made)}{more}",

@@ -39,8 +39,7 @@ def failed_worker(inspection: Inspection) -> Iterator[Defect]:
     rows = np.flatnonzero(is_kind(c.kind, Transfer))
     rows = rows[silent[c.peer[rows]] & ~inspection.dead[c.worker[rows]]]
     lanes = c.worker[rows].astype(np.int64) * schedule.shape.worker_count + c.peer[rows]
-    _, first, count = firsts(lanes)
-    for place, entries in zip(first.tolist(), count.tolist(), strict=True):
+    for _, place, entries in firsts(lanes):
         row = int(rows[place])
         more = f" (and {entries - 1} more transfers with it)" if entries > 1 else ""
         yield Defect(
@@ -59,8 +58,7 @@ def not_hosted(inspection: Inspection) -> Iterator[Defect]:
     at = np.flatnonzero(~is_kind(pieces.kind, Transfer) & pieces.valid)
     at = at[~inspection.hosted[pieces.worker[at], pieces.stage[at]] & ~inspection.dead[pieces.worker[at]]]
     at = at[np.argsort(pieces.row[at], kind="stable")]
-    keys, first, count = firsts(pieces.worker[at] * shape.stages + pieces.stage[at])
-    for key, place, entries in zip(keys.tolist(), first.tolist(), count.tolist(), strict=True):
+    for key, place, entries in firsts(pieces.worker[at] * shape.stages + pieces.stage[at]):
         w, stage = divmod(key, shape.stages)
         worker = shape.worker_at(w)
         hosts = [str(host) for host in inspection.schedule.hosts(stage)]

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recycle.ir.columns import Flags, Rows
-from recycle.ir.dependencies import Dependencies, Missing, Why, Work, group_edges, work
+from recycle.ir.columns import Flags, Floats, Ints, Rows
+from recycle.ir.dependencies import Dependencies, Missing, Why, Work, work
+from recycle.ir.graph import group_edges
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -294,7 +295,7 @@ class Inspection:
         hosted = self.hosted[pieces.worker[at], pieces.stage[at]] & ~self.dead[pieces.worker[at]]
         keys = (pieces.kind[at].astype(np.int64) * len(self.dead) + pieces.worker[at]) * stages + pieces.stage[at]
         stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)
-        stray[np.delete(pieces.row[at], firsts(keys)[1])] = True
+        stray[pieces.row[at[repeats(keys)[0]]]] = True
         stray[pieces.row[at[~hosted]]] = True
         return stray
 
@@ -314,16 +315,15 @@ class Inspection:
         return listed([self.micro_batch(number) for number in numbers[:SHOWN].tolist()], len(numbers))
 
     @cached_property
-    def _starts(self) -> dict[int, float]:
-        """Start of each given row from idle, under the profile; empty when the order cannot finish."""
-        if not self.events.is_acyclic:
-            return {}
-        start = simulate(self.lowered, self.profile).start
-        return {int(row): float(time) for row, time in zip(self.origin, start, strict=True) if row >= 0}
+    def _starts(self) -> Floats:
+        """Start of each given row from idle, under the profile."""
+        start = np.zeros(len(self.schedule.columns) + 1)  # the last entry takes what lowering added
+        start[self.origin] = simulate(self.lowered, self.profile).start
+        return start
 
     def time_of(self, row: int) -> str:
         """` at time 7` for a given row, nothing when the order cannot finish."""
-        return f" at time {self._starts[row]:g}" if row in self._starts else ""
+        return f" at time {self._starts[row]:g}" if self.events.is_acyclic else ""
 
     def given(self, row: int) -> int | None:
         """Given row of a lowered row or node; None for what lowering added and for joins."""
@@ -342,14 +342,14 @@ def listed(names: Sequence[object], count: int | None = None) -> str:
     return ", ".join(map(str, names[:SHOWN])) + rest
 
 
-def repeats(entries: int, first: Rows) -> Rows:
-    """Places 0 to `entries` - 1 that are not among `first`."""
-    again = np.ones(entries, dtype=np.bool_)
-    again[first] = False
-    return np.flatnonzero(again)
+def repeats(keys: Rows) -> tuple[Rows, Rows]:
+    """(place of each entry whose key is there before it, place of the first entry with that key)."""
+    _, first, back = np.unique(keys, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[back] != np.arange(len(keys)))
+    return again, first[back[again]]
 
 
-def firsts(keys: Rows) -> tuple[Rows, Rows, Rows]:
-    """(distinct keys, place of the first entry of each, how many entries it has)."""
-    distinct, first, count = np.unique(keys, return_index=True, return_counts=True)
-    return distinct, first.astype(np.int64), count.astype(np.int64)
+def firsts(keys: Rows | Ints) -> Iterator[tuple[int, int, int]]:
+    """(key, place of its first entry, how many entries it has) of each distinct key, ascending."""
+    distinct = np.unique(keys, return_index=True, return_counts=True)
+    return zip(*(column.tolist() for column in distinct), strict=True)

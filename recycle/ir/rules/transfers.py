@@ -24,7 +24,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import Origin, ValueKind
-from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, firsts, repeats, rule
 from recycle.shape import MicroBatch, Worker
 
 
@@ -104,9 +104,8 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
     lane = c.peer[receive].astype(np.int64) * workers + c.worker[receive]
     by_receive, by_send = np.lexsort((receive, lane)), np.lexsort((send, lane))
     differ = np.flatnonzero(send[by_receive] != send[by_send])
-    _, first, count = np.unique(lane[by_receive][differ], return_index=True, return_counts=True)
-    for place, wrong in zip(differ[first].tolist(), count.tolist(), strict=True):
-        row, arrives = int(receive[by_receive[place]]), int(send[by_send[place]])
+    for _, place, wrong in firsts(lane[by_receive][differ]):
+        row, arrives = int(receive[by_receive[differ[place]]]), int(send[by_send[differ[place]]])
         yield Defect(
             f"what arrives here is {inspection.at(arrives)}, matched by order ({wrong} receives of this pair of workers"
             f" get another value)",
@@ -197,9 +196,8 @@ class _TransferExamination:
         cell = cell * shape.micro_batches + c.index[rows]
         ends = (c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows]) * len(KIND_CLASSES) + c.kind[rows]
         keys = np.unique(ends, return_inverse=True)[1].astype(np.int64)
-        _, first, back = np.unique(keys * self.inspection.cells + cell, return_index=True, return_inverse=True)
-        for place in repeats(len(rows), first).tolist():
-            row, original = int(rows[place]), int(rows[first[back[place]]])
+        again, first = repeats(keys * self.inspection.cells + cell)
+        for row, original in zip(rows[again].tolist(), rows[first].tolist(), strict=True):
             verb = "sent" if issubclass(KIND_CLASSES[self.columns.kind[row]], Send) else "received"
             self._report(
                 "duplicate-transfer", row, f"the value is {verb} already: {self.inspection.at(original)}",
