@@ -16,8 +16,7 @@ from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 from recycle.errors import RecycleError
 from viz.comparison import SystemComparison
 from viz.pages import lanes_view
-from viz.pages.address import keep_in_address
-from viz.pages.page import TABS, Page, Workspace
+from viz.pages.page import TABS, Page, Workspace, keep_in_address
 from viz.pages.registry import open_pages
 from viz.run import Run
 from viz.sources import ScheduleFile

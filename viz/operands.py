@@ -14,6 +14,7 @@ from recycle.errors import RecycleError
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
 from viz.analysis.differences import align, require_one_clock, scaled
+from viz.lane_cache import Explainer
 from viz.lanes import LaneTable
 
 
@@ -51,6 +52,11 @@ class Operand:
     def unit(self) -> Literal["s", ""]:
         """Of its times: seconds for certain, or what the profile says."""
         return "s" if self.in_seconds else ""
+
+    @property
+    def explainer(self) -> Explainer:
+        """What knows why its instructions start when they do."""
+        return Explainer(self.timeline, limits=self.limits)
 
     @property
     def lanes(self) -> LaneTable:

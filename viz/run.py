@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,8 +58,7 @@ class RunSegment:
         return f"without {', '.join(map(str, self.failed))}" if self.failed else "all workers"
 
 
-@dataclass(frozen=True)
-class NotableStep:
+class NotableStep(NamedTuple):
     """A step worth looking at, and why."""
 
     title: str

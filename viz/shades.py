@@ -6,9 +6,8 @@ shades an operation takes follows from two lengths of time that go with the addr
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +24,10 @@ TOLERANCE = 0.01
 MOST_BYTES = 100_000_000
 
 
-class ShadeEdges(NamedTuple):
-    """From `some` on it is earlier or later, from `much` on much; in the unit of the timelines."""
-
-    some: float
-    much: float
-
-
-def edges_of(first: Timeline, matches: Matches) -> ShadeEdges:
-    """Two shades either way: up to half of the largest difference, and beyond."""
+def edges_of(first: Timeline, matches: Matches) -> tuple[float, float]:
+    """Two shades either way: up to half of the largest difference, and beyond; in the unit of the timelines."""
     some = TOLERANCE * first.makespan
-    return ShadeEdges(some, max(some, float(np.abs(matches.delta).max(initial=0.0)) / 2))
+    return some, max(some, float(np.abs(matches.delta).max(initial=0.0)) / 2)
 
 
 def later(table: LaneTable, matches: Matches) -> npt.NDArray[np.float32]:
@@ -64,11 +56,6 @@ class Shades:
         return self._kept.get(digest)
 
 
-def for_canvas(address: str, scale: ShadeEdges, title: str) -> dict[str, Any]:
+def for_canvas(address: str, edges: tuple[float, float], title: str) -> dict[str, Any]:
     """What the canvas needs to colour by: where the differences are, against what, and the shades."""
-    return {"address": address, "edges": list(scale), "title": title, "paints": [asdict(paint) for paint in SHADES]}
-
-
-def as_attribute(shades: list[dict[str, Any] | None]) -> str:
-    """One entry per interleaved table, None for one in the colours of its work."""
-    return json.dumps(shades, separators=(",", ":"))
+    return {"address": address, "edges": edges, "title": title, "paints": [asdict(paint) for paint in SHADES]}

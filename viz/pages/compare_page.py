@@ -12,32 +12,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html
 from flask import Response, abort
 
 from recycle.errors import RecycleError
-from viz.analysis.differences import (
-    Divergence,
-    Matches,
-    first_late,
-    first_order_divergence,
-    match,
-    shares,
-    split,
-)
+from viz.analysis.differences import Divergence, Matches, first_late, first_order_divergence, match, shares, split
 from viz.figures.delta import delta_figure
 from viz.figures.palette import SHADES
 from viz.figures.time_axis import time_unit
 from viz.free_memory import release_memory
-from viz.lane_cache import Explainer, LaneCache
+from viz.lane_cache import LaneCache
 from viz.lanes import LaneTable
 from viz.operands import Operand, Operands, on_one_axis
 from viz.pages import linked, parts
-from viz.pages.figure_view import figure_view, gutter, on_the_page
 from viz.pages.lanes_view import FOREVER, lanes_address, lanes_view
 from viz.pages.page import Page, Workspace
 from viz.run import Run
-from viz.shades import TOLERANCE, Shades, as_attribute, edges_of, for_canvas, later
+from viz.shades import TOLERANCE, Shades, edges_of, for_canvas, later
 from viz.sources import ScheduleFile
 
 MOST_COMPARED, DIFFERENCES_SHOWN = 4, 12
@@ -84,21 +75,15 @@ class Compared(NamedTuple):
 
 
 class ComparePage(Page):
-    """The page that compares what `sources` hold; `prefix` keeps its component names apart from other pages'."""
+    """The page that compares what `now` gives."""
 
-    title = "Compare"
+    prefix, title = "compare", "Compare"
     invitation = "Both on one axis: which instructions start later, where the time goes, where they first differ."
 
-    def __init__(
-        self,
-        now: Callable[[], Sequence[Run | ScheduleFile]],
-        cache: LaneCache | None = None,
-        prefix: str = "compare",
-    ) -> None:
+    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], cache: LaneCache | None = None) -> None:
+        super().__init__(cache)
         self.operands = Operands(now)
-        self.cache = cache or LaneCache()
         self.shades = Shades()
-        self.prefix = prefix
         self._last: tuple[Any, Compared] | None = None
         self._lock, self._answering = threading.Lock(), threading.Lock()
 
@@ -110,45 +95,27 @@ class ComparePage(Page):
     def layout(self) -> html.Div:
         choices = self.operands.choices()
         if len(choices) < 2:
-            return html.Div(
-                parts.empty(
-                    "There is nothing to compare yet.",
-                    "Give two schedule files, or a run directory with an executed step:"
-                    " recycle view fault-free.json adaptive.json",
-                )
-            )
-        options: Any = [{"label": choice.title, "value": choice.key} for choice in choices]
+            hint = "Give two schedule files, or a run directory with an executed step:"
+            hint += " recycle view fault-free.json adaptive.json"
+            return html.Div(parts.empty("There is nothing to compare yet.", hint))
+        chosen = dcc.Dropdown(
+            {choice.key: choice.title for choice in choices},
+            self.operands.first_choice(),
+            id=self.name("chosen"),
+            multi=True,
+            clearable=False,
+            placeholder="Choose two or more",
+        )
+        how = parts.div(
+            "choices",
+            _choice("Colour", self.name("colour"), _COLOURS),
+            _choice("Lanes", self.name("arrangement"), _ARRANGEMENTS),
+            dcc.Checklist({"ghost": "Outline the first in the others"}, [], id=self.name("ghost")),
+        )
+        caption = "All others are compared with the first one. At most four."
         return html.Div(
             [
-                parts.card(
-                    "What to compare",
-                    html.Div(
-                        [
-                            dcc.Dropdown(
-                                id=self.name("chosen"),
-                                options=options,
-                                value=self.operands.first_choice(),
-                                multi=True,
-                                clearable=False,
-                                placeholder="Choose two or more",
-                            ),
-                            html.Div(
-                                [
-                                    _choice("Colour", self.name("colour"), _COLOURS),
-                                    _choice("Lanes", self.name("arrangement"), _ARRANGEMENTS),
-                                    dcc.Checklist(
-                                        id=self.name("ghost"),
-                                        options=[{"label": "Outline the first in the others", "value": "ghost"}],
-                                        value=[],
-                                    ),
-                                ],
-                                className="choices",
-                            ),
-                        ],
-                        className="controls",
-                    ),
-                    caption="All others are compared with the first one. At most four.",
-                ),
+                parts.card("What to compare", parts.div("controls", chosen, how), caption=caption),
                 *linked.stores(self.prefix),
                 parts.awaited(self.name("lanes")),
                 parts.awaited(self.name("answer")),
@@ -170,7 +137,7 @@ class ComparePage(Page):
         if arrangement == "interleaved" and not together:
             ignored.append("these have other workers, so their lanes cannot lie under each other")
         shades = [self._shaded(pair, table) for pair, table in zip(compared.pairs, compared.tables[1:], strict=True)]
-        left = gutter(compared.tables) + LETTER_PIXELS * together
+        left = parts.gutter(compared.tables) + LETTER_PIXELS * together
         coloured = [shade if colour == "later" else None for shade in shades]
         if together:
             blocks = [self._interleaved(compared, coloured, left)]
@@ -191,46 +158,42 @@ class ComparePage(Page):
     def _stacked(
         self, compared: Compared, coloured: Sequence[dict[str, Any] | None], left: int, ghost: bool
     ) -> list[Any]:
-        blocks: list[Any] = []
         first = compared.tables[0]
-        for place, (operand, table) in enumerate(zip(compared.operands, compared.tables, strict=True)):
-            shade = coloured[place - 1] if place else None
-            blocks.append(
-                lanes_view(
-                    operand.title,
-                    table,
-                    f"{self.prefix}-{place}",
-                    self.cache,
-                    linked=self.prefix,
-                    place=place,
-                    span=compared.span,
-                    left=left,
-                    explainer=Explainer(operand.timeline, limits=operand.limits),
-                    ghost=first if ghost and place and first.workers == table.workers else None,
-                    more={"data-shades": as_attribute([shade])} if shade else None,
-                )
+        shown = zip(compared.operands, compared.tables, [None, *coloured], strict=True)
+        return [
+            lanes_view(
+                operand.title,
+                table,
+                f"{self.prefix}-{place}",
+                self.cache,
+                linked=self.prefix,
+                place=place,
+                span=compared.span,
+                left=left,
+                explainer=operand.explainer,
+                ghost=first if ghost and place and first.workers == table.workers else None,
+                more={"data-shades": json.dumps([shade])} if shade else None,
             )
-        return blocks
+            for place, (operand, table, shade) in enumerate(shown)
+        ]
 
     def _interleaved(self, compared: Compared, coloured: Sequence[dict[str, Any] | None], left: int) -> html.Div:
         """One canvas: of each worker the lane of the first, below it that of the second, and so on."""
-        first, *others = compared.tables
         addresses = [
-            lanes_address(self.cache.put(table, Explainer(operand.timeline, limits=operand.limits)))
-            for operand, table in zip(compared.operands[1:], others, strict=True)
+            lanes_address(self.cache.put(table, operand.explainer))
+            for operand, table in zip(compared.operands, compared.tables, strict=True)
         ]
         title = "; ".join(f"{chr(65 + place)}: {operand.title}" for place, operand in enumerate(compared.operands))
         return lanes_view(
             title,
-            first,
+            compared.tables[0],
             f"{self.prefix}-all",
             self.cache,
             linked=self.prefix,
             span=compared.span,
             left=left,
-            rows=first.lanes * len(compared.tables),
-            explainer=Explainer(compared.operands[0].timeline, limits=compared.operands[0].limits),
-            more={"data-with": json.dumps(addresses), "data-shades": as_attribute([None, *coloured])},
+            rows=compared.tables[0].lanes * len(compared.tables),
+            more={"data-with": json.dumps(addresses[1:]), "data-shades": json.dumps([None, *coloured])},
         )
 
     def _delta(self, pair: ComparedPair, compared: Compared, left: int, place: int) -> html.Div:
@@ -238,7 +201,7 @@ class ComparePage(Page):
         figure = delta_figure(pair.first.timeline, pair.second.timeline, pair.matches, compared.span, unit)
         heading = f"How much later instructions start in {pair.second.title}"
         spoken = f"{heading}, {pair.first.title} being zero"
-        return figure_view(heading, on_the_page(figure, left), linked.graph_id(self.prefix, place), spoken)
+        return parts.figure_view(heading, parts.under_lanes(figure, left), linked.graph_id(self.prefix, place), spoken)
 
     def compare(self, keys: Sequence[str]) -> list[Any]:
         """What stands below the lanes: figures, where the difference comes from, what differs most."""
@@ -297,22 +260,10 @@ class ComparePage(Page):
         words = f"{len(pair.matches.first):,} instructions are in both"
         words += f", {moved:,} of them on another worker" if moved else ""
         words += f"; {missing[0]:,} only in the first, {missing[1]:,} only in the second." if any(missing) else "."
-        divergences = [
-            html.Li(
-                [
-                    html.Strong(f"{title}: "),
-                    f"{one.text}, at {one.time:.5g} ",
-                    html.Button(
-                        "Show it",
-                        id={"type": f"{self.prefix}-show", "place": place, "which": which},
-                        n_clicks=0,
-                        className="quiet",
-                        title=f"{title}: show it in the lanes",
-                    ),
-                ]
-            )
-            for which, (title, one) in enumerate(pair.divergences)
-        ]
+        divergences = []
+        for which, (title, one) in enumerate(pair.divergences):
+            show = linked.show_button(self.prefix, which, place, f"{title}: show it in the lanes")
+            divergences.append(html.Li([html.Strong(f"{title}: "), f"{one.text}, at {one.time:.5g} ", show]))
         return parts.card(
             f"{pair.second.title} against {pair.first.title}",
             html.P(words, className="says"),
@@ -359,8 +310,14 @@ class ComparePage(Page):
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the route of the differences."""
-        linked.register(app, self.prefix)
         chosen, arrangement = self.name("chosen"), self.name("arrangement")
+        linked.register(
+            app,
+            self.prefix,
+            lambda which, place, keys, how: self.place_of(keys or [], how, place, which),
+            State(chosen, "value"),
+            State(arrangement, "value"),
+        )
 
         def shades(digest: str) -> Response:
             content = self.shades.get(digest) or abort(404)
@@ -384,32 +341,14 @@ class ComparePage(Page):
             with self._answering:  # after the lanes, which are there first
                 return self.compare(keys or [])
 
-        @app.callback(
-            Output(self.name("goto"), "data"),
-            Input({"type": f"{self.prefix}-show", "place": ALL, "which": ALL}, "n_clicks"),
-            State(chosen, "value"),
-            State(arrangement, "value"),
-            prevent_initial_call=True,
-        )
-        def go(clicks: list[int], keys: list[str] | None, how: Arrangement) -> Any:
-            pressed = ctx.triggered_id
-            if pressed is None or not any(clicks):
-                return no_update
-            try:
-                return self.place_of(keys or [], how, pressed["place"], pressed["which"])
-            except RecycleError:
-                return no_update
 
-
-_COLOURS = {"how much later it starts": "later", "kind of work": "kind"}
-_ARRANGEMENTS = {"one timeline under the other": "stacked", "lane under lane": "interleaved"}
+_COLOURS = {"later": "how much later it starts", "kind": "kind of work"}
+_ARRANGEMENTS = {"stacked": "one timeline under the other", "interleaved": "lane under lane"}
 
 
 def _choice(title: str, identifier: str, options: dict[str, str]) -> html.Div:
     """A choice of one of a few; the first is chosen."""
-    listed: Any = [{"label": label, "value": value} for label, value in options.items()]
-    chosen = next(iter(options.values()))
-    return html.Div([html.Span(title), dcc.RadioItems(id=identifier, options=listed, value=chosen, inline=True)])
+    return html.Div([html.Span(title), dcc.RadioItems(options, next(iter(options)), id=identifier, inline=True)])
 
 
 def _shade_legend(pair: ComparedPair, compared: Compared) -> html.Ul:

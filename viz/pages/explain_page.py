@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html
 
 from recycle.errors import RecycleError
 from recycle.ir.gaps import Gap, GapCause
@@ -33,7 +33,6 @@ from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import LaneTable
 from viz.operands import Operand, Operands
 from viz.pages import linked, parts
-from viz.pages.figure_view import figure_view, gutter, on_the_page
 from viz.pages.lanes_view import lanes_address, lanes_view
 from viz.pages.page import Page, Workspace
 from viz.run import Run
@@ -60,7 +59,7 @@ class Explained:
     @cached_property
     def explainer(self) -> Explainer:
         """What the canvas asks of it; that of another page which shows the same lanes, where there is one."""
-        made = Explainer(self.timeline, limits=self.operand.limits)
+        made = self.operand.explainer
         shown = self.cache.get(self.cache.put(self.table, made))
         kept = shown.explainer if shown else None
         return kept if kept and (kept.timeline, kept.limits) == (made.timeline, made.limits) else made
@@ -88,20 +87,14 @@ class Explained:
 
 
 class ExplainPage(Page):
-    """The page that explains one of what `now` gives; `prefix` keeps its component names apart from other pages'."""
+    """The page that explains one of what `now` gives."""
 
-    title = "Explain"
+    prefix, title = "explain", "Explain"
     invitation = "Why it takes that long: the critical path, bubbles by cause, memory, a search."
 
-    def __init__(
-        self,
-        now: Callable[[], Sequence[Run | ScheduleFile]],
-        cache: LaneCache | None = None,
-        prefix: str = "explain",
-    ) -> None:
+    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], cache: LaneCache | None = None) -> None:
+        super().__init__(cache)
         self.operands = Operands(now)
-        self.cache = cache or LaneCache()
-        self.prefix = prefix
         self._last: tuple[Any, Explained] | None = None
         self._lock, self._answering = threading.Lock(), threading.Lock()
 
@@ -112,40 +105,18 @@ class ExplainPage(Page):
     def layout(self) -> html.Div:
         choices = self.operands.choices()
         if not choices:
-            return html.Div(
-                parts.empty(
-                    "There is nothing to explain yet.", "It takes a schedule that finishes, or an executed step."
-                )
-            )
-        options: Any = [{"label": choice.title, "value": choice.key} for choice in choices]
+            hint = "It takes a schedule that finishes, or an executed step."
+            return html.Div(parts.empty("There is nothing to explain yet.", hint))
+        options = {choice.key: choice.title for choice in choices}
+        chosen = dcc.Dropdown(options, self.operands.first_choice()[-1], id=self.name("chosen"), clearable=False)
+        search = parts.div(
+            "row wide",
+            html.Label("Search", htmlFor=self.name("query")),
+            dcc.Input(id=self.name("query"), placeholder="kind:W mb:1.3 stage:2 dur>1.2", debounce=True, size="44"),
+        )
         return html.Div(
             [
-                parts.card(
-                    "What to explain",
-                    html.Div(
-                        [
-                            dcc.Dropdown(
-                                id=self.name("chosen"),
-                                options=options,
-                                value=self.operands.first_choice()[-1],
-                                clearable=False,
-                            ),
-                            html.Div(
-                                [
-                                    html.Label("Search", htmlFor=self.name("query")),
-                                    dcc.Input(
-                                        id=self.name("query"),
-                                        placeholder="kind:W mb:1.3 stage:2 dur>1.2",
-                                        debounce=True,
-                                        size="44",
-                                    ),
-                                ],
-                                className="row wide",
-                            ),
-                        ],
-                        className="controls",
-                    ),
-                ),
+                parts.card("What to explain", parts.div("controls", chosen, search)),
                 *linked.stores(self.prefix),
                 dcc.Store(id=self.name("searched")),
                 dcc.Store(id=self.name("found")),
@@ -189,33 +160,30 @@ class ExplainPage(Page):
 
     def lanes(self, one: Explained) -> html.Section:
         """Lanes, the memory of a worker below them, and what is in view."""
-        table, left = one.table, gutter([one.table])
+        table, left = one.table, parts.gutter([one.table])
         live = [str(worker) for worker in one.timeline.schedule.live[:WORKERS_OFFERED]]
+        view = lanes_view(
+            one.operand.title,
+            table,
+            f"{self.prefix}-0",
+            self.cache,
+            linked=self.prefix,
+            span=table.span or None,
+            left=left,
+            explainer=one.explainer,
+        )
+        worker = self.name("worker")
+        chosen = dcc.Dropdown(live, str(one.highest), id=worker, clearable=False, style={"width": "140px"})
+        choice = parts.div("row", html.Label("Memory of worker", htmlFor=worker), chosen)
+        memory = html.Div(self.memory(one, one.highest, left), id=self.name("memory"))
         return parts.card(
             "Lanes and memory",
-            linked.linked(
-                self.prefix,
-                lanes_view(
-                    one.operand.title, table, f"{self.prefix}-0", self.cache, linked=self.prefix,
-                    span=table.span or None, left=left, explainer=one.explainer,
-                ),
-                html.Div(
-                    [
-                        html.Label("Memory of worker", htmlFor=self.name("worker")),
-                        dcc.Dropdown(
-                            id=self.name("worker"), options=live, value=str(one.highest), clearable=False,
-                            style={"width": "140px"},
-                        ),
-                    ],
-                    className="row",
-                ),
-                html.Div(self.memory(one, one.highest, left), id=self.name("memory")),
-            ),
+            linked.linked(self.prefix, view, choice, memory),
             parts.legend(),
             html.H3("In view"),
             html.Div(id=self.name("view")),
             dcc.Store(id=self.name("left"), data=left),
-        )  # fmt: skip
+        )
 
     def memory(self, one: Explained, worker: Worker, left: int) -> html.Div:
         """The memory strip of a worker."""
@@ -224,10 +192,10 @@ class ExplainPage(Page):
         limit = limits[worker.rank] if limits else None
         curve = memory_curve(timeline, timeline.schedule.shape.worker_index(worker), limit)
         setter = str(timeline.schedule.instruction(curve.peak_row)) if curve.peak_row >= 0 else "nothing"
-        figure = on_the_page(memory_figure(curve, setter, table.span or 1.0, time_unit(table)), left)
+        figure = parts.under_lanes(memory_figure(curve, setter, table.span or 1.0, time_unit(table)), left)
         spoken = f"Worker {worker} holds at most {curve.peak:.4g} activations, from {setter} on"
         spoken += f"; its limit is {limit:g}." if limit is not None else "; no limit is known."
-        return figure_view("", figure, linked.graph_id(self.prefix, 1), spoken, spoken)
+        return parts.figure_view("", figure, linked.graph_id(self.prefix, 1), spoken, spoken)
 
     def in_view(self, one: Explained, shown: Sequence[float] | None) -> html.Div:
         """Work by kind and bubbles by cause between two times of the axis; of all when `shown` is None."""
@@ -258,7 +226,12 @@ class ExplainPage(Page):
         spent = "; ".join(f"{TITLES[cause]} {totals[cause]:.4g}" for cause in order)
         unit = " Times in seconds." if one.table.unit == "s" else ""
         rows: list[list[parts.Cell]] = [
-            [str(gap.worker), TITLES[gap.cause], one.bubbles.reason(gap), self._button("bubble", place)]
+            [
+                str(gap.worker),
+                TITLES[gap.cause],
+                one.bubbles.reason(gap),
+                linked.show_button(self.prefix, "bubble", place),
+            ]
             for place, gap in enumerate(gaps)
         ]
         return parts.card(
@@ -296,7 +269,7 @@ class ExplainPage(Page):
                     None if one.slack is None else float(one.slack[row]),
                     one.waits.reason(row),
                     marks(one.table, operation),
-                    self._button("hit", operation),
+                    linked.show_button(self.prefix, "hit", operation),
                 ]
             )
         total = int(found["total"])
@@ -304,10 +277,6 @@ class ExplainPage(Page):
         unit = " (s)" if one.table.unit == "s" else ""
         head = ("instruction", f"starts{unit}", f"takes{unit}", f"slack{unit}", "why then", "", "")
         return parts.card("Found", parts.table(head, rows, "findings"), caption=f"{more}.")
-
-    def _button(self, what: str, place: int) -> html.Button:
-        identifier = {"type": self.name("show"), "what": what, "place": place}
-        return html.Button("Show it", id=identifier, n_clicks=0, className="quiet")
 
     def place_of(self, key: str, what: str, place: int) -> dict[str, Any]:
         """Where the bubble at a place of the list, or a hit (an operation), lies, for `linked.goto`.
@@ -340,8 +309,10 @@ class ExplainPage(Page):
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks."""
-        linked.register(app, self.prefix)
         chosen = self.name("chosen")
+        linked.register(
+            app, self.prefix, lambda what, place, key: self.place_of(key, what, place), State(chosen, "value")
+        )
 
         @app.callback(
             Output(self.name("lanes"), "children"), Output(self.name("searched"), "data"), Input(chosen, "value")
@@ -387,21 +358,6 @@ class ExplainPage(Page):
             begun = ctx.triggered_id != self.name("range")  # other lanes, drawn whole
             usable = None if begun or not is_range(shown) else shown
             return self._answered(lambda: self.in_view(self.explained(key), usable))
-
-        @app.callback(
-            Output(self.name("goto"), "data"),
-            Input({"type": self.name("show"), "what": ALL, "place": ALL}, "n_clicks"),
-            State(chosen, "value"),
-            prevent_initial_call=True,
-        )
-        def go(clicks: list[int], key: str) -> Any:
-            pressed = ctx.triggered_id
-            if pressed is None or not any(clicks):
-                return no_update
-            try:
-                return self.place_of(key, pressed["what"], pressed["place"])
-            except (RecycleError, IndexError):
-                return no_update
 
 
 def is_range(shown: Any) -> bool:

@@ -7,10 +7,13 @@ selects it in one of them, or frames several; the store `range` says what is sho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from dash import ALL, ClientsideFunction, Dash, Input, Output, dcc, html
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from recycle.errors import RecycleError
+from viz.pages import parts
 
 
 class LaneInterval(NamedTuple):
@@ -41,8 +44,18 @@ def goto(places: Sequence[LaneInterval], graph: int = 0) -> dict[str, Any]:
     return {"graph": graph, "places": [list(place) for place in places]}
 
 
-def register(app: Dash, prefix: str) -> None:
-    """Add the callback that makes the graphs follow each other and the store."""
+def show_button(prefix: str, what: Any, place: int, spoken: str = "") -> html.Button:
+    """A button that leads to the place that the page's `place_of` (see `register`) knows by `what` and `place`."""
+    return parts.button("Show it", {"type": f"{prefix}-show", "what": what, "place": place}, spoken)
+
+
+def register(app: Dash, prefix: str, place_of: Callable[..., dict[str, Any] | None], *states: State) -> None:
+    """Add the callbacks that make the graphs follow each other, and the buttons lead to their places.
+
+    Args:
+        place_of: `what` and `place` of a button, then the values of `states` -> where to go, as of `goto`; None, or a
+            RecycleError or IndexError, where there is no such place.
+    """
     in_browser: Any = app.clientside_callback
     in_browser(
         ClientsideFunction("recycle", "follow"),
@@ -52,3 +65,15 @@ def register(app: Dash, prefix: str) -> None:
         Input(f"{prefix}-goto", "data"),
         prevent_initial_call=True,
     )
+
+    pressed: dict[str, Any] = {"type": f"{prefix}-show", "what": ALL, "place": ALL}
+
+    @app.callback(Output(f"{prefix}-goto", "data"), Input(pressed, "n_clicks"), *states, prevent_initial_call=True)
+    def go(clicks: list[int], *values: Any) -> Any:
+        chosen = ctx.triggered_id
+        if chosen is None or not any(clicks):
+            return no_update
+        try:
+            return place_of(chosen["what"], chosen["place"], *values) or no_update
+        except (RecycleError, IndexError):
+            return no_update

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dash import Dash, html
+from dash import ClientsideFunction, Dash, Input, Output, State, html
 
 from viz.comparison import SystemComparison
 from viz.lane_cache import LaneCache
@@ -63,10 +63,15 @@ class Page(Protocol):
     Attributes:
         prefix: tells the page and the identifiers of its components from those of others.
         invitation: what one finds on the page, for the list on the first page; "" leaves it out.
+        cache: the lanes that the browser fetches.
     """
 
     prefix: str
     invitation: str = ""
+    cache: LaneCache
+
+    def __init__(self, cache: LaneCache | None = None) -> None:
+        self.cache = cache or LaneCache()
 
     @classmethod
     @abstractmethod
@@ -108,3 +113,19 @@ class Page(Protocol):
     def name(self, part: str) -> str:
         """Identifier of one of the page's components."""
         return f"{self.prefix}-{part}"
+
+
+def keep_in_address(app: Dash, identifier: str, *tabs: State) -> None:
+    """Keep a control's `value` in the page's address, so that a link opens what was looked at (see `address.js`).
+
+    Args:
+        tabs: the tabs whose values it may have, an address that says another is passed over. All numbers if left out.
+    """
+    in_browser: Any = app.clientside_callback
+    in_browser(
+        ClientsideFunction("recycle", "keepInAddress"),
+        Output(identifier, "value", allow_duplicate=True),
+        Input(identifier, "value"),
+        *tabs,
+        prevent_initial_call="initial_duplicate",
+    )

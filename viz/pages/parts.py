@@ -1,17 +1,23 @@
-"""The parts that pages and exports are made of: cards, tables, the legend, figures of timelines, and empty states."""
+"""The parts that pages and exports are made of: cards, tables, buttons, figures, the legend, and empty states.
+
+Figures have no ground of their own and leave as much room for names as lanes do, so that axes lie under each other and
+the page's colours, light or dark, show through (`assets/pages.css`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from recycle.ir.check import Finding, explain
+from viz.figures import axes
 from viz.figures.palette import PAINTS
 from viz.figures.timeline import CONFIG, note, timeline_figure
-from viz.lanes import Panel, on_one_axis
+from viz.lanes import LaneTable, Panel, on_one_axis
 
 Cell = str | float | int | Component | None
 """Of a table: text, a number, a component, or None where there is nothing."""
@@ -21,6 +27,41 @@ def graph(figure: go.Figure, **properties: Any) -> dcc.Graph:
     """A figure, with the one configuration that no graph may lack (see `CONFIG`)."""
     config: Any = CONFIG
     return dcc.Graph(figure=figure, config=config, **properties)
+
+
+def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str, hint: str = "") -> html.Div:
+    """A figure with its heading, what a screen reader says of it, and a line below."""
+    attributes: dict[str, Any] = {"role": "img", "aria-label": spoken}
+    drawn = html.Div(graph(figure, id=identifier, className="timeline"), **attributes)
+    below = [html.P(hint, className="hint")] if hint else []
+    return div("lanes figure-view", *([html.H3(title)] if title else []), drawn, *below)
+
+
+def gutter(tables: Iterable[LaneTable]) -> int:
+    """Pixels that the names of lanes take, in all of `tables`."""
+    return max(map(axes.gutter, tables))
+
+
+def under_lanes(figure: go.Figure, left: int) -> go.Figure:
+    """The figure with axes as wide as those of lanes that begin `left` pixels from the edge."""
+    figure.update_layout(margin_l=left, margin_r=axes.RIGHT)
+    figure.update_yaxes(automargin=False)
+    return figure
+
+
+def div(style: str, *children: Any, **properties: Any) -> html.Div:
+    """A block of that class of the style sheets."""
+    return html.Div([*children], className=style, **properties)
+
+
+def button(text: str, identifier: dict[str, Any], spoken: str = "") -> html.Button:
+    """A small button; `spoken` says more of what it does."""
+    return html.Button(text, id=identifier, n_clicks=0, className="quiet", title=spoken or None)
+
+
+def counted(count: int, what: str) -> str:
+    """`1 error`, `1,200 errors`."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def card(title: str, *children: Any, caption: str = "") -> html.Section:
@@ -53,8 +94,7 @@ def problems(lines: Sequence[str]) -> Any:
     shown = [html.Li(line) for line in lines[:12]]
     if len(lines) > 12:
         shown.append(html.Li(f"and {len(lines) - 12} more"))
-    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-    return html.Section([html.H2(count), html.Ul(shown)], className="problems", role="alert")
+    return html.Section([html.H2(counted(len(lines), "problem")), html.Ul(shown)], className="problems", role="alert")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "") -> html.Div:
@@ -67,6 +107,26 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "") -
 def _row(cells: Sequence[Cell], is_named: bool) -> html.Tr:
     first, *others = map(show, cells)
     return html.Tr([html.Th(first, scope="row") if is_named else html.Td(first), *map(html.Td, others)])
+
+
+def findings(title: str, found: Sequence[Finding], most: int, buttons: Sequence[Cell] = ()) -> html.Section:
+    """What the checker found, at most `most` of it, a row each; with a button for each where there are `buttons`."""
+    rows = []
+    for place, finding in enumerate(found[:most]):
+        rule = explain(finding.rule)
+        position = f"#{finding.position}" if finding.position is not None else ""
+        row = [
+            html.Span(finding.severity, className=f"severity {finding.severity}"),
+            html.Abbr(finding.rule, title=rule.documentation if rule else ""),
+            f"{finding.worker or ''} {position}".strip() or None,
+            html.Code(finding.instruction) if finding.instruction else None,
+            html.Div([finding.message, html.Div(finding.hint, className="hint")]),
+        ]
+        rows.append([*row, *buttons[place : place + 1]])
+    head = ["", "rule", "worker, position", "instruction", "what is wrong, and what to do", *([""] if buttons else [])]
+    more = len(found) - most
+    caption = f"The first {most}; {more:,} more from `recycle check`." if more > 0 else ""
+    return card(title, table(head, rows, "findings"), caption=caption)
 
 
 def show(cell: Cell) -> str | Component:

@@ -26,21 +26,19 @@ ENTRIES_SHOWN = 100
 HISTORY = 50
 CHANGE_SHOWN = "Outlined: where the plan before had it, once lanes are high enough."
 
-_AS_YOU_PRESS = "The list scheduler makes plans as you press."
 FailureState = dict[str, Any]
 """The state: `failed`, names of workers, and `history`, the lists before it, oldest first."""
 
 
 class PlansPage(Page):
-    """The page of a job's plans; `prefix` keeps its component names apart from other pages'."""
+    """The page of a job's plans."""
 
-    title = "Plans and what-if"
+    prefix, title = "plans", "Plans and what-if"
     invitation = "Press a worker to fail it and see the new plan; the one before stays as an outline."
 
-    def __init__(self, what_if: WhatIf, cache: LaneCache | None = None, prefix: str = "plans") -> None:
+    def __init__(self, what_if: WhatIf, cache: LaneCache | None = None) -> None:
+        super().__init__(cache)
         self.what_if = what_if
-        self.cache = cache or LaneCache()
-        self.prefix = prefix
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
@@ -54,35 +52,24 @@ class PlansPage(Page):
         ]
 
     def layout(self) -> html.Div:
+        typed = self.name("typed")
+        buttons = (("undo", "Undo"), ("restore", "Restore all"), ("save", "Save the plan"))
+        controls = parts.div(
+            "row",
+            html.Label("Failed workers", htmlFor=typed),
+            dcc.Input(id=typed, placeholder="1.2, 0.3", debounce=True, n_submit=0, size="36"),
+            *(html.Button(text, id=self.name(part), n_clicks=0) for part, text in buttons),
+            dcc.Download(id=self.name("saved")),
+        )
+        workers = html.Div(id=self.name("workers"))
+        message = parts.div("status", id=self.name("message"), role="status")
+        pressing = "Press a worker's name to fail it, or to restore it; or select work, and key x."
+        lanes = html.Div(id=self.name("lanes"))
         return html.Div(
             [
-                parts.card(
-                    "What if",
-                    html.Div(
-                        [
-                            html.Label("Failed workers", htmlFor=self.name("typed")),
-                            dcc.Input(
-                                id=self.name("typed"), placeholder="1.2, 0.3", debounce=True, n_submit=0, size="36"
-                            ),
-                            html.Button("Undo", id=self.name("undo"), n_clicks=0),
-                            html.Button("Restore all", id=self.name("restore"), n_clicks=0),
-                            html.Button("Save the plan", id=self.name("save"), n_clicks=0),
-                            dcc.Download(id=self.name("saved")),
-                        ],
-                        className="row",
-                    ),
-                    html.Div(id=self.name("workers")),
-                    html.Div(id=self.name("message"), role="status", className="status"),
-                    caption=self.caption(),
-                ),
+                parts.card("What if", controls, workers, message, caption=self.caption()),
                 parts.awaited(self.name("answer")),
-                parts.card(
-                    "Lanes",
-                    html.Div(id=self.name("lanes")),
-                    parts.legend(),
-                    caption=f"Press a worker's name to fail it, or to restore it; or select work, and key x."
-                    f" {CHANGE_SHOWN}",
-                ),
+                parts.card("Lanes", lanes, parts.legend(), caption=f"{pressing} {CHANGE_SHOWN}"),
                 parts.awaited(self.name("library")),
             ]
         )
@@ -94,7 +81,8 @@ class PlansPage(Page):
         words = [f"{what_if.shape}."]
         words.append(f"The library holds {count:,} plans." if count else "No plan library is loaded.")
         if what_if.planner is not None:
-            words.append("Plans that it lacks are made by the list scheduler as you press." if count else _AS_YOU_PRESS)
+            missing = "Plans that it lacks are made by the list scheduler as you press."
+            words.append(missing if count else "The list scheduler makes plans as you press.")
         if what_if.job is None:
             words.append("Without the job file lanes are drawn with every instruction taking 1.")
         return " ".join(words)
@@ -106,59 +94,48 @@ class PlansPage(Page):
             return html.P(f"{shape.worker_count:,} workers: type names, or press a lane below.", className="hint")
         rows = []
         for k in range(shape.pipelines):
-            buttons: list[Any] = [html.Span(f"pipeline {k}", className="name")]
-            for r in range(shape.ranks):
-                worker = Worker(k, r)
-                pressed = worker in dead
-                mark = f"✕ {worker}" if pressed else str(worker)
-                spoken: dict[str, Any] = {"aria-pressed": str(pressed).lower()}
-                buttons.append(
-                    html.Button(
-                        mark,
-                        id={"type": self.name("worker"), "worker": str(worker)},
-                        n_clicks=0,
-                        className="worker failed" if pressed else "worker",
-                        title=f"Restore {worker}" if pressed else f"Fail {worker}",
-                        **spoken,
-                    )
-                )
-            rows.append(html.Div(buttons, className="pipeline"))
-        return html.Div(rows, className="workers")
+            buttons = [self._worker_button(Worker(k, r), Worker(k, r) in dead) for r in range(shape.ranks)]
+            rows.append(parts.div("pipeline", html.Span(f"pipeline {k}", className="name"), *buttons))
+        return parts.div("workers", *rows)
+
+    def _worker_button(self, worker: Worker, failed: bool) -> html.Button:
+        spoken: dict[str, Any] = {"aria-pressed": str(failed).lower()}
+        return html.Button(
+            f"✕ {worker}" if failed else str(worker),
+            id={"type": self.name("worker"), "worker": str(worker)},
+            n_clicks=0,
+            className="worker failed" if failed else "worker",
+            title=f"Restore {worker}" if failed else f"Fail {worker}",
+            **spoken,
+        )
 
     def library(self) -> Any:
         """The library by failures; a button shows each plan."""
         entries = self.what_if.entries()
         if not entries:
-            return parts.card(
-                "Library",
-                parts.empty(
-                    "No library of plans was given.",
-                    "Make one with: recycle plan job.toml --failures 2 --library plans,"
-                    " then: recycle view job.toml plans",
-                ),
+            hint = (
+                "Make one with: recycle plan job.toml --failures 2 --library plans, then: recycle view job.toml plans"
             )
+            return parts.card("Library", parts.empty("No library of plans was given.", hint))
         shown = entries[:ENTRIES_SHOWN]
         whole = next((entry.period for entry in entries if not entry.failures), None)
         head = ("failures", "dead per rank", "period", "bound", "gap", "throughput", "peak activations", "")
-        rows = []
+        rows: list[list[parts.Cell]] = []
         for entry, peak in zip(shown, self.what_if.peaks(shown), strict=True):
-            cells: list[Any] = [
-                entry.failures,
-                _vector(entry.vector),
-                entry.period,
-                entry.lower_bound,
-                f"{entry.gap:.1%}" if entry.gap > 1e-9 else "optimal",
-                f"{whole / entry.period:.1%}" if whole and entry.period else None,
-                peak,
-            ]
-            button = html.Button(
-                "Show",
-                id={"type": self.name("entry"), "vector": ",".join(map(str, entry.vector))},
-                n_clicks=0,
-                className="quiet",
-                title=f"Show the plan for {_vector(entry.vector)} dead",
+            identifier = {"type": self.name("entry"), "vector": ",".join(map(str, entry.vector))}
+            dead = _vector(entry.vector)
+            rows.append(
+                [
+                    entry.failures,
+                    dead,
+                    entry.period,
+                    entry.lower_bound,
+                    _gap(entry.gap),
+                    f"{whole / entry.period:.1%}" if whole and entry.period else None,
+                    peak,
+                    parts.button("Show", identifier, f"Show the plan for {dead} dead"),
+                ]
             )
-            rows.append([*cells, button])
         more = len(entries) - len(shown)
         limits = self.what_if.limits
         caption = "Throughput: of the fault-free plan." + (f" {more:,} more are not listed." if more else "")
@@ -180,10 +157,11 @@ class PlansPage(Page):
         rows = [[title, *(measure(one) for _, one in columns)] for title, measure in _MEASURES]
         trail = [_title(self._workers(names)) for names in state["history"][-5:]]
         crumbs = [*(html.Span(step) for step in trail), html.Span(_title(failed), className="now")]
+        spoken: dict[str, Any] = {"role": "group", "aria-label": "Failed workers, step by step"}
         came = "from the library" if now.source == "library" else "planned now"
         idle = f" Idle: {', '.join(map(str, now.idle[:12]))}." if now.idle else ""
         return [
-            html.Nav(crumbs, className="crumbs", **_spoken("Failed workers, step by step")),
+            html.Nav(crumbs, className="crumbs", **spoken),
             parts.card(
                 _title(failed).capitalize(),
                 parts.table(("", *(title for title, _ in columns)), rows),
@@ -270,7 +248,7 @@ class PlansPage(Page):
             if pressed is None or value is None or (not value and pressed != self.name("typed")):
                 return no_update, no_update  # buttons that were just drawn
             if pressed == self.name("undo"):
-                return self._or_message(lambda: self.undone(state))
+                return self.undone(state), ""
             if pressed == self.name("restore"):
                 return self._or_message(lambda: self.changed(state, frozenset()))
             if pressed == self.name("typed"):
@@ -296,9 +274,8 @@ class PlansPage(Page):
             Output(self.name("workers"), "children"),
             Output(self.name("lanes"), "children"),
             Input(state_id, "data"),
-            Input(
-                self.name("lanes"), "id"
-            ),  # else Dash forgets it where a deep link sets the state before the page is there
+            # Else Dash forgets it where a deep link sets the state before the page is there.
+            Input(self.name("lanes"), "id"),
         )
         def show(state: FailureState, _: str) -> tuple[Any, Any, Any]:
             try:
@@ -369,8 +346,8 @@ def _vector(vector: Sequence[int]) -> str:
     return ", ".join(hit[:6]) + (" …" if len(hit) > 6 else "") if hit else "none"
 
 
-def _gap(answer: Answer) -> str:
-    return f"{answer.plan.gap:.1%}" if answer.plan.gap > 1e-9 else "optimal"
+def _gap(gap: float) -> str:
+    return f"{gap:.1%}" if gap > 1e-9 else "optimal"
 
 
 def _memory(answer: Answer) -> str:
@@ -378,14 +355,10 @@ def _memory(answer: Answer) -> str:
     return f"{answer.peak:g}" + (f" of {max(limits):g}" if limits else "")
 
 
-def _spoken(text: str) -> dict[str, Any]:
-    return {"role": "group", "aria-label": text}
-
-
 _MEASURES: tuple[tuple[str, Any], ...] = (
     ("period", lambda answer: answer.plan.period),
     ("lower bound", lambda answer: answer.plan.lower_bound),
-    ("gap", _gap),
+    ("gap", lambda answer: _gap(answer.plan.gap)),
     ("makespan", lambda answer: answer.plan.makespan),
     ("bubbles", lambda answer: f"{answer.timeline.bubble_ratio:.1%}"),
     ("peak activations", _memory),

@@ -14,21 +14,19 @@ from viz.figures.curves import curves_figure, event_text
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
-from viz.pages.address import keep_in_address
 from viz.pages.lanes_view import explainer_of, lanes_view
-from viz.pages.page import Page, Workspace
+from viz.pages.page import Page, Workspace, keep_in_address
 from viz.run import REFRESH_SECONDS, LiveRun, Run
 
 EVENTS_SHOWN = 60
 
 
 class RunPage(Page):
-    """The page of one run directory; `prefix` keeps its component names apart from other pages'."""
+    """The page of one run directory."""
 
     def __init__(self, live: LiveRun, prefix: str = "run", cache: LaneCache | None = None) -> None:
-        self.live = live
-        self.prefix = prefix
-        self.cache = cache or LaneCache()
+        super().__init__(cache)
+        self.live, self.prefix = live, prefix
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
@@ -58,51 +56,28 @@ class RunPage(Page):
 
     def layout(self) -> html.Div:
         run = self.run
+        follow = dcc.Checklist(
+            {"follow": "Follow the newest step"},
+            ["follow"] if run.live else [],
+            id=self.name("follow"),
+            className="" if run.live else "hidden",
+        )
+        moments = parts.div("moments", *self.notable_steps(), id=self.name("moments"))
+        slider = dcc.Slider(id=self.name("step"), **self.slider(), step=1, included=False)
+        attempt = [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)]
+        controls = parts.div(
+            "controls" if run.steps else "controls hidden",
+            parts.div("following", moments, follow),
+            parts.div("step", html.Label("Step", htmlFor=self.name("step")), slider),
+            parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
+            id=self.name("controls"),
+        )
+        events = html.Div(self.events(), id=self.name("events"))
         return html.Div(
             [
                 html.Div(self.overview(), id=self.name("overview")),
-                html.Details(
-                    [html.Summary("Events"), html.Div(self.events(), id=self.name("events"))], className="card"
-                ),
-                parts.card(
-                    "Timelines",
-                    html.Div(
-                        [
-                            html.Div(
-                                [
-                                    html.Div(self.notable_steps(), id=self.name("moments"), className="moments"),
-                                    dcc.Checklist(
-                                        id=self.name("follow"),
-                                        options=[{"label": "Follow the newest step", "value": "follow"}],
-                                        value=["follow"] if run.live else [],
-                                        className="" if run.live else "hidden",
-                                    ),
-                                ],
-                                className="following",
-                            ),
-                            html.Div(
-                                [
-                                    html.Label("Step", htmlFor=self.name("step")),
-                                    dcc.Slider(id=self.name("step"), **self.slider(), step=1, included=False),
-                                ],
-                                className="step",
-                            ),
-                            html.Div(
-                                [
-                                    html.Div(
-                                        [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)],
-                                        id=self.name("attempts"),
-                                    ),
-                                ],
-                                className="choices",
-                            ),
-                        ],
-                        className="controls" if run.steps else "controls hidden",
-                        id=self.name("controls"),
-                    ),
-                    html.Div(id=self.name("timelines")),
-                    parts.legend(),
-                ),
+                html.Details([html.Summary("Events"), events], className="card"),
+                parts.card("Timelines", controls, html.Div(id=self.name("timelines")), parts.legend()),
                 dcc.Store(id=self.name("began"), data=bool(run.steps)),
                 dcc.Store(id=self.name("followed"), data=self.slider()["value"]),
                 dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not run.live),
@@ -126,25 +101,21 @@ class RunPage(Page):
 
     def notable_steps(self) -> list[Any]:
         """A button for each step worth a look."""
+        kind = self.name("moment")
         return [
-            html.Button(
-                f"{moment.title}: step {moment.step}",
-                id={"type": self.name("moment"), "step": moment.step},
-                n_clicks=0,
-            )
-            for moment in self.run.notable_steps
+            html.Button(f"{title}: step {step}", id={"type": kind, "step": step}, n_clicks=0)
+            for title, step in self.run.notable_steps
         ]
 
     def overview(self) -> list[Any]:
         """Everything above the timelines."""
         run = self.run
         rows = self.segment_rows()
-        curves: Any = parts.empty(
-            "No step is committed yet.", f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
-        )
+        hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
+        curves: Any = parts.empty("No step is committed yet.", hint)
         if run.metrics:
             figure = curves_figure(run.metrics, run.events, run.workers)
-            curves = html.Div(parts.graph(figure, id=self.name("curves")), className="figure-view")
+            curves = parts.div("figure-view", parts.graph(figure, id=self.name("curves")))
         plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
         return [
             parts.problems(run.problems),
@@ -214,9 +185,8 @@ class RunPage(Page):
         shown: list[Any] = []
         if planned is None:
             digest = run.plan_of(step, chosen)
-            why = (
-                f"The plan {digest} of step {step} cannot be read." if digest else f"No plan is known for step {step}."
-            )
+            unread = f"The plan {digest} of step {step} cannot be read."
+            why = unread if digest else f"No plan is known for step {step}."
             shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
         else:
             title = f"Planned, step {step}{_reroutes(planned)}"
@@ -270,19 +240,21 @@ class RunPage(Page):
             # Whoever goes to another step wants to see that one.
             return no_update if step == followed else []
 
+        refreshed = {
+            "overview": ("children",),
+            "moments": ("children",),
+            "events": ("children",),
+            "controls": ("className",),
+            "follow": ("className",),
+            "tick": ("disabled",),
+            "began": ("data",),
+            "followed": ("data",),
+            "step": ("min", "max", "marks"),
+        }
+
         @app.callback(
-            Output(self.name("overview"), "children"),
-            Output(self.name("moments"), "children"),
-            Output(self.name("controls"), "className"),
-            Output(self.name("step"), "min"),
-            Output(self.name("step"), "max"),
-            Output(self.name("step"), "marks"),
-            Output(self.name("tick"), "disabled"),
-            Output(self.name("events"), "children"),
-            Output(self.name("began"), "data"),
+            *(Output(self.name(part), what) for part, properties in refreshed.items() for what in properties),
             Output(self.name("step"), "value", allow_duplicate=True),
-            Output(self.name("followed"), "data"),
-            Output(self.name("follow"), "className"),
             Input(self.name("tick"), "n_intervals"),
             State(self.name("began"), "data"),
             State(self.name("follow"), "value"),
@@ -297,10 +269,9 @@ class RunPage(Page):
             step = no_update if newest is None else newest
             slider = self.slider()
             controls = "controls" if self.run.steps else "controls hidden"
-            limits = (slider["min"], slider["max"], slider["marks"])
             shown = "" if self.run.live else "hidden"
-            page = self.overview(), self.notable_steps(), controls, *limits, not self.run.live, self.events(), begins
-            return *page, step, step, shown
+            page = [self.overview(), self.notable_steps(), self.events(), controls, shown, not self.run.live]
+            return *page, begins, step, slider["min"], slider["max"], slider["marks"], step
 
 
 PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")

@@ -15,24 +15,21 @@ from viz.pages.page import Page, Workspace
 from viz.sources import ScheduleFile
 
 FINDINGS_SHOWN, WORKERS_SHOWN = 30, 64
-FINDINGS_HEAD = ("rule", "severity", "worker", "position", "instruction", "message")
 
 
 class SchedulePage(Page):
-    """The page of schedule files; `prefix` keeps its component names apart from other pages'."""
+    """The page of schedule files."""
 
+    prefix = "schedules"
     invitation = "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run."
 
-    def __init__(
-        self, files: Sequence[ScheduleFile], prefix: str = "schedules", cache: LaneCache | None = None
-    ) -> None:
+    def __init__(self, files: Sequence[ScheduleFile], cache: LaneCache | None = None) -> None:
+        super().__init__(cache)
         self.files = files
-        self.prefix = prefix
-        self.cache = cache or LaneCache()
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        return [cls(workspace.files, cache=workspace.cache)] if workspace.files else []
+        return [cls(workspace.files, workspace.cache)] if workspace.files else []
 
     @property
     def title(self) -> str:
@@ -43,11 +40,7 @@ class SchedulePage(Page):
         return html.Div(
             [
                 parts.problems(problems),
-                parts.card(
-                    "Timelines",
-                    *self.timelines(),
-                    parts.legend(),
-                ),
+                parts.card("Timelines", *self.timelines(), parts.legend()),
                 parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION),
                 *(self.per_worker(file) for file in self.files),
                 *(self.findings(file) for file in self.files if file.findings),
@@ -78,11 +71,10 @@ class SchedulePage(Page):
                 continue
             dead = ", ".join(map(str, sorted(file.schedule.failed)))
             title = f"{file.name}: {file.schedule.shape}" + (f", {dead} failed" if dead else "")
-            name = f"{self.prefix}-{place}"
             drawn = lanes_view(
                 title,
                 file.lanes,
-                name,
+                f"{self.prefix}-{place}",
                 self.cache,
                 explainer=explainer_of(file.timeline),
                 span=span or None,
@@ -125,16 +117,7 @@ class SchedulePage(Page):
 
     def findings(self, file: ScheduleFile) -> html.Section:
         """What the checker says of a file."""
-        more = len(file.findings) - FINDINGS_SHOWN
-        caption = f"The first {FINDINGS_SHOWN}; {more} more from `recycle check`." if more > 0 else ""
-        return parts.card(
-            f"Findings in {file.name}", parts.table(FINDINGS_HEAD, self.finding_rows(file)), caption=caption
-        )
-
-    def finding_rows(self, file: ScheduleFile) -> list[list[parts.Cell]]:
-        """A row per finding, see FINDINGS_HEAD, at most FINDINGS_SHOWN."""
-        shown = file.findings[:FINDINGS_SHOWN]
-        return [[f.rule, f.severity, f.worker, f.position, f.instruction, f.message] for f in shown]
+        return parts.findings(f"Findings in {file.name}", file.findings, FINDINGS_SHOWN)
 
 
 def _most(values: Sequence[float | None]) -> float:
@@ -157,8 +140,5 @@ FIGURES_CAPTION = (
 
 def _verdict(file: ScheduleFile) -> str:
     errors = sum(finding.severity == "error" for finding in file.findings)
-    warnings = len(file.findings) - errors
-    if not errors and not warnings:
-        return "valid"
-    counts = [(errors, "error"), (warnings, "warning")]
-    return ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
+    counts = [(errors, "error"), (len(file.findings) - errors, "warning")]
+    return ", ".join(parts.counted(count, what) for count, what in counts if count) or "valid"

@@ -24,10 +24,11 @@ COMMANDS = (
 class StartPage(Page):
     """The page that comes first when no file was given."""
 
-    title = "Start"
+    prefix, title = "start", "Start"
 
-    def __init__(self, workspace: Workspace, prefix: str = "start") -> None:
-        self.workspace, self.prefix = workspace, prefix
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__()
+        self.workspace = workspace
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
@@ -45,22 +46,17 @@ class StartPage(Page):
             if page.invitation
         ]
         rows: list[Any] = [html.Tr([html.Td(html.Code(command)), html.Td(text)]) for command, text in COMMANDS]
+        words = (
+            "3 pipelines of 4 stages with 6 micro-batches each, once with all workers and once without worker 1.2, in"
+            " units of one forward."
+        )
+        examples = html.P(words, className="says"), parts.div("start", *links)
+        commands = parts.div("facts commands", html.Table(html.Tbody(rows)))
+        caption = "The page is served to this machine alone and loads nothing from elsewhere."
         return html.Div(
             [
-                parts.card(
-                    "Nothing was given to show, so here are examples",
-                    html.P(
-                        "3 pipelines of 4 stages with 6 micro-batches each, once with all workers and once without"
-                        " worker 1.2, in units of one forward.",
-                        className="says",
-                    ),
-                    html.Div(links, className="start"),
-                ),
-                parts.card(
-                    "To see your own",
-                    html.Div(html.Table(html.Tbody(rows)), className="facts commands"),
-                    caption="The page is served to this machine alone and loads nothing from elsewhere.",
-                ),
+                parts.card("Nothing was given to show, so here are examples", *examples),
+                parts.card("To see your own", commands, caption=caption),
             ]
         )
 

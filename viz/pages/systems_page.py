@@ -10,7 +10,6 @@ from dash import Dash, Input, Output, dcc, html
 from viz.comparison import SystemComparison
 from viz.figures.comparison import goodput_figure, lost_figure, rates_figure
 from viz.pages import parts
-from viz.pages.figure_view import figure_view
 from viz.pages.page import Page, Workspace
 
 HEAD = ("system", "runs", "goodput", "fault-free", "ETTR")
@@ -27,6 +26,7 @@ class SystemsPage(Page):
     title = ""
 
     def __init__(self, comparison: SystemComparison, title: str, prefix: str) -> None:
+        super().__init__()
         self.comparison, self.title, self.prefix = comparison, title, prefix
 
     @classmethod
@@ -37,15 +37,17 @@ class SystemsPage(Page):
     def layout(self) -> html.Div:
         """The choice of a trace where there are several, and what the first one gives."""
         traces = self.comparison.traces
-        options: Any = [{"label": _label(trace.name, trace.failures), "value": n} for n, trace in enumerate(traces)]
-        chosen = dcc.Dropdown(options, 0, id=self.name("trace"), clearable=False, searchable=False)
-        choice = [html.Div([html.Label("Failures", htmlFor=self.name("trace")), chosen], className="controls")]
         if not traces:
             return html.Div(parts.empty("The comparison holds no trace.", "Write one with recycle compare."))
-        hidden = "" if len(traces) > 1 else "hidden"
-        return html.Div(
-            [html.Div(choice, className=hidden), html.Div(self.shown(0), id=self.name("shown")), self.assumptions()]
-        )
+        name = self.name("trace")
+        options: Any = [
+            {"label": f"{trace.name} ({parts.counted(trace.failures, 'failure')})", "value": place}
+            for place, trace in enumerate(traces)
+        ]
+        chosen = dcc.Dropdown(options, 0, id=name, clearable=False, searchable=False)
+        choice = parts.div("controls", html.Label("Failures", htmlFor=name), chosen)
+        choice = parts.div("" if len(traces) > 1 else "hidden", choice)
+        return html.Div([choice, html.Div(self.shown(0), id=self.name("shown")), self.assumptions()])
 
     def shown(self, place: int) -> list[Any]:
         """Figures and table of a trace."""
@@ -54,7 +56,7 @@ class SystemsPage(Page):
             self.comparison.shape,
             f"{trace.nodes} nodes",
             f"{trace.seconds / 86400:.3g} days",
-            _failures(trace.failures),
+            parts.counted(trace.failures, "failure"),
             f"{trace.live:.1%} alive on average",
         ]
         ratio = {system.name: system.goodput / system.fault_free for system in systems if system.fault_free}
@@ -66,18 +68,17 @@ class SystemsPage(Page):
         ]
         best = max(systems, key=lambda system: system.goodput)
         spoken = f"Goodput by system; {best.name} has most, {best.goodput:.4g} samples per second"
-        figures = {
-            "goodput": (goodput_figure(trace, systems), spoken),
-            "rates": (rates_figure(trace, systems), "Throughput of each system over time, above the nodes alive"),
-            "lost": (lost_figure(systems), "Share of time that each system lost, by cause"),
-        }
-        views = {name: figure_view("", figure, self.name(name), spoken) for name, (figure, spoken) in figures.items()}
+        goodput = parts.figure_view("", goodput_figure(trace, systems), self.name("goodput"), spoken)
+        spoken = "Throughput of each system over time, above the nodes alive"
+        rates = parts.figure_view("", rates_figure(trace, systems), self.name("rates"), spoken)
+        spoken = "Share of time that each system lost, by cause"
+        lost = parts.figure_view("", lost_figure(systems), self.name("lost"), spoken)
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
         return [
             html.P([html.Span(word) for word in facts], className="chips"),
-            parts.card(f"Goodput: {trace.name}", views["goodput"], parts.table(HEAD, rows), caption=CAPTION),
-            parts.card("Throughput and nodes alive", views["rates"], caption=PAUSES),
-            parts.card("Where the time went", views["lost"], caption="The rest is progress at the fault-free rate."),
+            parts.card(f"Goodput: {trace.name}", goodput, parts.table(HEAD, rows), caption=CAPTION),
+            parts.card("Throughput and nodes alive", rates, caption=PAUSES),
+            parts.card("Where the time went", lost, caption="The rest is progress at the fault-free rate."),
             *([parts.card("Does not fit into memory", html.Ul(misfits))] if misfits else []),
         ]
 
@@ -95,11 +96,3 @@ class SystemsPage(Page):
         @app.callback(shown, chosen, prevent_initial_call=True)
         def show(place: int) -> list[Any]:
             return self.shown(place)
-
-
-def _label(name: str, failures: int) -> str:
-    return f"{name} ({_failures(failures)})"
-
-
-def _failures(count: int) -> str:
-    return f"{count} failure{'s' * (count != 1)}"

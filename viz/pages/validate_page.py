@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
-from recycle.ir.check import Finding, explain
+from recycle.ir.check import Finding
 from viz.bounded_cache import BoundedCache
 from viz.dropped import MOST_BYTES, Dropped, read_dropped
 from viz.free_memory import release_memory
@@ -31,14 +31,13 @@ FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a Megatron table"
 
 
 class ValidatePage(Page):
-    """The page that takes files; `prefix` keeps its component names apart from other pages'."""
+    """The page that takes files."""
 
-    title = "Validate"
+    prefix, title = "validate", "Validate"
     invitation = "Drop a schedule file of your own: findings with their rule, and the place of each."
 
-    def __init__(self, cache: LaneCache | None = None, prefix: str = "validate") -> None:
-        self.cache = cache or LaneCache()
-        self.prefix = prefix
+    def __init__(self, cache: LaneCache | None = None) -> None:
+        super().__init__(cache)
         self._files: BoundedCache[str, Dropped] = BoundedCache(KEPT_INSTRUCTIONS, _instructions, at_most=KEPT)
 
     @classmethod
@@ -46,24 +45,15 @@ class ValidatePage(Page):
         return [cls(workspace.cache)]
 
     def layout(self) -> html.Div:
+        formats = html.P(f"{FORMATS}; up to {MOST_BYTES // 2**20} MB")
+        words = html.Div([html.Strong("Drop a schedule file here"), html.Span(" or press to choose one."), formats])
         return html.Div(
             [
                 parts.card(
                     "Check a schedule",
-                    dcc.Upload(
-                        html.Div(
-                            [
-                                html.Strong("Drop a schedule file here"),
-                                html.Span(" or press to choose one."),
-                                html.P(f"{FORMATS}; up to {MOST_BYTES // 2**20} MB"),
-                            ]
-                        ),
-                        id=self.name("upload"),
-                        className="drop",
-                        max_size=MOST_BYTES,
-                    ),
+                    dcc.Upload(words, id=self.name("upload"), className="drop", max_size=MOST_BYTES),
                     dcc.Store(id=self.name("limit"), data=MOST_BYTES),
-                    html.Div(id=self.name("message"), role="status", className="status calm"),
+                    parts.div("status calm", id=self.name("message"), role="status"),
                     caption="The file is read on this machine and not stored.",
                 ),
                 *linked.stores(self.prefix),
@@ -88,12 +78,8 @@ class ValidatePage(Page):
     def answer(self, file: Dropped) -> list[Any]:
         """What there is to say of a file: a verdict, findings, lanes."""
         if file.schedule is None:
-            return [
-                parts.problems([file.problem]),
-                parts.empty(
-                    f"{file.name} could not be read as a schedule.", "docs/file-format.md describes the files."
-                ),
-            ]
+            text = f"{file.name} could not be read as a schedule."
+            return [parts.problems([file.problem]), parts.empty(text, "docs/file-format.md describes the files.")]
         errors = sum(finding.severity == "error" for finding in file.findings) + len(file.left_out)
         warnings = sum(finding.severity == "warning" for finding in file.findings)
         left_out = [f"left out, because it cannot be read: {line}" for line in file.left_out]
@@ -105,7 +91,7 @@ class ValidatePage(Page):
         """In a line: valid or not, and what it is."""
         assert file.schedule is not None
         schedule = file.schedule
-        count = [f"{errors:,} error{'s' * (errors != 1)}", f"{warnings:,} warning{'s' * (warnings != 1)}"]
+        count = f" ({parts.counted(errors, 'error')}, {parts.counted(warnings, 'warning')})"
         dead = ", ".join(map(str, sorted(schedule.failed)[:12]))
         words = [f"{schedule.shape}", f"{len(schedule.columns):,} instructions", f"optimizer {schedule.optimizer}"]
         words += [f"failed: {dead}"] if dead else []
@@ -113,7 +99,7 @@ class ValidatePage(Page):
             words += [f"makespan {file.timeline.makespan:.6g}", f"period {file.timeline.period:.6g}"]
         verdict = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
         return parts.card(
-            f"{file.name}: {verdict}" + ("" if verdict == "Valid" else f" ({', '.join(count)})"),
+            f"{file.name}: {verdict}" + ("" if verdict == "Valid" else count),
             html.P([html.Span(word) for word in words], className="chips"),
         )
 
@@ -121,35 +107,13 @@ class ValidatePage(Page):
         """A row per finding, with a button that zooms to it."""
         if not file.findings:
             return []
-        rows = []
-        for place, finding in enumerate(file.findings[:FINDINGS_SHOWN]):
-            rule = explain(finding.rule)
-            where = " ".join(
-                filter(None, [finding.worker, f"#{finding.position}" if finding.position is not None else ""])
-            )
-            button: Any = ""
-            if file.places(finding):
-                button = html.Button(
-                    "Show it",
-                    id={"type": self.name("finding"), "place": place},
-                    n_clicks=0,
-                    className="quiet",
-                    title=f"Show where {finding.rule} was found",
-                )
-            rows.append(
-                [
-                    html.Span(finding.severity, className=f"severity {finding.severity}"),
-                    html.Abbr(finding.rule, title=rule.documentation if rule else ""),
-                    where or None,
-                    html.Code(finding.instruction) if finding.instruction else None,
-                    html.Div([finding.message, html.Div(finding.hint, className="hint")]),
-                    button,
-                ]
-            )
-        head = ("", "rule", "worker, position", "instruction", "what is wrong, and what to do", "")
-        more = len(file.findings) - FINDINGS_SHOWN
-        caption = f"The first {FINDINGS_SHOWN}; {more:,} more from `recycle check`." if more > 0 else ""
-        return parts.card("Findings", parts.table(head, rows, "findings"), caption=caption)
+        buttons: list[parts.Cell] = [
+            linked.show_button(self.prefix, "finding", place, f"Show where {finding.rule} was found")
+            if file.places(finding)
+            else ""
+            for place, finding in enumerate(file.findings[:FINDINGS_SHOWN])
+        ]
+        return parts.findings("Findings", file.findings, FINDINGS_SHOWN, buttons)
 
     def lanes(self, file: Dropped) -> Any:
         """What can be drawn, with the number of findings on each lane."""
@@ -179,7 +143,7 @@ class ValidatePage(Page):
         """Add the page's callbacks, and the server's limit of what a request may hold."""
         # A dropped file comes as base64 inside JSON; whatever is larger is refused before it is read.
         app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
-        linked.register(app, self.prefix)
+        linked.register(app, self.prefix, self._place_in, State(self.name("file"), "data"))
 
         in_browser: Any = app.clientside_callback
         in_browser(
@@ -207,17 +171,9 @@ class ValidatePage(Page):
             verdict = (f"{file.name}: read", "status calm") if file.schedule else (f"{file.name}: refused", "status")
             return self.answer(file), key, *verdict
 
-        @app.callback(
-            Output(self.name("goto"), "data"),
-            Input({"type": self.name("finding"), "place": ALL}, "n_clicks"),
-            State(self.name("file"), "data"),
-            prevent_initial_call=True,
-        )
-        def go(clicks: list[int], key: str | None) -> Any:
-            pressed, file = ctx.triggered_id, self.kept(key)
-            if pressed is None or not any(clicks) or file is None or pressed["place"] >= len(file.findings):
-                return no_update
-            return self.place_of(file, file.findings[pressed["place"]]) or no_update
+    def _place_in(self, _: str, place: int, key: str | None) -> dict[str, Any] | None:
+        file = self.kept(key)
+        return self.place_of(file, file.findings[place]) if file is not None else None
 
 
 def _instructions(file: Dropped) -> int:

@@ -115,7 +115,7 @@ def test_the_parts_of_the_difference_and_the_first_divergence_are_shown(page: Co
     )
     assert "+22.2%" in texts
     buttons = [button["id"] for button in of_type(component, "Button")]
-    assert buttons == [{"type": "compare-show", "place": 0, "which": which} for which in range(2)]
+    assert buttons == [{"type": "compare-show", "what": which, "place": 0} for which in range(2)]
 
 
 def test_the_first_one_is_outlined_in_the_others_when_asked(page: ComparePage) -> None:

@@ -40,7 +40,9 @@ def test_findings_carry_rule_place_message_and_hint(wrong: Dropped) -> None:
     assert {"duplicate", "0.0 #2", "0F0.1"} <= set(texts)
     (abbreviation,) = of_type(component, "Abbr")
     assert abbreviation["title"].startswith("Each micro-batch is used exactly once")  # the rule's own documentation
-    assert [button["id"] for button in of_type(component, "Button")] == [{"type": "validate-finding", "place": 0}]
+    assert [button["id"] for button in of_type(component, "Button")] == [
+        {"type": "validate-show", "what": "finding", "place": 0}
+    ]
 
 
 def test_a_press_goes_to_the_place(wrong: Dropped) -> None:
