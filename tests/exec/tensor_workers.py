@@ -20,7 +20,8 @@ from recycle.exec.membership.messages import Report
 from recycle.exec.model.stage import build_stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.gloo import Gloo
-from recycle.exec.transport.plugin import GroupsOfGeneration, TransportSettings
+from recycle.exec.transport.groups import GroupsOfGeneration
+from recycle.exec.transport.plugin import TransportSettings
 from recycle.job import Job
 from recycle.shape import Worker
 from tests.exec.drive import CPU, corpus_of, execute, gradients_by_name, micro_batches, one_f_one_b, split

@@ -19,9 +19,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.gloo import Gloo, form_group
-from recycle.exec.transport.groups import GroupTransport
-from recycle.exec.transport.lanes import Communicators, LaneTransport, lanes_of
-from recycle.exec.transport.plugin import GroupsOfGeneration, TransportPlugin, TransportSettings
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.lanes import LaneTransport
+from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.ir.instruction import (
     Instruction,
     RecvActivation,
@@ -192,9 +192,17 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
 class Lanes(Gloo):
     """The transport that NCCL uses, over gloo's communicators: the same plan of communicators, the same order."""
 
-    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
-        def make(name: str, rank: int, size: int) -> Any:
-            return form_group(self.settings, f"{groups.name}/{name}", rank, size, groups.over)
+    def _transport(self, groups: GroupsOfGeneration) -> GroupTransport:
+        return GlooLanes(self.settings, groups)
 
-        made = Communicators(CPU, make, lambda group: None, lambda: None)
-        return LaneTransport(made, groups, lanes_of(groups.role, groups.program))
+
+class GlooLanes(LaneTransport):
+    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
+        super().__init__(groups, CPU)
+        self._settings = settings
+
+    def _make(self, name: str, rank: int, size: int) -> Any:
+        return form_group(self._settings, name, rank, size, self._over)
+
+    def _abort(self, group: Any) -> None:
+        """Gloo's waits end when the plug-in shuts the sockets."""

@@ -25,7 +25,8 @@ from recycle.exec.launch.request import request_run
 from recycle.exec.membership.messages import Commit, Report, decode, encode
 from recycle.exec.model.build import build_stages
 from recycle.exec.transport.base import sum_groups
-from recycle.exec.transport.plugin import GroupsOfGeneration, TransportSettings
+from recycle.exec.transport.groups import GroupsOfGeneration
+from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.alone import commit_of, only_generation
 from recycle.exec.worker.iterations import Iterations

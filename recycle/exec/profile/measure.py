@@ -33,8 +33,8 @@ from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import MegatronStage, Stage
-from recycle.exec.transport.groups import GroupTransport
-from recycle.exec.transport.plugin import GroupsOfGeneration, TransportSettings
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import ANYWHERE, transport_named
 from recycle.exec.worker.updates import Updates
 from recycle.ir.kinds import ValueKind

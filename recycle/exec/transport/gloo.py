@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,9 +26,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from recycle.exec.transport.base import TransportError, Unreachable
-from recycle.exec.transport.connections import give_up_after, open_sockets, own_connections, shut_sockets
-from recycle.exec.transport.groups import STATE_TAG, GroupTransport, first_line
-from recycle.exec.transport.plugin import GroupsOfGeneration, TransportPlugin, TransportSettings, computes_on_gpu
+from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
+from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, first_line
+from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.job import Job
 from recycle.shape import Worker
 
@@ -37,9 +36,6 @@ FORM_SECONDS = (0.001, 0.05)
 """How often a group that forms looks for its members: at first, and after a while."""
 _WORLD, _TENSOR = -1, -2
 """Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
-_LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
-"""Waits that have not ended with their generation, and their groups; kept until they do (at the transport timeout at
-the latest), because freeing a group before that would block this process."""
 
 
 class Gloo(TransportPlugin):
@@ -63,7 +59,7 @@ class Gloo(TransportPlugin):
             self._kept = set(open_sockets())
         return super().open(groups)
 
-    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
+    def _transport(self, groups: GroupsOfGeneration) -> GroupTransport:
         return GlooTransport(self.settings, groups)
 
     def wake(self) -> None:
@@ -72,79 +68,52 @@ class Gloo(TransportPlugin):
 
 
 class GlooTransport(GroupTransport):
-    """One generation of it.
+    """One generation of it. A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
 
-    Raises:
-        TransportError: the groups did not form.
-
-    A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
+    Args:
+        settings: of the process.
+        groups: what to form.
     """
 
     def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
-        super().__init__(groups.message, torch.device("cpu"), groups.over, groups.waiting)
-        _LEFT_BEHIND[:] = [(ending, group) for ending, group in _LEFT_BEHIND if not ending.done()]
-        name, role = groups.name, groups.role
-        self._ranks = {member: rank for rank, member in enumerate(groups.members)}
-        self._timeout = timedelta(seconds=settings.limits.transport_timeout)
-        self._sums: dict[int, Any] = {}
+        super().__init__(groups, torch.device("cpu"))
+        self._settings, self._store = settings, settings.store
         self._tensor_rank, tensor_parallel = settings.tensor
         self._tensor_ranks = range(tensor_parallel)
+        self._tensor: Any = None
         self._exchanged = 0
+        self._connections: list[Connection] = []
+        self._ends: dict[Worker, str] = {}
+
+    def form(self) -> None:
+        settings, groups = self._settings, self._groups
+        name, role, members = groups.name, groups.role, list(groups.members)
         inside = f"{name}/tensor{role}"
-        if tensor_parallel > 1:
+        if len(self._tensor_ranks) > 1:
             name = f"{name}/t{self._tensor_rank}"
         # Name, own rank and size of each group; formed in this order, which is the same everywhere.
-        wanted = {_WORLD: (f"{name}/world", self._ranks[role], len(groups.members))}
+        wanted = {_WORLD: (f"{name}/world", members.index(role), len(members))}
         wanted |= {
             stage: (f"{name}/stage{stage}", peers.index(role), len(peers))
             for stage, peers in sorted(groups.hosts.items())
             if len(peers) > 1
         }
-        if tensor_parallel > 1:
+        if len(self._tensor_ranks) > 1:
             wanted[_TENSOR] = (inside, *settings.tensor)
         before = open_sockets()
-        groups.waiting(True)
-        formed = self._leave_when_over(
+        formed = self._wait_in_thread(
             lambda: {key: form_group(settings, *of_group, groups.over) for key, of_group in wanted.items()}
         )
         self._connections = own_connections([fd for name, fd in open_sockets().items() if name not in before])
         for connection in self._connections:
             give_up_after(connection, settings.limits.dead_after)
-        self._ends = {member: f"{name}/ends/{member}" for member in groups.members}
-        self._store = settings.store
+        self._ends = {member: f"{name}/ends/{member}" for member in members}
         self._store.set(self._ends[role], " ".join(map(str, self._connections)))
-        groups.waiting(False)
         for group in formed.values():
-            group._set_default_timeout(self._timeout)
-        self._world, self._tensor = formed.pop(_WORLD), formed.pop(_TENSOR, None)
-        self._sums.update(formed)
-
-    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
-        return self._world.recv([tensor], self._ranks[peer], tag)
-
-    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
-        return self._world.send([tensor], self._ranks[peer], tag)
-
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        group = self._sums.get(stage)
-        if group is None:
-            return
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
-        for buffer in buffers:
-            self._wait_in_thread([self._try(partial(group.allreduce, [buffer], options))], group)
-
-    def _wait_in_thread(self, works: Sequence[Any], group: Any) -> None:
-        """Wait for all of `works`, which may not end when sockets are shut, but no longer than for the generation."""
-        self._waiting(True)
-        ending = self._thread.submit(lambda: [work.wait() for work in works])
-        try:
-            self._until_over(ending)
-        except TransportError:
-            _LEFT_BEHIND.append((ending, group))
-            raise
-        finally:
-            self._waiting(False)
+            group._set_default_timeout(timedelta(seconds=settings.limits.transport_timeout))
+        world, self._tensor = formed.pop(_WORLD), formed.pop(_TENSOR, None)
+        self._outgoing = self._incoming = {member: (world, rank) for rank, member in enumerate(members)}
+        self._sums = formed
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
@@ -154,14 +123,14 @@ class GlooTransport(GroupTransport):
         works += [self._try(partial(self._tensor.send, [tensor], rank, tag)) for rank in others]
 
         def pending() -> list[torch.Tensor]:
-            self._wait_in_thread(works, self._tensor)
+            self._wait_in_thread(lambda: [work.wait() for work in works], self._tensor)
             return parts
 
         return pending
 
     def close(self) -> None:
         super().close()
-        self._world, self._tensor, self._sums = None, None, {}
+        self._tensor = None
 
     def _broken(self, error: RuntimeError) -> TransportError:
         """What an error of gloo's says, and of which peer if a connection of this transport got no answer."""

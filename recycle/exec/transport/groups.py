@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,26 +24,58 @@ POSTED_AHEAD = 2
 OVER_SECONDS = 0.02
 """How often a wait that cannot be woken looks whether its generation is over."""
 STATE_TAG = 1 << 20
+_LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
+"""Waits that have not ended with their generation, and their groups; kept until they do (at the transport timeout at
+the latest), because freeing a group before that would block this process."""
+Lane = tuple[Worker, Worker]
+"""(sender, receiver)."""
+
+
+@dataclass(frozen=True)
+class GroupsOfGeneration:
+    """Which groups one generation needs, as one of its processes sees them.
+
+    Attributes:
+        name: of the generation; the names of all its groups begin with it.
+        role: this worker's role in the plan.
+        members: roles of all live workers, in the same order everywhere.
+        hosts: stage (or group of tied stages) -> roles of its live hosts, for those that this worker hosts.
+        message: shape and type of an activation that crosses a stage boundary.
+        program: of this worker's role.
+        joins: the lanes by which states are copied to workers that join, before the program runs.
+        over: set when the generation is over.
+        waiting: called with True before a wait on a peer and with False after it.
+    """
+
+    name: str
+    role: Worker
+    members: Sequence[Worker]
+    hosts: Mapping[int, Sequence[Worker]]
+    message: tuple[tuple[int, ...], torch.dtype]
+    program: Sequence[Instruction] = ()
+    joins: Collection[Lane] = ()
+    over: threading.Event = field(default_factory=threading.Event)
+    waiting: Callable[[bool], None] = lambda _: None
 
 
 class GroupTransport(ABC):
     """Transport over torch process groups, one generation long.
 
+    `form` fills `_outgoing` and `_incoming`, peer -> (group that carries the lane, the peer's rank in it), and `_sums`,
+    stage -> group of its hosts.
+
     Args:
-        message: shape and type of an activation that crosses a stage boundary.
+        groups: what to form.
         device: where messages lie.
-        over: set when the generation is over.
-        waiting: called with True before a wait on a peer and with False after it.
     """
 
-    def __init__(
-        self,
-        message: tuple[tuple[int, ...], torch.dtype],
-        device: torch.device,
-        over: threading.Event,
-        waiting: Callable[[bool], None],
-    ) -> None:
-        self._message, self._device, self._waiting, self._over = message, device, waiting, over
+    def __init__(self, groups: GroupsOfGeneration, device: torch.device) -> None:
+        self._groups, self._device = groups, device
+        self._over, self._waiting = groups.over, groups.waiting
+        self._outgoing: dict[Worker, tuple[Any, int]] = {}
+        self._incoming: dict[Worker, tuple[Any, int]] = {}
+        self._sums: dict[int, Any] = {}
+        _LEFT_BEHIND[:] = [(running, group) for running, group in _LEFT_BEHIND if not running.done()]
         self._thread = ThreadPoolExecutor(1)
         self._iteration = 0
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
@@ -51,16 +84,20 @@ class GroupTransport(ABC):
         self._places: dict[Instruction, int] = {}
 
     @abstractmethod
+    def form(self) -> None:
+        """Form the groups. Raises TransportError when they do not form."""
+
+    def _settle(self) -> None:
+        """Wait until what a wait on a group has only queued on the device is done."""
+        return
+
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
-        """Post a receive; returns the work to wait for."""
+        group, rank = self._incoming[peer]
+        return self._try(partial(group.recv, [tensor], rank, tag))
 
-    @abstractmethod
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
-        """Start a send; returns the work to wait for."""
-
-    @abstractmethod
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        """Sum `buffers` in place over all hosts of `stage`."""
+        group, rank = self._outgoing[peer]
+        return self._try(partial(group.send, [tensor], rank, tag))
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         for sending, _ in self._sent.pop(iteration - 2, []):
@@ -82,10 +119,9 @@ class GroupTransport(ABC):
             self._posted[instruction] = self._post(instruction)
 
     def _post(self, instruction: Transfer) -> Pending:
-        shape, dtype = self._message
+        shape, dtype = self._groups.message
         buffer = torch.empty(shape, dtype=dtype, device=self._device)
-        tag = self._tag(instruction)
-        receiving = self._try(partial(self._start_receive, instruction.peer, buffer, tag))
+        receiving = self._start_receive(instruction.peer, buffer, self._tag(instruction))
 
         def pending() -> torch.Tensor:
             self._wait(receiving)
@@ -95,8 +131,7 @@ class GroupTransport(ABC):
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
         tensor = tensor.contiguous()
-        tag = self._tag(instruction)
-        sending = self._try(partial(self._start_send, instruction.peer, tensor, tag))
+        sending = self._start_send(instruction.peer, tensor, self._tag(instruction))
         self._sent.setdefault(self._iteration, []).append((sending, tensor))
 
     def _tag(self, instruction: Transfer) -> int:
@@ -108,6 +143,21 @@ class GroupTransport(ABC):
             self._post_next(self._lanes[instruction.peer])
         self._post_next(self._lanes[instruction.peer])
         return self._posted.pop(instruction)
+
+    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
+        group = self._sums.get(stage)
+        if group is None:
+            return
+
+        def add_up() -> None:
+            for buffer in buffers:
+                group.allreduce([buffer]).wait()
+            self._settle()
+
+        self._wait_in_thread(add_up, group)
+        # The end of a generation may let a device go on with whatever was in the buffer.
+        if self._over.is_set():
+            raise TransportError("the generation is over")
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Start to give `tensor`, contiguous, to the worker's other tensor ranks and to get theirs.
@@ -121,20 +171,37 @@ class GroupTransport(ABC):
     def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
         """Send `tensors` to a worker that joins."""
         for place, tensor in enumerate(tensors):
-            self._wait(self._try(partial(self._start_send, peer, tensor.detach(), STATE_TAG + place)))
+            self._wait(self._start_send(peer, tensor.detach(), STATE_TAG + place))
 
     def receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
         """Fill `tensors` with what `peer` sends by `send_state`."""
         for place, tensor in enumerate(tensors):
-            self._wait(self._try(partial(self._start_receive, peer, tensor.detach(), STATE_TAG + place)))
+            self._wait(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
+
+    def release(self) -> None:
+        """End the groups at once where that wakes whoever waits on them; called from any thread."""
+        return
 
     def close(self) -> None:
         self._posted, self._lanes, self._sent = {}, {}, {}
+        self._outgoing, self._incoming, self._sums = {}, {}, {}
         self._thread.shutdown(wait=False)
 
-    def _leave_when_over(self, action: Callable[[], Any]) -> Any:
-        """The result of `action`, which runs in a thread; TransportError when it fails or the generation ends first."""
-        return self._until_over(self._thread.submit(action))
+    def _wait_in_thread(self, action: Callable[[], Any], group: Any = None) -> Any:
+        """The result of `action`, a wait on `group` that may not end when the group is woken.
+
+        Raises:
+            TransportError: it failed, or the generation ends first and it is left behind, and `group` with it.
+        """
+        self._waiting(True)
+        running = self._thread.submit(action)
+        try:
+            return self._until_over(running)
+        except TransportError:
+            _LEFT_BEHIND.append((running, group))
+            raise
+        finally:
+            self._waiting(False)
 
     def _until_over(self, running: Future[Any]) -> Any:
         while True:

@@ -12,36 +12,16 @@ each is warmed up as soon as it stands, which also keeps that time out of the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import contextlib
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from recycle.exec.transport.base import TransportError
-from recycle.exec.transport.groups import GroupTransport
-from recycle.exec.transport.plugin import GroupsOfGeneration, Lane
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, Lane
 from recycle.ir.instruction import Instruction, Send, Transfer
 from recycle.shape import Worker
-
-
-@dataclass(frozen=True)
-class Communicators:
-    """Makes and ends communicators of one backend.
-
-    Attributes:
-        device: where the tensors that they move must lie.
-        make: (name, own rank, size) -> a torch backend of `size` ranks; waits for the others.
-        release: ends one at once, which wakes whoever waits on it here; called from any thread.
-        settle: waits until what a wait has only queued on the device is done.
-    """
-
-    device: torch.device
-    make: Callable[[str, int, int], Any]
-    release: Callable[[Any], None]
-    settle: Callable[[], None]
 
 
 def lanes_of(role: Worker, program: Sequence[Instruction], joins: Collection[Lane] = ()) -> list[Lane]:
@@ -59,81 +39,52 @@ def lanes_of(role: Worker, program: Sequence[Instruction], joins: Collection[Lan
 
 
 class LaneTransport(GroupTransport):
-    """One worker's end of all its lanes and sums, in one generation.
+    """One worker's end of all its lanes and sums, in one generation; a subclass makes the communicators."""
 
-    Args:
-        communicators: of the backend.
-        groups: what to form.
-        lanes: as `lanes_of` gives them.
-
-    Raises:
-        TransportError: the communicators did not form.
-    """
-
-    def __init__(self, communicators: Communicators, groups: GroupsOfGeneration, lanes: Sequence[Lane]) -> None:
-        super().__init__(groups.message, communicators.device, groups.over, groups.waiting)
-        self._of, self._role = communicators, groups.role
+    def __init__(self, groups: GroupsOfGeneration, device: torch.device) -> None:
+        super().__init__(groups, device)
         self._standing: list[Any] = []
-        self._outgoing: dict[Worker, Any] = {}
-        self._incoming: dict[Worker, Any] = {}
-        self._sums: dict[int, Any] = {}
-        self._leave_when_over(lambda: self._form(groups.name, lanes, groups.hosts))
 
-    def _form(self, prefix: str, lanes: Sequence[Lane], hosts: Mapping[int, Sequence[Worker]]) -> None:
-        for sender, receiver in sorted(lanes):
-            group = self._make(f"{prefix}/lane{sender}>{receiver}", [sender, receiver])
+    @abstractmethod
+    def _make(self, name: str, rank: int, size: int) -> Any:
+        """A torch backend of `size` ranks; waits for the others."""
+
+    @abstractmethod
+    def _abort(self, group: Any) -> None:
+        """End a communicator at once, which wakes whoever waits on it here."""
+
+    def form(self) -> None:
+        self._wait_in_thread(self._form)
+
+    def _form(self) -> None:
+        groups = self._groups
+        for sender, receiver in lanes_of(groups.role, groups.program, groups.joins):
+            group = self._stand(f"lane{sender}>{receiver}", [sender, receiver])
             token = torch.zeros(1, device=self._device)
-            if sender == self._role:
-                self._outgoing[receiver] = group
+            if sender == groups.role:
+                self._outgoing[receiver] = group, 1
                 group.send([token], 1, 0).wait()
             else:
-                self._incoming[sender] = group
+                self._incoming[sender] = group, 0
                 group.recv([token], 0, 0).wait()
-        for stage, roles in sorted(hosts.items()):
+        for stage, roles in sorted(groups.hosts.items()):
             if len(roles) > 1:
-                self._sums[stage] = self._make(f"{prefix}/stage{stage}", sorted(roles))
+                self._sums[stage] = self._stand(f"stage{stage}", sorted(roles))
                 self._sums[stage].allreduce([torch.zeros(1, device=self._device)]).wait()
-        self._of.settle()
+        self._settle()
 
-    def _make(self, name: str, roles: Sequence[Worker]) -> Any:
+    def _stand(self, name: str, roles: Sequence[Worker]) -> Any:
         if self._over.is_set():
             raise RuntimeError("the generation is over")
-        group = self._of.make(name, roles.index(self._role), len(roles))
+        group = self._make(f"{self._groups.name}/{name}", roles.index(self._groups.role), len(roles))
         self._standing.append(group)
         return group
 
-    def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
-        return self._incoming[peer].recv([tensor], 0, tag)
-
-    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
-        return self._outgoing[peer].send([tensor], 1, tag)
-
-    def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        group = self._sums.get(stage)
-        if group is None:
-            return
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
-        self._waiting(True)
-        try:
-            for buffer in buffers:
-                self._leave_when_over(partial(self._sum, group, buffer, options))
-        finally:
-            self._waiting(False)
-        # A released communicator lets a device go on with whatever was in the buffer.
-        if self._over.is_set():
-            raise TransportError("the generation is over")
-
-    def _sum(self, group: Any, buffer: torch.Tensor, options: Any) -> None:
-        group.allreduce([buffer], options).wait()
-        self._of.settle()
-
     def release(self) -> None:
-        """End every communicator at once, from any thread: what waits on one here wakes up."""
-        for group in list(self._standing):
-            self._of.release(group)
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while self._standing:
+                self._abort(self._standing.pop())
 
     def close(self) -> None:
         super().close()
         self.release()
-        self._standing, self._outgoing, self._incoming, self._sums = [], {}, {}, {}

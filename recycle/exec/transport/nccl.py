@@ -22,14 +22,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import JobError, RunError
-from recycle.exec.transport.lanes import Communicators, LaneTransport, lanes_of
-from recycle.exec.transport.plugin import (
-    GroupsOfGeneration,
-    TransportPlugin,
-    TransportSettings,
-    computes_on_gpu,
-    gpu_or_cpu,
-)
+from recycle.exec.transport.groups import GroupsOfGeneration
+from recycle.exec.transport.lanes import LaneTransport
+from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu, gpu_or_cpu
 from recycle.job import Job
 
 UNFIT_VERSIONS = ((2, 17, 1), (2, 25, 1))
@@ -52,7 +47,6 @@ class Nccl(TransportPlugin):
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
         require_usable(settings.device)
-        self._communicators: list[Any] = []
 
     @classmethod
     def refusal(cls, job: Job) -> str | None:
@@ -73,29 +67,30 @@ class Nccl(TransportPlugin):
     def device(cls, local_index: int) -> torch.device:
         return gpu_or_cpu(local_index)
 
-    def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
-        device = self.settings.device
-        made = Communicators(device, self._make, self._release, lambda: torch.cuda.synchronize(device))
-        lanes = lanes_of(groups.role, groups.program, groups.joins)
-        return LaneTransport(made, groups, lanes)
+    def _transport(self, groups: GroupsOfGeneration) -> LaneTransport:
+        return NcclTransport(self.settings, groups)
+
+
+class NcclTransport(LaneTransport):
+    """One generation of it."""
+
+    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
+        super().__init__(groups, settings.device)
+        self._settings = settings
 
     def _make(self, name: str, rank: int, size: int) -> Any:
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
-        options._timeout = timedelta(seconds=self.settings.limits.form_timeout)
-        with torch.cuda.device(self.settings.device):
-            self._communicators.append(nccl(PrefixStore(name, self.settings.store), rank, size, options))
-        return self._communicators[-1]
+        options._timeout = timedelta(seconds=self._settings.limits.form_timeout)
+        with torch.cuda.device(self._device):
+            return nccl(PrefixStore(name, self._settings.store), rank, size, options)
 
-    def wake(self) -> None:
-        for group in list(self._communicators):
-            self._release(group)
+    def _abort(self, group: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            group.abort()
 
-    def _release(self, group: Any) -> None:
-        with contextlib.suppress(ValueError):  # another thread was first
-            self._communicators.remove(group)
-            with contextlib.suppress(RuntimeError):
-                group.abort()
+    def _settle(self) -> None:
+        torch.cuda.synchronize(self._device)
 
 
 def require_usable(device: torch.device) -> None:

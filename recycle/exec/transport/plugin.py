@@ -6,22 +6,16 @@ subclass in a file of its own, and its line in transports.py; docs/transports.md
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from recycle.exec.transport.groups import GroupTransport
-from recycle.ir.instruction import Instruction
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.job import Job
 from recycle.sections import MembershipSection
-from recycle.shape import Worker
-
-Lane = tuple[Worker, Worker]
-"""(sender, receiver)."""
 
 
 @dataclass(frozen=True)
@@ -44,33 +38,6 @@ class TransportSettings:
     tensor: tuple[int, int] = (0, 1)
     kept_addresses: Collection[tuple[str, int]] = ()
     limits: MembershipSection = MembershipSection()  # noqa: RUF009  (immutable)
-
-
-@dataclass(frozen=True)
-class GroupsOfGeneration:
-    """Which groups one generation needs, as one of its processes sees them.
-
-    Attributes:
-        name: of the generation; the names of all its groups begin with it.
-        role: this worker's role in the plan.
-        members: roles of all live workers, in the same order everywhere.
-        hosts: stage (or group of tied stages) -> roles of its live hosts, for those that this worker hosts.
-        message: shape and type of an activation that crosses a stage boundary.
-        program: of this worker's role.
-        joins: the lanes by which states are copied to workers that join, before the program runs.
-        over: set when the generation is over.
-        waiting: called with True before a wait on a peer and with False after it.
-    """
-
-    name: str
-    role: Worker
-    members: Sequence[Worker]
-    hosts: Mapping[int, Sequence[Worker]]
-    message: tuple[tuple[int, ...], torch.dtype]
-    program: Sequence[Instruction] = ()
-    joins: Collection[Lane] = ()
-    over: threading.Event = field(default_factory=threading.Event)
-    waiting: Callable[[bool], None] = lambda _: None
 
 
 class TransportPlugin(ABC):
@@ -100,18 +67,22 @@ class TransportPlugin(ABC):
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
         """Form a generation's groups. Raises TransportError when they do not form."""
-        self._standing = self._form(groups)
+        self._standing = self._transport(groups)
+        self._standing.form()
         return self._standing
 
     @abstractmethod
-    def _form(self, groups: GroupsOfGeneration) -> GroupTransport: ...
+    def _transport(self, groups: GroupsOfGeneration) -> GroupTransport:
+        """The transport of a generation, whose groups have not formed yet."""
 
-    @abstractmethod
     def wake(self) -> None:
         """Let whoever waits for a peer in this process wake up with TransportError, and peers that wait for it too.
 
-        Called from another thread, again and again until the main thread has left its generation.
+        Called from another thread, again and again until the main thread has left its generation. It releases the
+        groups unless a subclass has another way.
         """
+        if (standing := self._standing) is not None:
+            standing.release()
 
     def end(self) -> None:
         """This process leaves its generation, whether its groups had formed or not."""

@@ -20,8 +20,8 @@ from recycle.exec.membership.schema import generation_folder
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
-from recycle.exec.transport.groups import GroupTransport
-from recycle.exec.transport.plugin import GroupsOfGeneration, TransportPlugin
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.plugin import TransportPlugin
 from recycle.exec.worker.iterations import Iterations, TraceLog
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates

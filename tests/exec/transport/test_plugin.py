@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from recycle.exec.transport.gloo import Gloo
-from recycle.exec.transport.groups import GroupTransport
-from recycle.exec.transport.plugin import GroupsOfGeneration
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from tests.exec.runs import Run, job, kinds
 
 pytestmark = pytest.mark.process
