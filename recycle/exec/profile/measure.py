@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -32,7 +32,7 @@ from recycle.child import serve
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.emulated import EmulatedStage
-from recycle.exec.model.stage import MegatronStage, Stage
+from recycle.exec.model.stage import MegatronStage
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import ANYWHERE, transport_named
@@ -45,13 +45,6 @@ from recycle.shape import MicroBatch, Worker
 WARM_UP = 3
 """Rounds that do not count: first calls allocate, choose kernels and fill caches."""
 ONE, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
-
-
-class StageRequest(Struct, frozen=True):
-    """Measure all stages of a job, `repeats` times each."""
-
-    job: str
-    repeats: int
 
 
 class StageFigures(Struct, frozen=True):
@@ -69,7 +62,7 @@ class StageFigures(Struct, frozen=True):
     activation: float
     stash: float
     static: float
-    gradients: list[tuple[int, int]]
+    gradients: tuple[tuple[int, int], ...]
 
 
 class PeerRequest(Struct, frozen=True):
@@ -84,7 +77,7 @@ class PeerRequest(Struct, frozen=True):
     peers: int
     port: int
     messages: list[int]
-    sums: list[list[tuple[int, int]]]
+    sums: list[tuple[tuple[int, int], ...]]
     repeats: int
     timeout: float
 
@@ -96,48 +89,33 @@ class PeerFigures(Struct, frozen=True):
     sums: list[float]
 
 
-class Subject(Protocol):
-    """A stage with what its kind needs to be measured."""
+class Subject:
+    """A stage, freshly built, with what it takes to measure it.
 
-    @property
-    def stage(self) -> Stage: ...
+    Args:
+        job: that it is a part of.
+        index: the stage.
+    """
 
-    def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
-        """What the stage before would send."""
-
-    def gradient(self, micro_batch: MicroBatch) -> torch.Tensor | None:
-        """What the stage behind would send."""
-
-    def held(self) -> tuple[float, float]:
-        """Bytes that one micro-batch holds from F to I, and between I and W."""
-
-    def static(self) -> float:
-        """Bytes held whatever runs."""
-
-    def wait(self) -> None:
-        """Until the device has done what it was given."""
-
-
-class GptSubject:
-    """A real stage."""
-
-    def __init__(self, job: Job, stage: MegatronStage) -> None:
-        self.stage, self._staggered = stage, job.planner.staggered
-        self._is_first, self._is_last = stage.index == 0, stage.index == job.shape.stages - 1
-        self._device = stage.state_tensors()[0].device
-        self._generator = torch.Generator().manual_seed(stage.index)
+    def __init__(self, job: Job, index: int) -> None:
+        self.stage, self._job = build_stages(job, [index])[index], job
+        self._device = self.stage.state_tensors()[0].device
+        self._generator = torch.Generator().manual_seed(index)
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
-        return None if self._is_first else self._random(1.0)
+        """What the stage before would send; None where there is none."""
+        return None if self.stage.index == 0 else self._random(1.0)
 
     def gradient(self, micro_batch: MicroBatch) -> torch.Tensor | None:
-        return None if self._is_last else self._random(1e-3)
+        """What the stage behind would send; None where there is none."""
+        return None if self.stage.index == self._job.shape.stages - 1 else self._random(1e-3)
 
     def _random(self, deviation: float) -> torch.Tensor:
         shape, dtype = self.stage.message_spec()
         return (deviation * torch.randn(shape, generator=self._generator)).to(self._device, dtype)
 
     def held(self) -> tuple[float, float]:
+        """Bytes that one micro-batch holds from F to I, and between I and W."""
         self.stage.begin_iteration(0)
         measure = self._held_by_allocator if self._device.type == "cuda" else self._held_by_tensors
         found = measure()
@@ -170,6 +148,7 @@ class GptSubject:
         saved.clear()
         for micro_batch in (ONE, OTHER):
             self._backward_input(micro_batch)
+            assert isinstance(self.stage, MegatronStage)
             saved += self.stage.held_for_weights(micro_batch)
             after.append(storage_bytes(saved))
         return after[1] - after[0], after[3] - after[2]
@@ -183,19 +162,22 @@ class GptSubject:
         self.stage.backward_input(micro_batch, self.gradient(micro_batch))
 
     def static(self) -> float:
-        return static_bytes(self.stage, self._staggered)
+        """Bytes of parameters and optimizer state, twice where a step may be undone; of the sum of gradients; and of
+        their mean in fp32."""
+        state = [tensor.nbytes for tensor in self.stage.state_tensors()]
+        sums = sum(tensor.nbytes for tensor in (*self.stage.gradient_buffers(), *self.stage.tied_buffers()))
+        return float(sum(state) * (2 if self._job.planner.staggered else 1) + sums + state[0])
 
     def wait(self) -> None:
+        """Wait until the device has done what it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
-class EmulatedSubject:
+class EmulatedSubject(Subject):
     """A stage that takes its profile's times; its bytes are the profile's too."""
 
-    def __init__(self, job: Job, stage: EmulatedStage) -> None:
-        self.stage = stage
-        self._profile, self._stages = price(job).prices, job.shape.stages
+    stage: EmulatedStage
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
         return self.stage.incoming(ValueKind.ACTIVATION, micro_batch)
@@ -204,23 +186,14 @@ class EmulatedSubject:
         return self.stage.incoming(ValueKind.INPUT_GRADIENT, micro_batch)
 
     def held(self) -> tuple[float, float]:
-        activation = self._profile.per_stage("activation", self._stages)[self.stage.index]
-        return activation, activation * self._profile.weight_stash
+        activation = self._of_profile("activation")
+        return activation, activation * price(self._job).prices.weight_stash
 
     def static(self) -> float:
-        return self._profile.per_stage("static", self._stages)[self.stage.index]
+        return self._of_profile("static")
 
-    def wait(self) -> None:
-        """It has no device."""
-
-
-def subject(job: Job, index: int) -> Subject:
-    """Stage `index` of the job, freshly built."""
-    stage = build_stages(job, [index])[index]
-    if isinstance(stage, EmulatedStage):
-        return EmulatedSubject(job, stage)
-    assert isinstance(stage, MegatronStage)
-    return GptSubject(job, stage)
+    def _of_profile(self, name: str) -> float:
+        return price(self._job).prices.per_stage(name, self._job.shape.stages)[self.stage.index]
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
@@ -229,16 +202,9 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
     return float(sum(sizes.values()))
 
 
-def static_bytes(stage: Stage, staggered: bool) -> float:
-    """Parameters and optimizer state, twice where a step may be undone; the sum of gradients; their mean in fp32."""
-    state = [tensor.numel() * tensor.element_size() for tensor in stage.state_tensors()]
-    sums = sum(tensor.numel() * tensor.element_size() for tensor in (*stage.gradient_buffers(), *stage.tied_buffers()))
-    return float(sum(state) * (2 if staggered else 1) + sums + state[0])
-
-
 def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
     """Times and bytes of a stage."""
-    measured = subject(job, index)
+    measured = EmulatedSubject(job, index) if job.model.kind == "emulated" else Subject(job, index)
     stage, updates = measured.stage, Updates({index: measured.stage})
     seconds: dict[str, list[float]] = {}
 
@@ -282,7 +248,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         torch.Size(shape).numel() * dtype.itemsize,
         *held,
         measured.static(),
-        [(buffer.numel() * buffer.element_size(), buffer.element_size()) for buffer in stage.gradient_buffers()],
+        tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
     )
 
 
@@ -330,18 +296,18 @@ def _median(action: Callable[[], Any], repeats: int) -> float:
 
 
 def main(parent: str, kind: str) -> None:
-    """Answer the request on standard input."""
+    """Answer the request on standard input: a `PeerRequest`, or the text of a job and how often to time each stage."""
     requests, answers = serve(parent)
     line = requests.readline()
     if kind == "peer":
         answers.write(msgspec.json.encode(measure_peers(msgspec.json.decode(line, type=PeerRequest))) + b"\n")
         sys.stderr.flush()
         os._exit(0)  # threads of the transport still run
-    request = msgspec.json.decode(line, type=StageRequest)
-    job = Job.from_toml(request.job)
+    text, repeats = msgspec.json.decode(line, type=tuple[str, int])
+    job = Job.from_toml(text)
     torch.set_num_threads(job.train.threads)
     for index in range(job.shape.stages):
-        answers.write(msgspec.json.encode(measure_stage(job, index, request.repeats)) + b"\n")
+        answers.write(msgspec.json.encode(measure_stage(job, index, repeats)) + b"\n")
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -15,8 +15,9 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -29,7 +30,7 @@ from recycle.child import Child
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.request import check_request
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures, StageRequest
+from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.transport.transports import transport_of
 from recycle.job import Job, price
 from recycle.profile import Link, Profile
@@ -61,11 +62,12 @@ def measure(job: Job, repeats: int = 20, report: Report = lambda *_: None) -> Pr
     if job.model.kind == "emulated":
         price(job).prices.require(job.shape)
     stages = job.shape.stages
-    figures = []
+    figures: list[StageFigures] = []
     report("stages", 0, stages)
-    for found in _stages(job, repeats):
-        figures.append(found)
-        report("stages", len(figures), stages)
+    with closing(_Measuring("stages", job, (job.to_toml(), repeats))) as child:
+        for line in islice(child.lines(), stages):
+            figures.append(msgspec.json.decode(line, type=StageFigures))
+            report("stages", len(figures), stages)
     report("links", 0, 1)
     link, reduce = _links(job, figures, repeats)
     report("links", 1, 1)
@@ -162,33 +164,27 @@ def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Lin
     """The link between two workers, and the seconds of each stage's sum over its hosts."""
     shape = job.shape
     wanted = [found.gradients for found in figures]
-    distinct = sorted({tuple(map(tuple, buffers)) for buffers in wanted}) if shape.pipelines > 1 else []
+    sums = sorted(set(wanted)) if shape.pipelines > 1 else []
     sizes = sorted({*MESSAGES, max(4, max(found.message for found in figures))}) if shape.worker_count > 1 else []
     if not sizes:
         return Link(), [0.0] * shape.stages
     peers = max(2, shape.pipelines)
     store, port = LauncherStore.host()
-    sums = [[(size, each) for size, each in buffers] for buffers in distinct]
-    requests = [
-        PeerRequest(rank, peers, port, sizes, sums, repeats, job.membership.transport_timeout) for rank in range(peers)
-    ]
-    with _children("peer", job, requests) as children:
+    with ExitStack() as stack:
+        children = []
+        for rank in range(peers):
+            request = PeerRequest(rank, peers, port, sizes, sums, repeats, job.membership.transport_timeout)
+            children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
         found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     del store  # the children were its clients
-    seconds = dict(zip(distinct, found.sums, strict=True))
-    return fit_link(sizes, found.messages), [seconds.get(tuple(map(tuple, buffers)), 0.0) for buffers in wanted]
+    seconds = dict(zip(sums, found.sums, strict=True))
+    return fit_link(sizes, found.messages), [seconds.get(buffers, 0.0) for buffers in wanted]
 
 
-def _stages(job: Job, repeats: int) -> Iterator[StageFigures]:
-    with _children("stages", job, [StageRequest(job.to_toml(), repeats)]) as (child,):
-        for _, line in zip(range(job.shape.stages), child.lines(), strict=False):
-            yield msgspec.json.decode(line, type=StageFigures)
-
-
-class _Measuring:
+class _Measuring(Child):
     """A process of `recycle.exec.profile.measure` with its request."""
 
-    def __init__(self, kind: str, job: Job, request: StageRequest | PeerRequest) -> None:
+    def __init__(self, kind: str, job: Job, request: object) -> None:
         threads = str(job.train.threads)
         environment = {
             "OMP_NUM_THREADS": threads,
@@ -198,30 +194,16 @@ class _Measuring:
             **transport_of(job).environment,
         }
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        self._child = Child("recycle.exec.profile.measure", kind, environment=environment, errors=self._errors)
-        self._child.send(request)
+        super().__init__("recycle.exec.profile.measure", kind, environment=environment, errors=self._errors)
+        self.send(request)
 
     def lines(self) -> Iterator[bytes]:
         """What it answers. Raises RunError when it ends instead."""
-        yield from self._child.lines()
+        yield from super().lines()
         self._errors.seek(0)
         output = self._errors.read().decode(errors="replace").splitlines()
         raise RunError(f"the measuring process ended; its last lines: {' | '.join(output[-4:])}")
 
     def close(self) -> None:
-        self._child.close()
+        super().close()
         self._errors.close()
-
-
-@contextmanager
-def _children(
-    kind: str, job: Job, requests: Sequence[StageRequest] | Sequence[PeerRequest]
-) -> Iterator[list[_Measuring]]:
-    children: list[_Measuring] = []
-    try:
-        for request in requests:
-            children.append(_Measuring(kind, job, request))
-        yield children
-    finally:
-        for child in children:
-            child.close()

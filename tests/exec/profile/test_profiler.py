@@ -138,7 +138,9 @@ def test_a_link_is_fitted_exactly_and_never_negative() -> None:
 
 def test_more_held_between_i_and_w_than_before_counts_from_the_start(gpt: Job) -> None:
     seconds = {name: [1.0, 3.0, 2.0] for name in ("forward", "backward_input", "backward_weight", "backward", "step")}
-    figures = [StageFigures(stage, seconds, 8, 100.0, stash, 5.0, [(8, 8)]) for stage, stash in ((0, 50.0), (1, 120.0))]
+    figures = [
+        StageFigures(stage, seconds, 8, 100.0, stash, 5.0, ((8, 8),)) for stage, stash in ((0, 50.0), (1, 120.0))
+    ]
     found = assemble(gpt, figures, Link(0.5, 2.0), [0.1, 0.2], 3)
     assert (found.activation, found.weight_stash) == ([100.0, 120.0], 1.0)
     assert (found.forward, found.reduce, found.latency, found.bandwidth) == ([2.0, 2.0], [0.1, 0.2], 0.5, 2.0)
