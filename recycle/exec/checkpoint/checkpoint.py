@@ -33,10 +33,11 @@ from msgspec import Struct
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.membership.members import member_name
-from recycle.exec.membership.messages import Commit, StoredFile
+from recycle.exec.membership.messages import Commit, GenerationRecord, StoredFile
 from recycle.exec.model.stage import Stage
 from recycle.files import read_whole
 from recycle.job import Job
+from recycle.shape import Worker
 
 FORMAT, VERSION = "recycle-checkpoint", 1
 MANIFEST = "manifest.json"
@@ -120,6 +121,17 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     return found
 
 
+def writer_of(stage: int, rank: int, record: GenerationRecord) -> str:
+    """The worker that writes a stage: one that hosts it since before this generation; another pipeline's per stage.
+
+    Args:
+        rank: whose workers host the stage.
+    """
+    ranks = {name: Worker.parse(role).rank for name, role in record.roles.items() if name not in record.joins}
+    hosts = sorted(name for name, of in ranks.items() if of == rank)
+    return hosts[stage % len(hosts)]
+
+
 def stored_names(
     named: Mapping[str, torch.Tensor], cuts: Mapping[str, int], tensor: tuple[int, int]
 ) -> dict[str, torch.Tensor]:
@@ -131,17 +143,12 @@ def stored_names(
         tensor: tensor rank, and T.
     """
     rank, size = tensor
-    if size == 1:
-        return dict(named)
-    return {
-        (_part(name, rank, size) if name in cuts else name): value
-        for name, value in named.items()
-        if name in cuts or rank == 0
-    }
+    return {_stored(name, cuts, rank, size): value for name, value in named.items() if name in cuts or rank == 0}
 
 
-def _part(name: str, rank: int, size: int) -> str:
-    return f"{name}.tensor-{rank}-of-{size}"
+def _stored(name: str, cuts: Collection[str], rank: int, size: int) -> str:
+    """The name of what tensor rank `rank` of `size` has of a tensor."""
+    return f"{name}.tensor-{rank}-of-{size}" if size > 1 and name in cuts else name
 
 
 def write_stage(
@@ -326,17 +333,14 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
             joined: list[tuple[torch.Tensor, int, list[torch.Tensor]]] = []
             cuts = stage.cuts()
             for name, live in stage.named_state(stage.state_tensors()).items():
-                dimension = cuts.get(name)
-                mine = _part(name, tensor_rank, tensor_parallel)
-                if dimension is None or (tensor_parallel == 1 and name in there):
-                    state[name] = live
-                elif mine in there:
+                mine = _stored(name, cuts, tensor_rank, tensor_parallel)
+                if mine in there or name not in cuts:
                     state[mine] = live
-                else:
-                    names = _whole(name, sizes, there)
-                    pieces = [torch.empty(there[part].size, dtype=live.dtype) for part in names]
-                    state |= dict(zip(names, pieces, strict=True))
-                    joined.append((live, dimension, pieces))
+                    continue
+                names = _whole(name, cuts, sizes, there)
+                pieces = [torch.empty(there[part].size, dtype=live.dtype) for part in names]
+                state |= dict(zip(names, pieces, strict=True))
+                joined.append((live, cuts[name], pieces))
             load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
             for live, dimension, pieces in joined:
                 live.copy_(torch.cat(pieces, dimension).chunk(tensor_parallel, dimension)[tensor_rank])
@@ -344,13 +348,13 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
         raise RunError(f"{folder}: cannot be loaded: {error}") from None
 
 
-def _whole(name: str, sizes: Iterable[int], there: Collection[str]) -> list[str]:
+def _whole(name: str, cuts: Collection[str], sizes: Iterable[int], there: Collection[str]) -> list[str]:
     """The names under which a checkpoint has all of `name`, first part to last.
 
     Args:
         sizes: into how many parts the checkpoint cuts.
     """
-    names = [name] if name in there else [_part(name, rank, size) for size in sizes for rank in range(size)]
+    names = [name] if name in there else [_stored(name, cuts, rank, size) for size in sizes for rank in range(size)]
     missing = next((part for part in names or [name] if part not in there), None)
     if missing is not None:
         raise RuntimeError(f"it has nothing under the name {missing}")

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from recycle.exec.checkpoint import checkpoint
-from recycle.exec.checkpoint.checkpoint import Checkpoint, Manifest, folder_of
-from recycle.exec.checkpoint.writer import writer_of
+from recycle.exec.checkpoint.checkpoint import Checkpoint, Manifest, folder_of, writer_of
 from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
 from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
@@ -74,7 +73,7 @@ class CheckpointManager:
             return False
         if not is_last and ((step + 1) % every or self._pending):
             return False
-        self._store.delete([key for stage in range(self._job.shape.stages) for key in self._keys(step, stage)])
+        self._store.delete(self._keys(step))
         checkpoint.remove(folder_of(self._root, step))  # what an attempt before a restart left of it
         return True
 
@@ -102,7 +101,7 @@ class CheckpointManager:
                 if pending.finishing.done():
                     self._end(step, pending.finishing.result())
                 continue
-            keys = [key for stage in range(self._job.shape.stages) for key in self._keys(step, stage)]
+            keys = self._keys(step)
             if self._store.has_all(keys):
                 saved = [part for part in self._store.read_all(keys) if part is not None]
                 finishing = self._thread.submit(self._finish, pending.commit, saved)
@@ -113,9 +112,10 @@ class CheckpointManager:
             elif self._now() - pending.since > self._job.train.checkpoint_deadline:
                 self._give_up(step, f"not complete after {self._job.train.checkpoint_deadline:g} s")
 
-    def _keys(self, step: int, stage: int) -> list[SavedKey]:
-        """Under which all tensor ranks announce their parts of a stage."""
-        return [SavedKey(step, stage, rank) for rank in range(self._job.grid.tensor_parallel)]
+    def _keys(self, step: int, stage: int | None = None) -> list[SavedKey]:
+        """Under which all tensor ranks announce their parts of a stage, or of all stages."""
+        stages = range(self._job.shape.stages) if stage is None else [stage]
+        return [SavedKey(step, of, rank) for of in stages for rank in range(self._job.grid.tensor_parallel)]
 
     def _missing(self, pending: _Pending, live: Collection[str]) -> str | None:
         """A writer that has ended without having written its stage."""
@@ -171,8 +171,7 @@ class CheckpointManager:
         self._log("checkpoint", step=step, error=why)
 
     def _forget(self, steps: list[int]) -> None:
-        stages = range(self._job.shape.stages)
-        self._store.delete([key for step in steps for stage in stages for key in self._keys(step, stage)])
+        self._store.delete([key for step in steps for key in self._keys(step)])
         self._announced = [step for step in self._announced if step not in steps]
 
     def newest(self, warn: Callable[[str], object]) -> Checkpoint | None:

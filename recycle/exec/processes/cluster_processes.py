@@ -17,7 +17,7 @@ from recycle.shape import Worker
 
 
 class ClusterProcesses:
-    """Worker processes that agents start and kill.
+    """Implements `Processes` by agents that start and kill them.
 
     Args:
         store: the coordinator's.
@@ -61,7 +61,6 @@ class ClusterProcesses:
         return self._store.read(AgentKey(node))
 
     def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
-        """The nodes of these workers that have no agent."""
         return [node for node in sorted({self.node(worker) for worker in workers}) if self._agent(node) is None]
 
     def _request(self, worker: Worker) -> StartRequest:
@@ -69,25 +68,17 @@ class ClusterProcesses:
         return self._store.read(StartRequestKey(worker)) or StartRequest()
 
     def start(self, worker: Worker, generation: int, restored: int | None = None) -> None:
-        """Have the next process started. Without an agent nothing happens, and the process counts as gone.
-
-        Args:
-            generation: the last one before it.
-            restored: step of the checkpoint that it starts from.
-        """
+        """As `Processes.start`. Without an agent nothing happens, and the process counts as gone."""
         agent = self._agent(self.node(worker))
         session = "" if agent is None else agent.session
         request = StartRequest(self.incarnation(worker) + 1, session, str(self._place(worker)), generation, restored)
         self._store.set(StartRequestKey(worker), request)
 
     def started_in(self, worker: Worker) -> int | None:
-        """The generation in which the worker's latest process was started; None when there was none, or when it ended
-        with its node's agent."""
         request = self._request(worker)
         return None if request.incarnation < 0 or self.ended(worker) == self._lost(worker) else request.generation
 
     def gone(self) -> dict[Worker, str]:
-        """Processes that ended since the last call, with how."""
         found: dict[Worker, str] = {}
         for worker in self._homes:
             number = self.incarnation(worker)
@@ -97,7 +88,6 @@ class ClusterProcesses:
         return found
 
     def ended(self, worker: Worker) -> str | None:
-        """How the worker's latest process ended, None when it has not."""
         request = self._request(worker)
         ended, how = self._store.read(EndedKey(worker)) or (-1, "")
         if ended == request.incarnation:
@@ -115,11 +105,9 @@ class ClusterProcesses:
         return f"the agent of node {self.node(worker)} is gone"
 
     def running(self, worker: Worker) -> bool:
-        """Whether the worker has a process, or will have one in a moment."""
         return self.incarnation(worker) >= 0 and self.ended(worker) is None
 
     def incarnation(self, worker: Worker) -> int:
-        """Number of the worker's present process, from 0; -1 when it never had one."""
         return self._request(worker).incarnation
 
     def kill(self, worker: Worker) -> None:

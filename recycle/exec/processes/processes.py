@@ -93,7 +93,7 @@ _Member = tuple[Worker, int]
 
 
 class LocalProcesses:
-    """Worker processes of one run, T per worker, each with its log file.
+    """Implements `Processes` for one run on this machine, with T processes per worker, each with its log file.
 
     A worker fails as one: when a process of it ends other than by itself, the others are killed.
 
@@ -136,11 +136,9 @@ class LocalProcesses:
         incarnation: int | None = None,
         place: Worker | None = None,
     ) -> None:
-        """Ask for the worker's next processes.
+        """As `Processes.start`.
 
         Args:
-            generation: the last one before them.
-            restored: step of the checkpoint to start from; None for the initial state.
             incarnation: their number; the next one when left out.
             place: position of this machine whose GPUs they use; the worker's own when left out.
         """
@@ -163,7 +161,6 @@ class LocalProcesses:
             self._requests[worker, rank] = self._server.fork(text, self.log(worker, rank))
 
     def started_in(self, worker: Worker) -> int | None:
-        """The generation in which the worker's latest processes were started; None when there were none."""
         return self._started_in.get(worker)
 
     def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
@@ -214,18 +211,15 @@ class LocalProcesses:
         return found
 
     def ended(self, worker: Worker) -> str | None:
-        """How the worker's latest processes ended, as far as `gone` has seen; None when they have not."""
         return self._ended.get(worker)
 
     def _members(self, worker: Worker) -> list[_Member]:
         return [(worker, rank) for rank in self._tensor_ranks if (worker, rank) in self._requests]
 
     def running(self, worker: Worker) -> bool:
-        """Whether the worker has a process, or will have one in a moment."""
         return any(self._status(member) is None for member in self._members(worker))
 
     def incarnation(self, worker: Worker) -> int:
-        """Number of the worker's present processes, from 0; -1 when it never had any."""
         return self._incarnations.get(worker, -1)
 
     def kill(self, worker: Worker, tensor_rank: int | None = None) -> None:

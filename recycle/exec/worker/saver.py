@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage
-from recycle.exec.checkpoint.writer import writer_of
+from recycle.exec.checkpoint.checkpoint import folder_of, stored_names, write_stage, writer_of
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
 from recycle.exec.membership.schema import SavedKey

@@ -13,9 +13,8 @@ import pytest
 import torch.distributed.checkpoint  # noqa: F401  two threads of one process import it at once otherwise
 
 from recycle.exec.checkpoint import checkpoint
-from recycle.exec.checkpoint.checkpoint import folder_of
+from recycle.exec.checkpoint.checkpoint import folder_of, writer_of
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
-from recycle.exec.checkpoint.writer import writer_of
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.schema import SavedKey
