@@ -2,11 +2,12 @@
 
     python benchmarks/cp_sat.py [--seconds N] [--random N]
 
-CP-SAT gets the whole problem: which peer runs each re-routed micro-batch, every order, memory as a cumulative resource
-and the period as the longest window of a stage. The rows of the worked example are printed with the planner's bound
-and plan beside its own; `--random` then draws small jobs of every kind and counts bounds above a proven optimum, which
-must be none. Needs ortools (the extra `bench`), which works in a process of its own, as its copy of HiGHS and the
-planner's do not go together. Limits: one chunk per worker; times that some factor makes whole.
+CP-SAT gets the whole problem: which live host runs each micro-batch on each stage, every order, memory as a cumulative
+resource and the period as the longest window of a rank. The rows of the worked example are printed with the planner's
+bound and plan beside its own; `--random` then draws small jobs of every kind (dead and slow workers, links, chunks,
+ties) and counts bounds above the period of a valid schedule, which must be none. Needs ortools (the extra `ortools`),
+which works in a process of its own, as its copy of HiGHS and the planner's do not go together. Limits: transfers do not
+queue; reduce and step stand at the end of each program; times that some factor makes whole.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import importlib.util
-import itertools
 import random
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ from typing import Any
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from recycle.ir.check import check
+from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
 from recycle.shape import Worker
 from recycle.solve.bounds import lower_bound
 from recycle.solve.planner import plan
-from recycle.solve.problem import Problem
+from recycle.solve.problem import Order, Problem
 
 FACTORS = (1, 2, 4, 5, 10, 20, 100)
 SLOT = 1000
@@ -40,32 +42,36 @@ CAPS: tuple[int | list[int], ...] = ([4, 3, 2, 1], 4, 5, 6)
 
 @dataclass(frozen=True)
 class Answer:
-    """What CP-SAT came to: its best period (None without one), its proven bound, and how long it took."""
+    """What CP-SAT came to: its best period and order (None without one), its proven bound, and how long it took."""
 
     status: str
     period: float | None
     bound: float
     seconds: float
+    order: Order | None = None
 
 
-def solve(problem: Problem, seconds: float) -> Answer:
+def solve(problem: Problem, seconds: float, workers: int = 2) -> Answer:
     """CP-SAT's answer to the whole problem, in whole units of the smallest time step that all times share."""
     from ortools.sat.python import cp_model
 
-    if problem.shape.chunks > 1:
-        raise SystemExit("cp_sat: one chunk per worker only")
     cut = _factor(problem)
-    model, period = _model(problem, cut)
+    model, period, start, end, chosen = _model(problem, cut)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = 2
+    solver.parameters.num_workers = workers
     begun = time.monotonic()
     status = solver.solve(model)
     took = time.monotonic() - begun
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Answer(solver.status_name(status).lower(), None, solver.best_objective_bound / cut, took)
+    order: Order = [[] for _ in problem.cap]
+    for x in sorted(range(problem.size), key=lambda x: (solver.value(start[x]), solver.value(end[x]), x)):
+        stage, g = divmod(x % (problem.size // problem.kinds), problem.micro_batches)
+        (host,) = (w for w in problem.hosts[stage] if solver.value(chosen.get((stage, g, w), False)))
+        order[host].append(x)
     bound = solver.best_objective_bound / cut
-    return Answer(solver.status_name(status).lower(), solver.value(period) / cut, bound, took)
+    return Answer(solver.status_name(status).lower(), solver.value(period) / cut, bound, took, order)
 
 
 def in_child(problem: Problem, seconds: float) -> Answer:
@@ -76,7 +82,7 @@ def in_child(problem: Problem, seconds: float) -> Answer:
 
 def summary(problem: Problem, seconds: float) -> str:
     """`in_child` in a table's cell: best period, proven bound where that is less, and when it ended."""
-    if problem.shape.chunks > 1 or not problem.grain:
+    if not problem.grain:
         return "not modelled"
     answer = in_child(problem, seconds)
     period = "none" if answer.period is None else f"{answer.period:g}"
@@ -86,70 +92,81 @@ def summary(problem: Problem, seconds: float) -> str:
 
 def _factor(problem: Problem) -> int:
     speeds = set(problem.speed)
-    times = [t * speed for t in problem.times.tolist() for speed in speeds] + [*problem.finish, problem.link]
+    times = [t * speed for t in problem.times.tolist() for speed in speeds] + [*problem.update_seconds, problem.link]
     for factor in FACTORS:
         if all(abs(t * factor - round(t * factor)) < 1e-9 for t in times):
             return factor
     raise SystemExit("cp_sat: no factor makes these times whole")
 
 
-def _model(problem: Problem, cut: int) -> tuple[Any, Any]:
+def _model(problem: Problem, cut: int) -> tuple[Any, Any, list[Any], list[Any], dict[tuple[int, int, int], Any]]:
+    """(the model, its period, start and end of each operation, whether each (stage, micro-batch, worker) is chosen)."""
     from ortools.sat.python import cp_model
 
     shape, n, kinds = problem.shape, problem.micro_batches, problem.kinds
     stages, m, plane = shape.stages, shape.micro_batches, shape.stages * problem.micro_batches
     model = cp_model.CpModel()
-    most = sum(problem.times) * n * max(problem.speed) + sum(problem.finish) + 2 * stages * problem.link
+    most = sum(problem.times) * n * max(problem.speed) + sum(problem.update_seconds) + 2 * n * stages * problem.link
     horizon = round(2 * most * cut)
     start = [model.new_int_var(0, horizon, f"start{x}") for x in range(problem.size)]
     end = [model.new_int_var(0, horizon, f"end{x}") for x in range(problem.size)]
     busy: dict[int, list[Any]] = {w: [] for hosts in problem.hosts for w in hosts}
     held: dict[int, list[tuple[Any, int]]] = {w: [] for w in busy}
+    work: dict[int, list[Any]] = {w: [] for w in busy}
+    first = {w: model.new_int_var(0, horizon, f"first{w}") if problem.staggered else 0 for w in busy}
     chosen: dict[tuple[int, int, int], Any] = {}
-    for s in range(stages):
+    for s, live in enumerate(problem.hosts):
         for g in range(n):
-            home = g // m * shape.ranks + s
-            hosts = [home] if home in problem.hosts[s] else problem.hosts[s]
+            hosts = _first_named(problem, live, g) if s < shape.ranks else live
+            if not problem.reroute:
+                hosts = [g // m * shape.ranks + s % shape.ranks]
             for w in hosts:
                 chosen[s, g, w] = model.new_bool_var(f"on{s}_{g}_{w}") if len(hosts) > 1 else True
-            if len(hosts) > 1:
-                model.add_exactly_one(chosen[s, g, w] for w in hosts)
+            model.add_exactly_one(chosen[s, g, w] for w in hosts)
             rows = [kind * plane + s * n + g for kind in range(kinds)]
             for w in hosts:
                 here = chosen[s, g, w]
-                for kind, x in enumerate(rows):
-                    length = round(problem.duration(kind, s, w) * cut)
+                lengths = [round(problem.duration(kind, s, w) * cut) for kind in range(kinds)]
+                for x, length in zip(rows, lengths, strict=True):
                     busy[w].append(model.new_optional_interval_var(start[x], length, end[x], here, f"run{x}_{w}"))
+                work[w].append(sum(lengths) * here)
+                if problem.staggered:
+                    model.add(first[w] <= start[rows[0]]).only_enforce_if(here)
                 _hold(model, problem, held[w], start, end, rows, here, horizon)
-    hop = round(problem.link * cut)
+    hop = round(problem.link * cut) if shape.ranks > 1 else 0
     for x, (made, here) in enumerate(zip(problem.needs.tolist(), problem.needs_here.tolist(), strict=True)):
         if made >= 0:
             model.add(start[x] >= end[made] + hop)
         if here >= 0:
             model.add(start[x] >= end[here])
+    period = model.new_int_var(0, horizon, "period")
     for w, intervals in busy.items():
+        rank = w % shape.ranks
+        finish = round(problem.rank_update_seconds[rank] * cut)
         model.add_no_overlap(intervals)
-        if problem.cap[w] < n:
+        if problem.cap[w] < n * shape.chunks:
             spans, parts = zip(*held[w], strict=True)
             model.add_cumulative(spans, parts, int(problem.cap[w] * SLOT + 1e-6))
-    period = model.new_int_var(0, horizon, "period")
-    last = [model.new_int_var(0, horizon, f"last{s}") for s in range(stages)]
-    for s, hosts in enumerate(problem.hosts):
-        finish = round(problem.finish[s] * cut)
-        for g in range(n):
-            model.add(last[s] >= end[(kinds - 1) * plane + s * n + g] + finish)
-        for w in hosts:
-            first = model.new_int_var(0, horizon, f"first{w}") if problem.staggered else 0
-            model.add(last[s] - first <= period)
-            work = sum(round(problem.duration(kind, s, w) * cut) for kind in range(kinds))
-            here = [(g, chosen[s, g, w]) for g in range(n) if (s, g, w) in chosen]
-            model.add(first + work * sum(on for _, on in here) + finish <= last[s])
-            if problem.staggered:
-                for g, on in here:
-                    model.add(first <= start[s * n + g]).only_enforce_if(on)
-    _break_symmetry(model, problem, start, chosen)
+        last = model.new_int_var(0, horizon, f"last{w}")
+        for s in range(rank, stages, shape.ranks):
+            for g in range(n):
+                model.add(last >= end[(kinds - 1) * plane + s * n + g] + finish)
+        model.add(last - first[w] <= period)
+        model.add(sum(work[w]) + finish <= period)
+    group = n if problem.reroute else m
+    for g in range(n - 1):
+        if (g + 1) % group:
+            model.add(start[g] <= start[g + 1])
     model.minimize(period)
-    return model, period
+    return model, period, start, end, chosen
+
+
+def _first_named(problem: Problem, hosts: list[int], micro_batch: int) -> list[int]:
+    """Hosts without those that alike ones stand for: they are named by the first micro-batch that they run."""
+    kinds: dict[tuple[float, float], list[int]] = {}
+    for w in hosts:
+        kinds.setdefault((problem.speed[w], problem.cap[w]), []).append(w)
+    return [w for alike in kinds.values() for w in alike[: micro_batch + 1]]
 
 
 def _hold(
@@ -173,40 +190,13 @@ def _hold(
         held.append((model.new_optional_interval_var(first, length, last, here, ""), part))
 
 
-def _break_symmetry(model: Any, problem: Problem, start: list[Any], chosen: dict[Any, Any]) -> None:
-    """Micro-batches of one pipeline are alike: they can be named by their order on the homes before the first dead one.
-
-    Only exchanges that keep every host are used: up to the first dead stage of its pipeline, forwards go by index; in
-    a pipeline without dead workers everything does. W follow their I. Pipelines that are dead and fast alike, and
-    whose peers are, can be named by their first start.
-    """
-    shape, n, m = problem.shape, problem.micro_batches, problem.shape.micro_batches
-    stages, plane = shape.stages, shape.stages * problem.micro_batches
-    signature: dict[Any, list[int]] = {}
-    for k in range(shape.pipelines):
-        workers = [k * shape.ranks + s for s in range(stages)]
-        dead = [s for s, w in enumerate(workers) if w not in problem.hosts[s]]
-        until = dead[0] if dead else stages - 1
-        for g in range(k * m, k * m + m - 1):
-            for s in range(until + 1):
-                model.add(start[s * n + g] <= start[s * n + g + 1])
-            for x in range(plane + g, problem.size, n):
-                if not dead:
-                    model.add(start[x] <= start[x + 1])
-        figures = tuple((w in problem.hosts[s], problem.speed[w], problem.cap[w]) for s, w in enumerate(workers))
-        signature.setdefault(figures, []).append(k)
-    for alike in signature.values():
-        for k, other in itertools.pairwise(alike):
-            model.add(start[k * m] <= start[other * m])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="for CP-SAT and for the planner, per row")
     parser.add_argument("--random", type=int, default=0, help="small random jobs on which to test the bounds")
     arguments = parser.parse_args()
     if importlib.util.find_spec("ortools") is None:
-        raise SystemExit("cp_sat: ortools is missing; pip install -c constraints.txt -e '.[bench]'")
+        raise SystemExit("cp_sat: ortools is missing; pip install -c constraints.txt -e '.[ortools]'")
     print("D=3 P=4 m=6, worker 1.2 dead     cap          bound   plan   CP-SAT  its bound  seconds")
     for staggered in (False, True):
         for cap in CAPS:
@@ -226,48 +216,66 @@ def main() -> None:
 def _check_bounds(count: int, seconds: float) -> None:
     closed = met = 0
     wrong: list[int] = []
-    problems = [_small(random.Random(seed)) for seed in range(count)]
+    cases = [small_job(random.Random(seed)) for seed in range(count)]
+    problems = [Problem.of(job, dead) for job, dead in cases]
     with concurrent.futures.ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        answers = list(pool.map(solve, problems, [min(seconds, 5.0)] * count))
-    for seed, (problem, answer) in enumerate(zip(problems, answers, strict=True)):
-        if answer.status != "optimal":
-            continue
-        closed += 1
-        assert answer.period is not None
-        bound = lower_bound(problem)
-        met += bound > answer.period - 1e-6
-        if bound > answer.period + 1e-6:
-            wrong.append(seed)
-    print(f"{count} small random jobs: {closed} closed, {met} bounds equal the optimum, above it: {wrong or 'none'}")
+        answers = pool.map(solve, problems, [min(seconds, 5.0)] * count)
+        for seed, ((job, _), problem, answer) in enumerate(zip(cases, problems, answers, strict=True)):
+            if answer.order is None:
+                continue
+            bound, period = lower_bound(problem), valid_period(job, problem, answer.order)
+            closed += answer.status == "optimal"
+            met += bound > period - 1e-6
+            if bound > period + 1e-6:
+                wrong.append(seed)
+    print(f"{count} small random jobs: {closed} closed, {met} bounds equal the best period, above: {wrong or 'none'}")
 
 
-def _small(draw: random.Random) -> Problem:
-    """A small problem of any times, caps, links and dead workers."""
+def valid_period(job: PricedJob, problem: Problem, order: Order) -> float:
+    """The simulated period of an order, which must be valid, also with the first and the last stage tied.
+
+    Raises:
+        ValueError: `check` finds an error.
+    """
+    schedule, last = problem.schedule(order), problem.shape.stages - 1
+    tied = replace(schedule, ties=((0, last),) if problem.shape.chunks == 1 and last else ())
+    for one in (schedule, tied):
+        for finding in check(one, profile=job.prices, limits=job.limits):
+            if finding.severity == "error":
+                raise ValueError(f"CP-SAT's schedule is not valid: {finding}")
+    return min(simulate(one, job.prices).period for one in (schedule, tied))
+
+
+def small_job(draw: random.Random, most: int = 6) -> tuple[PricedJob, list[Worker]]:
+    """A job of any times, caps, links, chunks and techniques, with slow and dead workers.
+
+    Args:
+        most: micro-batches per pipeline; half of it where there are more than three workers and chunks.
+    """
     pipelines, ranks = draw.choice([1, 1, 2, 2, 3]), draw.randint(1, 4)
-    m = draw.randint(1, 6 if pipelines * ranks <= 3 else 3)
-    plain = draw.random() < 0.5
-    times = (
-        {}
-        if plain
-        else {
-            name: [draw.choice([0.5, 1.0, 1.0, 1.5, 2.0, 3.0]) for _ in range(ranks)]
-            for name in ("forward", "backward_input", "backward_weight")
-        } | {"link": draw.choice([0.0, 0.5, 1.0]), "step": draw.choice([0.0, 0.5])}
-    )  # fmt: skip
-    limit = draw.choice([None, draw.randint(1, 4), [draw.randint(1, 4) for _ in range(ranks)]])
-    job = _job(
-        (pipelines, ranks, m),
-        times=times,
-        memory={"limit": limit, "weight_stash": draw.choice([0.0, 0.5, 1.0, 1.0])},
-        planner={"decoupled": draw.random() < 0.8, "staggered": draw.random() < 0.7},
-    )
+    chunks = draw.choice([1, 1, 2]) if ranks <= 2 else 1
+    m = draw.randint(1, most if pipelines * ranks * chunks <= 3 else (most + 1) // 2)
+    stages = ranks * chunks
+    times: dict[str, Any] = {}
+    if draw.random() < 0.6:
+        for name in ("forward", "backward_input", "backward_weight"):
+            times[name] = [draw.choice([0.5, 1.0, 1.0, 1.5, 2.0, 3.0]) for _ in range(stages)]
+        times["step"] = draw.choice([0.0, 0.5, [draw.choice([0.0, 0.5, 2.0]) for _ in range(stages)]])
+    times["link"] = draw.choice([0.0, 0.0, 0.5, 1.0])
+    limits = [draw.randint(chunks, chunks + 3) for _ in range(ranks)]
+    planner = {"decoupled": draw.random() < 0.8, "staggered": draw.random() < 0.7}
+    memory = {"limit": draw.choice([None, limits[0], limits]), "weight_stash": draw.choice([0.0, 0.5, 1.0, 1.0])}
+    job = _job((pipelines, ranks, m), chunks, times=times, memory=memory, planner=planner)
+    slow = draw.sample(list(job.shape.workers()), min(job.shape.worker_count, draw.choice([0, 0, 1, 1, 2])))
+    speed = {str(worker): draw.choice([0.5, 1.5, 2.0, 3.0]) for worker in slow}
+    job = msgspec.structs.replace(job, prices=replace(job.prices, speed=speed))
     dead = [Worker(k, r) for r in range(ranks) for k in draw.sample(range(pipelines), draw.randint(0, pipelines - 1))]
-    return Problem.of(job, dead)
+    return job, dead
 
 
-def _job(shape: tuple[int, int, int], **sections: Any) -> PricedJob:
+def _job(shape: tuple[int, int, int], chunks: int = 1, **sections: Any) -> PricedJob:
     grid = dict(zip(("pipelines", "ranks", "micro_batches"), shape, strict=True))
-    made = msgspec.convert({"shape": grid, **sections}, type=Job)
+    made = msgspec.convert({"shape": {**grid, "chunks": chunks}, **sections}, type=Job)
     made.validate()
     return price(made)
 

@@ -167,7 +167,9 @@ def _plan(
         if progress:
             progress("proving", found.period)
         solved = time_indexed.solve(problem, found.order, bound, deadline.left)
-        found, bound = replace(found, order=solved.order, period=solved.period), max(bound, solved.bound)
+        found = replace(found, order=solved.order, period=solved.period)
+        if problem.shape == whole.shape:  # else it holds only as long as pipelines exchange no micro-batches
+            bound = max(bound, solved.bound)
     if not problem.is_exact and found.order != start.order:
         found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
     order = found.order if problem is whole else copied_to_all(whole, assign(whole), problem, found.order)

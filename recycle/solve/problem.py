@@ -245,6 +245,33 @@ class Problem:
         """Speed factor of the fastest live worker of each stage."""
         return [min(self.speed[w] for w in hosts) for hosts in self.hosts]
 
+    @cached_property
+    def kinds_of_host(self) -> list[dict[int, int]]:
+        """Of each stage: one live worker of each speed and memory, and how many there are like it."""
+        kinds = []
+        for hosts in self.hosts:
+            alike: dict[tuple[float, float], list[int]] = {}
+            for w in hosts:
+                alike.setdefault((self.speed[w], self.cap[w]), []).append(w)
+            kinds.append({workers[0]: len(workers) for workers in alike.values()})
+        return kinds
+
+    @cached_property
+    def rest_of_way(self) -> tuple[list[float], list[float]]:
+        """(F, backward) of one micro-batch on all stages from each one on, by the fastest hosts; then 0 for none."""
+        rest: tuple[list[float], list[float]] = ([0.0], [0.0])
+        for s in range(self.shape.stages - 1, -1, -1):
+            for sums, times in zip(rest, (self.forward, self.backward), strict=True):
+                sums.append(sums[-1] + times[s] * self.fastest[s])
+        return rest[0][::-1], rest[1][::-1]
+
+    @cached_property
+    def way_back(self) -> list[float]:
+        """Per stage: least time from the end of an F there until its backward can start, through all later stages."""
+        out, back = self.rest_of_way
+        stages = self.shape.stages
+        return [out[s + 1] + back[s + 1] + 2 * (stages - 1 - s) * self.hop for s in range(stages)]
+
     @property
     def hop(self) -> float:
         """Time of the fastest transfer between neighbouring stages; 0 where one worker hosts them all."""
@@ -253,7 +280,7 @@ class Problem:
     @cached_property
     def peers_are_alike(self) -> bool:
         """Whether all live workers of a stage have the same speed and memory."""
-        return all(len({(self.speed[w], self.cap[w]) for w in hosts}) == 1 for hosts in self.hosts)
+        return all(len(kinds) == 1 for kinds in self.kinds_of_host)
 
     @cached_property
     def times(self) -> npt.NDArray[np.float64]:

@@ -9,96 +9,99 @@ only, no more than its memory admits, and waits for the rest: `idle`.
 
     load    a worker's program takes its work, and w* also its idle time, then reduce and step of all its stages, which
             it does one after the other; the next iteration's program comes after that
-    memory  Little's law: slot-seconds that the units of a rank need, over the slots of its hosts
+    memory  Little's law: slot-seconds that the units of a rank need, over the slots of its hosts; then reduce and step
+            of one stage, as those of the others may come before the last slot is free
     detour  E_q - S_q for q <= r < P: from q's first start through the stages to rank r, where *every* host idles before
             its first backward, all F and backwards of the rank and the W that memory asks for before the last F (see
             `one_chunk.last_backward`); the last backward of stage r comes after those of the deeper chunks, and its
             gradient goes back to q, whose W and step follow
 
-Under the barrier S is at least the arrival of the first micro-batch, and every host's work, idle time included, comes
-after it. Limits: links are the fastest ones, workers on the way the fastest hosts; that units of one home stay on it
-is not used.
+Hosts of the same speed and memory have room for as much, so a bound takes time in the ranks and kinds of host, not in
+the workers. Under the barrier S is at least the arrival of the first micro-batch, and every host's work, idle time
+included, comes after it. Limits: links are the fastest ones, workers on the way the fastest hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil, floor, gcd, inf
 
 from recycle.solve.problem import TOLERANCE, Problem
 
 _HALVINGS = 60
-Room = Callable[[int, float], float]
+Room = Callable[[float], float]
 """How much of the work a worker has room for in so much time."""
 
 
 def period(problem: Problem) -> float:
     """Lower bound on the period with a staggered optimizer."""
-    ranks = range(problem.shape.ranks)
-    bound = max(max(_load(problem, r, alone=True), _memory(problem, r)) for r in ranks)
-    return max(bound, *(detour for detour, _ in _detours(problem)))
+    bound = max(max(_load(problem, r, alone=True), _memory(problem, r)) for r in range(problem.shape.ranks))
+    return max(bound, _longest_detour(problem, from_idle=False))
 
 
 def makespan(problem: Problem) -> float:
     """Lower bound on one iteration from idle, which is the period under the barrier."""
     bound = 0.0
     for r in range(problem.shape.ranks):
-        here = max(_load(problem, r, alone=False), _memory(problem, r))
-        bound = max(bound, _between(problem, 0, r, back=False) + here)
-    return max(bound, *(_between(problem, 0, q, back=False) + detour for detour, q in _detours(problem)))
+        bound = max(bound, _fill(problem, r) + max(_load(problem, r, alone=False), _memory(problem, r)))
+    return max(bound, _longest_detour(problem, from_idle=True))
 
 
 def _load(problem: Problem, rank: int, alone: bool) -> float:
     """Work of the hosts and the idle time before the first backward, of w* `alone` or of every host."""
-    stages, hosts = _stages(problem, rank), problem.hosts[rank]
+    stages, kinds = _stages(problem, rank), problem.kinds_of_host[rank]
     work = [problem.forward[s] + problem.backward[s] + problem.weight[s] for s in stages]
     total = problem.micro_batches * sum(work)
-
-    def least(first: int | None) -> float:
-        def room(w: int, time: float) -> float:
-            idle = _idle(problem, rank, w) if first in (None, w) else 0.0
-            return _whole(problem, work, w, time - idle)
-
-        return _least(problem, hosts, total, room)
-
-    kinds = {(problem.speed[w], problem.cap[w]): w for w in hosts}.values()
-    bound = min(least(w) for w in kinds) if alone else least(None)
+    idle = {w: _room(problem, work, w, _idle(problem, rank, w)) for w in kinds}
+    if not alone:
+        bound = _least(problem, [(count, idle[w]) for w, count in kinds.items()], total)
+    else:
+        busy = {w: _room(problem, work, w, 0.0) for w in kinds}
+        bound = inf
+        for first in kinds:
+            others = [(count - (w == first), busy[w]) for w, count in kinds.items()]
+            bound = min(bound, _least(problem, [*others, (1, idle[first])], total))
     return bound + problem.rank_update_seconds[rank]
 
 
 def _memory(problem: Problem, rank: int) -> float:
     """Each unit holds a slot from its F through the trip to the last stage and back until its I, then a share."""
-    hosts = problem.hosts[rank]
-    slots = sum(problem.cap[w] for w in hosts)
+    slots = sum(problem.cap[w] for w in problem.hosts[rank])
     if slots == inf:
         return 0.0
-    fastest = problem.fastest[rank]
     held = 0.0
     for s in _stages(problem, rank):
         own = problem.forward[s] + problem.backward[s] + problem.stash * problem.weight[s]
-        held += own * fastest + _through(problem, s + 1, (0, 1)) + 2 * (problem.shape.stages - 1 - s) * problem.hop
-    return problem.micro_batches * held / slots + problem.rank_update_seconds[rank]
+        held += own * problem.fastest[rank] + problem.way_back[s]
+    update = min(problem.update_seconds[s] for s in _stages(problem, rank))
+    return problem.micro_batches * held / slots + update
 
 
-def _detours(problem: Problem) -> Iterator[tuple[float, int]]:
-    """(from the first start of stage q by way of all that a later rank must do until q has stepped, q)."""
-    for rank in range(problem.shape.ranks):
-        here = _last_backward(problem, rank)
-        for q in range(rank + 1):
-            last = problem.weight[q] * problem.fastest[q] + problem.update_seconds[q]
-            yield _between(problem, q, rank, back=True) + here + last, q
+def _longest_detour(problem: Problem, from_idle: bool) -> float:
+    """Largest over q <= r of: first start of stage q, by way of all that rank r must do, until q has stepped.
+
+    Args:
+        from_idle: count from the start of the iteration in place of q's first start.
+    """
+    longest = way = 0.0
+    before = -inf
+    for r in range(problem.shape.ranks):
+        mine = problem.weight[r] * problem.fastest[r] + problem.update_seconds[r]
+        before = max(before, mine - way + (_fill(problem, r) if from_idle else 0.0))
+        longest = max(longest, before + way + _last_backward(problem, r))
+        way += (problem.forward[r] + problem.backward[r]) * problem.fastest[r] + 2 * problem.hop
+    return longest
 
 
 def _last_backward(problem: Problem, rank: int) -> float:
     """From the first start of a rank to the end of its last backward."""
-    stages, hosts = _stages(problem, rank), problem.hosts[rank]
+    stages, kinds = _stages(problem, rank), problem.kinds_of_host[rank]
     both = [problem.forward[s] + problem.backward[s] for s in stages]
-
-    def room(w: int, time: float) -> float:
-        return _whole(problem, both, w, time - _idle(problem, rank, w))
-
-    once = _through(problem, rank, (0, 1)) + 2 * (problem.shape.stages - 1 - rank) * problem.hop
-    bound = max(once, _least(problem, hosts, problem.micro_batches * sum(both), room))
+    idle = {w: _idle(problem, rank, w) for w in kinds}
+    rooms = [(count, _room(problem, both, w, idle[w])) for w, count in kinds.items()]
+    once = both[0] * problem.fastest[rank] + problem.way_back[rank]
+    bound = max(once, _least(problem, rooms, problem.micro_batches * sum(both)))
     units = problem.micro_batches * len(stages)
     weight = min(problem.weight[s] for s in stages)
     if not problem.split or weight <= 0:
@@ -107,7 +110,7 @@ def _last_backward(problem: Problem, rank: int) -> float:
     def needed(w: int, count: int) -> float:
         over = count - problem.cap[w] - (1 - problem.stash) * (count - 1)
         before = max(0, ceil(over / problem.stash - TOLERANCE)) if over > TOLERANCE else 0
-        return (count * min(both) + before * weight) * problem.speed[w] + _idle(problem, rank, w)
+        return (count * min(both) + before * weight) * problem.speed[w] + idle[w]
 
     def count_of(w: int, time: float) -> float:
         low, high = 0, units
@@ -116,42 +119,51 @@ def _last_backward(problem: Problem, rank: int) -> float:
             low, high = (middle, high) if needed(w, middle) <= time + TOLERANCE else (low, middle - 1)
         return low
 
-    return max(bound, _least(problem, hosts, units, count_of))
+    return max(bound, _least(problem, [(count, partial(count_of, w)) for w, count in kinds.items()], units))
 
 
 def _idle(problem: Problem, rank: int, worker: int) -> float:
     """Time of a host without work between S and the first backward that its rank can run."""
-    stages = _stages(problem, rank)
+    stages, (out, back) = _stages(problem, rank), problem.rest_of_way
     hops = (problem.shape.stages - 1 - rank) + (problem.shape.stages - 1 - stages[-1])
-    way = _through(problem, rank, (0,)) + _through(problem, stages[-1] + 1, (1,)) + hops * problem.hop
+    way = out[rank] + back[stages[-1] + 1] + hops * problem.hop
     forwards = min(problem.cap[worker], float(problem.micro_batches * len(stages)))
     longest = max(problem.forward[s] for s in stages) * problem.speed[worker]
     return max(0.0, way - floor(forwards + TOLERANCE) * longest)
 
 
-def _whole(problem: Problem, work: Sequence[float], worker: int, time: float) -> float:
-    """The most work, at speed 1, that whole units of these times can fill of a worker's `time`."""
+def _room(problem: Problem, work: Sequence[float], worker: int, idle: float) -> Room:
+    """The most work, at speed 1, that whole units of these times can fill of a worker's time, `idle` of it apart."""
     speed = problem.speed[worker]
-    if time <= 0:
-        return 0.0
     times = [t * speed for t in work]
     grain = times[0] if max(times) - min(times) < TOLERANCE else 0.0
     if not grain and problem.is_integral:
         grain = float(gcd(*(round(t) for t in times)))
-    return (floor(time / grain + TOLERANCE) * grain if grain else time) / speed
+
+    def room(time: float) -> float:
+        if time <= idle:
+            return 0.0
+        return (floor((time - idle) / grain + TOLERANCE) * grain if grain else time - idle) / speed
+
+    return room
 
 
-def _least(problem: Problem, hosts: Sequence[int], total: float, room: Room) -> float:
-    """The smallest time in which the hosts together have room for `total`, from below."""
+def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float) -> float:
+    """The smallest time, from below, in which hosts together have room for `total`.
+
+    Args:
+        rooms: (how many hosts, the room of each of them).
+    """
+
+    def is_short(time: float) -> bool:
+        return sum(count * room(time) for count, room in rooms) < total - TOLERANCE
+
     low, high = 0.0, total
-    while sum(room(w, high) for w in hosts) < total - TOLERANCE:
+    while is_short(high):
         low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if sum(room(w, middle) for w in hosts) < total - TOLERANCE:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if is_short(middle) else (low, middle)
     return float(ceil(low - 1e-6)) if problem.is_integral else low
 
 
@@ -159,14 +171,7 @@ def _stages(problem: Problem, rank: int) -> range:
     return range(rank, problem.shape.stages, problem.shape.ranks)
 
 
-def _between(problem: Problem, start: int, rank: int, back: bool) -> float:
-    """From `start` to the stage of the first chunk of `rank`, and `back`: what lies on the way, and the links."""
-    kinds = (0, 1) if back else (0,)
-    way = _through(problem, start, kinds) - _through(problem, rank, kinds)
-    return way + (rank - start) * len(kinds) * problem.hop
-
-
-def _through(problem: Problem, start: int, kinds: Sequence[int]) -> float:
-    """F (0) or backward (1) of one micro-batch on the fastest hosts of all stages from `start` on."""
-    stages = range(start, problem.shape.stages)
-    return sum((problem.forward, problem.backward)[kind][s] * problem.fastest[s] for s in stages for kind in kinds)
+def _fill(problem: Problem, rank: int) -> float:
+    """Before this no micro-batch can be at the first chunk of a rank."""
+    out, _ = problem.rest_of_way
+    return out[0] - out[rank] + rank * problem.hop

@@ -160,8 +160,7 @@ class _FluidRelaxation:
             self._follow([(g, 0) for g in there], [(g, 0, 1.0, out) for g in here], 0.0)
             self._follow([(g, 1) for g in here], [(g, 1, 1.0, back) for g in there], 0.0)
         for s in self.stages:
-            rest = range(s + 1, problem.shape.stages)
-            turn = sum(self._time(j, 0) + self._time(j, 1) + 2 * hop for j in rest) + self._least(s, 0, s, 1)
+            turn = problem.way_back[s] + self._least(s, 0, s, 1)
             for g in self._of(s):
                 self._follow([(g, 1)], [(g, 0, 1.0, turn)], 0.0)
 

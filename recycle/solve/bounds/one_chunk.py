@@ -34,10 +34,9 @@ def makespan(problem: Problem) -> float:
     the gradient still travels back through them.
     """
     bound = 0.0
-    for s in range(problem.shape.stages):
-        fill = arrival(problem, s)
+    for s, (fill, drain) in enumerate(zip(arrivals(problem), departures(problem), strict=True)):
         bound = max(bound, fill + max(load(problem, s), round_trip(problem, s), memory(problem, s)))
-        bound = max(bound, fill + last_backward(problem, s) + departure(problem, s))
+        bound = max(bound, fill + last_backward(problem, s) + drain)
         bound = max(bound, fill + _once(problem, s) + problem.update_seconds[s])
     return _rounded(problem, bound)
 
@@ -86,15 +85,21 @@ def detours(problem: Problem) -> list[tuple[float, int, int]]:
     The first micro-batch that any host of r starts is the earliest that can be at s; the worst-off host of s then
     needs `last_backward`; the gradient of its last backward travels back to r, whose I, W and step follow. So E_r
     minus the first start among the hosts of r is at least the sum, which links the ends of two stages.
+
+    Returns:
+        For each stage s the one from stage 0 and the longest.
     """
     found: list[tuple[float, int, int]] = []
+    way, longest = 0.0, (-inf, 0)
     for s in range(problem.shape.stages):
-        length = last_backward(problem, s)
-        found.append((length + problem.weight[s] * problem.fastest[s] + problem.update_seconds[s], s, s))
-        for r in range(s - 1, -1, -1):
-            fastest = problem.fastest[r]
-            length += (problem.forward[r] + problem.backward[r]) * fastest + 2 * problem.hop
-            found.append((length + problem.weight[r] * fastest + problem.update_seconds[r], r, s))
+        fastest = problem.fastest[s]
+        mine = problem.weight[s] * fastest + problem.update_seconds[s]
+        longest = max(longest, (mine - way, s))
+        if s == 0:
+            first = mine
+        length = way + last_backward(problem, s)
+        found += [(length + first, 0, s), (length + longest[0], longest[1], s)]
+        way += (problem.forward[s] + problem.backward[s]) * fastest + 2 * problem.hop
     return found
 
 
@@ -122,23 +127,23 @@ def last_backward(problem: Problem, stage: int) -> float:
     return bound if problem.split else max(bound, memory(problem, stage) - problem.update_seconds[stage])
 
 
-def arrival(problem: Problem, stage: int) -> float:
-    """Before this no micro-batch can be at `stage`: one forward through each stage before it, on the fastest hosts."""
-    return sum(problem.forward[s] * problem.fastest[s] + problem.hop for s in range(stage))
+def arrivals(problem: Problem) -> list[float]:
+    """Per stage: before this no micro-batch can be there, after a forward through each earlier stage's fastest host."""
+    out, _ = problem.rest_of_way
+    return [out[0] - out[s] + s * problem.hop for s in range(problem.shape.stages)]
 
 
-def departure(problem: Problem, stage: int) -> float:
-    """After the last backward of `stage`: the backwards before it, the W and the step of stage 0.
+def departures(problem: Problem) -> list[float]:
+    """Per stage, after its last backward: the backwards of the stages before it, then the W and the step of each.
 
     Any stage on the way may be the last to finish; each of them waits for the gradient to come that far.
     """
-    longest = problem.update_seconds[stage]
-    travelled = 0.0
-    for s in range(stage - 1, -1, -1):
+    found, after_back = [], 0.0
+    for s, update in enumerate(problem.update_seconds):
         fastest = problem.fastest[s]
-        travelled += problem.hop + problem.backward[s] * fastest
-        longest = max(longest, travelled + problem.weight[s] * fastest + problem.update_seconds[s])
-    return longest
+        found.append(max(update, after_back))
+        after_back = problem.hop + problem.backward[s] * fastest + max(problem.weight[s] * fastest + update, after_back)
+    return found
 
 
 def fewest(problem: Problem, stage: int, window: Callable[[int, int], float]) -> float:
@@ -149,7 +154,7 @@ def fewest(problem: Problem, stage: int, window: Callable[[int, int], float]) ->
             lowest with it is optimal.
     """
     hosts, total = problem.hosts[stage], problem.micro_batches
-    if len({(problem.speed[w], problem.cap[w]) for w in hosts}) == 1:
+    if len(problem.kinds_of_host[stage]) == 1:
         return window(hosts[0], -(-total // len(hosts)))
     heap = [(window(w, 1), w, 1) for w in hosts]
     heapq.heapify(heap)
@@ -167,10 +172,7 @@ def _work(problem: Problem, stage: int) -> float:
 
 def _trip(problem: Problem, stage: int, worker: int) -> float:
     """R_s: from the start of a micro-batch's F on `worker` until its I can start there."""
-    trip = problem.forward[stage] * problem.speed[worker]
-    for s in range(stage + 1, problem.shape.stages):
-        trip += (problem.forward[s] + problem.backward[s]) * problem.fastest[s] + 2 * problem.hop
-    return trip
+    return problem.forward[stage] * problem.speed[worker] + problem.way_back[stage]
 
 
 def _idle(problem: Problem, stage: int, worker: int, count: int) -> float:

@@ -4,7 +4,8 @@ Time is cut into the largest unit that makes every time whole, and for one perio
 upwards, an integer program asks whether some schedule has it. Variables `by[x, w, t]`: operation x has started on w by
 slot t; they never fall, so that each row needs few of them:
 
-    route      a micro-batch of a dead worker has all its operations on one live peer; one whose home lives stays there
+    route      a micro-batch has all its operations of a stage on one live host, home or peer; without re-routing on
+               its home
     order      what needs an operation has started only as long ago as that one has ended, and the link has been passed
     capacity   at most one operation of a worker runs in a slot
     memory     forwards started - freed <= slots, where I frees 1 - stash and W (or B) the rest
@@ -12,12 +13,13 @@ slot t; they never fall, so that each row needs few of them:
                for stage 0, where it is 0; that is the same as E_s - S_w <= T for each of its hosts; barrier: all work
                lies in [0, T - u]
 
-Micro-batches of one pipeline are alike, so that symmetric copies are cut away: up to the first dead stage of a pipeline
-its forwards go by index, in a pipeline without dead workers everything does, and pipelines whose workers are alike
-start in order. (Exchanging what two micro-batches do from some point on keeps a schedule one as long as they share
-every host before it.) Starts may be whole: rounding down keeps a schedule of a whole period. A staggered period may
-also lie between whole ones, a mean over at most as many stages as there are; so a proof that T is out of reach raises
-the bound to T + 1 / stages, and the word "optimal" is about whole periods.
+Micro-batches are alike, and so are hosts of one stage with the same speed and memory; symmetric copies are cut away.
+Exchanging what two micro-batches do from some point on keeps a schedule one as long as they share every host before
+it: so on the first stages, as long as each has one host only, forwards go by index, on the first stage with several
+they start in that order, and where no stage has several everything goes by index. Hosts that are alike are named by
+the first micro-batch that they run. Starts may be whole: rounding down keeps a schedule of a whole period. A staggered
+period may also lie between whole ones, a mean over at most as many stages as there are; so a proof that T is out of
+reach raises the bound to T + 1 / stages, and the word "optimal" is about whole periods.
 
 Written with python-mip and solved by HiGHS. Limits: one chunk per worker; links of one time for the bound to rise;
 times with a common unit; sizes that a solver can take, which ends at about a hundred operations and 30 slots.
@@ -126,7 +128,7 @@ def _order(problem: Problem, starts: list[list[int]]) -> Order:
 class TimeGrid:
     """The slots that every operation may start in, under a period of `slots` slots.
 
-    Operations of a micro-batch of a dead worker have the same window on all their hosts, by the fastest of them.
+    An operation has the same window on all its hosts, by the fastest of them.
     """
 
     problem: Problem
@@ -137,12 +139,29 @@ class TimeGrid:
     def plane(self) -> int:
         return self.problem.shape.stages * self.problem.micro_batches
 
+    @cached_property
+    def groups(self) -> list[range]:
+        """Micro-batches that may exchange all that they do: all of them, or without re-routing those of a pipeline."""
+        m, n = self.problem.shape.micro_batches, self.problem.micro_batches
+        return [range(n)] if self.problem.reroute else [range(first, first + m) for first in range(0, n, m)]
+
     def hosts(self, x: int) -> list[int]:
-        """Workers that may run an operation: its home if that lives, else its peers."""
-        shape = self.problem.shape
-        stage, g = divmod(x % self.plane, self.problem.micro_batches)
-        home = g // shape.micro_batches * shape.ranks + stage
-        return [home] if home in self.problem.hosts[stage] else self.problem.hosts[stage]
+        """Workers that may run an operation."""
+        return self._hosts[x % self.plane]
+
+    @cached_property
+    def _hosts(self) -> list[list[int]]:
+        """Of each (stage, micro-batch); of hosts that are alike no more than there are micro-batches up to its own."""
+        problem, m, n = self.problem, self.problem.shape.micro_batches, self.problem.micro_batches
+        if not problem.reroute:
+            return [[g // m * problem.shape.ranks + s] for s in range(problem.shape.stages) for g in range(n)]
+        found = []
+        for live in problem.hosts:
+            kinds: dict[tuple[float, float], list[int]] = {}
+            for w in live:
+                kinds.setdefault((problem.speed[w], problem.cap[w]), []).append(w)
+            found += [sorted(w for alike in kinds.values() for w in alike[: g + 1]) for g in range(n)]
+        return found
 
     def length(self, x: int, worker: int) -> int:
         n = self.problem.micro_batches
@@ -170,39 +189,31 @@ class TimeGrid:
     @cached_property
     def in_line(self) -> list[tuple[int, int]]:
         """(x, y) on one worker each, x before y without loss."""
-        problem, m, n = self.problem, self.problem.shape.micro_batches, self.problem.micro_batches
+        problem, n, stages = self.problem, self.problem.micro_batches, self.problem.shape.stages
+        is_alone = self.leading_alone == stages
         pairs = []
-        for k in range(problem.shape.pipelines):
-            until = self.first_dead(k)
-            whole = until == problem.shape.stages
-            mine = range(k * m, k * m + m)
-            for row in range(problem.kinds * problem.shape.stages if whole else until):
-                pairs += [(row * n + g, row * n + h) for g, h in pairwise(mine)]
-            for s in range(problem.shape.stages if whole and problem.stash == 1 else 0):
-                slots = int(min(problem.cap[k * problem.shape.ranks + s], m) + TOLERANCE)
+        for group in self.groups:
+            for row in range(problem.kinds * stages if is_alone else self.leading_alone):
+                pairs += [(row * n + g, row * n + h) for g, h in pairwise(group)]
+            for s in range(stages if is_alone and problem.stash == 1 else 0):
+                slots = int(min(problem.cap[self.hosts(s * n + group[0])[0]], len(group)) + TOLERANCE)
                 freed = (problem.kinds - 1) * self.plane + s * n
-                pairs += [(freed + g, s * n + g + slots) for g in mine if g + slots < k * m + m]
+                pairs += [(freed + g, s * n + h) for g, h in zip(group, group[slots:], strict=False)]
         return pairs
 
     @cached_property
     def level(self) -> list[tuple[int, int]]:
         """(x, y): y does not start before x without loss; on any workers."""
-        problem, m, n = self.problem, self.problem.shape.micro_batches, self.problem.micro_batches
-        pairs: list[tuple[int, int]] = []
-        alike: dict[Any, list[int]] = {}
-        for k in range(problem.shape.pipelines):
-            until = self.first_dead(k)
-            if until < problem.shape.stages:
-                pairs += [(until * n + g, until * n + g + 1) for g in range(k * m, k * m + m - 1)]
-            workers = range(k * problem.shape.ranks, (k + 1) * problem.shape.ranks)
-            figures = tuple((w in problem.hosts[s], problem.speed[w], problem.cap[w]) for s, w in enumerate(workers))
-            alike.setdefault(figures, []).append(k * m)
-        return pairs + [pair for firsts in alike.values() for pair in pairwise(firsts)]
+        first = self.leading_alone * self.problem.micro_batches
+        if first == self.plane:
+            return []
+        return [(first + g, first + h) for group in self.groups for g, h in pairwise(group)]
 
-    def first_dead(self, pipeline: int) -> int:
-        ranks = self.problem.shape.ranks
-        dead = (s for s in range(ranks) if pipeline * ranks + s not in self.problem.hosts[s])
-        return next(dead, ranks)
+    @property
+    def leading_alone(self) -> int:
+        """Stages from the first one on where a micro-batch has but one host to run on."""
+        several = (s for s, hosts in enumerate(self.problem.hosts) if self.problem.reroute and len(hosts) > 1)
+        return next(several, self.problem.shape.stages)
 
     @property
     def windows(self) -> list[range]:
@@ -265,10 +276,9 @@ class _Program:
             self._follows(x, y, gap)
         for x, y in grid.level:
             self._follows(x, y, None)
-        for w in sorted({w for hosts in grid.problem.hosts for w in hosts}):
+        for w in sorted({w for _, w in self.by}):
             self._worker(w)
-        if grid.problem.staggered:
-            self._windows()
+        self._windows()
 
     def solved(self, seconds: float) -> tuple[bool | None, list[tuple[int, int, int]]]:
         """(whether a schedule exists, None if time ran out; its (slot, operation, worker))."""
@@ -359,11 +369,14 @@ class _Program:
         last = (grid.problem.kinds - 1) * grid.plane
         for s, opens in enumerate(grid.opens):
             length = grid.slots - grid.update_slots(s)
-            for slot, is_open in zip(opens, self.open[s], strict=False):
+            for slot, is_open in zip(opens, [*self.open[s], None], strict=True):
                 for x in range(s * n, s * n + n):
                     hosts = grid.hosts(x)
-                    self._row([(-1, is_open), *((1, self._started(x, w, slot)) for w in hosts)], "<", 0)
                     ended = [(1, self._ended(last + x, w, slot + length)) for w in hosts]
+                    if is_open is None:  # at the last of its slots the window is open, whatever else holds
+                        self._row(ended, "=", 1)
+                        continue
+                    self._row([(-1, is_open), *((1, self._started(x, w, slot)) for w in hosts)], "<", 0)
                     self._row([(-1, is_open), *ended], ">", 0)
 
 

@@ -1,10 +1,7 @@
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle.errors import ScheduleError
 from recycle.ir.families import interleaved, looped_bfs
 from recycle.ir.simulate import simulate
 from recycle.shape import Worker
@@ -12,7 +9,7 @@ from recycle.solve.bounds import lower_bound
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import hosts_under, portfolio, schedule_by_policy
-from tests.solve.exact.test_time_indexed import interleavings
+from tests.solve.exhaustive import best_of_all
 from tests.solve.jobs import job
 
 
@@ -51,23 +48,6 @@ def test_under_the_barrier_the_way_to_a_rank_and_back_counts():
     assert lower_bound(Problem.of(job(1, 4, 1, chunks=2, staggered=False))) == 8 + 8 + 1  # one micro-batch, and its W
 
 
-def best_of_all(problem, profile):
-    """The smallest period over every order that memory admits, where each worker has but one deal."""
-    n, plane = problem.micro_batches, problem.shape.stages * problem.micro_batches
-    programs = [
-        list(interleavings([range(x, problem.size, plane) for x in range(plane) if x // n % problem.shape.ranks == w]))
-        for w in range(problem.shape.ranks)
-    ]
-    best = float("inf")
-    for order in itertools.product(*programs):
-        if problem.is_within_caps(order):
-            try:
-                best = min(best, simulate(problem.schedule([list(program) for program in order]), profile).period)
-            except ScheduleError:
-                continue  # it waits for itself
-    return best
-
-
 @pytest.mark.search
 @pytest.mark.parametrize(
     ("shape", "keys", "optimum", "bound"),
@@ -83,7 +63,7 @@ def best_of_all(problem, profile):
 def test_no_bound_is_above_the_optimum_of_an_exhaustive_search(shape, keys, optimum, bound):
     made = job(*shape, chunks=2, **keys)
     problem = Problem.of(made)
-    found, proven = best_of_all(problem, made.profile()), lower_bound(problem)
+    found, proven = best_of_all(problem, made.prices), lower_bound(problem)
     assert proven <= found + 1e-9
     assert (found, proven) == (optimum, bound)
 

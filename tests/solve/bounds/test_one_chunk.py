@@ -57,8 +57,8 @@ def test_each_bound_on_stage_2_of_the_worked_example():
     assert one_chunk.load(problem, 2) == 9 * 3
     assert one_chunk.round_trip(problem, 2) == 9 * 3 + (1 + 2 - 2)
     assert one_chunk.memory(problem, 2) == 9 * (3 + 1 + 1) / 2
-    assert one_chunk.arrival(problem, 2) == 2
-    assert one_chunk.departure(problem, 2) == 2 + 1
+    assert one_chunk.arrivals(problem)[2] == 2
+    assert one_chunk.departures(problem)[2] == 2 + 1
 
 
 def test_a_slow_host_gets_fewer_micro_batches():
