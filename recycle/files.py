@@ -69,3 +69,13 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
         if isinstance(error, OSError):
             raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
         raise
+
+
+def require_writable(path: Path) -> None:
+    """Raise RecycleError where `write_whole` could not write `path`: said before anything is worked out in vain."""
+    if not path.parent.is_dir():
+        raise RecycleError(f"{path}: cannot be written (the folder {path.parent} does not exist)")
+    if path.exists() and not path.is_file():
+        raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
+    if not os.access(path.parent, os.W_OK):
+        raise RecycleError(f"{path}: cannot be written (the folder {path.parent} may not be written to)")

@@ -10,37 +10,32 @@ import msgspec
 import typer
 
 from recycle.cli.train import FaultOption, ProgressLines, PunishOption, requested_faults
-from recycle.errors import JobError
+from recycle.errors import JobError, errors_as
 from recycle.ir.formats import named_schedule
 from recycle.job import Job
 from recycle.nodes import place_workers
 
 
 def agent(
-    job: Annotated[Path, typer.Argument(help="Job file (TOML), the same on all nodes.", show_default=False)],
+    job: Annotated[Path, typer.Argument(help="Job file (TOML), the same on all nodes.")],
     store: Annotated[
         str | None,
         typer.Option(
             envvar="RECYCLE_STORE",
             metavar="URL",
             help="etcd://HOST:PORT[,HOST:PORT...], or etcds:// for TLS; else [membership] store of the job.",
-            show_default=False,
         ),
     ] = None,
     node: Annotated[
         int | None,
         typer.Option(
-            envvar=["RECYCLE_NODE", "SLURM_NODEID", "JOB_COMPLETION_INDEX"],
-            help="Number of this node, from 0.",
-            show_default=False,
+            envvar=["RECYCLE_NODE", "SLURM_NODEID", "JOB_COMPLETION_INDEX"], help="Number of this node, from 0."
         ),
     ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
-            envvar=["RECYCLE_NODES", "SLURM_NNODES"],
-            help="Number of nodes that there are; checked against the job.",
-            show_default=False,
+            envvar=["RECYCLE_NODES", "SLURM_NNODES"], help="Number of nodes that there are; checked against the job."
         ),
     ] = None,
     name: Annotated[
@@ -50,27 +45,22 @@ def agent(
             envvar=["RECYCLE_ID", "SLURM_JOB_ID"],
             metavar="NAME",
             help="Name of the run in the store, the same on all nodes and of no other run; else the job's folder.",
-            show_default=False,
         ),
     ] = None,
     run: Annotated[
-        Path | None,
-        typer.Option(help="Run directory, on a file system that all nodes share; else runs/NAME.", show_default=False),
+        Path | None, typer.Option(help="Run directory, on a file system that all nodes share; else runs/NAME.")
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
             envvar="RECYCLE_ADDRESS",
             help="Address of this node for the other nodes' workers; else that by which it reaches the store.",
-            show_default=False,
         ),
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.", show_default=False)
+        str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False, min=1)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.", min=1)] = None,
     fault: FaultOption = None,
     punish: PunishOption = None,
 ) -> None:
@@ -92,10 +82,8 @@ def agent(
     if store is not None:
         membership = msgspec.structs.replace(described.membership, store=store)
         described = msgspec.structs.replace(described, membership=membership)
-        try:
+        with errors_as(JobError, "--store"):
             described.validate()
-        except JobError as error:
-            raise JobError(f"--store: {error}") from None
     if node is None:
         raise JobError("--node: which node is this? Give its number, from 0; under Slurm it is found")
     placed = len(place_workers(described.shape, described.cluster.workers_per_node))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recycle.cli.limits import job_limits
+from recycle.cli.pricing import job_limits
 from recycle.errors import ScheduleError
 from recycle.ir import formats
 from recycle.ir.check import Finding, explain
@@ -26,7 +26,7 @@ AROUND = 4
 
 
 def check(
-    file: Annotated[Path | None, typer.Argument(help="Schedule file.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(help="Schedule file.")] = None,
     job: Annotated[Path | None, typer.Option(help="Job file: its memory limits count too.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors for the exit status.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,10 @@ import typer
 from msgspec import to_builtins
 from msgspec.structs import replace
 from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from recycle import analytic
-from recycle.cli.terminal import WIDE, progress_bar, spark, width
-from recycle.errors import JobError, RecycleError
+from recycle.cli.terminal import WIDE, print_table, progress_bars, spark
+from recycle.errors import JobError, RecycleError, errors_as
 from recycle.files import write_whole
 from recycle.job import Job
 from recycle.sections import ANALYTIC
@@ -30,7 +29,8 @@ from recycle.systems.comparison import (
     Progress,
     at_dead_shares,
     layout,
-    outcomes_as_json,
+    of_reference,
+    outcome_as_json,
     state_after,
     system_names,
 )
@@ -75,12 +75,12 @@ def compare(
     Example: **recycle compare benchmarks/paper/gpt3_6_7b.toml --days 90 --systems recycle,oobleck**
     """
 
-    loaded = _paused(Job.load(job), pause)
+    loaded = Job.load(job)
+    if pause is not None:
+        loaded = replace(loaded, pauses=replace(loaded.pauses, detect=pause, plan=0.0, rebuild=0.0))
     names = system_names(systems)
-    try:
+    with errors_as(JobError, str(job)):
         setting = Setting.of(loaded)
-    except JobError as error:
-        raise JobError(f"{job}: {error}") from None
     traces = [read_trace(path, population=population, seed=seed) for path in trace or []]
     if not traces:
         traces = [Generator(days=days, rate=rate, seed=seed).trace(population or setting.nodes)]
@@ -117,17 +117,11 @@ def _save(folder: Path, compared: Compared, failures: int) -> None:
             timed.profile.save(folder / f"{stem}.profile.json")
 
 
-def _paused(job: Job, pause: float | None) -> Job:
-    if pause is None:
-        return job
-    return replace(job, pauses=replace(job.pauses, detect=pause, plan=0.0, rebuild=0.0))
-
-
 def _comparison_as_json(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, Any]:
     return {
         "format": "recycle-comparison",
         "shape": str(job.shape),
-        "assumptions": _assumptions(job),
+        "assumptions": analytic.assumptions(job) if job.times.profile == ANALYTIC else [],
         "pauses": to_builtins(job.pauses),
         "traces": [
             {
@@ -143,107 +137,89 @@ def _comparison_as_json(job: Job, found: list[Compared], dead: list[DeadShare]) 
             }
             for one in found
         ],
-        "systems": [entry for one in found for entry in outcomes_as_json(one)],
+        "systems": [outcome_as_json(outcome, one) for one in found for outcome in one.outcomes],
         "dead": [to_builtins(one) for one in dead],
     }
 
 
-def _assumptions(job: Job) -> list[str]:
-    return analytic.assumptions(job) if job.times.profile == ANALYTIC else []
-
-
 def _print(one: Compared) -> None:
-    console = Console(width=max(width(), 100))
-    trace = one.trace
-    console.print(
+    trace, references = one.trace, one.references
+    fitting = [outcome for outcome in one.outcomes if outcome.misfit is None]
+    print(
         f"{trace.name}: {trace.nodes} nodes, {trace.end / 86400:.3g} days, {trace.failures} failures,"
-        f" {one.live:.2%} alive on average",
-        highlight=False,
+        f" {one.live:.2%} alive on average"
     )
     for note in trace.notes:
-        console.print(f"  {note}", highlight=False)
-    table = Table(box=box.SIMPLE)
-    columns = (
-        "system",
-        "runs",
-        "samples/s",
-        "fault-free",
-        "ETTR",
-        *(f"/ {r.name}" for r in one.references),
-        "GPU s each",
-    )
-    for title in columns:
-        table.add_column(title, justify="left" if title in ("system", "runs") else "right")
-    for reference in one.references:
-        scaled = reference.samples_per_second * one.live
-        table.add_row(f"fault-free {reference.name}", reference.layout, f"{reference.samples_per_second:.4g}")
-        table.add_row(f"fault-scaled {reference.name}", "", f"{scaled:.4g}")
-    table.add_section()
+        print(f"  {note}")
+    columns = ("system", "runs", "samples/s", "fault-free", "ETTR", *(f"/ {r.name}" for r in references), "GPU s each")
+    rows: list[Sequence[str] | None] = []
+    for reference in references:
+        healthy = reference.samples_per_second
+        rows.append((f"fault-free {reference.name}", reference.layout, f"{healthy:.4g}"))
+        rows.append((f"fault-scaled {reference.name}", "", f"{healthy * one.live:.4g}"))
+    rows.append(None)
     for outcome in one.outcomes:
         if outcome.misfit is not None:
-            table.add_row(outcome.system, "does not fit", *["-"] * (len(columns) - 2))
+            rows.append((outcome.system, "does not fit", *["-"] * (len(columns) - 2)))
             continue
-        healthy = [reference.samples_per_second for reference in one.references]
-        table.add_row(
-            outcome.system,
-            layout(outcome),
-            f"{outcome.goodput:.4g}",
-            f"{outcome.fault_free:.4g}",
-            f"{outcome.ettr:.2%}",
-            *(f"{outcome.goodput / samples:.3f}" if samples else "-" for samples in healthy),
-            f"{outcome.gpu_seconds_per_sample:.4g}",
+        ratios = [of_reference(outcome, reference) for reference in references]
+        rows.append(
+            (
+                outcome.system,
+                layout(outcome),
+                f"{outcome.goodput:.4g}",
+                f"{outcome.fault_free:.4g}",
+                f"{outcome.ettr:.2%}",
+                *("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
+                f"{outcome.gpu_seconds_per_sample:.4g}",
+            )
         )
-    console.print(table)
+    _table(columns, rows)
     shares = {
         outcome.system: {cause: 100 * outcome.lost[cause] / outcome.seconds for cause in CAUSES}
-        for outcome in one.outcomes
-        if outcome.misfit is None and outcome.seconds
+        for outcome in fitting
+        if outcome.seconds
     }
     causes = [cause for cause in CAUSES if any(abs(share[cause]) >= 0.005 for share in shares.values())]
-    console.print("share of the time that was lost, in per cent")
-    lost = Table(box=box.SIMPLE)
-    lost.add_column("system", no_wrap=True)
-    for cause in causes:
-        lost.add_column(cause, justify="right")
-    for name, share in shares.items():
-        lost.add_row(name, *(f"{share[cause]:.2f}" if abs(share[cause]) >= 0.005 else "" for cause in causes))
-    console.print(lost)
-    console.print("throughput over time, as a share of the best fault-free one; nodes alive below")
+    print("share of the time that was lost, in per cent")
+    _table(
+        ("system", *causes),
+        [
+            (name, *(f"{share[cause]:.2f}" if abs(share[cause]) >= 0.005 else "" for cause in causes))
+            for name, share in shares.items()
+        ],
+    )
+    print("throughput over time, as a share of the best fault-free one; nodes alive below")
     best = max((outcome.fault_free for outcome in one.outcomes), default=0.0)
-    for outcome in one.outcomes:
-        if outcome.misfit is None and best:
-            console.print(f"  {outcome.system:20} {spark(outcome.rates(WIDE), best)}", highlight=False)
-    console.print(f"  {'alive':20} {spark(trace.shares_alive(WIDE), 1.0)}\n", highlight=False)
+    for outcome in fitting if best else ():
+        print(f"  {outcome.system:20} {spark(outcome.rates(WIDE), best)}")
+    print(f"  {'alive':20} {spark(trace.shares_alive(WIDE), 1.0)}\n")
     for outcome in one.outcomes:
         if outcome.misfit is not None:
-            console.print(f"{outcome.system} does not fit: {outcome.misfit.reason}", highlight=False)
+            print(f"{outcome.system} does not fit: {outcome.misfit.reason}")
 
 
 def _print_dead(dead: list[DeadShare], nodes: int, names: list[str]) -> None:
     for reference in dead[0].of_scaled:
         print(f"throughput with nodes dead, over fault-free {reference} times the live share")
-        table = Table(box=box.SIMPLE)
-        table.add_column("system", no_wrap=True)
-        for one in dead:
-            table.add_column(f"{100 * one.share:g} %: {one.dead} of {nodes}", justify="right")
-        for name in names:
-            table.add_row(name, *(f"{one.of_scaled[reference][name]:.3f}" for one in dead))
-        Console(width=max(width(), 100)).print(table)
+        _table(
+            ("system", *(f"{100 * one.share:g} %: {one.dead} of {nodes}" for one in dead)),
+            [(name, *(f"{one.of_scaled[reference][name]:.3f}" for one in dead)) for name in names],
+        )
+
+
+_table = partial(print_table, left=("system", "runs"), box=box.SIMPLE, least=100)
 
 
 @contextmanager
-def _bar(runs: int) -> Iterator[Progress | None]:
+def _bar(runs: int) -> Iterator[Progress]:
     """Shows which system is at work, and how many runs are done."""
-    with progress_bar(transient=True) as bar:
-        if bar is None:
-            yield None
-            return
-        task = bar.add_task("", total=runs)
+    with progress_bars(transient=True) as advance:
         done = 0
 
         def report(name: str, share: float) -> None:
             nonlocal done
-            bar.update(task, description=f"{name:18}", completed=done + share)
+            advance("systems", done + share, runs, f"{name:18}")
             done += share >= 1
 
         yield report

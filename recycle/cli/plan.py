@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +17,10 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 from rich.console import Console
-from rich.table import Table
 
-from recycle.cli.terminal import progress_bar
-from recycle.errors import JobError, PlanError
+from recycle.cli.terminal import print_table, progress_bars
+from recycle.errors import PlanError, errors_as
+from recycle.files import require_writable
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, cache_directory, failure_vector
 from recycle.shape import Shape, Worker
@@ -98,10 +99,12 @@ def plan(
     if profile is not None:
         loaded = replace(loaded, times=replace(loaded.times, profile=str(profile)))
     priced = price(loaded)
-    with _blaming(f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
+    with errors_as(PlanError, f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
         Problem.of(priced)
-    dead = _workers(priced, failed or "")
-    with _blaming("plan: --failed"):
+    with errors_as(PlanError, "plan: --failed"):
+        named = [Worker.parse(name) for name in (failed or "").split(",") if name.strip()]
+    dead = [priced.shape.require(worker, "plan: --failed") for worker in named]
+    with errors_as(PlanError, "plan: --failed"):
         Problem.of(priced, dead)
     processes = processes or len(os.sched_getaffinity(0))
     drifting = profile is not None and library is not None and failed is None
@@ -121,27 +124,11 @@ def plan(
     )
 
 
-@contextmanager
-def _blaming(place: str) -> Iterator[None]:
-    """Puts the file or option that is at fault before the message."""
-    try:
-        yield
-    except (JobError, PlanError) as error:
-        raise PlanError(str(error) if str(error).startswith(place) else f"{place}: {error}") from None
-
-
-def _workers(job: Job, text: str) -> list[Worker]:
-    with _blaming("plan: --failed"):
-        return [job.shape.require(Worker.parse(name), "plan: --failed") for name in text.split(",") if name.strip()]
-
-
 def _one(
     job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, as_json: bool, processes: int
 ) -> None:
-    if output is not None and not output.parent.is_dir():
-        raise PlanError(f"{output}: cannot be written (the folder {output.parent} does not exist)")
-    if output is not None and output.exists() and not output.is_file():
-        raise PlanError(f"{output}: cannot be written (there is something that is not a regular file)")
+    if output is not None:
+        require_writable(output)
     with _progress() as report, _ended_by_interrupt() as stop:
         if library is None or not job.prices.are_peers_alike or job.planner.move:
             made = plan_one(job, failed, processes=processes, stop=stop, progress=report)
@@ -265,32 +252,29 @@ def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
 
 
 def _plan_table(made: Plan, title: str) -> None:
-    table = _table("vector", "period", "makespan", "bound", "gap", "seconds")
-    table.add_row(
-        _vector(made.vector),
-        f"{made.period:g}",
-        f"{made.makespan:g}",
-        f"{made.lower_bound:g}",
-        _gap(made.gap),
-        f"{made.seconds:.1f}",
-    )
-    _show(title, table)
+    print(title)
+    figures = (f"{made.period:g}", f"{made.makespan:g}", f"{made.lower_bound:g}", _gap(made.gap), f"{made.seconds:.1f}")
+    _table(("vector", "period", "makespan", "bound", "gap", "seconds"), [(_vector(made.vector), *figures)])
 
 
 def _library_table(rows: list[dict[str, Any]], title: str) -> None:
-    table = _table("vector", "failures", "period", "bound", "gap", "throughput", "of ideal", "seconds")
-    for row in rows:
-        table.add_row(
-            _vector(row["vector"]),
-            str(row["failures"]),
-            f"{row['period']:g}",
-            f"{row['lower_bound']:g}",
-            _gap(row["gap"]),
-            _share(row["throughput"]),
-            _share(row["of_ideal"]),
-            f"{row['seconds']:.1f}",
-        )
-    _show(title, table)
+    print(title)
+    _table(
+        ("vector", "failures", "period", "bound", "gap", "throughput", "of ideal", "seconds"),
+        [
+            (
+                _vector(row["vector"]),
+                str(row["failures"]),
+                f"{row['period']:g}",
+                f"{row['lower_bound']:g}",
+                _gap(row["gap"]),
+                _share(row["throughput"]),
+                _share(row["of_ideal"]),
+                f"{row['seconds']:.1f}",
+            )
+            for row in rows
+        ],
+    )
     print("throughput: of fault-free; of ideal: of fault-free times live workers / all workers")
     hurried = sum(not row["searched"] for row in rows)
     if hurried:
@@ -298,27 +282,28 @@ def _library_table(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def _drift_table(drifts: list[PlanDrift], threshold: float, entries: list[Entry]) -> None:
-    stale = sum(drift.is_stale(threshold) for drift in drifts)
-    title = (
-        f"{stale} of {len(drifts)} plans made for another profile are stale (gap grown by more than {threshold:.1%})"
-    )
-    table = _table("vector", "was", "is", "bound", "gap was", "gap is", "", "now")
-    now = {entry.vector: entry.period for entry in entries}
-    for drift in drifts:
-        table.add_row(
-            _vector(drift.vector),
-            f"{drift.stored_period:g}",
-            "not valid" if drift.period is None else f"{drift.period:g}",
-            f"{drift.lower_bound:g}",
-            _gap(drift.stored_gap),
-            "" if drift.gap is None else _gap(drift.gap),
-            "stale" if drift.is_stale(threshold) else "kept",
-            f"{now[drift.vector]:g}" if drift.vector in now else "",
-        )
-    if drifts:
-        _show(title, table)
-    else:
+    if not drifts:
         print("all plans are of this profile")
+        return
+    stale = sum(drift.is_stale(threshold) for drift in drifts)
+    now = {entry.vector: entry.period for entry in entries}
+    print(f"{stale} of {len(drifts)} plans made for another profile are stale (gap grown by more than {threshold:.1%})")
+    _table(
+        ("vector", "was", "is", "bound", "gap was", "gap is", "", "now"),
+        [
+            (
+                _vector(drift.vector),
+                f"{drift.stored_period:g}",
+                "not valid" if drift.period is None else f"{drift.period:g}",
+                f"{drift.lower_bound:g}",
+                _gap(drift.stored_gap),
+                "" if drift.gap is None else _gap(drift.gap),
+                "stale" if drift.is_stale(threshold) else "kept",
+                f"{now[drift.vector]:g}" if drift.vector in now else "",
+            )
+            for drift in drifts
+        ],
+    )
 
 
 def _gap(gap: float) -> str:
@@ -336,16 +321,7 @@ def _vector(vector: Sequence[int]) -> str:
     return " ".join(f"{dead}×{len(list(run))}" for dead, run in groupby(vector))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left", no_wrap=True)
-    return table
-
-
-def _show(title: str, table: Table) -> None:
-    print(title)
-    Console().print(table)
+_table = partial(print_table, left=("vector",))
 
 
 @contextmanager
@@ -366,19 +342,10 @@ def _progress() -> Iterator[Progress | None]:
 @contextmanager
 def _bar() -> Iterator[Callable[[Filling], None]]:
     """A bar for each phase of filling a library."""
-    with progress_bar() as bar:
-        if bar is None:
-            yield lambda filling: None
-            return
-        tasks: dict[str, Any] = {}
+    with progress_bars() as advance:
 
         def report(filling: Filling) -> None:
-            if filling.phase not in tasks:
-                tasks[filling.phase] = bar.add_task(filling.phase, total=filling.total)
-            bar.update(
-                tasks[filling.phase],
-                completed=filling.done if filling.made else None,
-                description=f"{filling.phase}, vector {_vector(filling.vector)}",
-            )
+            done = filling.done if filling.made else None
+            advance(filling.phase, done, filling.total, f"{filling.phase}, vector {_vector(filling.vector)}")
 
         yield report

@@ -1,15 +1,18 @@
-"""The options that price a schedule, for `simulate` and `convert`: times, overlap, transfers, or a profile file."""
+"""What prices a schedule: the options for times, overlap, transfers or a profile file; or a job, with memory limits."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from recycle.errors import JobError
+from recycle.ir.schedule import Schedule
+from recycle.job import Job, price
+from recycle.pricing import parse_bytes
 from recycle.profile import Profile
 
 Times = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
@@ -59,3 +62,28 @@ def _numbers(option: str, text: str, form: str, count: int) -> list[float]:
     if len(values) != count or not all(math.isfinite(value) and value >= 0 for value in values):
         raise JobError(f"{option} {text!r}: write {form}, {count} finite number(s) of at least 0")
     return values
+
+
+class Limits(NamedTuple):
+    """Prices and limits of a job.
+
+    Attributes:
+        profile: seconds and bytes of its instructions.
+        activations: activations (in chunks) that the worker of each rank may hold, or None.
+        bytes: bytes that any worker may hold, or None.
+    """
+
+    profile: Profile
+    activations: list[float] | None
+    bytes: float | None
+
+
+def job_limits(schedule: Schedule, file: Path, job_file: Path) -> Limits:
+    """The limits in `job_file` for the schedule read from `file`. Raises JobError when their shapes differ."""
+    job = price(Job.load(job_file))
+    if schedule.shape != job.shape:
+        raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")
+    limit = job.memory.limit
+    if isinstance(limit, str):
+        return Limits(job.prices, None, parse_bytes(limit))
+    return Limits(job.prices, job.limits, None)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from recycle.cli.terminal import progress_bar
+from recycle.cli.terminal import print_table, progress_bars
 from recycle.errors import JobError
+from recycle.files import require_writable
 from recycle.job import Job
 from recycle.profile import Profile
 
@@ -27,9 +23,7 @@ BYTES = ("message", "activation", "static")
 
 
 def profile(
-    target: Annotated[
-        Path, typer.Argument(metavar="JOB|RUN_DIR", help="Job file, or the directory of a run.", show_default=False)
-    ],
+    target: Annotated[Path, typer.Argument(metavar="JOB|RUN_DIR", help="Job file, or the directory of a run.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Profile file to write.")],
     repeats: Annotated[int, typer.Option(metavar="N", help="Times that each instruction is timed.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -47,7 +41,7 @@ def profile(
 
     if repeats < 1:
         raise JobError(f"profile: --repeats: must be at least 1, got {repeats}")
-    _require_writable(output)
+    require_writable(output)
     if target.is_dir():
         from recycle.exec.profile.executed import executed
 
@@ -58,8 +52,8 @@ def profile(
     job = Job.load(target)
     from recycle.exec.profile.profiler import measure
 
-    with _bar() as report:
-        measured = measure(job, repeats, report)
+    with progress_bars(otherwise=_print_progress) as report:
+        measured = measure(job, repeats, lambda what, done, total: report(f"measuring {what}", done, total))
     measured.require(job.shape)
     measured.save(output)
     if as_json:
@@ -70,14 +64,8 @@ def profile(
     print(f'{output}: written, hash {measured.digest()}; use it with [times] profile = "{output}"')
 
 
-def _require_writable(output: Path) -> None:
-    """Raises JobError before anything is measured in vain."""
-    if not output.parent.is_dir():
-        raise JobError(f"{output}: cannot be written (the folder {output.parent} does not exist)")
-    if output.exists() and not output.is_file():
-        raise JobError(f"{output}: cannot be written (there is something that is not a regular file)")
-    if not os.access(output.parent, os.W_OK):
-        raise JobError(f"{output}: cannot be written (the folder {output.parent} may not be written to)")
+def _print_progress(phase: str, done: float | None, total: float, shown: str | None = None) -> None:
+    print(f"measured {done} of {total} {phase.removeprefix('measuring ')}", file=sys.stderr)
 
 
 def _print_executed(ran: Executed, output: Path, as_json: bool) -> None:
@@ -99,17 +87,15 @@ def _print_executed(ran: Executed, output: Path, as_json: bool) -> None:
 
 def _table(profile: Profile, stages: int, planned: Profile | None = None) -> None:
     """A row per stage: median times with their spread or what was planned, and bytes."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("stage", justify="right")
     columns = (*TIMES, *(() if planned is not None else BYTES))
-    for title in columns:
-        table.add_column(title.replace("backward_input", "input").replace("backward_weight", "weight"), justify="right")
-    for stage in range(stages):
-        table.add_row(str(stage), *(_cell(profile, name, stage, stages, planned) for name in columns))
     print(
         "seconds" + (" executed / planned" if planned is not None else ", median ± half the quartiles' distance; bytes")
     )
-    Console(width=max(120, Console().width)).print(table)
+    print_table(
+        ("stage", *(name.removeprefix("backward_") for name in columns)),
+        [(str(stage), *(_cell(profile, name, stage, stages, planned) for name in columns)) for stage in range(stages)],
+        least=120,
+    )
 
 
 def _cell(profile: Profile, name: str, stage: int, stages: int, planned: Profile | None) -> str:
@@ -138,20 +124,3 @@ def _bytes(value: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} GiB"
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each thing that is measured; a line on standard error where that is no terminal."""
-    with progress_bar() as bar:
-        if bar is None:
-            yield lambda what, done, total: print(f"measured {done} of {total} {what}", file=sys.stderr)
-            return
-        tasks: dict[str, Any] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(f"measuring {what}", total=total)
-            bar.update(tasks[what], completed=done)
-
-        yield report

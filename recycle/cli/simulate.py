@@ -9,12 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from recycle.cli import pricing
-from recycle.cli.limits import Limits, job_limits
-from recycle.cli.terminal import width
+from recycle.cli.pricing import Limits, job_limits
+from recycle.cli.terminal import print_table, width
 from recycle.errors import JobError
 from recycle.ir import formats
 from recycle.ir.check import check
@@ -162,9 +160,5 @@ def _gap_columns(schedule: Schedule, gaps: Gaps) -> dict[str, list[str]]:
 
 
 def _print_table(schedule: Schedule, columns: dict[str, list[str]]) -> None:
-    table = Table(box=box.SIMPLE)
-    for title in ("worker", *columns):
-        table.add_column(title, justify="right")
-    for w, worker in enumerate(schedule.shape.workers()):
-        table.add_row(str(worker), *(cells[w] for cells in columns.values()))
-    Console(width=width()).print(table)
+    rows = zip(map(str, schedule.shape.workers()), *columns.values(), strict=True)
+    print_table(("worker", *columns), rows, box=box.SIMPLE)

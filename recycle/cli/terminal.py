@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich import progress
+from rich.box import Box
 from rich.console import Console
+from rich.table import Table
 
 WIDE = 60
 """Characters of a curve."""
 _LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+class Advance(Protocol):
+    """Says that `done` of `total` of a phase is done (None: as much as before), and what to show for its name."""
+
+    def __call__(self, phase: str, done: float | None, total: float, shown: str | None = None) -> None: ...
 
 
 def spark(values: Sequence[float], most: float) -> str:
@@ -26,15 +35,46 @@ def width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-@contextmanager
-def progress_bar(transient: bool = False) -> Iterator[progress.Progress | None]:
-    """A progress bar on standard error, with how much is done of how much; None where that is no terminal.
+def print_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str] | None],
+    *,
+    left: Container[str] = (),
+    box: Box | None = None,
+    least: int = 0,
+) -> None:
+    """Print a table, its cells on the right but for the columns in `left`.
 
     Args:
-        transient: it goes when the work is done.
+        rows: None draws a line.
+        box: what it is framed with.
+        least: characters that a line may have however narrow the terminal is.
+    """
+    table = Table(box=box, pad_edge=box is not None)
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="left" if title in left else "right", no_wrap=not place)
+    for row in rows:
+        if row is None:
+            table.add_section()
+        else:
+            table.add_row(*row)
+    Console(width=max(width(), least)).print(table)
+
+
+def _silent(phase: str, done: float | None, total: float, shown: str | None = None) -> None:
+    pass
+
+
+@contextmanager
+def progress_bars(otherwise: Advance = _silent, transient: bool = False) -> Iterator[Advance]:
+    """A bar on standard error for each phase of a work, with how much is done of how much.
+
+    Args:
+        otherwise: takes their place where that is no terminal.
+        transient: they go when the work is done.
     """
     if not sys.stderr.isatty():
-        yield None
+        yield otherwise
         return
     columns = (
         progress.TextColumn("{task.description}"),
@@ -42,5 +82,12 @@ def progress_bar(transient: bool = False) -> Iterator[progress.Progress | None]:
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
     )
-    with progress.Progress(*columns, console=Console(stderr=True), transient=transient) as bar:
-        yield bar
+    tasks: dict[str, progress.TaskID] = {}
+    with progress.Progress(*columns, console=Console(stderr=True), transient=transient) as bars:
+
+        def advance(phase: str, done: float | None, total: float, shown: str | None = None) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=total)
+            bars.update(tasks[phase], completed=done, description=shown or phase)
+
+        yield advance

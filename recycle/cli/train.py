@@ -26,18 +26,13 @@ KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()
 
 FaultOption = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="FAULT",
-        help=f"Strike on purpose: KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]. {KINDS_HELP}",
-        show_default=False,
-    ),
+    typer.Option(metavar="FAULT", help=f"Strike on purpose: KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]. {KINDS_HELP}"),
 ]
 PunishOption = Annotated[
     str | None,
     typer.Option(
         metavar="MEAN_STEPS[,SEED]",
         help="Kill workers and let them come back at random, so many steps apart on average; a seed repeats it.",
-        show_default=False,
     ),
 ]
 
@@ -66,25 +61,21 @@ def requested_faults(
 
 
 def train(
-    job: Annotated[Path, typer.Argument(help="Job file (TOML).", show_default=False)],
+    job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
     schedule: Annotated[
-        str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.", show_default=False)
+        str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Iterations; else the job's own number.", show_default=False)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Iterations; else the job's own number.")] = None,
     fault: FaultOption = None,
     punish: PunishOption = None,
     run: Annotated[
         Path | None,
         typer.Option(
-            help="Run directory, fresh; else runs/<job>-<time>. With --resume the one to go on in; else the newest.",
-            show_default=False,
+            help="Run directory, fresh; else runs/<job>-<time>. With --resume the one to go on in; else the newest."
         ),
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on from the newest complete checkpoint, in this job's shape."),
+        bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, in this job's shape.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print every key of the job and stop.")] = False,
 ) -> None:

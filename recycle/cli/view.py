@@ -6,6 +6,7 @@ import importlib.util
 import threading
 import webbrowser
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import typer
 from recycle.errors import RecycleError
 from recycle.ir.families import one_f_one_b
 from recycle.job import Job, PricedJob, price
-from recycle.plans import Plan, PlanLibrary
+from recycle.plans import PlanLibrary
 from recycle.plans.library import MANIFEST
 from recycle.shape import Worker
 from recycle.solve.planner import plan
@@ -34,7 +35,6 @@ def view(
         typer.Argument(
             metavar="[FILE | RUN_DIR | JOB | LIBRARY]...",
             help="Schedule files, run directories, a job file (.toml), a plan library; examples if left out.",
-            show_default=False,
         ),
     ] = None,
     port: Annotated[int, typer.Option(help="Port on loopback; 0 takes any free one.")] = DEFAULT_PORT,
@@ -115,11 +115,7 @@ def _what_if_of(run: Run) -> WhatIf | None:
 
 def _planner(job: PricedJob) -> Planner:
     """The list scheduler for `job`, which answers within a second."""
-
-    def plan_without(failed: frozenset[Worker]) -> Plan:
-        return plan(job, failed, quick=True)
-
-    return plan_without
+    return partial(plan, job, quick=True)
 
 
 def _warm_up(what_if: WhatIf) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from recycle.errors import JobError
@@ -19,7 +19,7 @@ from recycle.systems.cluster import CAUSES, Outcome, run
 from recycle.systems.failures import FailureTrace
 from recycle.systems.grids import PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
-from recycle.systems.system import DoesNotFit, Running, State
+from recycle.systems.system import Running, State
 
 KNOWN = SYSTEMS | VARIANTS
 ZERO_BUBBLE = ("zb-h1", "zb-h2")
@@ -150,27 +150,20 @@ def at_dead_shares(
     return found
 
 
-def outcomes_as_json(compared: Compared) -> list[dict[str, Any]]:
-    """The outcomes as `recycle compare --json` prints them."""
-    return [_outcome_as_json(outcome, compared) for outcome in compared.outcomes]
-
-
-def _outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
+def outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
+    """The outcome of a system on a trace as `recycle compare --json` prints it."""
     misfit = outcome.misfit
     cost = outcome.gpu_seconds_per_sample
     return {
         "name": outcome.system,
         "trace": compared.trace.name,
         "fits": misfit is None,
-        "misfit": None if misfit is None else _misfit(misfit),
+        "misfit": None if misfit is None else asdict(misfit),
         "layout": layout(outcome),
         "goodput": outcome.goodput,
         "fault_free": outcome.fault_free,
         "ettr": outcome.ettr,
-        "of_references": {
-            reference.name: outcome.goodput / reference.samples_per_second if reference.samples_per_second else None
-            for reference in compared.references
-        },
+        "of_references": {reference.name: of_reference(outcome, reference) for reference in compared.references},
         "samples": outcome.samples,
         "dropped": outcome.dropped,
         "seconds": outcome.seconds,
@@ -191,8 +184,9 @@ def _outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
     }
 
 
-def _misfit(misfit: DoesNotFit) -> dict[str, Any]:
-    return {"needed": misfit.needed, "cap": misfit.cap, "reason": misfit.reason}
+def of_reference(outcome: Outcome, reference: Reference) -> float | None:
+    """Goodput over that of a reference; None where no grid of it fits."""
+    return outcome.goodput / reference.samples_per_second if reference.samples_per_second else None
 
 
 def rate(state: object) -> float:

@@ -8,7 +8,7 @@ from recycle.errors import JobError
 from recycle.job import Job
 from recycle.systems import SYSTEMS
 from recycle.systems.cluster import Outcome, run
-from recycle.systems.comparison import at_dead_shares, compare, outcomes_as_json, references, system_names
+from recycle.systems.comparison import at_dead_shares, compare, outcome_as_json, references, system_names
 from recycle.systems.failure_generator import Generator
 from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting
@@ -69,7 +69,7 @@ def test_recycle_keeps_more_than_its_rivals_where_pipelines_have_bubbles() -> No
     (compared,) = compare(setting, [GENERATOR.trace(setting.nodes)], list(SYSTEMS))
     goodput = {outcome.system: outcome.goodput for outcome in compared.outcomes}
     assert max(goodput, key=lambda name: goodput[name]) == "recycle"
-    assert {entry["name"] for entry in outcomes_as_json(compared)} == set(SYSTEMS)
+    assert {outcome_as_json(outcome, compared)["name"] for outcome in compared.outcomes} == set(SYSTEMS)
 
 
 def test_ratios_to_the_fault_scaled_ideal() -> None:
