@@ -9,13 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from recycle.errors import RecycleError, ScheduleError
-from recycle.ir import formats
+from recycle.ir import formats, native
 from recycle.ir.check import Finding, check
+from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
@@ -23,7 +25,6 @@ from recycle.json_objects import entries
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable
-from viz.salvage import salvage
 from viz.sources import timed
 
 MOST_BYTES = 2**25
@@ -32,6 +33,8 @@ MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CELLS = 1_000_000, 8192, 2**22
 _SEPARATORS, _MOST_SEPARATORS = (b",", b" ", b"\n", b"\r"), MOST_INSTRUCTIONS * 3 // 2
 """What lies between them becomes objects while a file is read."""
 _LONGEST_NAME = 120
+_MOST_LEFT_OUT = 1000
+"""Beyond that a file is no schedule with mistakes but something else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +116,7 @@ def inspect(content: bytes, name: str) -> Dropped:
     try:
         schedule = formats.loads(content, name)
     except ScheduleError:
-        saved = salvage(content, name)
+        saved = _salvage(content, name)
         if saved is None:
             raise
         schedule, left_out = saved
@@ -128,6 +131,45 @@ def inspect(content: bytes, name: str) -> Dropped:
     _, origin = lower_with_origin(schedule)
     lowered = np.flatnonzero(np.isin(origin, violations)).tolist()
     return Dropped(name, schedule, findings, *timed(schedule, profile, lowered), tuple(left_out), origin)
+
+
+def _salvage(content: bytes, name: str) -> tuple[Schedule, list[str]] | None:
+    """(what can be read of a native schedule file, what was left out: a line each); None when more than that is wrong.
+
+    The file's frame must be whole: JSON with a shape. Positions in what is left count without what is left out.
+    """
+    if not native.recognises(content):
+        return None
+    try:
+        file: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
+        shape, programs = Shape(**file["shape"]), file["programs"]
+        left_out: list[str] = []
+        kept = {}
+        for worker, text in programs.items():
+            try:
+                shape.require(Worker.parse(worker), "programs")
+            except RecycleError as error:
+                left_out.append(str(error))
+                continue
+            kept[worker] = " ".join(_readable(shape, worker, text, left_out))
+        return Schedule.loads(msgspec.json.encode({**file, "programs": kept}), name), left_out
+    except (RecycleError, msgspec.MsgspecError, KeyError, TypeError, AttributeError, RecursionError, UnicodeError):
+        return None
+
+
+def _readable(shape: Shape, worker: str, text: str, left_out: list[str]) -> list[str]:
+    words = []
+    for position, word in enumerate(text.split()):
+        try:
+            instruction = parse_instruction(word, shape.pipelines == 1)
+            if isinstance(instruction, Transfer):
+                shape.require(instruction.peer, word)
+            words.append(word)
+        except RecycleError as error:
+            left_out.append(f"worker {worker}, position {position}: {error}")
+            if len(left_out) > _MOST_LEFT_OUT:
+                raise
+    return words
 
 
 def _content(contents: str, name: str) -> bytes:

@@ -84,7 +84,7 @@ def write_html(path: str | Path, sources: Sequence[Source]) -> None:
 
     content = [page.exported() for source in sources for page in open_pages(Workspace.of([source]))]
     title = escape(sources[0].name if len(sources) == 1 else "recycle")
-    style = "".join((files("viz") / "assets" / name).read_text(encoding="utf-8") for name in ("style.css", "pages.css"))
+    style = (files("viz") / "assets" / "style.css").read_text(encoding="utf-8")
     write_whole(
         path,
         "<!DOCTYPE html>\n"

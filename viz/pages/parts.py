@@ -1,7 +1,7 @@
 """The parts that pages and exports are made of: cards, tables, buttons, figures, the legend, and empty states.
 
 Figures have no ground of their own and leave as much room for names as lanes do, so that axes lie under each other and
-the page's colours, light or dark, show through (`assets/pages.css`).
+the page's colours, light or dark, show through (`assets/style.css`).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def problems(lines: Sequence[str]) -> Any:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "") -> html.Div:
-    """A table. Its first column names the rows, unless it is of another `kind` (a class of `assets/pages.css`)."""
+    """A table. Its first column names the rows, unless it is of another `kind` (a class of `assets/style.css`)."""
     top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
     body = html.Tbody([_row(row, is_named=not kind) for row in rows])
     return html.Div(html.Table([top, body]), className=f"facts {kind}".strip())
