@@ -22,17 +22,15 @@ from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
 from recycle.exec.faults.outside import OutsideStrikes
 from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
-from recycle.exec.launch.shared_directory import SharedRunDirectory
 from recycle.exec.membership import schema
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.lease import Lease
 from recycle.exec.membership.messages import AgentInfo, RunInfo, StartRequest
 from recycle.exec.processes.cluster_processes import ClusterProcesses
-from recycle.exec.processes.processes import ForkServer, LocalProcesses
+from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
-from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.specification import RunSpecification
 from recycle.nodes import place_workers
 from recycle.shape import Worker
 
@@ -60,28 +58,17 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         raise JobError(f"node {node}: the job's {job.shape.worker_count} workers lie on nodes 0 to {len(nodes) - 1}")
     if job.membership.store == "launcher":
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
-    stages = [list(hosted) for hosted in request.stages]
+    stages = request.stages
     address = address or own_address(parse_endpoints(job.membership.store))
     with contextlib.ExitStack() as closing:
         store = EtcdStore.connect(job.membership.store, run, job.membership, "standby")
         waker = Waker()
         closing.callback(waker.close)
         info = _agree(request, store, node, run)
-        shared = SharedRunDirectory(directory, job, info.identity, info.started)
+        shared = RunDirectory(directory, job, shared=info)
         closing.callback(shared.close)
-        specification = RunSpecification(
-            job=job.to_toml(),
-            stages=stages,
-            faults=info.faults,
-            store=job.membership.store,
-            run=run,
-            address=address,
-            started=shared.started,
-            directory=str(shared.path),
-        )
-        log = shared.logs / f"forkserver.{node}.log"
-        environment = transport_of(job).environment
-        server = ForkServer(job.model.kind, job.train.threads, log, request.keeps_checkpoints, environment)
+        specification = request.specification(shared, stages, store=job.membership.store, run=run, address=address)
+        server = request.fork_server(shared.logs / f"forkserver.{node}.log")
         closing.callback(server.close)
         processes = LocalProcesses(server, specification, nodes[node], waker, job.grid.tensor_parallel)
         agent = _Agent(request, node, run, address, store, shared, processes, waker)
@@ -153,7 +140,7 @@ class _Agent:
         run: str,
         address: str,
         store: EtcdStore,
-        directory: SharedRunDirectory,
+        directory: RunDirectory,
         processes: LocalProcesses,
         waker: Waker,
     ) -> None:
@@ -276,9 +263,7 @@ class _Agent:
 
     def _give_up_role(self) -> None:
         if self._coordination is not None:
-            self._coordination.listener.stop()
-            self._coordination.store.close()
-            self._coordination.listener.join()
+            self._coordination.listener.close()
             self._coordination.runtime.close()
             self._coordination = None
 
@@ -295,8 +280,6 @@ class _Agent:
 
     def close(self) -> None:
         """Give the role and the lease back."""
-        self._listener.stop()
         self._give_up_role()
         self._lease.close()
-        self._store.close()
-        self._listener.join()
+        self._listener.close()

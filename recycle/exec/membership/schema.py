@@ -141,10 +141,6 @@ class OverKey(Note[bool], writer=Writer.COORDINATOR):
     """A process has ended after the last commit. Its writer sees afterwards what others wrote before."""
 
 
-class ClosedKey(Note[bool], writer=Writer.COORDINATOR, folder=Folder.POSTS):
-    """The launcher closes the store: wakes its own thread that waits for changes."""
-
-
 # A generation; all of these are deleted once a later one runs.
 
 
