@@ -2,7 +2,7 @@
 
 The faults are real ones: signals, exceptions, limits of the process, packets that vanish. Nothing is reported to the
 coordinator that a fault by chance would not report. A worker strikes itself when it comes to the fault's point; a kind
-with `from_outside` stops there, and whoever started the worker's process strikes it (outside.py). To add a kind, write
+with `from_outside` stops there, and whoever started the worker's process strikes it (injector.py). To add a kind, write
 its function and its row.
 """
 
@@ -61,9 +61,6 @@ class StruckProcesses(Protocol):
     def pids(self, worker: Worker) -> list[int]:
         """Process ids of the worker's processes."""
 
-    def kill(self, worker: Worker, tensor_rank: int | None = None) -> None:
-        """SIGKILL all processes of the worker, or that of a tensor rank."""
-
 
 @dataclass(frozen=True)
 class Argument:
@@ -105,7 +102,7 @@ class FaultKind:
         phases: where it may strike instead of in the middle of the iteration.
         position: position in a program at which a fault of a phase (None for no phase) strikes.
         argument: None for none.
-        argument_is_delay: the argument is the seconds from the fault's point to the strike from outside.
+        argument_is_delay: the argument is the seconds from the fault's point to the strike.
         pair: it strikes two workers; the other one stands behind the `=`.
         ranged: it holds from one step to another, and strikes at the beginning of each iteration.
         from_outside: called by each process that started workers until it returns True, which it does when the fault
@@ -129,10 +126,6 @@ class FaultKind:
         """Whether a worker comes to the fault's point, and claims the fault there."""
         return self.strike is not None
 
-    def delay(self, fault: Fault) -> float:
-        """Seconds from the fault's point to the strike."""
-        return fault.argument or 0.0 if self.argument_is_delay else 0.0
-
 
 def _spoil_gradients(worker: StruckWorker, number: int, fault: Fault) -> None:
     worker.poison()
@@ -142,15 +135,8 @@ def _slow_down(worker: StruckWorker, number: int, fault: Fault) -> None:
     worker.slow_down(fault.argument or 1.0)
 
 
-def _await_kill(worker: StruckWorker, number: int, fault: Fault) -> None:
-    if not fault.argument:
-        time.sleep(60.0)  # the signal from outside ends this process long before
-
-
-def _kill(number: int, fault: Fault, processes: StruckProcesses, store: Store) -> bool:
-    if processes.running(fault.worker):
-        processes.kill(fault.worker, fault.tensor_rank)
-    return True
+def _kill(worker: StruckWorker, number: int, fault: Fault) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stop(worker: StruckWorker, number: int, fault: Fault) -> None:
@@ -240,12 +226,11 @@ KINDS = {
         ranged=True,
     ),
     "kill": FaultKind(
-        does="SIGKILL from the launcher or agent, =SECONDS after the point is reached",
+        does="SIGKILL, =SECONDS after the point is reached",
         example="kill:1.1@5",
-        strike=_await_kill,
+        strike=_kill,
         argument=Argument("a delay in seconds", 0.0, 3600.0),
         argument_is_delay=True,
-        from_outside=_kill,
     ),
     "stop": FaultKind(
         does="SIGSTOP: the process is there and does nothing", example="stop:1.1@5.backward", strike=_stop

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
-from recycle.exec.faults.outside import OutsideStrikes
+from recycle.exec.faults.injector import OutsideStrikes
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
@@ -173,13 +173,9 @@ class _Agent:
             self._start_and_kill()
             self._strikes.tick()
             self._coordinate()
-            self._processes.wait(self._patience)
+            self._processes.wait(self._job.membership.heartbeat / 2)
         self._processes.end(patience=0.0)  # what has not ended yet came back too late to have a part
         self._forget_run()
-
-    @property
-    def _patience(self) -> float:
-        return self._job.membership.heartbeat / 2 if self._coordination is None else self._coordination.runtime.patience
 
     def _arrive(self) -> None:
         """Announce this node. An agent that was here before may take a term to be forgotten."""

@@ -17,7 +17,7 @@ from typing import Any
 from recycle.errors import RunError
 from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.faults.fault import Fault
-from recycle.exec.faults.outside import OutsideStrikes
+from recycle.exec.faults.injector import OutsideStrikes
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
@@ -132,7 +132,7 @@ def train(
         while not runtime.over:
             runtime.tick()
             strikes.tick()
-            processes.wait(runtime.patience)
+            processes.wait(job.membership.heartbeat / 2)
         processes.end(patience=job.membership.dead_after)
     return RunResult(run_directory.metrics, run_directory.events, runtime.digests, run_directory.path)
 

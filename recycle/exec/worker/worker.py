@@ -84,6 +84,7 @@ def run_worker(text: str) -> None:
         lambda number: store.claim(ReachedKey(number)),
         lambda: _poison(stages),
         lambda number: store.wait(StruckKey(number), 60.0),
+        lambda number: store.clone().claim(ReachedKey(number)),
     )
     member.ready(specification.incarnation)
     trace = TraceLog(log_path(run.directory, worker), run.started, member.warn) if tensor_rank == 0 else None
