@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
-from recycle.exec.faults.injector import OutsideStrikes
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
@@ -149,7 +148,6 @@ class _Agent:
         self._session = uuid.uuid4().hex
         self._lost = threading.Event()
         self._coordination: _Coordination | None = None
-        self._strikes = OutsideStrikes(request.faults, processes, store)
         self._lease = Lease(store.client.clone(), self._term, self._lose)
         self._listener = Listener(store.clone(), waker)
 
@@ -171,7 +169,6 @@ class _Agent:
                     f"node {self._node}: the lease was lost, its workers are given up; start the agent again"
                 )
             self._start_and_kill()
-            self._strikes.tick()
             self._coordinate()
             self._processes.wait(self._job.membership.heartbeat / 2)
         self._processes.end(patience=0.0)  # what has not ended yet came back too late to have a part

@@ -1,7 +1,7 @@
 """The launcher: one run on this machine, from starting its processes to the merged trace.
 
-It owns the store, the worker processes and the run directory, strikes the faults that come from outside a worker, and
-lets the coordinator's runtime tick. Whatever happens, no process of the run outlives it.
+It owns the store, the worker processes and the run directory, and lets the coordinator's runtime tick. Whatever
+happens, no process of the run outlives it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 from recycle.errors import RunError
 from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.faults.fault import Fault
-from recycle.exec.faults.injector import OutsideStrikes
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
@@ -124,14 +123,12 @@ def train(
             request=request, store=store, processes=processes, directory=run_directory, waker=waker
         )
         closing.callback(runtime.close)
-        strikes = OutsideStrikes(faults, processes, store)
         if earlier is None:
             runtime.begin()
         else:
             runtime.resume(earlier)
         while not runtime.over:
             runtime.tick()
-            strikes.tick()
             processes.wait(job.membership.heartbeat / 2)
         processes.end(patience=job.membership.dead_after)
     return RunResult(run_directory.metrics, run_directory.events, runtime.digests, run_directory.path)

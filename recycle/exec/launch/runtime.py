@@ -24,8 +24,9 @@ from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.interfaces import Processes
+from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import Commit, GenerationRecord
-from recycle.exec.membership.schema import ReachedKey, RegisterKey, StrikeKey, StruckKey, WarningKey
+from recycle.exec.membership.schema import CutEndsKey, ReachedKey, RegisterKey, StrikeKey, WarningKey
 from recycle.exec.membership.store import Store
 from recycle.exec.planning.placement import rank_of_stages
 from recycle.exec.planning.planning import PlanService
@@ -242,7 +243,7 @@ class CoordinatorRuntime:
         self.over = True
 
     def _record_strikes(self) -> None:
-        """Write the event of each fault that has struck, and ask for the strikes that come from outside the worker."""
+        """Write the event of each fault that has struck, and have the other worker of a pair struck, too."""
         for number, fault in enumerate(self._request.faults):
             if number in self._struck or fault.step > self.coordinator.next_step + 1:
                 continue  # no worker is further ahead than this
@@ -252,7 +253,8 @@ class CoordinatorRuntime:
             self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
             self._store.set(StrikeKey(number), True)
             if fault.other is not None and not self._processes.running(fault.other):
-                self._store.set(StruckKey(number), True)
+                for name in members_of([fault.other], self._job.grid.tensor_parallel):
+                    self._store.set(CutEndsKey(number, name), [])  # nobody is there to tell them
 
     def _event(self, kind: str, **details: Any) -> None:
         if kind != "fault":

@@ -267,29 +267,16 @@ class ReachedKey(Decision[str], writer=Writer.WORKER):
 
 
 class StrikeKey(Note[bool], writer=Writer.COORDINATOR):
-    """The event of the fault of this number is written; if it is struck from outside the worker, it shall be now."""
+    """The event of the fault of this number is written; all processes of a pair that it strikes shall strike now."""
 
     fault: int
 
 
-class CutEndsKey(Note[list[str]], writer=Writer.AGENT, folder=Folder.ORDERS):
-    """The worker's ends of its connections, for the fault of this number, which cuts those to another worker."""
+class CutEndsKey(Note[list[str]], writer=Writer.WORKER):
+    """The process's ends of its connections, for the fault of this number, which cuts those to another worker."""
 
     fault: int
-    worker: Worker
-
-
-class CutDoneKey(Note[bool], writer=Writer.AGENT, folder=Folder.ORDERS):
-    """The worker's ends of the connections that the fault of this number cuts are silent."""
-
-    fault: int
-    worker: Worker
-
-
-class StruckKey(Note[bool], writer=Writer.AGENT, folder=Folder.ORDERS):
-    """The fault of this number has been struck from outside."""
-
-    fault: int
+    member: str
 
 
 # Processes on other nodes.
