@@ -26,7 +26,7 @@ from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership import schema
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.lease import Lease
-from recycle.exec.membership.messages import AgentInfo, RunInfo, StartRequest
+from recycle.exec.membership.messages import RunInfo, StartRequest
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
@@ -70,7 +70,7 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         server = request.fork_server(shared.logs / f"forkserver.{node}.log")
         closing.callback(server.close)
         processes = LocalProcesses(server, specification, nodes[node], waker, job.grid.tensor_parallel)
-        agent = _Agent(request, node, run, address, store, shared, processes, waker)
+        agent = _Agent(request, node, run, store, shared, processes, waker)
         closing.callback(agent.close)
         closing.callback(processes.end, patience=0.0)
         agent.serve()
@@ -125,7 +125,7 @@ class _Agent:
 
     Args:
         request: what is trained.
-        node, run, address: of this agent.
+        node, run: of this agent.
         store: this agent's client, on which it does not coordinate.
         directory: the run directory.
         processes: the workers' processes of this node.
@@ -137,13 +137,12 @@ class _Agent:
         request: RunRequest,
         node: int,
         run: str,
-        address: str,
         store: EtcdStore,
         directory: RunDirectory,
         processes: LocalProcesses,
         waker: Waker,
     ) -> None:
-        self._request, self._job, self._node, self._run, self._address = request, request.job, node, run, address
+        self._request, self._job, self._node, self._run = request, request.job, node, run
         self._store, self._directory, self._processes, self._waker = store, directory, processes, waker
         self._session = uuid.uuid4().hex
         self._lost = threading.Event()
@@ -176,19 +175,18 @@ class _Agent:
 
     def _arrive(self) -> None:
         """Announce this node. An agent that was here before may take a term to be forgotten."""
-        info = AgentInfo(self._session, self._address)
         deadline = time.monotonic() + self._term + 2
-        while self._store.create(schema.AgentKey(self._node), info, self._lease.id) is None:
+        while self._store.create(schema.AgentKey(self._node), self._session, self._lease.id) is None:
             if time.monotonic() > deadline:
                 raise JobError(f"node {self._node} has an agent already in run {self._run!r}")
             time.sleep(0.2)
 
     def _over(self) -> bool:
         """Whether all agents may go. Raises RunError when the run has failed."""
-        failed = self._store.read(schema.FailedKey())
-        if failed is not None and self._coordination is None:
+        failed = self._store.read(schema.OutcomeKey())
+        if failed and self._coordination is None:
             raise RunError(failed)
-        return self._store.read(schema.FinishedKey()) is not None
+        return failed == ""
 
     def _start_and_kill(self) -> None:
         """Start and kill as the coordinator asks, and report who has ended."""
@@ -223,13 +221,13 @@ class _Agent:
                 if runtime.over:
                     event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
                     self._request.observer.event(event)
-                    self._coordination.store.set(schema.FinishedKey(), True)
+                    self._coordination.store.set(schema.OutcomeKey(), "")
         except RoleLost:
             self._give_up_role()
         except RunError as error:
             if self._coordination is not None:
                 with contextlib.suppress(RunError):
-                    self._coordination.store.set(schema.FailedKey(), str(error))
+                    self._coordination.store.set(schema.OutcomeKey(), str(error))
                 self._forget_run()
             raise
 
