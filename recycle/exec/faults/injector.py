@@ -51,12 +51,12 @@ class FaultInjector:
         self._in_program = [(n, fault) for n, fault in faults if fault.phase not in BETWEEN]
         self._between = {(fault.phase, fault.step): (n, fault) for n, fault in faults if fault.phase in BETWEEN}
         self._places: dict[int, list[_Numbered]] = {}
-        self._failing: Fault | None = None
-        self._factor = 1.0
+        self.failing: Fault | None = None
+        self.factor = 1.0
 
     def begin(self, program: Sequence[Instruction], step: int) -> None:
         """An iteration begins: find where in its program the faults strike."""
-        self._places, self._factor = {}, 1.0
+        self._places, self.factor = {}, 1.0
         for number, fault in self._in_program:
             kind = KINDS[fault.kind]
             if kind.ranged:
@@ -78,18 +78,10 @@ class FaultInjector:
 
     def computed(self, seconds: float) -> None:
         """The stage has computed an F, I, W or B in `seconds`; called inside the computation's stack frame."""
-        if self._factor > 1.0:
-            time.sleep((self._factor - 1.0) * seconds)
-        if self._failing is not None:
-            raise RuntimeError(f"struck by the fault {self._failing}")
-
-    def slow_down(self, factor: float) -> None:
-        """Every computation of this iteration takes `factor` times as long."""
-        self._factor *= factor
-
-    def fail_in_stage(self, fault: Fault) -> None:
-        """The next computation raises an exception."""
-        self._failing = fault
+        if self.factor > 1.0:
+            time.sleep((self.factor - 1.0) * seconds)
+        if self.failing is not None:
+            raise RuntimeError(f"struck by the fault {self.failing}")
 
     def _reach(self, number: int, fault: Fault) -> None:
         """Claim the fault and strike, at once or after its delay."""

@@ -33,16 +33,18 @@ _ROOM_BYTES = 64 << 20
 
 
 class StruckWorker(Protocol):
-    """What a fault can do to the process that it strikes, besides what any code can."""
+    """What a fault can do to the process that it strikes, besides what any code can.
+
+    Attributes:
+        factor: how many times as long every computation of this iteration takes.
+        failing: the fault by which the next computation raises an exception.
+    """
+
+    factor: float
+    failing: Fault | None
 
     def poison(self) -> None:
         """Make the gradients that this process has summed so far not-a-number."""
-
-    def slow_down(self, factor: float) -> None:
-        """Make every computation of this iteration take `factor` times as long."""
-
-    def fail_in_stage(self, fault: Fault) -> None:
-        """Raise an exception inside the next computation."""
 
     def exchange(self, number: int, fault: Fault, ends: Sequence[str]) -> list[str]:
         """Tell the fault's other worker the ends of this process's connections, and return those that it tells."""
@@ -116,7 +118,7 @@ def _spoil_gradients(worker: StruckWorker, number: int, fault: Fault) -> None:
 
 
 def _slow_down(worker: StruckWorker, number: int, fault: Fault) -> None:
-    worker.slow_down(fault.argument or 1.0)
+    worker.factor *= fault.argument or 1.0
 
 
 def _kill(worker: StruckWorker, number: int, fault: Fault) -> None:
@@ -128,7 +130,7 @@ def _stop(worker: StruckWorker, number: int, fault: Fault) -> None:
 
 
 def _fail_in_stage(worker: StruckWorker, number: int, fault: Fault) -> None:
-    worker.fail_in_stage(fault)
+    worker.failing = fault
 
 
 def _read_null(worker: StruckWorker, number: int, fault: Fault) -> None:

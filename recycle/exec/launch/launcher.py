@@ -123,10 +123,7 @@ def train(
             request=request, store=store, processes=processes, directory=run_directory, waker=waker
         )
         closing.callback(runtime.close)
-        if earlier is None:
-            runtime.begin()
-        else:
-            runtime.resume(earlier)
+        runtime.begin(earlier)
         while not runtime.over:
             runtime.tick()
             processes.wait(job.membership.heartbeat / 2)

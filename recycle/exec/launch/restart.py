@@ -17,7 +17,6 @@ from recycle.exec.checkpoint.reassignment import reassign
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, StageLost
-from recycle.exec.membership.interfaces import Log, Processes
 from recycle.shape import Worker
 
 
@@ -25,24 +24,21 @@ class Restart:
     """The way back from a lost stage.
 
     Args:
-        request, processes, coordinator, checkpoints, directory: of the run.
+        request, coordinator, checkpoints, directory: of the run.
         restarts: how often a worker that died may be started again.
-        log: takes events.
     """
 
     def __init__(
         self,
-        *,
         request: RunRequest,
-        processes: Processes,
         coordinator: Coordinator,
         checkpoints: CheckpointManager,
         directory: RunDirectory,
         restarts: int,
-        log: Log,
     ) -> None:
-        self._job, self._processes, self._coordinator = request.job, processes, coordinator
-        self._checkpoints, self._directory, self._restarts, self._log = checkpoints, directory, restarts, log
+        self._job, self._coordinator, self._checkpoints = request.job, coordinator, checkpoints
+        self._directory, self._restarts = directory, restarts
+        self._processes, self._log = coordinator.processes, coordinator.log
         self._workers = [worker for worker in self._job.shape.workers() if worker not in request.absent]
         self._lost: StageLost | None = None
         self._left: set[Worker] = set()

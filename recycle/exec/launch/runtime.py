@@ -96,29 +96,18 @@ class CoordinatorRuntime:
             now=time.monotonic,
             keeps=self._checkpoints.due,
         )
-        self._restart = Restart(
-            request=request,
-            processes=processes,
-            coordinator=self.coordinator,
-            checkpoints=self._checkpoints,
-            directory=directory,
-            restarts=restarts,
-            log=self._event,
-        )
+        self._restart = Restart(request, self.coordinator, self._checkpoints, directory, restarts)
         self._start_deadline = time.monotonic() + job.membership.start_deadline
 
-    def begin(self) -> None:
-        """Begin the run; before the first tick."""
-        self._expect_rejoins()
-
-    def resume(self, earlier: Earlier) -> None:
-        """Go on from the checkpoint that an earlier part of this run left; before the first tick."""
-        for warning in earlier.warnings:
-            self._warn(warning)
-        coordinator, commit = self.coordinator, earlier.checkpoint.manifest.commit
-        coordinator.record = msgspec.structs.replace(coordinator.record, generation=earlier.generation)
-        coordinator.start_over(coordinator.live, commit.step, commit)
-        self._restart.log_restored(earlier.checkpoint)
+    def begin(self, earlier: Earlier | None = None) -> None:
+        """Begin the run, or go on from the checkpoint that an earlier part of it left; before the first tick."""
+        if earlier is not None:
+            for warning in earlier.warnings:
+                self._warn(warning)
+            coordinator, commit = self.coordinator, earlier.checkpoint.manifest.commit
+            coordinator.record = msgspec.structs.replace(coordinator.record, generation=earlier.generation)
+            coordinator.start_over(coordinator.live, commit.step, commit)
+            self._restart.log_restored(earlier.checkpoint)
         self._expect_rejoins()
 
     def take_over(self, node: int) -> None:
