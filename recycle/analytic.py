@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from recycle.layers import Layer, ring_seconds, stage_profile
 from recycle.profile import Profile
@@ -108,18 +109,10 @@ def link(job: Sections) -> tuple[float, float]:
 
 def profile(job: Sections, stages: Sequence[int]) -> Profile:
     """The profile of a job whose stages have so many layers."""
-    every, latency_bandwidth = layers(job), link(job)
-    cut, at = [], 0
-    for count in stages:
-        cut.append(every[at : at + count])
-        at += count
-    return stage_profile(
-        cut,
-        job.shape.pipelines,
-        latency=latency_bandwidth[0],
-        bandwidth=latency_bandwidth[1],
-        weight_stash=weight_stash(job),
-    )
+    every, (latency, bandwidth) = layers(job), link(job)
+    cut = [every[first:last] for first, last in pairwise([0, *accumulate(stages)])]
+    stash = weight_stash(job)
+    return stage_profile(cut, job.shape.pipelines, latency=latency, bandwidth=bandwidth, weight_stash=stash)
 
 
 def assumptions(job: Sections) -> list[str]:

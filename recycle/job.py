@@ -6,6 +6,7 @@ does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `explain_jo
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from recycle import analytic
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError
 from recycle.files import read_whole
-from recycle.pricing import activation_limits, parse_bytes, profile_of
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, Sections
 
@@ -27,12 +28,44 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     """One training job. Read with `Job.load`; built in code by passing the sections."""
 
     def profile(self) -> Profile:
-        """The times and bytes to plan with, for scripts; reads a profile's file each time (see `price`)."""
-        return profile_of(self)
+        """The times and bytes to plan with: those of the file or model that `[times] profile` names, else of `[times]`.
 
-    def activation_limits(self) -> list[float] | None:
-        """Activations (in chunks) that the worker of each rank may hold, for scripts; None when there is no limit."""
-        return activation_limits(self)
+        It reads the file each time, where `price` keeps them.
+
+        Raises:
+            JobError: the profile's file cannot be read, or layers do not divide over stages.
+        """
+        times = self.times
+        if times.profile == ANALYTIC:
+            return analytic.profile(self, self.layers_per_stage())
+        if times.profile is not None:
+            return Profile.load(times.profile)
+        return Profile(
+            forward=times.forward,
+            backward_input=times.backward_input,
+            backward_weight=times.backward_weight,
+            latency=times.link,
+            step=times.step,
+            weight_stash=self.memory.weight_stash,
+        )
+
+    def activation_limits(self, profile: Profile | None = None) -> list[float] | None:
+        """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.
+
+        A limit in bytes is divided by what an activation of the rank's heaviest stage weighs in the profile, after the
+        static bytes of its stages are taken off; the profile is that of the job where none is given.
+        """
+        limit, ranks = self.memory.limit, self.grid.ranks
+        if limit is None:
+            return None
+        if isinstance(limit, int):
+            return [float(limit)] * ranks
+        if isinstance(limit, list):
+            return [float(entry) for entry in limit]
+        profile, stages = profile or self.profile(), self.shape.stages
+        activation, static = profile.per_stage("activation", stages), profile.per_stage("static", stages)
+        free = parse_bytes(limit)
+        return [float((free - sum(static[r::ranks])) // max(max(activation[r::ranks]), 1e-30)) for r in range(ranks)]
 
     @property
     def seconds_per_unit(self) -> float | None:
@@ -176,7 +209,7 @@ class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def limits(self) -> list[float] | None:
         """Activations (in chunks) that the worker of each rank may hold; None when there is no limit."""
-        return activation_limits(self, self.prices)
+        return self.activation_limits(self.prices)
 
     def with_sections(self, **sections: Any) -> PricedJob:
         """The job with other sections, priced by them. Raises JobError as `price` does."""
@@ -192,7 +225,7 @@ def price(job: Job) -> PricedJob:
     """
     if isinstance(job, PricedJob):
         return job
-    return PricedJob(**msgspec.structs.asdict(job), prices=profile_of(job))
+    return PricedJob(**msgspec.structs.asdict(job), prices=job.profile())
 
 
 def explain_job(job: Job) -> str:
@@ -211,14 +244,16 @@ def explain_job(job: Job) -> str:
     return "\n".join(lines)
 
 
+def parse_bytes(text: str) -> float:
+    """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B\s*", text)
+    if match is None:
+        raise JobError(f'[memory] limit: {text!r} is not a size: write "20 GiB", say, or a number of activations')
+    return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
+
+
 def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return msgspec.json.encode(value).decode()
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(entry) for entry in value) + "]"
-    return repr(value)
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def _place(message: str) -> str:

@@ -26,7 +26,7 @@ from recycle.plans import (
     likely_vectors,
     rename,
 )
-from recycle.plans.packed import pack
+from recycle.plans.plan import pack
 from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan_vector
 from tests.solve.jobs import job, small_jobs, worked_example

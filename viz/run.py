@@ -26,7 +26,6 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.job import Job
-from recycle.pricing import activation_limits, profile_of
 from recycle.profile import Profile
 from recycle.runs import TRACE, load_trace, read_lines, read_logs
 from recycle.shape import Shape, Worker
@@ -364,7 +363,7 @@ def _settled(segment: RunSegment) -> int:
 def _limits(job: Job) -> tuple[float, ...] | None:
     """Activations that the worker of each rank may hold, where the job tells."""
     try:
-        limits = activation_limits(job)
+        limits = job.activation_limits()
     except RecycleError:  # in bytes, and the profile that weighs activations is gone
         return None
     return None if limits is None else tuple(limits)
@@ -424,7 +423,7 @@ def _job(path: Path, problems: list[str]) -> tuple[Shape | None, Profile]:
         job = Job.load(path / "job.toml")
         shape: Shape | None = job.shape
         try:
-            return shape, profile_of(job)
+            return shape, job.profile()
         except RecycleError as error:
             problems.append(f"{error}; plans are drawn with every instruction taking 1")
             return shape, Profile.uniform()

@@ -23,6 +23,7 @@ from recycle.errors import PlanError, errors_as
 from recycle.files import require_writable
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, cache_directory, failure_vector
+from recycle.plans.plan import figures
 from recycle.shape import Shape, Worker
 from recycle.solve.incumbent import Progress
 from recycle.solve.library.filling import Filling, library_vectors, plan_library
@@ -234,15 +235,10 @@ def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
         throughput = None if whole is None else whole / entry.period
         rows.append(
             {
+                **figures(entry),
                 "failures": entry.failures,
-                "vector": list(entry.vector),
-                "period": entry.period,
-                "makespan": entry.makespan,
-                "lower_bound": entry.lower_bound,
-                "gap": entry.gap,
                 "throughput": throughput,
                 "of_ideal": None if throughput is None else throughput / live,
-                "seconds": entry.seconds,
                 "searched": not entry.quick,
                 "hash": entry.hash,
                 "file": entry.file,

@@ -32,8 +32,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans.cache import cached_plan, errors, is_true
 from recycle.plans.moves import Arrangement, Move, arrange, roles_after
-from recycle.plans.packed import SUFFIX, pack, unpack
-from recycle.plans.plan import VERSION, Plan
+from recycle.plans.plan import VERSION, Plan, figures, pack, unpack
 from recycle.plans.vectors import Vector, failure_vector
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
@@ -78,19 +77,14 @@ class Entry(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, plan: Plan, file: str = "", digest: str = "", columns: str = "") -> Entry:
         return cls(
-            plan.vector,
-            file,
-            digest,
-            plan.hash,
-            plan.makespan,
-            plan.period,
-            plan.lower_bound,
-            plan.gap,
-            plan.seconds,
-            plan.profile,
-            _key_of_plan(plan),
-            bool(plan.planner.get("quick")) and plan.gap > 0,
-            columns,
+            **{**figures(plan), "vector": plan.vector},
+            file=file,
+            digest=digest,
+            hash=plan.hash,
+            profile=plan.profile,
+            job=_key_of_plan(plan),
+            quick=bool(plan.planner.get("quick")) and plan.gap > 0,
+            columns=columns,
         )
 
     @property
@@ -99,15 +93,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     def summary(self) -> dict[str, Any]:
         """The figures as `recycle plan --json` prints them."""
-        return {
-            "vector": list(self.vector),
-            "makespan": self.makespan,
-            "period": self.period,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "seconds": self.seconds,
-            "moves": [],
-        }
+        return {**figures(self), "moves": []}
 
 
 class _Manifest(msgspec.Struct, frozen=True):
@@ -139,6 +125,10 @@ def _key(
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
     text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *([ties] if ties else [])])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _by_failures(entry: Entry) -> tuple[int, Vector]:
+    return entry.failures, entry.vector
 
 
 def _digest(content: bytes) -> str:
@@ -289,7 +279,7 @@ class PlanLibrary:
         return self._verified(self.directory / Path(entry.file).name, entry.digest)
 
     def _packed(self, entry: Entry) -> Path:
-        return self.directory / f"{Path(entry.file).stem}{SUFFIX}"
+        return self.directory / f"{Path(entry.file).stem}.columns"
 
     @staticmethod
     def _verified(path: Path, digest: str) -> bytes | None:
@@ -361,9 +351,7 @@ class PlanLibrary:
         """Usable entries with their vectors and periods as arrays."""
         entries = self.entries()
         if self._usable is None:
-            usable = sorted(
-                (entry for entry in entries.values() if self._fits(entry)), key=lambda e: (sum(e.vector), e.vector)
-            )
+            usable = sorted(filter(self._fits, entries.values()), key=_by_failures)
             self._usable = (usable, None, None)
         if ranks is not None and self._usable[1] is None:
             usable = [entry for entry in self._usable[0] if len(entry.vector) == ranks]
@@ -387,15 +375,14 @@ class PlanLibrary:
                 continue
             try:
                 content = read_whole(path, PlanError)
-                plan: Plan | None = Plan.from_text(content, path.name)
+                plan = Plan.from_text(content, path.name)
             except (ScheduleError, PlanError):
                 continue
-            assert plan is not None
-            if self.job is not None:
-                plan = cached_plan(path, self.job, plan.vector)
-            elif self._errors(plan.schedule):
-                plan = None
-            if plan is None or plan.moves:
+            if self.job is None:
+                is_valid = not self._errors(plan.schedule)
+            else:
+                is_valid = cached_plan(path, self.job, plan.vector) is not None
+            if not is_valid or plan.moves:
                 continue
             entry = Entry.of(plan, path.name, _digest(content))
             kept = found.get(entry.vector)
@@ -404,10 +391,7 @@ class PlanLibrary:
         return found
 
     def _write(self, entries: dict[Vector, Entry]) -> None:
-        manifest = _Manifest(
-            FORMAT, VERSION, [entries[vector] for vector in sorted(entries, key=lambda v: (sum(v), v))]
-        )
-        write_whole(
-            self.directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1).decode() + "\n"
-        )
+        manifest = _Manifest(FORMAT, VERSION, sorted(entries.values(), key=_by_failures))
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        write_whole(self.directory / MANIFEST, text.decode() + "\n")
         self._entries, self._usable, self._stamp, self._is_listed = entries, None, self._now(), True

@@ -50,13 +50,6 @@ class Arrangement(NamedTuple):
     seconds: float
 
 
-def can_reach(failed: Sequence[int], vector: Sequence[int], move: bool = True) -> bool:
-    """Whether workers can be moved (or stand idle, which is all that is left without `move`) to come to `vector`."""
-    short = sum(max(0, here - there) for here, there in zip(failed, vector, strict=True))
-    spare = sum(max(0, there - here) for here, there in zip(failed, vector, strict=True))
-    return short <= (spare if move else 0)
-
-
 def moves_needed(failed: Sequence[int], vector: Sequence[int]) -> int:
     """Workers that must change stage on the way from one vector to another."""
     return sum(max(0, here - there) for here, there in zip(failed, vector, strict=True))
@@ -75,7 +68,7 @@ def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profi
     failed = frozenset(failed)
     here = failure_vector(shape, failed)
     require_hosts(shape, here)
-    if not can_reach(here, vector):
+    if moves_needed(here, vector) > moves_needed(vector, here):
         raise PlanError(f"vector {tuple(vector)} cannot be reached from {here}: it needs more live workers")
     dead_in = Counter(worker.pipeline for worker in failed)
     taken: list[Worker] = []

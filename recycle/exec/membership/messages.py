@@ -1,9 +1,11 @@
-"""What membership's keys hold (schema.py)."""
+"""What membership's keys hold (schema.py), and the texts that stand for it in the store."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import json
+from typing import Any, Final, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 GO: Final = "go"
@@ -146,6 +148,18 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     started: float
 
 
+class AgentInfo(Struct, frozen=True):
+    """What an agent says of itself.
+
+    Attributes:
+        session: changes with every agent process.
+        address: of the node.
+    """
+
+    session: str
+    address: str
+
+
 class StartRequest(Struct, frozen=True):
     """Asks an agent for a worker's process.
 
@@ -162,3 +176,17 @@ class StartRequest(Struct, frozen=True):
     place: str = ""
     generation: int = 0
     restored: int | None = None
+
+
+Message = TypeVar("Message")
+
+
+def encode(message: object) -> str:
+    """The text of a message. Python's JSON, because it keeps NaN and infinity, which a bad gradient is reported by."""
+    return json.dumps(msgspec.to_builtins(message, str_keys=True))
+
+
+def decode(text: str, kind: type[Message] | Any) -> Message:
+    """The message that `encode` wrote."""
+    message: Message = msgspec.convert(json.loads(text), type=kind, str_keys=True)
+    return message

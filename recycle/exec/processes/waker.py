@@ -57,8 +57,11 @@ class Listener:
                 self._waker.wake()
         self._waker.wake()
 
-    def close(self) -> None:
-        """End the thread, by closing its client and all clones of that."""
+    def stop(self) -> None:
+        """Let the thread end at the next change."""
         self._closing.set()
-        self._store.close()
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        self.stop()
         self._thread.join()

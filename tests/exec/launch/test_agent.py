@@ -207,7 +207,7 @@ def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launc
 
 
 def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
-    """A kill, a connection cut between two nodes, of which each silences its end, and a worker's fault on itself."""
+    """A kill, a connection cut between two nodes, whose agents silence an end each, and a worker's fault on itself."""
     faults = ["kill:1.1@5", "cut=0.0:2.0@20", "exception:0.1@35"]
     cluster = start(small(membership={"dead_after": 3.0}), 60, faults=[*faults, "rejoin:1.1@12"])
     cluster.finish()
