@@ -1,4 +1,7 @@
-"""Agents as processes of their own, each on a loopback address of its own, as if on nodes of their own."""
+"""Agents as processes of their own, each on a loopback address of its own, as if on nodes of their own.
+
+A run goes slowly until `finish`, so that it lasts as long as a test has something to wait for or to strike.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,16 @@ from typing import Any
 
 from recycle import Job
 from tests.exec.etcd_server import EtcdServer
+from tests.exec.paced import SLOWLY
 
+ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "agent"]
 PATIENCE = 120.0
+
+
+def start_command(directory: Path, *options: str, **streams: Any) -> subprocess.Popen[Any]:
+    """Start an agent in `directory`; it finds the transport of `tests.exec.paced`."""
+    return subprocess.Popen([*COMMAND, *options], cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, **streams)
 
 
 class Cluster:
@@ -24,28 +34,25 @@ class Cluster:
 
     Args:
         directory: for the job, the agents' output and the run directory `run`.
+        job: with the transport of `tests.exec.paced`.
         name: of the run in the store.
     """
 
     def __init__(self, directory: Path, job: Job, server: EtcdServer, name: str, *options: str) -> None:
         self._directory, self._server, self._name, self._options = directory, server, name, options
         (directory / "job.toml").write_text(job.to_toml())
+        (directory / SLOWLY).touch()
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, node: int, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, node: int) -> subprocess.Popen[bytes]:
         """Start the agent of a node."""
         with self.output(node).open("ab") as output:
-            self.agents[node] = subprocess.Popen(
-                [
-                    *COMMAND,
-                    "job.toml",
-                    *("--store", self._server.url, "--node", str(node), "--address", f"127.0.0.{node + 2}"),
-                    *("--id", self._name, "--run", "run", *self._options),
-                ],
-                cwd=self._directory,
+            self.agents[node] = start_command(
+                self._directory,
+                *("job.toml", "--store", self._server.url, "--node", str(node), "--address", f"127.0.0.{node + 2}"),
+                *("--id", self._name, "--run", "run", *self._options),
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **environment},
             )
         return self.agents[node]
 
@@ -83,7 +90,8 @@ class Cluster:
         self.agents[node].wait()
 
     def finish(self) -> None:
-        """Wait until every agent that was not killed has ended well."""
+        """Let the run go at full speed, and wait until every agent that was not killed has ended well."""
+        (self._directory / SLOWLY).unlink()
         for node, agent in self.agents.items():
             code = agent.wait(PATIENCE)
             assert code in (0, -signal.SIGKILL), f"agent {node}: {code}; {self.output(node).read_text()[-2000:]}"

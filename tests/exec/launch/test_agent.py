@@ -12,33 +12,24 @@ from pathlib import Path
 import pytest
 
 from recycle import Job
-from tests.exec.agents import COMMAND, Cluster
+from tests.cli.command import Command
+from tests.exec.agents import Cluster, start_command
 from tests.exec.etcd_server import EtcdServer
 from tests.exec.membership.test_etcd_store import keys
 from tests.exec.runs import Run, job, processes_writing_below
 
 pytestmark = pytest.mark.process
 
-STEPS = 150
+STEPS = 100
 Start = Callable[..., Cluster]
+MEMBERSHIP = {"dead_after": 4.0, "transport": "tests.exec.paced:Paced"}
+CALM = {"dead_after": 60.0}
+NODES_OF_ONE = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 1}, "train": {"checkpoint_every": 4}}
 
 
 def small(kind: str = "emulated", **sections: dict) -> Job:
-    """Three nodes with a pipeline each; slow enough that there is time to strike."""
-    changes = {
-        "model": {"seconds_per_unit": 0.03},
-        "membership": {"dead_after": 5.0},
-        "cluster": {"workers_per_node": 2},
-    } | sections
-    return job(3, 2, 2, kind=kind, **changes)
-
-
-NODES_OF_ONE = {
-    "model": {"seconds_per_unit": 0.02},
-    "membership": {"dead_after": 5.0},
-    "cluster": {"workers_per_node": 1},
-    "train": {"checkpoint_every": 4},
-}
+    """Three nodes with a pipeline each."""
+    return job(3, 2, 2, kind=kind, **{"membership": MEMBERSHIP, "cluster": {"workers_per_node": 2}} | sections)
 
 
 @pytest.fixture
@@ -69,8 +60,7 @@ _REFERENCE: dict[tuple[str, int], tuple[list[float], dict[str, dict[str, str]]]]
 def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, kind: str = "emulated") -> None:
     """Every step once, with the loss and at the end the state of a fault-free run on one machine, to the last bit."""
     if (kind, steps) not in _REFERENCE:
-        calm = {"model": {"seconds_per_unit": 0.0}, "membership": {"dead_after": 60.0}}
-        run = launch(small(kind, **calm), steps)
+        run = launch(small(kind, membership=CALM), steps)
         _REFERENCE[kind, steps] = run.losses, {w: {str(s): d for s, d in of.items()} for w, of in run.digests.items()}
     losses, digests = _REFERENCE[kind, steps]
     metrics = cluster.lines("metrics")
@@ -87,7 +77,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
     """First a node that does not coordinate, which comes back; then the one that does."""
     before = keys(etcd)
     cluster = start(small())
-    cluster.reach_step(5)
+    cluster.reach_step(3)
     first = cluster.coordinator()
     victim = (first + 1) % 3
     cluster.kill(victim)
@@ -112,7 +102,7 @@ def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
 ) -> None:
     """The frozen agent's workers run on all the time: nobody waits for them, and their generation is over."""
     cluster = start(small())
-    cluster.reach_step(5)
+    cluster.reach_step(3)
     (pid,) = processes_writing_below(str(tmp_path / "run" / "logs" / "1.1.log"))
     os.kill(pid, signal.SIGKILL)
     cluster.reach(lambda: bool(cluster.events("rejoined")), "its return")
@@ -142,8 +132,7 @@ def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, lau
     assert [event["cause"] for event in cluster.events("detected")] == ["tensor rank 1 killed by SIGKILL"]
     assert not set(processes_writing_below(str(logs / "1.1"))) & {pid, other}
     cluster.finish()
-    calm = small(model={"seconds_per_unit": 0.0}, membership={"dead_after": 60.0})
-    assert [line["loss"] for line in cluster.lines("metrics")] == launch(calm, steps).losses
+    assert [line["loss"] for line in cluster.lines("metrics")] == launch(small(membership=CALM), steps).losses
     assert len(cluster.events("finished")[-1]["digests"]) == 6
 
 
@@ -185,7 +174,7 @@ def test_a_stage_that_loses_all_its_hosts_and_a_run_that_loses_all_its_nodes_go_
 def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launch: Run) -> None:
     """Of four nodes with a worker each both of a stage die, one of them the coordinator's; one comes back later."""
     of = job(2, 2, 3, **NODES_OF_ONE)
-    cluster = start(of, 50, nodes=4)
+    cluster = start(of, nodes=4)
     cluster.reach_step(9)
     first = cluster.coordinator()
     lost = [first, (first + 2) % 4]
@@ -200,18 +189,20 @@ def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launc
     cluster.start(lost[0])
     cluster.reach(lambda: bool(cluster.events("rejoined")), "the return of a worker")
     cluster.finish()
-    calm = job(2, 2, 3, **NODES_OF_ONE | {"model": {"seconds_per_unit": 0.0}})
-    assert [line["step"] for line in cluster.lines("metrics")] == list(range(50))
-    assert [line["loss"] for line in cluster.lines("metrics")] == launch(calm, 50).losses
+    calm = job(2, 2, 3, **NODES_OF_ONE | {"membership": CALM})
+    assert [line["step"] for line in cluster.lines("metrics")] == list(range(STEPS))
+    assert [line["loss"] for line in cluster.lines("metrics")] == launch(calm, STEPS).losses
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 2, 3}
 
 
 def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
     """A kill, a connection cut between two nodes, whose agents silence an end each, and a worker's fault on itself."""
-    faults = ["kill:1.1@5", "cut=0.0:2.0@20", "exception:0.1@35"]
-    cluster = start(small(membership={"dead_after": 3.0}), 60, faults=[*faults, "rejoin:1.1@12"])
+    faults = ["kill:1.1@3", "cut=0.0:2.0@8", "exception:0.1@12"]
+    limits = MEMBERSHIP | {"dead_after": 3.0}
+    cluster = start(small(membership=limits), faults=[*faults, "rejoin:1.1@6"])
+    cluster.reach(lambda: {"0.1", "1.1", "2.0"} <= rejoined(cluster).keys(), "the return of all three")
     cluster.finish()
-    assert_same_training(cluster, launch, 60)
+    assert_same_training(cluster, launch)
     assert [event["fault"] for event in cluster.events("fault")] == faults
     detected = {event["worker"]: event["cause"].split(";")[0] for event in cluster.events("detected")}
     assert detected == {
@@ -219,22 +210,27 @@ def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, l
         "2.0": "cut off from worker 0.0",
         "0.1": "ended with exit code 1",
     }
-    back = {event["worker"]: event["step"] for event in cluster.events("rejoined")}
-    assert back["1.1"] == 12  # not as soon as its agent can start it again
-    assert set(back) == {"0.1", "1.1", "2.0"}
+    assert rejoined(cluster)["1.1"] == 6  # not as soon as its agent can start it again
+    assert set(rejoined(cluster)) == {"0.1", "1.1", "2.0"}
+
+
+def rejoined(cluster: Cluster) -> dict[str, int]:
+    """The step in which each worker that came back did so, the last time."""
+    return {event["worker"]: event["step"] for event in cluster.events("rejoined")}
 
 
 def test_a_coordinator_that_takes_over_goes_on_with_the_faults(start: Start, launch: Run) -> None:
-    cluster = start(small(), faults=["kill:1.1@5", "rejoin:1.1@100", "kill=0.1:2.0@110"])
+    cluster = start(small(), faults=["kill:1.1@3", "rejoin:1.1@60", "kill=0.1:2.0@65"])
     cluster.reach(lambda: bool(cluster.events("recovered")), "recovery")
     first = cluster.coordinator()
     cluster.kill(first)
     cluster.reach(lambda: len(cluster.events("coordinator")) == 1, "another coordinator")
     cluster.start(first)
+    cluster.reach(lambda: f"{first}.0" in rejoined(cluster), "the return of its workers")
     cluster.finish()
     assert_same_training(cluster, launch)
-    assert [event["fault"] for event in cluster.events("fault")] == ["kill:1.1@5", "kill=0.1:2.0@110"]
-    assert 100 in [event["step"] for event in cluster.events("rejoined") if event["worker"] == "1.1"]
+    assert [event["fault"] for event in cluster.events("fault")] == ["kill:1.1@3", "kill=0.1:2.0@65"]
+    assert 60 in [event["step"] for event in cluster.events("rejoined") if event["worker"] == "1.1"]
 
 
 def test_without_a_checkpoint_a_lost_stage_is_the_end_and_says_so(start: Start, tmp_path: Path) -> None:
@@ -247,10 +243,6 @@ def test_without_a_checkpoint_a_lost_stage_is_the_end_and_says_so(start: Start, 
         last = cluster.output(node).read_text().splitlines()[-1]
         assert "stage 0 has no live host left" in last
         assert "checkpoint_every is 0, which is never" in last
-
-
-def agent(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=directory, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize(
@@ -266,12 +258,17 @@ def agent(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (("--node", "0", "--fault", "rejoin:1.1@5"), "fault rejoin:1.1@5: worker 1.1 is alive at step 5"),
     ],
 )
-def test_a_request_that_cannot_work_is_refused_in_one_line(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(small().to_toml())
-    done = agent(tmp_path, "job.toml", *options)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_a_request_that_cannot_work_is_refused_in_one_line(
+    options: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    (tmp_path / "job.toml").write_text(job(3, 2, 2, cluster={"workers_per_node": 2}).to_toml())
+    assert Command(capsys)("agent", "job.toml", *options).refused(says)
     assert not (tmp_path / "runs").exists()
 
 
@@ -280,16 +277,21 @@ def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
 ) -> None:
     cluster = start(small(), nodes=1)
     cluster.reach(lambda: "waiting for agents of nodes 1 2" in cluster.output(0).read_text(), "the first agent")
-    of = ("--store", etcd.url, "--id", tmp_path.name, "--run", "run")
-    twice = agent(tmp_path, "job.toml", "--node", "0", "--steps", str(STEPS), *of)
-    assert (twice.returncode, twice.stderr.strip()) == (
-        2,
-        f"recycle: node 0 has an agent already in run '{tmp_path.name}'",
-    )
     (tmp_path / "other.toml").write_text(small(train={"warmup": 3}).to_toml())
-    other = agent(tmp_path, "other.toml", "--node", "1", "--steps", str(STEPS), *of)
-    assert other.returncode == 2
-    assert f"node 1: its job file is not that of run '{tmp_path.name}'; give another --id" in other.stderr
-    struck = agent(tmp_path, "job.toml", "--node", "1", "--steps", str(STEPS), "--fault", "kill:1.1@5", *of)
-    assert struck.returncode == 2
-    assert f"node 1: its faults are not those of run '{tmp_path.name}'; give another --id" in struck.stderr
+    of = ("--steps", str(STEPS), "--store", etcd.url, "--id", tmp_path.name, "--run", "run")
+    agents = [
+        start_command(tmp_path, *options, *of, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for options in (
+            ("job.toml", "--node", "0"),
+            ("other.toml", "--node", "1"),
+            ("job.toml", "--node", "1", "--fault", "kill:1.1@5"),
+        )
+    ]
+    said = [agent.communicate(timeout=100)[1].strip() for agent in agents]
+    run = f"of run '{tmp_path.name}'; give another --id"
+    assert said == [
+        f"recycle: node 0 has an agent already in run '{tmp_path.name}'",
+        f"recycle: node 1: its job file is not that {run}",
+        f"recycle: node 1: its faults are not those {run}",
+    ]
+    assert [agent.returncode for agent in agents] == [2, 2, 2]

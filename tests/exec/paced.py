@@ -1,0 +1,36 @@
+"""Gloo whose iterations last a while as long as a file is there, so that a run does not end before a test has struck.
+
+What a test waits for (a lease that runs out, a process that starts) takes longer on a busy machine, and the run with it
+would have to have more iterations. Instead it goes slowly until the test has seen everything, and then at full speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from recycle.exec.transport.gloo import Gloo, GlooTransport
+from recycle.exec.transport.groups import GroupTransport
+from recycle.exec.transport.plugin import GroupsOfGeneration
+from recycle.ir.instruction import Instruction
+
+SLOWLY = Path("slowly")
+"""Of the working directory, which workers have from their agent or launcher."""
+PAUSE = 0.4
+"""Seconds before an iteration; far less than what counts as a hang."""
+
+
+class Paced(Gloo):
+    """For jobs with `[membership] transport = "tests.exec.paced:Paced"`."""
+
+    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
+        return _PacedTransport(self.settings, groups)
+
+
+class _PacedTransport(GlooTransport):
+    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
+        deadline = time.monotonic() + PAUSE
+        while SLOWLY.exists() and time.monotonic() < deadline and not self._over.is_set():
+            self._over.wait(0.02)
+        super().begin(program, iteration)
