@@ -17,6 +17,7 @@ from recycle.exec.processes.processes import ForkServer
 from recycle.ir.schedule import Schedule
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import Run
+from tests.warm import warm_children
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +25,12 @@ def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Plans of tests are neither taken from nor left in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECYCLE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="package", autouse=True)
+def warm() -> Iterator[None]:
+    with warm_children():
         yield
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from recycle.exec.data.batches import load_corpus
 from recycle.exec.model.optimizer import clip_factor
 from recycle.job import Job
+from tests.warm import warm_context
 
 DEADLINE_SECONDS = 120
 
@@ -47,20 +47,20 @@ class Iteration:
 
 
 class MegatronReference:
-    """Megatron's processes for a job, spawned once; use as a context manager.
+    """Megatron's processes for a job, started once; use as a context manager.
 
     Args:
         job: D, P and m from its shape (V = 1), model, data and threads.
-        processes: how many to spawn, for `use` of jobs with more workers; as many as the job has when left out.
+        processes: how many to start, for `use` of jobs with more workers; as many as the job has when left out.
     """
 
     def __init__(self, job: Job, processes: int | None = None) -> None:
         self._store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        spawn = multiprocessing.get_context("spawn")
+        warm = warm_context()
         self._processes, self._pipes = [], []
         for rank in range(processes if processes is not None else job.shape.worker_count):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
+            ours, theirs = warm.Pipe()
+            process = warm.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -71,7 +71,7 @@ class MegatronReference:
     def use(self, job: Job) -> None:
         """Go over to another job of at most as many workers: new process groups, new model."""
         self._members = self._pipes[: job.shape.worker_count]
-        assert len(self._members) == job.shape.worker_count, "too few processes were spawned"
+        assert len(self._members) == job.shape.worker_count, "too few processes were started"
         self._used += 1
         for pipe in self._members:
             pipe.send((self._used, job.to_toml()))

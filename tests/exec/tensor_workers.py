@@ -1,12 +1,11 @@
 """The processes of one worker with tensor parallelism, without schedules: stages, a tensor group and gloo between them.
 
-Spawned once per module; each case names a job and the programs to run.
+Started once per module; each case names a job and the programs to run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.job import Job
 from recycle.shape import Worker
 from tests.exec.drive import CPU, corpus_of, execute, gradients_by_name, micro_batches, one_f_one_b, split
+from tests.warm import warm_context
 
 ANSWER_SECONDS = 240.0
 
@@ -51,11 +51,11 @@ class TensorWorkers:
 
     def __init__(self, count: int) -> None:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        spawn = multiprocessing.get_context("spawn")
+        warm = warm_context()
         self._members = []
         for rank in range(count):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_serve, args=(self._store.port, rank, count, theirs), daemon=True)
+            ours, theirs = warm.Pipe()
+            process = warm.Process(target=_serve, args=(self._store.port, rank, count, theirs), daemon=True)
             process.start()
             self._members.append((process, ours))
 

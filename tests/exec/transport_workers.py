@@ -1,13 +1,12 @@
 """Processes that drive transports without stages: every message and sum carries what the receiver can check.
 
-Spawned once per module; each case names the transport, the schedule and what to do.
+Started once per module; each case names the transport, the schedule and what to do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import multiprocessing
 import os
 import threading
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
+from tests.warm import warm_context
 
 MESSAGE = ((4, 3), torch.float32)
 CPU = torch.device("cpu")
@@ -48,13 +48,13 @@ class TransportWorkers:
 
     def __init__(self, count: int) -> None:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._spawn = multiprocessing.get_context("spawn")
+        self._warm = warm_context()
         self._members = [self._start() for _ in range(count)]
         self._cases = 0
 
     def _start(self) -> tuple[Any, Any]:
-        ours, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=_serve, args=(self._store.port, theirs), daemon=True)
+        ours, theirs = self._warm.Pipe()
+        process = self._warm.Process(target=_serve, args=(self._store.port, theirs), daemon=True)
         process.start()
         theirs.close()
         return process, ours

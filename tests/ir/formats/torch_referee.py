@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import multiprocessing
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
+
+from tests.warm import warm_context
 
 PRIVATE_NAMES = ("_load_csv",)
 START_SECONDS, STEP_SECONDS, ABANDONED_SECONDS = 120, 30, 600
@@ -63,8 +64,7 @@ class Referee:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])  # torch is imported once, not by each process
+        context = warm_context()
         for rank in range(self._count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs), daemon=True)

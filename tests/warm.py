@@ -1,0 +1,127 @@
+"""Processes forked from a server that has imported torch and megatron-core, instead of each importing them again.
+
+A run starts two planners, a fork server is started per kind of model, and other tests need processes of their own:
+hundreds in all, whose imports took more of the processor than what they do. The server is that of `multiprocessing`,
+one per test process. Commands that a user starts (agents, torchrun, examples) are started here as users start them,
+and tests/test_child.py starts `recycle.child.Child` itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import reduction
+from multiprocessing.context import ForkServerContext
+from types import SimpleNamespace
+from typing import Any
+
+from recycle import child
+
+PRELOADED = (
+    "recycle.exec.worker.recovery",
+    "recycle.exec.model.gpt",
+    "recycle.exec.data.batches",
+    "recycle.exec.launch.launcher",
+    "recycle.solve.planner",
+    "torch.distributed.checkpoint.hf_storage",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.checkpoint.state_dict_loader",
+    "safetensors.torch",
+)
+
+
+def warm_context() -> ForkServerContext:
+    """The context of `multiprocessing` whose processes are forked from the server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+class _Descriptor:
+    """A file descriptor that reaches the process that is started with it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detach, (reduction.DupFd(self._number),)
+
+
+def _detach(passed: Any) -> int:
+    return int(passed.detach())
+
+
+class _WarmProcess:
+    """What `recycle.child.Child` uses of `subprocess.Popen`, for `python -m module PARENT arguments...`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: Any,
+        env: Mapping[str, str],
+        start_new_session: bool,
+    ) -> None:
+        module, _, *arguments = command[2:]
+        requests, to_requests = os.pipe()
+        from_answers, answers = os.pipe()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        errors = 2 if stderr is None else nowhere if stderr == subprocess.DEVNULL else stderr.fileno()
+        streams = [_Descriptor(number) for number in (requests, answers, errors)]
+        self._process = warm_context().Process(
+            target=_run, args=(module, arguments, streams, dict(env), os.getcwd()), daemon=True
+        )
+        self._process.start()
+        for number in (requests, answers, nowhere):
+            os.close(number)
+        self.stdin, self.stdout = os.fdopen(to_requests, "wb"), os.fdopen(from_answers, "rb")
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> None:
+        self._process.join()
+
+
+def _run(module: str, arguments: list[str], streams: list[int], environment: dict[str, str], directory: str) -> None:
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+    os.setsid()
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    for target, source in enumerate(streams):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.argv = [module, str(os.getppid()), *arguments]
+    warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported already
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _start(command: Sequence[str], **options: Any) -> Any:
+    start: Any = _WarmProcess if command[0] == _PYTHON else subprocess.Popen
+    return start(command, **options)
+
+
+_PYTHON = sys.executable
+
+
+@contextlib.contextmanager
+def warm_children() -> Iterator[None]:
+    """Meanwhile a `recycle.child.Child` is forked from the server."""
+    child.subprocess = SimpleNamespace(Popen=_start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    yield
+    child.subprocess = subprocess
