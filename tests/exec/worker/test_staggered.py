@@ -154,16 +154,29 @@ def test_a_kill_in_each_phase_of_a_staggered_iteration_changes_no_bit(phase: str
 
 
 class _Hold(Observer):
-    """Holds the launcher, and with it every commit, when a fault is about to strike, until workers have stepped."""
+    """Holds the launcher, and with it every commit, when a fault is about to strike, until workers have stepped.
+
+    They step once the step before is committed, which the fault may come before.
+    """
 
     def __init__(self, directory: Path, fault: str, step: int, workers: list[str]) -> None:
         self.directory, self.fault, self.step, self.workers = directory, fault, step, workers
+        self._strikes, self._committed = False, -1
 
     def event(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "fault" and event["fault"] == self.fault:
-            deadline = time.monotonic() + 30
-            while not all(self._stepped(worker) for worker in self.workers) and time.monotonic() < deadline:
-                time.sleep(0.005)
+        self._strikes |= event["kind"] == "fault" and event["fault"] == self.fault
+        self._hold()
+
+    def committed(self, line: dict[str, Any]) -> None:
+        self._committed = line["step"]
+        self._hold()
+
+    def _hold(self) -> None:
+        deadline = time.monotonic() + 30
+        while self._strikes and self._committed == self.step - 1 and time.monotonic() < deadline:
+            if all(self._stepped(worker) for worker in self.workers):
+                return
+            time.sleep(0.005)
 
     def _stepped(self, worker: str) -> bool:
         lines = read_lines(log_path(self.directory, Worker.parse(worker)))
