@@ -77,24 +77,34 @@ def write_png(path: str | Path, sources: Sequence[Source]) -> None:
 
 
 def write_html(path: str | Path, sources: Sequence[Source]) -> None:
-    """Write one page with the figures, tables and timelines of `sources`; about 5 MB, most of it plotly.js."""
+    """Write one page with the figures, tables and timelines of `sources`: plotly.js of 5 MB, and 17 bytes an operation.
+
+    Timelines are those of the viewer; what only its server knows, such as why an operation waited, is left out.
+    """
     from viz.pages.page import Workspace
     from viz.pages.registry import open_pages
     from viz.pages.static import static_html
 
-    content = [page.exported() for source in sources for page in open_pages(Workspace.of([source]))]
+    content = static_html([page.exported() for page in open_pages(Workspace.of(sources))])
     title = escape(sources[0].name if len(sources) == 1 else "recycle")
-    style = (files("viz") / "assets" / "style.css").read_text(encoding="utf-8")
+    assets = sorted((files("viz") / "assets").iterdir(), key=lambda file: file.name)
+    style, script = (
+        "".join(file.read_text(encoding="utf-8") for file in assets if file.name.endswith(suffix))
+        for suffix in (".css", ".js")
+    )
     write_whole(
         path,
         "<!DOCTYPE html>\n"
         f'<html lang="en"><head><meta charset="utf-8"><title>{title} · recycle</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{style}{_STYLE}</style></head><body>\n'
         f'<header class="top"><span class="mark">recycle</span><h1>{title}</h1></header>\n'
-        f"<main>\n{static_html(content)}\n</main></body></html>\n",
+        f"<main>\n{content}\n</main><script>{_SCRIPT}{script}</script></body></html>\n",
     )
 
 
+_STYLE = ".lanes-axes > div { height: 100%; } [data-action=memory] { display: none; }"
+_SCRIPT = "window.dash_clientside = { set_props() {} };\n"
+"""There is no Dash that a selection could be told to."""
 _WRITERS: dict[str, Callable[[Path, Sequence[Source]], None]] = {
     ".html": write_html,
     ".svg": write_svg,

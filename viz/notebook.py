@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recycle.files import write_whole
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
-from viz.export import SVG_LIMIT
+from viz.export import SVG_LIMIT, export
 from viz.figures.svg import svg
 from viz.lanes import Panel
 from viz.sources import ScheduleFile, schedule_source
@@ -36,8 +35,8 @@ class Picture:
         return timeline_figure(self.source.lanes)
 
     def save(self, path: str | Path) -> None:
-        """Write the SVG to `path`, whole or not at all."""
-        write_whole(path, self.svg)
+        """Write the picture to `path`, whole or not at all; its suffix, as of `viz.export.export`, says how."""
+        export(path, [self.source])
 
     def _repr_svg_(self) -> str | None:
         return self.svg or None

@@ -16,8 +16,7 @@ import pytest
 from recycle import RecycleError, Schedule, Shape
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
-from viz.figures.axes import AXES_CONFIG
-from viz.figures.timeline import CONFIG
+from viz.figures.axes import AXES_CONFIG, CONFIG
 from viz.labels import label
 from viz.lane_cache import LaneCache
 from viz.lanes import Flag, LaneTable

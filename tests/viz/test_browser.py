@@ -6,12 +6,15 @@ Needs Debian's `chromium` and `chromium-driver`; skipped where they are not inst
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recycle import Shape
+from recycle.ir.families import gpipe
 from tests.viz.serving import served
 from viz.export import export
 from viz.sources import load_source
@@ -36,15 +39,6 @@ ARGUMENTS = (
 )
 SECONDS = 60
 FOREIGN = "return performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith(arguments[0]))"
-BARS = """
-return Array.from(document.querySelectorAll('#' + arguments[0] + ' .trace.bars')).map(t => ({
-  bars: t.querySelectorAll('.point path').length,
-  texts: Array.from(t.querySelectorAll('text.bartext')).map(x => x.textContent),
-  fills: Array.from(t.querySelectorAll('.point path')).map(p => p.style.fill),
-}))
-"""
-
-
 DRAWN = """
 const view = window.recycle.views.get(arguments[0]);
 if (!view || !view.drawn) return null;
@@ -77,12 +71,6 @@ def wait(browser: Any, condition: Any) -> Any:
 
     replaced = [StaleElementReferenceException]  # while it was looked at
     return WebDriverWait(browser, SECONDS, ignored_exceptions=replaced).until(lambda _: condition())
-
-
-def lanes(browser: Any, identifier: str) -> list[dict[str, Any]]:
-    """The bar traces of a timeline, once it is drawn."""
-    traces: list[dict[str, Any]] = wait(browser, lambda: browser.execute_script(BARS, identifier))
-    return traces
 
 
 def headings(browser: Any) -> list[str]:
@@ -137,6 +125,25 @@ def test_an_exported_page_opens_from_disk_and_loads_nothing(browser: Any, run_di
     export(tmp_path / "run.html", [load_source(run_dir)])
     browser.get((tmp_path / "run.html").as_uri())
     wait(browser, lambda: len(browser.find_elements("css selector", ".annotation-text")) >= 2)
-    assert lanes(browser, "figure-5")
+    assert drawn(browser, "run0-3")["failed"] == ["1.1"]
+    assert "F1.0" in drawn(browser, "run0-3")["rerouted"]
+    browser.execute_script("recycle.active = recycle.views.get('run0-3')")
+    browser.find_element("tag name", "body").send_keys("w", ".", "t", "m")
+    status = "return recycle.views.get('run0-3').status.textContent"
+    wait(browser, lambda: browser.execute_script(status).startswith("0F0.0; forward; worker 0.0, stage 0"))
+    wait(browser, lambda: browser.find_elements("css selector", ".lanes-listing tbody tr"))
+    time.sleep(0.5)  # until the address is written
     assert browser.execute_script(FOREIGN, "data:") == []
+    assert browser.get_log("browser") == []
+
+
+def test_an_exported_page_holds_as_many_operations_as_there_are(browser: Any, tmp_path: Path) -> None:
+    gpipe(Shape(pipelines=64, ranks=8, micro_batches=64)).save(tmp_path / "large.json")
+    export(tmp_path / "large.html", [load_source(tmp_path / "large.json")])
+    assert (tmp_path / "large.html").stat().st_size < 8_000_000
+    browser.get((tmp_path / "large.html").as_uri())
+    wait(browser, lambda: browser.execute_script("return window.recycle?.views.get('schedules-0-0')?.drawn"))
+    assert (
+        browser.execute_script("return recycle.views.get('schedules-0-0').table.length") == 2 * 64 * 8 * 64 + 2 * 64 * 8
+    )
     assert browser.get_log("browser") == []

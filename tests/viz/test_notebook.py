@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Profile, Schedule, Shape
+from recycle import Profile, RecycleError, Schedule, Shape
 from recycle.ir.families import one_f_one_b
 
 
@@ -20,6 +20,8 @@ def test_a_schedule_shows_its_lanes(broken: Schedule, tmp_path: Path) -> None:
     assert "F1.0" in drawn
     picture.save(tmp_path / "plan.svg")
     assert (tmp_path / "plan.svg").read_text() == drawn
+    picture.save(tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert repr(picture).startswith("<Picture of <Schedule D=3 P=2 m=2")
     assert len(picture.figure().data) > 2
 
@@ -34,10 +36,12 @@ def test_what_is_wrong_is_said() -> None:
     assert "the schedule deadlocks" in repr(wrong.show())
 
 
-def test_too_many_operations_are_no_picture() -> None:
+def test_too_many_operations_are_no_picture(tmp_path: Path) -> None:
     picture = one_f_one_b(Shape(30, 4, 90)).show()
     assert picture._repr_svg_() is None
     assert "use recycle view" in repr(picture)
+    with pytest.raises(RecycleError, match="too many for an SVG"):
+        picture.save(tmp_path / "large.svg")
 
 
 @pytest.mark.process

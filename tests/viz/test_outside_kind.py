@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -63,9 +65,12 @@ def test_it_is_in_every_export(replayed: ScheduleFile, tmp_path: Path) -> None:
     for suffix in ("svg", "html", "png"):
         export(tmp_path / f"mine.{suffix}", [replayed])
     assert "0REPLAY0.1\nforward of a peer, computed again" in (tmp_path / "mine.svg").read_text()
-    page = (tmp_path / "mine.html").read_text()
-    assert "0REPLAY0.1" in page
-    assert "forward of a peer, computed again" in page
+    (held,) = re.findall('data-address="data:[^,]*,([^"]*)"', (tmp_path / "mine.html").read_text())
+    lanes = decode(b64decode(held))
+    kind = lanes["description"]["kinds"][-1]
+    assert (kind["token"], kind["title"]) == ("REPLAY", "forward of a peer, computed again")
+    replays = np.flatnonzero(lanes["kind"] == len(lanes["description"]["kinds"]) - 1)
+    assert [(lanes["stage"][i], lanes["pipeline"][i], lanes["micro_batch"][i]) for i in replays] == [(0, 0, 1)]
     pixels = np.array(Image.open(BytesIO((tmp_path / "mine.png").read_bytes())).convert("RGB")).reshape(-1, 3)
     colour = [int(palette.REDUNDANT.fill[i : i + 2], 16) for i in (1, 3, 5)]
     assert (pixels == colour).all(axis=1).any()

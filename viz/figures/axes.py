@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from viz.figures.palette import FONT, MUTED
+from viz.figures.palette import CLEAR, FONT, MUTED
 from viz.figures.time_axis import time_unit
-from viz.figures.timeline import CONFIG
 from viz.lanes import LaneTable
 
 TOP, BOTTOM, RIGHT = 8, 40, 14
 CHARACTER = 6.8
 """Pixels that a character of a lane's name takes."""
+CONFIG: dict[str, Any] = {
+    "showSendToCloud": False,  # plotly's mode bar offers to upload the figure unless told not to
+    "displaylogo": False,
+    "responsive": True,
+    "scrollZoom": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+}
+"""Of all figures on pages."""
 AXES_CONFIG: dict[str, Any] = {
     **CONFIG,
     "doubleClick": False,  # the canvas knows how far everything reaches, plotly sees one point
@@ -39,15 +46,11 @@ def axes_figure(
         "showlegend": False,
         "hovermode": False,
         "dragmode": "zoom",
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
         "font": {"family": FONT, "size": 12, "color": MUTED},
         "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)"},
-        "xaxis": {
-            **unit.axis(length),
-            "ticks": "outside",
-            **hidden,
-        },
+        "xaxis": {**unit.axis(length), "ticks": "outside", **hidden},
         "yaxis": {"range": [rows or table.lanes, 0], "showticklabels": False, **hidden},
     }
     # Axes are drawn only for a trace. A dict, as go.Figure would look at every key, and send a template of 7 kB along.

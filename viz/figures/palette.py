@@ -19,6 +19,7 @@ FAILURE = "#D55E00"
 FAILURE_BAND = "#FBE3D3"
 FAILURE_HATCH = "#F0B48F"
 RECOVERY = "#009E73"
+CLEAR = "rgba(0,0,0,0)"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -72,7 +73,7 @@ def frame(height: int, top: int, bottom: int) -> dict[str, Any]:
         "height": height,
         "margin": {"l": 8, "r": 16, "t": top, "b": bottom},
         "showlegend": False,
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
         "font": {"family": FONT, "size": 12, "color": INK},
     }

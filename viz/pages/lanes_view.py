@@ -6,6 +6,7 @@ A selection lands in the store `lanes-choice`; the server answers with text, and
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,10 +20,11 @@ from viz.figures.axes import AXES_CONFIG, BOTTOM, TOP, axes_figure, margins
 from viz.figures.time_axis import time_unit
 from viz.labels import summary
 from viz.lane_cache import Explainer, LaneCache
-from viz.lanes import LaneTable
+from viz.lanes import LaneTable, Panel, on_one_axis
 from viz.operands import stated_limits
 from viz.pages import parts
 from viz.pages.first_picture import first_picture
+from viz.wire import encode
 
 LANE_PIXELS, LEAST_PIXELS, SCREEN = 32, 110, "76vh"
 FOREVER = "public, max-age=31536000, immutable"
@@ -32,7 +34,7 @@ def lanes_view(
     title: str,
     table: LaneTable,
     name: str,
-    cache: LaneCache,
+    cache: LaneCache | None,
     *,
     linked: str = "",
     place: int = 0,
@@ -47,6 +49,7 @@ def lanes_view(
 
     Args:
         name: tells it from others of the application; it stands in links to the page.
+        cache: from which the browser fetches the lanes; None for a page without a server, which holds them itself.
         linked: timelines with the same word here, not empty, keep one time axis.
         place: in its `linked` block.
         span: length of the time axis when it is to be longer than the table's own.
@@ -55,7 +58,7 @@ def lanes_view(
         ghost: lanes of the same workers, whose work is outlined.
         more: attributes for the canvas, see `assets/lanes_derived.js` and `lanes_layers.js`.
     """
-    address = lanes_address(cache.put(table, explainer))
+    address = lanes_address(cache.put(table, explainer)) if cache else _inside(table)
     height = max(LEAST_PIXELS, LANE_PIXELS * (rows or table.lanes)) + TOP + BOTTOM
     image: dict[str, Any] = {"role": "img", "aria-label": f"{title}. {summary(table)}"}
     live: dict[str, Any] = {"aria-live": "polite"}
@@ -66,18 +69,23 @@ def lanes_view(
         "data-span": str(span or table.span),
         "data-linked": linked,
         **({} if table.halt is None else {"data-halt": str(table.halt)}),
-        **({} if ghost is None else {"data-ghost": lanes_address(cache.put(ghost))}),
+        **({} if cache is None or ghost is None else {"data-ghost": lanes_address(cache.put(ghost))}),
         **(more or {}),
     }
     config: Any = AXES_CONFIG
     figure: Any = axes_figure(table, span=span, left=left, rows=rows)
-    early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
+    early, served = [], []
+    if cache:
+        if table.span and not more and ghost is None:
+            early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
+        stores = [dcc.Store(id={"type": f"lanes-{what}", "name": name}) for what in ("choice", "links", "linked")]
+        served = [html.Div(id={"type": "lanes-details", "name": name}, className="lanes-details"), *stores]
     view = html.Div(
         [
             html.Div(className="lanes-tools"),
             html.Div(
                 [
-                    *(early if table.span and not more and ghost is None else []),
+                    *early,
                     html.Canvas(**image),
                     dcc.Graph(
                         id={"type": "lanes-axes", "name": name},
@@ -93,10 +101,7 @@ def lanes_view(
             ),
             html.Div(className="lanes-memory", hidden=True),
             html.P(className="lanes-status", **live),
-            html.Div(id={"type": "lanes-details", "name": name}, className="lanes-details"),
-            dcc.Store(id={"type": "lanes-choice", "name": name}),
-            dcc.Store(id={"type": "lanes-links", "name": name}),
-            dcc.Store(id={"type": "lanes-linked", "name": name}),
+            *served,
         ],
         className="lanes-view",
         tabIndex=0,
@@ -106,9 +111,25 @@ def lanes_view(
     return html.Div([*([html.H3(title)] if title else []), view], className="lanes", **marked)
 
 
+def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:
+    """Timelines on one time axis for a page without a server; `nothing` is the text where there are none."""
+    if not panels:
+        return parts.empty(nothing)
+    shown = [
+        lanes_view(panel.title, panel.table, f"{prefix}-{place}", None, span=panel.span)
+        for place, panel in enumerate(on_one_axis(panels))
+    ]
+    return parts.card("Timelines", *shown, parts.legend())
+
+
 def explainer_of(timeline: Timeline | None) -> Explainer | None:
     """The explainer of lanes that are those of a planned timeline; None where there is none."""
     return Explainer(timeline, limits=stated_limits(timeline.schedule)) if timeline is not None else None
+
+
+def _inside(table: LaneTable) -> str:
+    """An address that holds the lanes itself."""
+    return f"data:application/octet-stream;base64,{b64encode(encode(table)).decode()}"
 
 
 def lanes_address(digest: str) -> str:

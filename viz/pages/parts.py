@@ -16,16 +16,15 @@ from dash.development.base_component import Component
 from recycle.ir.check import Finding, explain
 from viz.figures import axes
 from viz.figures.palette import PAINTS
-from viz.figures.timeline import CONFIG, note, timeline_figure
-from viz.lanes import LaneTable, Panel, on_one_axis
+from viz.lanes import LaneTable
 
 Cell = str | float | int | Component | None
 """Of a table: text, a number, a component, or None where there is nothing."""
 
 
 def graph(figure: go.Figure, **properties: Any) -> dcc.Graph:
-    """A figure, with the one configuration that no graph may lack (see `CONFIG`)."""
-    config: Any = CONFIG
+    """A figure, with the one configuration that no graph may lack (see `axes.CONFIG`)."""
+    config: Any = axes.CONFIG
     return dcc.Graph(figure=figure, config=config, **properties)
 
 
@@ -146,15 +145,3 @@ def legend() -> html.Ul:
 def _entry(text: str, key: str, colour: str = "") -> html.Li:
     style: dict[str, Any] = {"style": {"background": colour}} if colour else {}
     return html.Li([html.Span(className=f"swatch {key}", **style), text])
-
-
-def pictures(panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:
-    """Timelines as figures that need no server, on one time axis; `nothing` is the text where there are none."""
-    if not panels:
-        return empty(nothing)
-    shown = []
-    for panel in on_one_axis(panels):
-        figure = graph(timeline_figure(panel.table, span=panel.span))
-        left_out = [html.P(note(panel.table), className="hint")] if note(panel.table) else []
-        shown += [html.Div([html.H3(panel.title), figure], className="lanes"), *left_out]
-    return card("Timelines", *shown, legend())

@@ -14,7 +14,7 @@ from viz.figures.curves import curves_figure, event_text
 from viz.lane_cache import Explainer, LaneCache
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
-from viz.pages.lanes_view import explainer_of, lanes_view
+from viz.pages.lanes_view import explainer_of, lanes_view, pictures
 from viz.pages.page import Page, Workspace, keep_in_address
 from viz.run import REFRESH_SECONDS, LiveRun, Run
 
@@ -128,7 +128,7 @@ class RunPage(Page):
         """Curves, plans, the notable steps and the events."""
         problems, *overview = self.overview()
         heading = html.H2(self.run.name, className="source")
-        timelines = parts.pictures(self.run.panels(), "No iteration ran yet.")
+        timelines = pictures(self.prefix, self.run.panels(), "No iteration ran yet.")
         return [problems, heading, *overview, timelines, parts.card("Events", self.events())]
 
     def events(self) -> Any:

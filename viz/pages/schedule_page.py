@@ -10,7 +10,7 @@ from dash import html
 from recycle.ir.simulate import Timeline
 from viz.lane_cache import LaneCache
 from viz.pages import parts
-from viz.pages.lanes_view import explainer_of, lanes_address, lanes_view
+from viz.pages.lanes_view import explainer_of, lanes_address, lanes_view, pictures
 from viz.pages.page import Page, Workspace
 from viz.sources import ScheduleFile
 
@@ -50,10 +50,10 @@ class SchedulePage(Page):
     def exported(self) -> list[Any]:
         """Of each file its name, what is wrong with it, its timeline and findings; and the figures of all."""
         shown: list[Any] = []
-        for file in self.files:
+        for place, file in enumerate(self.files):
             shown.append(html.H2(file.name, className="source"))
             shown.append(parts.problems([file.problem] if file.problem else []))
-            shown.append(parts.pictures(file.panels(), f"{file.name} holds no instruction."))
+            shown.append(pictures(f"{self.prefix}-{place}", file.panels(), f"{file.name} holds no instruction."))
         shown.append(parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION))
         return [*shown, *(self.findings(file) for file in self.files if file.findings)]
 

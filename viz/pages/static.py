@@ -1,10 +1,12 @@
-"""Dash components as HTML that needs no server and no scripts but plotly.js, which the first figure brings along."""
+"""Dash components as HTML that needs no server; the first figure brings plotly.js along."""
 
 from __future__ import annotations
 
 from html import escape
 from itertools import count
 from typing import Any
+
+from plotly.io import to_html
 
 _ATTRIBUTES = {"className": "class", "colSpan": "colspan", "n_clicks": "", "children": ""}
 """Properties whose HTML attribute has another name; "" for those that are none."""
@@ -47,11 +49,12 @@ def _attribute(name: str, value: Any) -> str:
 
 
 def _figure(properties: Any, number: int) -> str:
-    text: str = properties["figure"].to_html(
+    text = to_html(
+        properties["figure"],
         full_html=False,
         include_plotlyjs=number == 1,
         include_mathjax=False,
         config=properties["config"],
         div_id=f"figure-{number}",
     )
-    return text
+    return f'<div class="{properties.get("className", "")}">{text}</div>'

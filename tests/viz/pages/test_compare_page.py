@@ -14,10 +14,9 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from tests.viz.components import canvases, graphs, of_type, plain, words
 from viz.analysis.differences import match
 from viz.figures import delta as delta_module
-from viz.figures.axes import AXES_CONFIG
+from viz.figures.axes import AXES_CONFIG, CONFIG
 from viz.figures.delta import delta_figure
 from viz.figures.time_axis import TimeUnit
-from viz.figures.timeline import CONFIG
 from viz.lanes import LaneTable
 from viz.pages.compare_page import ComparePage
 from viz.run import load_run
