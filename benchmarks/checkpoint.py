@@ -25,10 +25,10 @@ from torch.distributed.checkpoint import hf_storage  # noqa: F401  not part of t
 
 from recycle import Job
 from recycle.exec.checkpoint.checkpoint import folder_of, write_stage
-from recycle.exec.data.batches import load_corpus
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.messages import Commit, GenerationRecord
-from recycle.exec.model.stage import MegatronStage, build_stage
+from recycle.exec.model.build import build_stages
+from recycle.exec.model.stage import Stage
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
 from recycle.shape import MicroBatch
@@ -64,7 +64,7 @@ def main() -> None:
 def compare(job: Job, rounds: int) -> None:
     """Print one line."""
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
-    stage = build_stage(job, 0, torch.device("cpu"), load_corpus(job))
+    stage = build_stages(job, [0], torch.device("cpu"))[0]
     store, _ = LauncherStore.host()
     saver = Saver(folder, "0.0", 0, {0: stage}, store)
     live = stage.state_tensors()
@@ -98,12 +98,12 @@ def compare(job: Job, rounds: int) -> None:
     )
 
 
-def write(stage: MegatronStage, folder: Path) -> None:
+def write(stage: Stage, folder: Path) -> None:
     """Write the live state before training goes on."""
     write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
 
 
-def iteration(stage: MegatronStage, job: Job, step: int) -> None:
+def iteration(stage: Stage, job: Job, step: int) -> None:
     """Forward and backward of all micro-batches."""
     stage.begin_iteration(step)
     for index in range(job.shape.micro_batches):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 import torch
 
-from recycle.exec.data.batches import Corpus, load_corpus
-from recycle.exec.model.stage import MegatronStage, Stage, build_stage
+from recycle.exec.model.build import build_stages
+from recycle.exec.model.stage import MegatronStage, Stage
+from recycle.exec.model.tensor_group import TensorGroup
 from recycle.job import Job
 from recycle.sections import DataSection, ModelSection, ShapeSection, TrainSection
 from recycle.shape import MicroBatch
@@ -33,15 +33,16 @@ def small_job(pipelines: int = 1, ranks: int = 2, micro_batches: int = 4, **sect
     )
 
 
-@cache
-def corpus_of(job_text: str) -> Corpus:
-    return load_corpus(Job.from_toml(job_text))
+def build_stage(job: Job, index: int, group: TensorGroup | None = None) -> MegatronStage:
+    """A stage; if it is tied to another one, with a sum of its own."""
+    (stage,) = build_stages(job, [index], CPU, group).values()
+    assert isinstance(stage, MegatronStage)
+    return stage
 
 
 def build_pipeline(job: Job) -> list[MegatronStage]:
     """One pipeline's stages, first to last."""
-    corpus = corpus_of(job.to_toml())
-    return [build_stage(job, index, CPU, corpus) for index in range(job.shape.stages)]
+    return [build_stage(job, index) for index in range(job.shape.stages)]
 
 
 def micro_batches(pipeline: int, count: int) -> list[MicroBatch]:

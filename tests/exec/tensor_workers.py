@@ -16,14 +16,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Report
-from recycle.exec.model.stage import build_stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.job import Job
 from recycle.shape import Worker
-from tests.exec.drive import CPU, corpus_of, execute, gradients_by_name, micro_batches, one_f_one_b, split
+from tests.exec.drive import build_stage, execute, gradients_by_name, micro_batches, one_f_one_b, split
 from tests.warm import warm_context
 
 ANSWER_SECONDS = 240.0
@@ -101,7 +100,7 @@ def _serve(port: int, rank: int, count: int, pipe: Any) -> None:
     plugin = Gloo(TransportSettings(store, tensor=(rank, count)))
     transport = plugin.open(GroupsOfGeneration("tensor", me, [me], {}, ((1,), torch.float32)))
     group = TensorGroup(rank, count)
-    group.connect(transport.exchange)
+    group.exchange = transport.exchange
     while (case := pipe.recv()) is not None:
         try:
             answer: Any = _iterate(group, *case)
@@ -114,7 +113,7 @@ def _serve(port: int, rank: int, count: int, pipe: Any) -> None:
 def _iterate(group: TensorGroup, text: str, weights_last: bool) -> Part:
     job = Job.from_toml(text)
     count = job.shape.stages
-    stages = [build_stage(job, index, CPU, corpus_of(text), None, group) for index in range(count)]
+    stages = [build_stage(job, index, group) for index in range(count)]
     batches = micro_batches(0, job.shape.micro_batches)
     for stage in stages:
         stage.begin_iteration(0)

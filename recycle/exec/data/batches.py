@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -22,14 +22,19 @@ CAP_BYTES = 4 << 20
 BYTE_VALUES = 256
 
 
-class Batches(Protocol):
+class Batches(ABC):
     """Training data.
 
-    Attributes:
+    Args:
         digest: by which workers can tell that they train on the same.
     """
 
-    digest: str
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+
+    @abstractmethod
+    def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
+        """int64 [micro_batch_size, sequence + 1]: the tokens of a micro-batch with the one that follows each row."""
 
     def batch(self, iteration: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and labels of one micro-batch.
@@ -40,14 +45,20 @@ class Batches(Protocol):
 
         Returns:
             tokens and labels, int64 [micro_batch_size, sequence]; a label is the token that follows.
+
+        Raises:
+            RunError: a token is not in the vocabulary.
         """
+        rows = self._rows(iteration, micro_batch)
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def require_vocabulary(self) -> None:
         """Raise JobError when a token is found that is not in the vocabulary. May take a second or two."""
+        return
 
 
-class Corpus:
-    """Text as bytes, and the batches in it.
+class Corpus(Batches):
+    """Text as bytes, which are below any vocabulary that `load_corpus` admits, and the batches in it.
 
     Args:
         text: uint8 [length], at least `sequence` + 1 long.
@@ -57,9 +68,6 @@ class Corpus:
 
     Raises:
         JobError: the text is too short for one row.
-
-    Attributes:
-        digest: sha256 of the text, by which workers can tell that they train on the same.
     """
 
     def __init__(self, text: bytes, sequence: int, micro_batch_size: int, seed: int) -> None:
@@ -67,24 +75,19 @@ class Corpus:
             raise JobError(
                 f"[data] path: {len(text)} bytes of text, but one row needs {sequence + 1} ([model] sequence + 1)"
             )
+        super().__init__(hashlib.sha256(text).hexdigest())
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._sequence = sequence
-        self._rows = micro_batch_size
+        self._size = micro_batch_size
         self._seed = seed
-        self.digest = hashlib.sha256(text).hexdigest()
 
     def __len__(self) -> int:
         """Bytes of text."""
         return self._text.numel()
 
-    def batch(self, iteration: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Batches.batch`."""
-        starts = [self._start(iteration, micro_batch, row) for row in range(self._rows)]
-        rows = torch.stack([self._text[start : start + self._sequence + 1] for start in starts]).long()
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-    def require_vocabulary(self) -> None:
-        """A byte is below any vocabulary that `load_corpus` admits."""
+    def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
+        starts = [self._start(iteration, micro_batch, row) for row in range(self._size)]
+        return torch.stack([self._text[start : start + self._sequence + 1] for start in starts]).long()
 
     def _start(self, iteration: int, micro_batch: int, row: int) -> int:
         key = f"{self._seed} {iteration} {micro_batch} {row}".encode()
@@ -95,9 +98,9 @@ class Corpus:
 def load_batches(job: Job) -> Batches:
     """The data that `[data]` names. Raises JobError when it cannot be read or does not fit the model."""
     if job.data.kind == "megatron":
-        from recycle.exec.data.indexed import load_indexed
+        from recycle.exec.data.indexed import IndexedRows
 
-        return load_indexed(job)
+        return IndexedRows(job)
     return load_corpus(job)
 
 

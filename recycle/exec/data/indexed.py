@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from recycle.errors import JobError, RunError
+from recycle.exec.data.batches import Batches
 from recycle.job import Job
 
 SCANNED_BLOCKS = 256
@@ -30,31 +31,24 @@ _BLOCK = 1 << 20
 _ROUNDS = 4
 
 
-class IndexedRows:
-    """Micro-batches cut from a token file.
+class IndexedRows(Batches):
+    """Micro-batches cut from the token file that `[data] path` names, without `.bin` and `.idx`.
 
-    Args:
-        prefix: path of the two files without `.bin` and `.idx`.
-        sequence: tokens per row.
-        micro_batch_size: rows per micro-batch.
-        micro_batches: D * m, micro-batches per iteration.
-        vocabulary: tokens must be below it.
-        seed: of the order of rows.
+    Its digest is the sha256 of the index and the length of the tokens.
 
     Raises:
         JobError: the files are not there, not whole, or too short for one row.
 
     Attributes:
         rows: rows of an epoch.
-        digest: sha256 of the index and of the length of the tokens, by which workers can tell that they train on the
-            same.
     """
 
-    def __init__(
-        self, prefix: str, sequence: int, micro_batch_size: int, micro_batches: int, vocabulary: int, seed: int
-    ) -> None:
-        self._prefix, self._sequence, self._size = prefix, sequence, micro_batch_size
-        self._micro_batches, self._vocabulary, self._seed = micro_batches, vocabulary, seed
+    def __init__(self, job: Job) -> None:
+        assert job.data.path is not None, "Job.validate has seen to it"
+        prefix, sequence = job.data.path, job.model.sequence
+        self._prefix, self._sequence, self._size = prefix, sequence, job.data.micro_batch_size
+        self._micro_batches, self._vocabulary = job.shape.global_micro_batches, job.model.vocabulary
+        self._seed = job.data.seed
         self._dataset = _opened(prefix)
         index = self._dataset.index
         tokens = Path(f"{prefix}.bin").stat().st_size // index.dtype_size
@@ -64,14 +58,9 @@ class IndexedRows:
                 f"[data] path: {prefix}.bin holds {tokens} tokens, but one row needs {sequence + 1} ([model] sequence"
                 f" + 1)"
             )
-        self.digest = hashlib.sha256(index.bin_buffer).hexdigest() + f"-{tokens}"
+        super().__init__(hashlib.sha256(index.bin_buffer).hexdigest() + f"-{tokens}")
 
-    def batch(self, iteration: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and labels of one micro-batch, as `data.Corpus.batch`.
-
-        Raises:
-            RunError: a token is not in the vocabulary.
-        """
+    def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
         first = (iteration * self._micro_batches + micro_batch) * self._size
         rows = np.stack([self._row(first + place) for place in range(self._size)])
         if rows.max() >= self._vocabulary or rows.min() < 0:
@@ -79,8 +68,7 @@ class IndexedRows:
                 f"{self._prefix}.bin: iteration {iteration}, micro-batch {micro_batch} holds token {rows.max()};"
                 f" [model] vocabulary is {self._vocabulary}"
             )
-        both = torch.from_numpy(rows)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        return torch.from_numpy(rows)
 
     def row_of(self, sample: int) -> int:
         """The row that a sample, counted over the whole run, is."""
@@ -105,14 +93,6 @@ class IndexedRows:
         index, first = self._dataset.index, self.row_of(sample) * self._sequence
         row = self._dataset.bin_reader.read(index.dtype, self._sequence + 1, first * index.dtype_size)
         return np.asarray(row, dtype=np.int64)
-
-
-def load_indexed(job: Job) -> IndexedRows:
-    """The token file that `[data] path` names. Raises JobError."""
-    assert job.data.path is not None, "Job.validate has seen to it"
-    model, data = job.model, job.data
-    count = job.shape.global_micro_batches
-    return IndexedRows(job.data.path, model.sequence, data.micro_batch_size, count, model.vocabulary, data.seed)
 
 
 def _opened(prefix: str) -> Any:

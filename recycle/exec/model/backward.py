@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import megatron.core
@@ -202,7 +203,8 @@ def require_all_split(model: torch.nn.Module) -> None:
     """
     for name, layer in model.named_modules():
         kind = type(layer).__name__
-        if isinstance(layer, LINEAR_CLASSES) and "forward" in _overridden(type(layer)):
+        below = takewhile(lambda base: base not in LINEAR_CLASSES, type(layer).__mro__)
+        if isinstance(layer, LINEAR_CLASSES) and any("forward" in vars(base) for base in below):
             raise RunError(f"{name}: {kind} has a forward of its own, which may go round the split backward")
         split = isinstance(vars(layer).get("_forward_impl"), _SplitForward)
         if not split and (isinstance(layer, LINEAR_CLASSES) or _holds_matrix(layer)):
@@ -227,16 +229,6 @@ def _refuse(layer: str, uses: dict[str, Any]) -> None:
     for name, used in uses.items():
         if used:
             raise RunError(f"{layer}: the split backward knows no {name}; switch it off in the model's config")
-
-
-def _overridden(kind: type) -> set[str]:
-    """Names that `kind` redefines below megatron-core's own linear classes."""
-    names: set[str] = set()
-    for base in kind.__mro__:
-        if base in LINEAR_CLASSES:
-            break
-        names |= set(vars(base))
-    return names
 
 
 def _holds_matrix(layer: torch.nn.Module) -> bool:

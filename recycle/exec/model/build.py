@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
 
-from recycle.exec.model.stage import Stage
+from recycle.errors import RunError
+from recycle.exec.data.batches import load_batches
+from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.model.stage import PRECISIONS, MegatronStage, Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.job import Job, price
@@ -17,21 +21,54 @@ def build_stages(
 ) -> dict[int, Stage]:
     """Stage index -> a freshly initialised stage of the job's kind. Every process gets the same initial bits.
 
+    Sets this process up for stages of a model: megatron-core's process groups, the thread count (another count may give
+    other bits) and, with `exact` accumulation, deterministic kernels. On a GPU those want
+    `CUBLAS_WORKSPACE_CONFIG=:4096:8` in the environment of the process.
+
     Args:
         device: that they compute on; when left out, the machine's first GPU, or the CPU.
         tensor_group: that the stages compute in, each process a part; None without tensor parallelism.
+
+    Raises:
+        RunError: tensor parallelism without a group or a precision that the device lacks is asked for, or this
+            megatron-core is not a tested one.
     """
     if job.model.kind == "emulated":
-        from recycle.exec.model.emulated import EmulatedStage
-
         profile, scale = price(job).prices, job.model.seconds_per_unit
         return {index: EmulatedStage(job, index, profile, scale) for index in indices}
-    from recycle.exec.data.batches import load_batches
-    from recycle.exec.model.stage import MegatronStage, build_stage
+    if job.grid.tensor_parallel != (1 if tensor_group is None else tensor_group.size()):
+        raise RunError(
+            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but this process computes alone; set it to 1 here"
+        )
+    device = device or gpu_or_cpu()
+    require_precision(job.train.precision, device)
+    torch.set_num_threads(job.train.threads)
+    if job.train.accumulation == "exact":
+        torch.use_deterministic_algorithms(True)
+        # Filling every fresh tensor helps to find bugs and costs time; it changes no result.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    batches, stages, tied = load_batches(job), dict[int, Stage](), None
+    with warnings.catch_warnings():
+        # megatron-core tells of every optional package that is missing, in every process.
+        warnings.simplefilter("ignore")
+        # It also takes seconds to import; emulated stages and the protocol do without.
+        from recycle.exec.model.backward import require_tested_version
+        from recycle.exec.model.gpt import build_part, ensure_parallel_state
 
-    batches, device = load_batches(job), device or gpu_or_cpu()
-    stages: dict[int, MegatronStage] = {}
-    for index in indices:
-        tied = next((stage.tied_sum for stage in stages.values() if stage.tied_sum is not None), None)
-        stages[index] = build_stage(job, index, device, batches, tied, tensor_group)
-    return dict(stages)
+        require_tested_version()
+        ensure_parallel_state(tensor_group)
+        rank = 0 if tensor_group is None else tensor_group.rank()
+        for index in indices:
+            stage = MegatronStage(job, index, device, batches, build_part(job, index, rank), tied, rank)
+            stages[index], tied = stage, tied or stage.tied_sum
+    return stages
+
+
+def require_precision(precision: str, device: torch.device) -> None:
+    """Raise RunError unless the device multiplies matrices and normalises in this precision."""
+    try:
+        ones = torch.ones(8, 8, dtype=PRECISIONS[precision], device=device)
+        torch.nn.functional.layer_norm(ones @ ones, (8,))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"[train] precision: {device} cannot compute in {precision} ({reason}); use fp32") from None

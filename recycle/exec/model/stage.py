@@ -11,7 +11,6 @@ it or when. With `exact` accumulation the sum does not depend on order either.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,7 +23,6 @@ from recycle.errors import RunError
 from recycle.exec.data.batches import Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
-from recycle.exec.model.tensor_group import TensorGroup
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.job import Job
@@ -414,57 +412,6 @@ class MegatronStage(Stage):
         # The hook fires for a weight of the store too, with nothing in it.
         if gradient is not None:
             self._accumulate(parameter, gradient)
-
-
-def require_precision(precision: str, device: torch.device) -> None:
-    """Raise RunError unless the device multiplies matrices and normalises in this precision."""
-    try:
-        ones = torch.ones(8, 8, dtype=PRECISIONS[precision], device=device)
-        torch.nn.functional.layer_norm(ones @ ones, (8,))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"[train] precision: {device} cannot compute in {precision} ({reason}); use fp32") from None
-
-
-def build_stage(
-    job: Job,
-    index: int,
-    device: torch.device,
-    batches: Batches,
-    tied_sum: Accumulator | None = None,
-    tensor_group: TensorGroup | None = None,
-) -> MegatronStage:
-    """Stage `index` of the job's model, ready for its first iteration.
-
-    Sets this process up for it: megatron-core's process groups, the thread count (another count may give other bits)
-    and, with `exact` accumulation, deterministic kernels. On a GPU those want `CUBLAS_WORKSPACE_CONFIG=:4096:8` in
-    the environment of the process.
-
-    Raises:
-        RunError: tensor parallelism without a group or a precision that the device lacks is asked for, or this
-            megatron-core is not a tested one.
-    """
-    if job.grid.tensor_parallel != (1 if tensor_group is None else tensor_group.size()):
-        raise RunError(
-            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but this process computes alone; set it to 1 here"
-        )
-    require_precision(job.train.precision, device)
-    torch.set_num_threads(job.train.threads)
-    if job.train.accumulation == "exact":
-        torch.use_deterministic_algorithms(True)
-        # Filling every fresh tensor helps to find bugs and costs time; it changes no result.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    with warnings.catch_warnings():
-        # megatron-core tells of every optional package that is missing, in every process.
-        warnings.simplefilter("ignore")
-        # It also takes seconds to import; emulated stages and the protocol do without.
-        from recycle.exec.model.backward import require_tested_version
-        from recycle.exec.model.gpt import build_part, ensure_parallel_state
-
-        require_tested_version()
-        ensure_parallel_state(tensor_group)
-        tensor_rank = 0 if tensor_group is None else tensor_group.rank()
-        return MegatronStage(job, index, device, batches, build_part(job, index, tensor_rank), tied_sum, tensor_rank)
 
 
 @torch.no_grad()

@@ -31,24 +31,19 @@ class TensorGroup(dist.ProcessGroup):
     Args:
         rank: tensor rank of this process.
         size: T.
+
+    Attributes:
+        exchange: of the generation's transport; None while none stands.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._exchange: Exchange | None = None
+        self.exchange: Exchange | None = None
         # Of an all-reduce that fails torch describes the group, and where it has none in its tables, which of all
         # processes (a world of one) has which rank, it raises an error of its own instead.
         world: Any = dist.distributed_c10d._world
         world.pg_map[self] = ("recycle", None)
         world.pg_group_ranks[self] = {0: rank}
-
-    def connect(self, exchange: Exchange) -> None:
-        """A generation's transport stands."""
-        self._exchange = exchange
-
-    def disconnect(self) -> None:
-        """It does not any more."""
-        self._exchange = None
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
         """Start the all-reduce of one tensor, in place; the result is there after `wait` of what is returned.
@@ -57,11 +52,11 @@ class TensorGroup(dist.ProcessGroup):
             TransportError: the generation ends first.
             RunError: there is none.
         """
-        if self._exchange is None:
+        if self.exchange is None:
             raise RunError("an all-reduce between tensor ranks outside of a generation")
         (tensor,) = tensors
         largest = options is not None and options.reduceOp == dist.ReduceOp.MAX
-        return _Summing(tensor, self._exchange(tensor.detach().contiguous()), torch.maximum if largest else torch.add)
+        return _Summing(tensor, self.exchange(tensor.detach().contiguous()), torch.maximum if largest else torch.add)
 
 
 class _Summing:

@@ -10,6 +10,7 @@ It dies with the launcher, and each worker with it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -69,14 +70,9 @@ def main(launcher: str, *kinds: str) -> None:
 
 
 def _reap(answers: BinaryIO) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        _answer(answers, pid=pid, status=os.waitstatus_to_exitcode(status))
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            _answer(answers, pid=ended[0], status=os.waitstatus_to_exitcode(ended[1]))
 
 
 def _answer(answers: BinaryIO, **fields: Any) -> None:

@@ -102,7 +102,7 @@ class WorkerLoop:
             program = lower(schedule).program(role)
             transport = self._form(record, schedule, role, program)
             if self.tensor_group is not None:
-                self.tensor_group.connect(transport.exchange)
+                self.tensor_group.exchange = transport.exchange
             self.member.progress.ended()
             self.member.formed()
             if not self.member.permitted("run"):
@@ -135,7 +135,7 @@ class WorkerLoop:
             return None
         finally:
             if self.tensor_group is not None:
-                self.tensor_group.disconnect()
+                self.tensor_group.exchange = None
             self.transport.end()
 
     def _form(

@@ -34,7 +34,16 @@ def written(prefix: Path, lengths: list[int] = LENGTHS, kind: type = np.uint16, 
 
 
 def rows(prefix: Path, sequence: int = 8, micro_batches: int = 4, seed: int = 0, vocabulary: int = 256) -> IndexedRows:
-    return IndexedRows(str(prefix), sequence, 2, micro_batches, vocabulary, seed)
+    return IndexedRows(
+        job(
+            1,
+            1,
+            micro_batches,
+            kind="gpt",
+            model={"sequence": sequence, "vocabulary": vocabulary},
+            data={"kind": "megatron", "path": str(prefix), "micro_batch_size": 2, "seed": seed},
+        )
+    )
 
 
 @pytest.fixture(scope="module")

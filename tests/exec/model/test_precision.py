@@ -7,12 +7,11 @@ import torch
 
 from recycle import RunError
 from recycle.exec import run
-from recycle.exec.model.stage import build_stage, require_precision
+from recycle.exec.model.build import build_stages, require_precision
 from recycle.ir.families import one_f_one_b, zb_v
 from tests.exec.drive import (
     CPU,
     build_pipeline,
-    corpus_of,
     differing,
     gradients_by_name,
     mean_gradients,
@@ -86,7 +85,7 @@ def test_a_device_without_bf16_is_refused_in_one_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.nn.functional, "layer_norm", refuse)
     of = small_job(train=HALF)
     with pytest.raises(RunError, match=r"\[train\] precision: cpu cannot compute in bf16 .*; use fp32") as error:
-        build_stage(of, 0, CPU, corpus_of(of.to_toml()))
+        build_stages(of, [0], CPU)
     assert "\n" not in str(error.value)
     monkeypatch.undo()
     require_precision("bf16", CPU)

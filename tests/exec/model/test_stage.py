@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from recycle import Job, MicroBatch, RunError
+from recycle.exec.model.build import build_stages
 from recycle.exec.model.optimizer import clip_factor
-from recycle.exec.model.stage import MegatronStage, build_stage
+from recycle.exec.model.stage import MegatronStage
 from recycle.sections import ShapeSection
 from tests.exec.drive import (
     CPU,
     build_pipeline,
-    corpus_of,
     differing,
     execute,
     gradients_by_name,
@@ -323,4 +323,4 @@ def test_data_depends_on_the_iteration() -> None:
 def test_tensor_parallelism_is_refused() -> None:
     job = Job(grid=ShapeSection(1, 2, 2, tensor_parallel=2))
     with pytest.raises(RunError, match=r"\[shape\] tensor_parallel: 2"):
-        build_stage(job, 0, CPU, corpus_of(job.to_toml()))
+        build_stages(job, [0], CPU)

@@ -38,7 +38,7 @@ def on_all(size: int, action: Callable[[TensorGroup], torch.Tensor]) -> list[tor
 
     def run(rank: int) -> None:
         group = TensorGroup(rank, size)
-        group.connect(lambda tensor: board.exchange(rank, tensor))
+        group.exchange = lambda tensor: board.exchange(rank, tensor)
         results[rank] = action(group)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
@@ -109,6 +109,6 @@ def test_the_error_of_an_exchange_is_what_torch_raises() -> None:
 
     group = TensorGroup(1, 2)
     for exchange, says in ((start, "a peer is gone"), (lambda _: wait, "the generation is over")):
-        group.connect(exchange)
+        group.exchange = exchange
         with pytest.raises(TransportError, match=says):
             dist.all_reduce(torch.ones(1), group=group)

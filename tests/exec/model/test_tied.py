@@ -7,6 +7,7 @@ import torch
 
 from recycle import Job, Schedule, ScheduleError, check, simulate
 from recycle.exec import run
+from recycle.exec.data.batches import load_corpus
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.gpt import build_part, global_names
 from recycle.exec.transport.base import tie_groups
@@ -15,7 +16,6 @@ from recycle.plans import with_ties
 from recycle.solve.planner import plan
 from tests.exec.drive import (
     build_pipeline,
-    corpus_of,
     differing,
     gradients_by_name,
     mean_gradients,
@@ -85,7 +85,7 @@ def test_gradients_are_those_of_megatron_cores_own_model_by_plain_autograd(is_ti
     plain = build_part(of, 0)
     if precision == "bf16":
         plain.bfloat16()
-    tokens, labels = corpus_of(of.to_toml()).batch(0, 0)
+    tokens, labels = load_corpus(of).batch(0, 0)
     mean = plain(
         input_ids=tokens, position_ids=torch.arange(32).expand(1, 32), attention_mask=None, labels=labels
     ).mean()
