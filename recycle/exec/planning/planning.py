@@ -90,7 +90,7 @@ class PlanService:
         warn: Callable[[str], object] = lambda message: None,
     ) -> None:
         self._job, self._directory, self._warn = job, directory, warn
-        self._own = None if schedule is None else (frozenset(schedule.failed), schedule)
+        self._own = schedule
         usual = schedule is None or schedule.placement == loop_placement(job.shape)
         self._like = None if usual else schedule
         self._planner, self._waker = planner, waker
@@ -102,14 +102,16 @@ class PlanService:
         self._asked: set[_Key] = set()
         self._background = self._urgent = None
         self._other: _PlannerProcess | None = None
+        self._children: list[_PlannerProcess] = []
         self._with_profile: list[Answer] = []
         if planner is not None:
-            self._background, self._urgent = (self._child(planner) for _ in range(2))
+            self._background, self._urgent = self._child(planner), self._child(planner)
             for question in self._likely():
                 self._background.ask(question)
 
     def _child(self, planner: Planner) -> _PlannerProcess:
-        return _PlannerProcess(self._job, planner, self._answers, self._waker, self._like)
+        self._children.append(_PlannerProcess(self._job, planner, self._answers, self._waker, self._like))
+        return self._children[-1]
 
     def _likely(self) -> Iterator[Question]:
         """What to plan ahead for; where peers are not alike, no failure and each single one."""
@@ -131,7 +133,7 @@ class PlanService:
         if failed in self._used:
             return self._used[failed]
         if self._own is not None and self.is_own(failed):
-            return self._use(failed, self._own[1], None)
+            return self._use(failed, self._own, None)
         self._collect()
         question = self._question(failed, quick=True)
         key, vector = _key(question), question.vector
@@ -149,13 +151,12 @@ class PlanService:
 
     def is_own(self, failed: frozenset[Worker]) -> bool:
         """Whether the user's own schedule runs without these workers."""
-        return self._own is not None and self._own[0] == failed
+        return self._own is not None and self._own.failed == failed
 
     @property
     def can_plan(self) -> bool:
         """Whether plans for other times can be made: by a planner, for stages that lie where it puts them."""
-        usual = self._own is None or self._own[1].placement == loop_placement(self._job.shape)
-        return self._planner is not None and usual
+        return self._planner is not None and self._like is None
 
     def ask(self, question: Question) -> None:
         """Ask for a plan with another profile, which nobody waits for; `answers` has it once it is there.
@@ -173,7 +174,7 @@ class PlanService:
     @property
     def is_busy(self) -> bool:
         """Whether something is still to be answered."""
-        return any(child is not None and child.is_busy for child in (self._background, self._urgent, self._other))
+        return any(child.is_busy for child in self._children)
 
     def answers(self) -> list[Answer]:
         """What has been answered of what was asked with `ask`, each answer once."""
@@ -215,9 +216,8 @@ class PlanService:
 
     def close(self) -> None:
         """End the children."""
-        for child in (self._background, self._urgent, self._other):
-            if child is not None:
-                child.close()
+        for child in self._children:
+            child.close()
 
 
 _Key = tuple[Vector, tuple[str, ...] | None]
@@ -243,22 +243,12 @@ def require_valid(schedule: Schedule, job: PricedJob) -> None:
         raise ScheduleError(f"the schedule does not pass check: {place}{first.rule}: {first.message}{more}")
 
 
-class _Request(Struct, frozen=True):
-    """The first line that a planner's child is told: the job, and the schedule whose placement plans keep."""
-
-    job: str
-    like: str | None
-
-
-class _Reply(Struct, frozen=True):
-    """A line that it answers: the text of a plan file, or why there is none."""
-
-    text: str
-    error: str
-
-
 class _PlannerProcess:
-    """A planner in a process of its own: one request per line in, one answer per line out."""
+    """A planner in a process of its own.
+
+    It is told the job and the schedule whose placement plans keep, then a question per line; it answers each with the
+    text of a plan file, and why there is none.
+    """
 
     def __init__(
         self, job: Job, planner: Planner, answers: queue.SimpleQueue[Answer], waker: Waker, like: Schedule | None
@@ -266,7 +256,7 @@ class _PlannerProcess:
         self._answers, self._waker, self._pending = answers, waker, list[Question]()
         name = f"{planner.__module__}:{planner.__qualname__}"
         self._child = Child("recycle.exec.planning.planning", name, environment={"OMP_NUM_THREADS": "1"})
-        self._child.send(_Request(job.to_toml(), None if like is None else like.dumps()))
+        self._child.send((job.to_toml(), None if like is None else like.dumps()))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -281,8 +271,7 @@ class _PlannerProcess:
 
     def _read(self) -> None:
         for line in self._child.lines():
-            answer = msgspec.json.decode(line, type=_Reply)
-            self._answers.put((self._pending[0], answer.text, answer.error))
+            self._answers.put((self._pending[0], *msgspec.json.decode(line, type=tuple[str, str])))
             self._pending.pop(0)
             self._waker.wake()
         for question in self._pending:
@@ -304,24 +293,21 @@ def _serve(parent: str, name: str) -> None:
     first = requests.readline()
     if not first.endswith(b"\n"):
         return  # the launcher has ended
-    request = msgspec.json.decode(first, type=_Request)
-    own = price(Job.from_toml(request.job))
-    like = {} if request.like is None else {"like": Schedule.loads(request.like)}
+    text, placement = msgspec.json.decode(first, type=tuple[str, str | None])
+    own = price(Job.from_toml(text))
+    like = {} if placement is None else {"like": Schedule.loads(placement)}
     for line in requests:
         question = msgspec.json.decode(line, type=Question)
         known: Any = {} if question.failed is None else {"failed": [Worker.parse(name) for name in question.failed]}
         text, error = "", ""
         try:
-            job = own if question.profile is None else _with_profile(own, question.profile)
+            job = own
+            if question.profile is not None:
+                job = own.with_sections(times=msgspec.structs.replace(own.times, profile=question.profile))
             text = planner(job, question.vector, question.quick, **known, **like)
         except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
             error = f"{type(failure).__name__}: {failure}"
-        answers.write(msgspec.json.encode(_Reply(text, error)) + b"\n")
-
-
-def _with_profile(job: PricedJob, file: str) -> PricedJob:
-    """The job with the prices of another profile."""
-    return job.with_sections(times=msgspec.structs.replace(job.times, profile=file))
+        answers.write(msgspec.json.encode((text, error)) + b"\n")
 
 
 if __name__ == "__main__":
