@@ -109,7 +109,7 @@ def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> Non
     run_trace.write_trace(trace, tmp_path / "trace.json")
     again = run_trace.read_trace(tmp_path / "trace.json")
     assert again.shape == trace.shape
-    assert again.columns.same_as(trace.columns)
+    assert again.columns == trace.columns
     for name in ("role", "generation", "step"):
         assert getattr(again, name).tolist() == getattr(trace, name).tolist()
     assert np.abs(again.start - trace.start).max() <= 0.5e-9 + 1e-15

@@ -65,7 +65,10 @@ class Columns:
         }
         return cls(offsets=np.asarray(offsets, dtype=np.int64), **full)
 
-    def same_as(self, other: Columns) -> bool:
+    def __eq__(self, other: object) -> bool:
+        """The same instructions of the same workers in the same order."""
+        if not isinstance(other, Columns):
+            return NotImplemented
         names = (*self.FIELDS, "offsets")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.ir.columns import Columns, Flags, Rows, offsets_of
-from recycle.ir.dependencies import Crossings, compute_order, crossings, dependencies
+from recycle.ir.dependencies import compute_order, crossings, dependencies
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import CARRIERS, Instruction, OptimizerStep, Transfer, is_kind
 from recycle.ir.kinds import kinds_where
@@ -44,10 +44,32 @@ def implied_kinds() -> tuple[type[Instruction], ...]:
 
 
 def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
-    """Write a SEND and a RECV for each value that crosses to another worker."""
+    """Write a SEND and a RECV for each value that crosses to another worker.
+
+    On each worker the ends keep the global order of transfers. A RECV goes as late as that allows: right before its
+    consumer, or before the next end in the order.
+    """
     found, rank = crossings(schedule), _global_rank(schedule)
-    order = np.lexsort((found.stage, found.value, rank[found.producer]))
-    return _insert(schedule, found, order)
+    by_rank = np.lexsort((found.stage, found.value, rank[found.producer]))
+    producer, consumer = found.producer[by_rank], found.consumer[by_rank]
+    value, stage = found.value[by_rank], found.stage[by_rank]
+    pipeline, index = np.divmod(found.micro_batch[by_rank], schedule.shape.micro_batches)
+    sender, receiver = schedule.columns.worker[producer], schedule.columns.worker[consumer]
+    kinds = np.array([[end.kind for end in pair] for pair in CARRIERS.values()])[value]
+    ends = {
+        "kind": kinds.T.ravel(),
+        "stage": np.concatenate([stage, stage - _OFFSET[value]]),
+        "pipeline": np.tile(pipeline, 2),
+        "index": np.tile(index, 2),
+        "peer": np.concatenate([receiver, sender]),
+    }
+    # All ends, the sends first: where each would stand by itself, as the row that it comes before.
+    is_send = np.repeat([True, False], len(value))
+    worker = np.concatenate([sender, receiver])
+    place = np.concatenate([producer + 1, consumer])
+    by_worker = np.lexsort((np.tile(np.arange(len(value)), 2), worker))
+    place = _no_later_than_the_next(place[by_worker], is_send[by_worker])
+    return _insert(schedule, worker[by_worker], place, {name: column[by_worker] for name, column in ends.items()})
 
 
 def _global_rank(schedule: Schedule) -> Rows:
@@ -67,50 +89,6 @@ def _global_rank(schedule: Schedule) -> Rows:
     return rank
 
 
-def _insert(schedule: Schedule, found: Crossings, order: Rows) -> tuple[Schedule, Rows]:
-    """Put each transfer's two ends into the programs.
-
-    On each worker the ends keep the global order of transfers. A RECV goes as late as that allows: right before its
-    consumer, or before the next end in the order.
-    """
-    c, transfers = schedule.columns, len(order)
-    producer, consumer = found.producer[order], found.consumer[order]
-    sender, receiver = c.worker[producer], c.worker[consumer]
-    pipeline, index = np.divmod(found.micro_batch[order], schedule.shape.micro_batches)
-    kinds = np.array([[end.kind for end in pair] for pair in CARRIERS.values()])[found.value[order]]
-    consumer_stage = found.stage[order] - _OFFSET[found.value[order]]
-
-    # All ends, the sends first: where each would stand by itself, as the row that it comes before.
-    is_send = np.repeat([True, False], transfers)
-    worker = np.concatenate([sender, receiver])
-    place = np.concatenate([producer + 1, consumer])
-    by_worker = np.lexsort((np.tile(np.arange(transfers), 2), worker))
-    place[by_worker] = _no_later_than_the_next(place[by_worker], is_send[by_worker])
-    by_place = by_worker[np.argsort(place[by_worker] + worker[by_worker], kind="stable")]  # workers stay together
-    place = place[by_place]
-
-    row_at = np.arange(len(c)) + np.searchsorted(place + worker[by_place], np.arange(len(c)) + c.worker, side="right")
-    end_at = place + np.arange(2 * transfers)
-    full = {
-        "kind": kinds.T.ravel(),
-        "stage": np.concatenate([found.stage[order], consumer_stage]),
-        "pipeline": np.tile(pipeline, 2),
-        "index": np.tile(index, 2),
-        "peer": np.concatenate([receiver, sender]),
-    }
-    columns = {}
-    for name in Columns.FIELDS:
-        given = getattr(c, name)
-        columns[name] = column = np.full(len(c) + 2 * transfers, -1, dtype=np.int32)
-        column[row_at] = given
-        if name in full:
-            column[end_at] = full[name][by_place]
-    origin = np.full(len(c) + 2 * transfers, -1, dtype=np.int64)
-    origin[row_at] = np.arange(len(c))
-    offsets = c.offsets + offsets_of(worker, schedule.shape.worker_count)
-    return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), origin
-
-
 def _no_later_than_the_next(place: Rows, is_send: Flags) -> Rows:
     """Places of ends, by worker and global order, such that no receive is behind an end that follows it.
 
@@ -126,22 +104,30 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
 
     All reduces come before all steps, so that peers reduce in one order and a barrier between them cannot deadlock.
     """
-    c, shape = schedule.columns, schedule.shape
     ends = [
         (w, cls.kind, stage)
-        for w, worker in enumerate(shape.workers())
+        for w, worker in enumerate(schedule.shape.workers())
         if worker not in schedule.failed
         for cls in implied_kinds()
         for stage in sorted(schedule.placement[w], reverse=True)
     ]
     worker, kind, stage = np.array(ends, dtype=np.int64).reshape(-1, 3).T
-    added = {"kind": kind, "stage": stage}
-    none = np.full(len(ends), -1)
-    order = np.argsort(np.concatenate([c.worker, worker]), kind="stable")
-    columns = {name: np.concatenate([getattr(c, name), added.get(name, none)])[order] for name in Columns.FIELDS}
-    offsets = c.offsets + offsets_of(worker, shape.worker_count)
-    origin = np.where(order < len(c), order, -1)
-    return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), origin
+    return _insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
+
+
+def _insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:
+    """The schedule with rows added, each to the program of `worker` before row `place`, and where all rows came from.
+
+    Args:
+        added: columns of the rows, by worker, and in the order that they keep where several come before one row.
+    """
+    c = schedule.columns
+    given = 2 * (np.arange(len(c)) + c.worker) + 1  # the end of one program is no place in the next
+    order = np.argsort(np.concatenate([given, 2 * (place + worker)]), kind="stable")
+    none = np.full(len(place), -1, dtype=np.int32)
+    columns = {name: np.append(getattr(c, name), added.get(name, none))[order] for name in Columns.FIELDS}
+    offsets = c.offsets + offsets_of(worker, schedule.shape.worker_count)
+    return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), np.where(order < len(c), order, -1)
 
 
 def with_barrier(schedule: Schedule) -> Schedule:

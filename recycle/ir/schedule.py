@@ -54,9 +54,9 @@ class _Options(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Schedule:
-    """An order of typed instructions for every live worker of a job.
+    """An order of typed instructions for every live worker of a job. Metadata does not count when two are compared.
 
     Attributes:
         shape: size of the job.
@@ -77,7 +77,7 @@ class Schedule:
     failed: frozenset[Worker] = frozenset()
     optimizer: Optimizer = "staggered"
     ties: tuple[tuple[int, ...], ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def build(
@@ -272,16 +272,6 @@ class Schedule:
     def show(self, profile: Profile | None = None, title: str = "") -> Any:
         """The lanes as a picture that notebooks draw (see `viz.notebook.Picture`), timed by `profile`."""
         return self.drawn_by(profile, title)
-
-    def __eq__(self, other: object) -> bool:
-        """Same shape, programs, placement, failed workers, optimizer and ties; metadata does not count."""
-        if not isinstance(other, Schedule):
-            return NotImplemented
-        mine = (self.shape, self.placement, self.failed, self.optimizer, self.ties)
-        theirs = (other.shape, other.placement, other.failed, other.optimizer, other.ties)
-        return mine == theirs and self.columns.same_as(other.columns)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         dead = f", failed {' '.join(map(str, sorted(self.failed)))}" if self.failed else ""

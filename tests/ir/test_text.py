@@ -38,8 +38,8 @@ def test_the_fast_parser_reads_what_the_instruction_parser_reads(rng: random.Ran
     )
     fast = text._parse_canonical(shape, texts)
     assert fast is not None
-    assert fast.same_as(one_by_one)
-    assert fast.same_as(schedule.columns)
+    assert fast == one_by_one
+    assert fast == schedule.columns
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_programs_at_the_edges_are_read_in_one_go(program: str) -> None:
     columns = text._parse_canonical(shape, ["", program, "", program])
     assert columns is not None
     wanted = [parse_instruction(word) for word in program.split()]
-    assert columns.same_as(columns_of(shape, {Worker(0, 1): wanted, Worker(1, 1): wanted}))
+    assert columns == columns_of(shape, {Worker(0, 1): wanted, Worker(1, 1): wanted})
 
 
 @pytest.mark.parametrize("program", ["0F0.0  0B0.0", " 0F0.0 0B0.0", "0F0.0 0B0.0 ", "0F0.0\t0B0.0", "0F0\n0B0"])

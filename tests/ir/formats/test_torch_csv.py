@@ -324,7 +324,7 @@ def test_metadata_and_the_barrier_are_left_out_and_told(caplog: pytest.LogCaptur
     (message,) = caplog.messages
     assert message.startswith("a torch CSV cannot hold, and leaves out: metadata (")
     assert message.endswith('optimizer = "barrier"')
-    assert torch_csv.loads(text).columns.same_as(schedule.columns)
+    assert torch_csv.loads(text).columns == schedule.columns
 
 
 def test_a_file_without_suffix_is_known_by_its_content(tmp_path: Path) -> None:
