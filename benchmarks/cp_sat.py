@@ -52,13 +52,20 @@ class Answer:
 
 
 def solve(problem: Problem, seconds: float, workers: int = 2) -> Answer:
-    """CP-SAT's answer to the whole problem, in whole units of the smallest time step that all times share."""
+    """CP-SAT's answer to the whole problem, in whole units of the smallest time step that all times share.
+
+    Args:
+        seconds: wall limit; of a single worker, which CP-SAT measures in the work done, a limit that no load changes.
+    """
     from ortools.sat.python import cp_model
 
     cut = _factor(problem)
     model, period, start, end, chosen = _model(problem, cut)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
+    if workers == 1:
+        solver.parameters.max_deterministic_time = seconds
+    else:
+        solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = workers
     begun = time.monotonic()
     status = solver.solve(model)

@@ -1,4 +1,4 @@
-"""Deadlines: a wall-clock limit that a search looks at, and that somebody else can bring forward."""
+"""Deadlines: a wall-clock limit that every loop looks at before a step, and that somebody else can bring forward."""
 
 from __future__ import annotations
 
@@ -29,6 +29,25 @@ class Deadline:
         """A deadline after this share of the time that is left."""
         return Deadline(None if self.end is None else self.left * share, self.stop)
 
+    def earlier(self, seconds: float) -> Deadline:
+        """A deadline so much before this one."""
+        return Deadline(None if self.end is None else self.left - seconds, self.stop)
+
     @property
     def is_over(self) -> bool:
         return self.left <= 0
+
+
+class Pace:
+    """Asks a deadline before each step of a loop, and expects the next step to take as long as the latest."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self.deadline = deadline
+        self.begun: float | None = None
+
+    def is_over(self) -> bool:
+        """Whether another step would not fit. To be asked once before each step; the first one needs any time left."""
+        now = time.monotonic()
+        latest = 0.0 if self.begun is None else now - self.begun
+        self.begun = now
+        return self.deadline.left <= latest

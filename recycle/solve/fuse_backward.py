@@ -16,21 +16,25 @@ from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, simulate
 from recycle.profile import Profile
-from recycle.solve.deadline import Deadline
+from recycle.solve.deadline import Deadline, Pace
 
 Rows = npt.NDArray[np.int64]
 
 
-def fuse_backward(schedule: Schedule, profile: Profile, deadline: Deadline) -> tuple[Schedule, Timeline]:
+def fuse_backward(
+    schedule: Schedule, profile: Profile, deadline: Deadline, timeline: Timeline | None = None
+) -> tuple[Schedule, Timeline]:
     """`schedule` with every stage fused that this does not slow down, and its timeline.
 
     Args:
         schedule: compute-only.
         deadline: stages that could not be tried by then stay as they are.
+        timeline: of `schedule`, where it is known.
     """
-    best, kept = simulate(schedule, profile), schedule
+    pace = Pace(deadline)
+    best, kept = timeline or simulate(schedule, profile), schedule
     pairs = _pairs(schedule)
-    if not len(pairs):
+    if not len(pairs) or pace.is_over():
         return kept, best
     stage = schedule.columns.stage[pairs]
     everywhere = _fused(schedule, pairs)
@@ -39,7 +43,7 @@ def fuse_backward(schedule: Schedule, profile: Profile, deadline: Deadline) -> t
         return everywhere, timeline
     chosen = np.empty(0, dtype=np.int64)
     for s in np.unique(stage).tolist():
-        if deadline.is_over:
+        if pace.is_over():
             break
         more = np.concatenate([chosen, pairs[stage == s]])
         fused = _fused(schedule, more)

@@ -39,7 +39,7 @@ from recycle.solve.exact import time_indexed
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.incumbent import Progress, is_met
 from recycle.solve.normalize import normalize
-from recycle.solve.problem import Problem
+from recycle.solve.problem import Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES, initial_orders
 from recycle.solve.search.walks import search
 from recycle.solve.template import copied_to_all, one_pipeline
@@ -47,8 +47,13 @@ from recycle.solve.template import copied_to_all, one_pipeline
 QUICK_SECONDS = 0.5
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 2.0, 0.6
 """Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
-FINISHING_SECONDS = 1e-5
-"""Per operation, for what follows the search: the schedule, its check, its simulation."""
+BOUND_SHARE = 0.5
+"""Of the time, what the bound may take at most."""
+FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
+"""What follows the search (the schedule, its simulation, that of a fused one, its check): seconds per operation, before
+a simulation has been timed, and then in simulations; and what the check takes of it."""
+TOO_LATE_SHARE, TOO_LATE_SECONDS = 1.2, 0.5
+"""How late a plan may be: a job whose first plan would be later still is refused."""
 TRAINING_SECONDS = 1.2
 """Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
 
@@ -70,16 +75,18 @@ def plan(
 
     Args:
         quick: the list scheduler only, and no worker moves.
-        seconds: wall limit; the job's when left out. Without any dead or slow worker left to re-arrange it stops
-            as soon as the bound is met.
+        seconds: wall limit; the job's when left out. The search stops as soon as the bound is met. A first plan is
+            made whatever it takes, unless the limit is the job's own.
         steps: search steps instead of a wall limit; then the result depends on the seed and the steps only.
         processes: searches at once.
         stop: ends the search with the best so far once it is set.
         progress: called with what is being done and the best period so far.
 
     Raises:
-        PlanError: no plan exists (a stage has no live worker, a cap is too small).
+        PlanError: no plan exists (a stage has no live worker, a cap is too small), or the job is too large to be
+            planned, at all or in its own time.
     """
+    begun = time.perf_counter()
     job, failed = price(job), frozenset(failed)
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
@@ -92,8 +99,16 @@ def plan(
         if progress:
             progress("normalizing", float("inf"))
         vector, vacant, moves, *_ = normalize(job, failed)
-    made = plan_vector(
-        job, vector, quick, seconds=seconds, steps=steps, processes=processes, stop=stop, progress=progress
+    made = _plan(
+        job,
+        dead_roles(job.shape, vector),
+        seconds=seconds,
+        steps=steps,
+        quick=quick,
+        processes=processes,
+        stop=stop,
+        progress=progress,
+        begun=begun,
     )
     return replace(made.for_processes(vacant), moves=moves)
 
@@ -130,24 +145,37 @@ def _plan(
     processes: int = 1,
     stop: Stop | None = None,
     progress: Progress | None = None,
+    begun: float | None = None,
 ) -> Plan:
-    begun = time.perf_counter()
+    begun = time.perf_counter() if begun is None else begun
     profile = job.prices
     whole = problem = Problem.of(job, dead, profile)
     if not dead and whole.peers_are_alike:
         problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines do the same
-    bound = lower_bound(problem)
     section = job.planner
     if seconds is None and steps is None:
         steps = section.steps
         seconds = None if steps is not None else section.seconds
-    if seconds is not None:
-        seconds = max(0.0, seconds - (time.perf_counter() - begun) - FINISHING_SECONDS * whole.size)
-    deadline = Deadline(QUICK_SECONDS if quick else seconds, stop)
+        if seconds is not None and not quick:
+            _require_time(whole, seconds)
+    limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
+    deadline = limit.earlier(FINISHING_SECONDS * whole.size)
+    bound = lower_bound(problem, deadline.part(BOUND_SHARE))
     if progress:
         progress("constructing", float("inf"))
-    initial, policy = initial_orders(problem, bound, deadline, 4 if quick else ALL_POLICIES, progress)
+    in_time = Deadline(QUICK_SECONDS, stop) if quick else deadline
+    initial, policy = initial_orders(problem, bound, in_time, 4 if quick else ALL_POLICIES, progress)
     start = found = initial[0]
+
+    def written(order: Order) -> Schedule:
+        for_all = order if problem is whole else copied_to_all(whole, assign(whole), problem, order)
+        return with_ties(whole.schedule(for_all), job)
+
+    schedule = written(start.order)
+    simulated = time.perf_counter()
+    timeline = simulate(schedule, profile)
+    simulated = time.perf_counter() - simulated
+    deadline = limit.earlier(FINISHING * simulated)
     if progress:
         progress("searching", found.period)
     exactly = not quick and steps is None and problem.size <= EXACT_UP_TO
@@ -170,15 +198,13 @@ def _plan(
         found = replace(found, order=solved.order, period=solved.period)
         if problem.shape == whole.shape:  # else it holds only as long as pipelines exchange no micro-batches
             bound = max(bound, solved.bound)
-    if not problem.is_exact and found.order != start.order:
-        found = min(start, found, key=lambda one: simulate(problem.schedule(one.order), profile).period)
-    order = found.order if problem is whole else copied_to_all(whole, assign(whole), problem, found.order)
-    schedule = whole.schedule(order)
-    schedule = with_ties(schedule, job)
+    if found.order != start.order:
+        searched = written(found.order)
+        searched_timeline = simulate(searched, profile)
+        if problem.is_exact or searched_timeline.period < timeline.period:
+            schedule, timeline = searched, searched_timeline
     if section.decoupled and not quick:
-        schedule, timeline = fuse_backward(schedule, profile, deadline)
-    else:
-        timeline = simulate(schedule, profile)
+        schedule, timeline = fuse_backward(schedule, profile, limit.earlier(CHECKING * simulated), timeline)
     schedule = schedule.with_metadata(planner="recycle")
     wrong = errors(schedule, job)
     if wrong:
@@ -199,6 +225,16 @@ def _plan(
             "solver": "HiGHS",
         },
     )
+
+
+def _require_time(problem: Problem, seconds: float) -> None:
+    """Raises PlanError when a first plan alone takes longer than a job allows."""
+    needed = FINISHING_SECONDS * problem.size
+    if needed > TOO_LATE_SHARE * seconds + TOO_LATE_SECONDS:
+        raise PlanError(
+            f"[planner] seconds: {seconds:g} are too few for the {problem.size:,} operations of {problem.shape}: a"
+            f" first plan takes about {needed:.0f} s, and a search several times that; raise seconds"
+        )
 
 
 def keep(made: Plan, path: Path) -> None:
@@ -235,18 +271,19 @@ def plan_for_training(
         adapted = adapt(job, like, vector)
         return (adapted if failed is None else adapted.for_processes(failed)).text()
     seconds = min(TRAINING_SECONDS, job.planner.seconds)
+    limit = None if job.planner.steps is not None else seconds
     if failed is not None:
         hurried = msgspec.structs.replace(job.planner, seconds=seconds, move=False)
-        return plan(msgspec.structs.replace(job, planner=hurried), failed, quick=quick).text()
+        return plan(msgspec.structs.replace(job, planner=hurried), failed, quick=quick, seconds=limit).text()
     vector = tuple(vector)
     hurried_job = msgspec.structs.replace(job, planner=msgspec.structs.replace(job.planner, seconds=seconds))
     if cache is None:
-        return plan_vector(hurried_job, vector, quick).text()
+        return plan_vector(hurried_job, vector, quick, seconds=limit).text()
     for wanted in (job, hurried_job):
         kept = cached_plan(cache_path(cache, wanted, vector), wanted, vector)
         if kept is not None:
             return kept.text()
-    made = plan_vector(hurried_job, vector, quick)
+    made = plan_vector(hurried_job, vector, quick, seconds=limit)
     if not quick:
         keep(made, cache_path(cache, hurried_job, vector))
     return made.text()

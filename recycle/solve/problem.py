@@ -39,6 +39,8 @@ _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
 TOLERANCE = 1e-9
 """Difference up to which two times, or two numbers of activations, count as equal."""
+MOST_OPERATIONS = 10_000_000
+"""Operations of the largest problem: about a kilobyte and 10 microseconds each, without any search."""
 SHORTEST, LONGEST = 1e-6, 1e12
 """Times beyond these drown in the tolerances of comparisons, or have sums that are not exact any more."""
 
@@ -117,13 +119,15 @@ class Problem:
         """The problem of `job` without the workers in `dead`.
 
         Raises:
-            PlanError: a stage has no live worker, re-routing is off although workers are dead, a cap is too small for
-                one micro-batch, an F or I takes no time, or a time is out of all proportion.
+            PlanError: the problem is too large, a stage has no live worker, re-routing is off although workers are
+                dead, a cap is too small for one micro-batch, an F or I takes no time, or a time is out of all
+                proportion.
             JobError: the profile does not fit the shape.
         """
         shape, planner, stages = job.shape, job.planner, job.shape.stages
         profile = profile or job.prices
         dead = frozenset(dead)
+        _require_size(shape, planner.decoupled)
         require_hosts(shape, failure_vector(shape, dead))
         if dead and not planner.reroute:
             raise PlanError(
@@ -388,6 +392,16 @@ class Problem:
             index=micro_batch % m,
         )
         return Schedule(self.shape, columns, loop_placement(self.shape), self.dead, self.optimizer)
+
+
+def _require_size(shape: Shape, split: bool) -> None:
+    """Raises PlanError for more operations than the planner takes, with what they would need."""
+    operations = (3 if split else 2) * shape.stages * shape.global_micro_batches
+    if operations > MOST_OPERATIONS:
+        raise PlanError(
+            f"[shape]: {shape} has {operations:,} operations, more than the {MOST_OPERATIONS:,} that can be planned;"
+            f" a first plan would need about {operations / 1e6:,.0f} GB of memory and {operations / 6e6:,.0f} minutes"
+        )
 
 
 def _require_times(

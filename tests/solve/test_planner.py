@@ -110,6 +110,26 @@ def test_the_wall_limit_is_kept():
     assert time.monotonic() - begun < 4.0
 
 
+@pytest.mark.search
+@pytest.mark.parametrize(
+    ("shape", "chunks", "limit", "link"),
+    [((8, 8, 32), 2, 8, 0.0), ((8, 16, 32), 2, 32, 1.0), ((16, 16, 64), 1, 16, 1.0)],
+)
+def test_the_wall_limit_is_kept_whatever_the_size(shape, chunks, limit, link):
+    made = job(*shape, limit, chunks=chunks, link=link)
+    plan(made, [Worker(3, 7)], seconds=1.0)  # compiles what is not compiled yet
+    begun = time.process_time()
+    plan(made, [Worker(3, 7)], seconds=2.0)
+    assert time.process_time() - begun < 1.2 * 2.0 + 0.5
+
+
+def test_a_first_plan_that_takes_longer_than_the_job_allows_is_refused_unless_the_caller_sets_the_limit():
+    made = job(16, 16, 64, 16, seconds=0.01, steps=None)
+    with pytest.raises(PlanError, match=r"seconds: 0.01 are too few for the 98,304 operations"):
+        plan(job(16, 16, 128, 16, seconds=0.01))
+    assert plan(made, [Worker(3, 7)], seconds=0.01).period <= 240
+
+
 def test_a_quick_plan_takes_under_a_second():
     plan_vector(worked_example(4), (0, 0, 1, 0), quick=True)
     begun = time.monotonic()

@@ -11,18 +11,24 @@ S_s and rounded down make a schedule still, so the smallest is whole, and what i
 from __future__ import annotations
 
 from recycle.solve.bounds import chunked, fluid, one_chunk
+from recycle.solve.deadline import Deadline
 from recycle.solve.problem import Problem
 
 ALL_STAGES = 4
 """Stages up to which the linear program looks at all of them at once."""
 
 
-def lower_bound(problem: Problem) -> float:
-    """The best proven lower bound on the problem's period (with the barrier: its makespan)."""
+def lower_bound(problem: Problem, deadline: Deadline | None = None) -> float:
+    """The best proven lower bound on the problem's period (with the barrier: its makespan).
+
+    Args:
+        deadline: linear programs that could not be solved by then are left out.
+    """
+    deadline = deadline or Deadline(None)
     if problem.grain not in (0, 1):
-        return problem.grain * lower_bound(problem.in_grains())
+        return problem.grain * lower_bound(problem.in_grains(), deadline)
     bound = closed_form(problem)
-    return bound if problem.shape.chunks > 1 else fluid.raise_bound(problem, bound, _chains(problem))
+    return bound if problem.shape.chunks > 1 else fluid.raise_bound(problem, bound, _chains(problem), deadline)
 
 
 def closed_form(problem: Problem) -> float:

@@ -27,6 +27,7 @@ from math import ceil, floor
 import numpy as np
 import numpy.typing as npt
 
+from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.problem import TOLERANCE, Floats, Problem
 
 POINTS = 40
@@ -38,22 +39,26 @@ MOST_ITERATIONS = 100
 Integers = npt.NDArray[np.int64]
 
 
-def raise_bound(problem: Problem, bound: float, chains: Iterable[tuple[int, ...]]) -> float:
+def raise_bound(
+    problem: Problem, bound: float, chains: Iterable[tuple[int, ...]], deadline: Deadline | None = None
+) -> float:
     """`bound`, or the larger one that the fluid through one of the chains of stages proves.
 
     Args:
         bound: a proven lower bound on the period.
         chains: stages in ascending order; with the barrier only those from stage 0 on count.
+        deadline: no linear program is begun that would end after it.
     """
     if problem.shape.chunks > 1:
         return bound
+    pace = Pace(deadline or Deadline(None))
     for stages in chains:
         if problem.staggered or stages[0] == 0:
-            bound = _climb(problem, bound, stages)
+            bound = _climb(problem, bound, stages, pace)
     return bound
 
 
-def _climb(problem: Problem, bound: float, stages: tuple[int, ...]) -> float:
+def _climb(problem: Problem, bound: float, stages: tuple[int, ...], pace: Pace) -> float:
     """Windows `bound + k * step`: up by what the micro-batches left over take at the mean rate, then bisection.
 
     Among whole times the smallest E - S of one stage is whole, since starts rounded down are a schedule still: above
@@ -65,6 +70,8 @@ def _climb(problem: Problem, bound: float, stages: tuple[int, ...]) -> float:
     enough: int | None = None
     k = short + 1
     for _ in range(MOST_RAISES):
+        if pace.is_over():
+            break
         window = bound + k * step
         left = n - through(problem, window, stages)
         if left > 1e-6:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from recycle.solve.deadline import Deadline
+from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.annealing import Annealed, anneal
@@ -92,14 +92,16 @@ def _round(
     """One round, from hot to cold, in parts, between which the deadline can end it."""
     hot, cold = HEATS[turn % len(HEATS)]
     parts = min(PARTS, 1 + steps // LEAST_PART)
-    spent, result = 0, Annealed(order, due, False, 0)
+    spent, result, pace = 0, Annealed(order, due, False, 0), Pace(deadline)
     for part in range(parts):
+        if pace.is_over():
+            break
         size = (part + 1) * steps // parts - spent
         first, last = (hot * (cold / hot) ** (share / parts) for share in (part, part + 1))
         part_seed = (seed * 1_000_003 + turn * 7_919 + part * 104_729 + 17) % 2_147_483_647
         result = anneal(problem, result.order, result.due, target, steps=size, seed=part_seed, hot=first, cold=last)
         spent += result.steps
-        if result.met or deadline.is_over:
+        if result.met:
             break
     return replace(result, steps=spent)
 

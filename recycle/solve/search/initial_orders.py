@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recycle.solve.assignment import assign
-from recycle.solve.deadline import Deadline
+from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
 from recycle.solve.search.kernels import load_if_worth_it
@@ -51,8 +51,10 @@ def best_of_portfolio(
     best: Incumbent | None = None
     chosen = default_policy(problem)
     load_if_worth_it(problem, 100, deadline)
+    pace = Pace(deadline)
     for count, policy in enumerate(portfolio(problem)):
-        if best is not None and (deadline.is_over or count >= most or is_met(problem, best.period, bound)):
+        is_late = pace.is_over()
+        if best is not None and (is_late or count >= most or is_met(problem, best.period, bound)):
             break
         order = schedule_by_policy(problem, policy)
         period = time_order(problem, order).period

@@ -11,7 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from recycle.solve.deadline import Deadline
+from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import UNLIMITED
@@ -41,9 +41,10 @@ def vary_policy(
     """Local search over policies: change a few things at random, keep what is not worse."""
     random = Random(seed)
     load_if_worth_it(problem, steps, deadline)
+    pace = Pace(deadline)
     best, current, current_period = start, policy, start.period
     for step in range(steps):
-        if deadline.is_over or is_met(problem, best.period, bound):
+        if pace.is_over() or is_met(problem, best.period, bound):
             return replace(best, steps=step)
         candidate = _neighbour(problem, current, random)
         noise = random.choice((0.0, 0.0, 0.02, 0.1))

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from recycle.solve.deadline import Deadline
+from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, is_met
 from recycle.solve.problem import Floats, Operations, Problem
 from recycle.solve.search.kernels import load_if_worth_it
@@ -54,9 +54,9 @@ def refine(
     load_if_worth_it(problem, steps, deadline)
     ordered = sorted(initial, key=lambda one: one.period)
     bases: list[tuple[float, Operations, Floats]] = []
-    best, idle = ordered[0], IDLE
+    best, idle, pace = ordered[0], IDLE, Pace(deadline)
     for step in range(steps):
-        if deadline.is_over or is_met(problem, best.period, bound):
+        if pace.is_over() or is_met(problem, best.period, bound):
             return replace(best, steps=step)
         if idle >= IDLE:
             if len(bases) < len(ordered):

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +30,13 @@ from tests.solve.jobs import job
 def test_the_bounds_of_unit_times(shape, chunks, limit, dead, bound):
     problem = Problem.of(job(*shape, limit, chunks=chunks), [Worker(*w) for w in dead])
     assert lower_bound(problem) == bound
+
+
+def test_a_bound_of_many_workers_takes_no_longer_than_a_few():
+    problem = Problem.of(job(32, 64, 64, 128, chunks=2), [Worker(3, 7)])
+    begun = time.process_time()
+    assert lower_bound(problem) == 399
+    assert time.process_time() - begun < 2.0
 
 
 @pytest.mark.search
