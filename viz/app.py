@@ -9,6 +9,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
@@ -46,7 +47,7 @@ def build_app(
         index_string=_index(opened, has_graphs=pages[0].begins_with_graph),
         title=f"{pages[0].title} · recycle",
         update_title="",
-        assets_folder=_assets(),
+        assets_folder=str(files("viz") / "assets"),
         suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
     )
     # Browsers may keep assets for ever: the address of each carries the time of its last change.
@@ -86,12 +87,6 @@ def _index(lanes: Sequence[str], has_graphs: bool) -> str:
         f"<title>{{%title%}}</title>{head}{{%favicon%}}{{%css%}}</head>"
         "<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body></html>"
     )
-
-
-def _assets() -> str:
-    from importlib.resources import files
-
-    return str(files("viz") / "assets")
 
 
 def _layout(pages: Sequence[Page], title: str) -> html.Div:

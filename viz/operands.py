@@ -18,14 +18,6 @@ from viz.lane_cache import Explainer
 from viz.lanes import LaneTable
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Something that can be compared: a unique `key`, and a title for people."""
-
-    key: str
-    title: str
-
-
 @dataclass(frozen=True, eq=False)
 class Operand:
     """One timeline to compare.
@@ -67,13 +59,13 @@ class Operand:
 class Comparable(Protocol):
     """A source of things to compare; `place` is its own among all sources and stands in its keys."""
 
-    def choices(self, place: int) -> list[Choice]:
-        """What can be compared of it."""
+    def choices(self, place: int) -> dict[str, str]:
+        """What can be compared of it: unique keys, and their titles for people."""
 
     def suggested(self, place: int) -> list[str]:
         """Keys of its own that are compared at first: one for a file, a plan and what ran of it for a run."""
 
-    def operand(self, choice: Choice) -> Operand:
+    def operand(self, key: str, title: str) -> Operand:
         """What a choice of its own stands for. Raises RecycleError when it has no timeline."""
 
 
@@ -91,9 +83,9 @@ class Operands:
     def sources(self) -> list[Comparable]:
         return list(self._now())
 
-    def choices(self) -> list[Choice]:
-        """All choices, source by source."""
-        return [choice for place, source in enumerate(self.sources) for choice in source.choices(place)]
+    def choices(self) -> dict[str, str]:
+        """All choices, key -> title, source by source."""
+        return dict(choice for place, source in enumerate(self.sources) for choice in source.choices(place).items())
 
     def first_choice(self) -> list[str]:
         """What is compared at first: the first two files, or of a run the step worth a look and its plan."""
@@ -101,15 +93,14 @@ class Operands:
         files = [keys[0] for keys in suggested if len(keys) == 1]
         pairs = [keys for keys in suggested if len(keys) > 1]
         if len(files) >= 2 or not pairs:
-            return files[:2] if len(files) >= 2 else [choice.key for choice in self.choices()][:2]
+            return files[:2] if len(files) >= 2 else list(self.choices())[:2]
         return pairs[0]
 
     def get(self, key: str) -> Operand:
         """The operand of a key. Raises RecycleError when there is none, or it has no timeline."""
         for place, source in enumerate(self.sources):
-            for choice in source.choices(place):
-                if choice.key == key:
-                    return source.operand(choice)
+            if (title := source.choices(place).get(key)) is not None:
+                return source.operand(key, title)
         raise RecycleError(f"compare: {key!r} is not there to be compared")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -21,7 +22,6 @@ import numpy as np
 from recycle.errors import RecycleError
 from recycle.ir.columns import Rows
 from recycle.ir.executed import executed_timeline
-from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, executed_schedule
@@ -30,7 +30,7 @@ from recycle.profile import Profile
 from recycle.runs import TRACE, load_trace, read_lines, read_logs
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable, Panel, weight_share
-from viz.operands import Choice, Operand, stated_limits
+from viz.operands import Operand, stated_limits
 
 STEPS_OFFERED = 500
 """Executed steps of a run that can be chosen to compare."""
@@ -80,6 +80,7 @@ class Run:
     """One run directory, read once. Build with `load_run`.
 
     Attributes:
+        job: as the run resolved it, None where it cannot be read.
         metrics: the committed steps, ascending, one entry per step.
         events: what happened, in order.
         problems: what could not be read, a line each.
@@ -87,6 +88,7 @@ class Run:
     """
 
     path: Path
+    job: Job | None
     shape: Shape | None
     profile: Profile
     metrics: list[dict[str, Any]]
@@ -216,7 +218,7 @@ class Run:
         if plan is None:
             return None
         try:
-            timeline = simulate(lower(plan), self.profile)
+            timeline = simulate(plan, self.profile)
         except RecycleError as error:
             self._complain(f"plan {digest}: {error}")
             return None
@@ -248,7 +250,7 @@ class Run:
             return None
         if digest not in self._timelines:
             try:
-                self._timelines[digest] = simulate(lower(plan), self.profile)
+                self._timelines[digest] = simulate(plan, self.profile)
             except RecycleError:
                 self._timelines[digest] = None
         return self._timelines[digest]
@@ -285,17 +287,15 @@ class Run:
                     shown.append(Panel(f"{step.title.capitalize()}, step {step.step}: {what}", table))
         return shown
 
-    def choices(self, place: int) -> list[Choice]:
+    def choices(self, place: int) -> dict[str, str]:
         """Its plans, then its last STEPS_OFFERED executed steps."""
-        plans: dict[str, str] = {}
+        found: dict[str, str] = {}
         for segment in self.segments:
             if segment.plan:
-                plans.setdefault(segment.plan, f"{self.name}: plan of steps {segment.steps}, {segment.alive}")
+                title = f"{self.name}: plan of steps {segment.steps}, {segment.alive}"
+                found.setdefault(f"plan/{place}/{segment.plan}", title)
         steps = (self.trace.steps if self.trace else [])[-STEPS_OFFERED:]
-        return [
-            *(Choice(f"plan/{place}/{plan}", title) for plan, title in plans.items()),
-            *(Choice(f"step/{place}/{step}", f"{self.name}: executed step {step}") for step in steps),
-        ]
+        return found | {f"step/{place}/{step}": f"{self.name}: executed step {step}" for step in steps}
 
     def suggested(self, place: int) -> list[str]:
         """A plan and an executed step of it: during the failure when there was one."""
@@ -306,29 +306,27 @@ class Run:
         plan = self.plan_of(step)
         return [f"plan/{place}/{plan}", f"step/{place}/{step}"] if plan and step in self.trace.steps else []
 
-    def operand(self, choice: Choice) -> Operand:
-        kind, _, name = choice.key.split("/")
-        job = self._job
+    def operand(self, key: str, title: str) -> Operand:
+        kind, _, name = key.split("/")
         if kind == "step":
-            assert self.trace is not None
-            window = self.trace.window(int(name), int(name), self.trace.generations_of(int(name))[-1])
+            window = self._ran(int(name), None)
+            assert window is not None
             executed = executed_timeline(window, self.profile)
-            limits = _limits(job) if job else None
-            return Operand(choice.key, choice.title, executed, executed=True, limits=limits, in_seconds=True)
+            return Operand(key, title, executed, executed=True, limits=self._limits, in_seconds=True)
         plan = self.plan(name)
         if plan is None:
             raise RecycleError(f"{self.name}: plan {name} cannot be read")
-        unit, limits = (job.seconds_per_unit, _limits(job)) if job else (None, None)
-        timeline = simulate(lower(plan), self.profile)
-        return Operand(choice.key, choice.title, timeline, False, unit, stated_limits(plan) or limits)
+        unit, limits = self.job.seconds_per_unit if self.job else None, stated_limits(plan) or self._limits
+        return Operand(key, title, simulate(plan, self.profile), executed=False, seconds_per_unit=unit, limits=limits)
 
     @cached_property
-    def _job(self) -> Job | None:
-        """The job as the run resolved it, None where it cannot be read any more."""
+    def _limits(self) -> tuple[float, ...] | None:
+        """Activations that the worker of each rank may hold, where the job tells."""
         try:
-            return Job.load(self.path / "job.toml")
-        except RecycleError:
+            limits = self.job.activation_limits() if self.job else None
+        except RecycleError:  # in bytes, and the profile that weighs activations is gone
             return None
+        return None if limits is None else tuple(limits)
 
     def _complain(self, problem: str) -> None:
         if problem not in self.problems:
@@ -360,15 +358,6 @@ def _settled(segment: RunSegment) -> int:
     return min(segment.first + 1, segment.last)
 
 
-def _limits(job: Job) -> tuple[float, ...] | None:
-    """Activations that the worker of each rank may hold, where the job tells."""
-    try:
-        limits = job.activation_limits()
-    except RecycleError:  # in bytes, and the profile that weighs activations is gone
-        return None
-    return None if limits is None else tuple(limits)
-
-
 def _number(value: Any) -> float | None:
     usable = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
     return float(value) if usable else None
@@ -398,7 +387,7 @@ def load_run(path: str | Path) -> Run:
         what = "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
         raise RecycleError(f"{path}: {what if path.is_dir() else 'no such run directory'}")
     problems: list[str] = []
-    shape, profile = _job(path, problems)
+    job, shape, profile = _job(path, problems)
     metrics = _metrics(path, problems)
     events = _lines(path / "events.jsonl", problems)
     trace = None
@@ -414,27 +403,28 @@ def load_run(path: str | Path) -> Run:
                     problems.append(str(another))
     if trace is not None and not len(trace):
         trace = None
-    return Run(path, shape, profile, metrics, events, trace, problems, live=not (path / TRACE).exists())
+    return Run(path, job, shape, profile, metrics, events, trace, problems, live=not (path / TRACE).exists())
 
 
-def _job(path: Path, problems: list[str]) -> tuple[Shape | None, Profile]:
-    """Shape and profile of the job; the shape of any plan when the job file does not say."""
+def _job(path: Path, problems: list[str]) -> tuple[Job | None, Shape | None, Profile]:
+    """The job with its shape and profile; the shape of any plan when the job file does not say."""
     try:
         job = Job.load(path / "job.toml")
-        shape: Shape | None = job.shape
-        try:
-            return shape, job.profile()
-        except RecycleError as error:
-            problems.append(f"{error}; plans are drawn with every instruction taking 1")
-            return shape, Profile.uniform()
     except RecycleError as error:
         problems.append(str(error))
-    for file in sorted((path / "plans").glob("*.json")):
-        try:
-            return Schedule.load(file).shape, Profile.uniform()
-        except RecycleError:
-            continue
-    return None, Profile.uniform()
+        return None, _shape_of_plans(path / "plans"), Profile.uniform()
+    try:
+        return job, job.shape, job.profile()
+    except RecycleError as error:
+        problems.append(f"{error}; plans are drawn with every instruction taking 1")
+        return job, job.shape, Profile.uniform()
+
+
+def _shape_of_plans(folder: Path) -> Shape | None:
+    for file in sorted(folder.glob("*.json")):
+        with suppress(RecycleError):
+            return Schedule.load(file).shape
+    return None
 
 
 def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from recycle.profile import Profile
 from recycle.runs import TRACE
 from viz.free_memory import release_memory
 from viz.lanes import LaneTable, Panel
-from viz.operands import Choice, Operand, stated_limits
+from viz.operands import Operand, stated_limits
 from viz.run import Run, load_run
 
 
@@ -44,17 +44,17 @@ class ScheduleFile:
         """Its timeline; none where no instruction takes time."""
         return [Panel(self.name, self.lanes)] if len(self.lanes) else []
 
-    def choices(self, place: int) -> list[Choice]:
-        return [Choice(f"file/{place}", self.name)] if self.timeline is not None else []
+    def choices(self, place: int) -> dict[str, str]:
+        return {f"file/{place}": self.name} if self.timeline is not None else {}
 
     def suggested(self, place: int) -> list[str]:
-        return [choice.key for choice in self.choices(place)]
+        return list(self.choices(place))
 
-    def operand(self, choice: Choice) -> Operand:
+    def operand(self, key: str, title: str) -> Operand:
         if self.timeline is None:
             raise RecycleError(f"{self.name}: {self.problem}")
         limits = stated_limits(self.schedule)
-        return Operand(choice.key, choice.title, self.timeline, executed=False, limits=limits, drawn=self.lanes)
+        return Operand(key, title, self.timeline, executed=False, limits=limits, drawn=self.lanes)
 
 
 def load_schedule(path: str | Path, profile: Profile | None = None) -> ScheduleFile:

@@ -21,7 +21,7 @@ def operands(run_dir: Path, tmp_path: Path, healthy: Schedule, schedule_file: Pa
 
 
 def test_files_plans_and_executed_steps_are_offered(operands: Operands) -> None:
-    titles = [choice.title for choice in operands.choices()]
+    titles = list(operands.choices().values())
     assert titles[:4] == [
         "healthy.json",
         "broken.json",
@@ -29,7 +29,7 @@ def test_files_plans_and_executed_steps_are_offered(operands: Operands) -> None:
         "run: plan of steps 3 to 5, without 1.1",
     ]
     assert titles[-1] == "run: executed step 8"
-    assert len({choice.key for choice in operands.choices()}) == len(titles)
+    assert len(operands.choices()) == len(set(titles))
     assert operands.first_choice() == ["file/0", "file/1"]
 
 

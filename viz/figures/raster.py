@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from io import BytesIO
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,16 +51,8 @@ def raster(table: LaneTable, width: int, height: int, span: float | None = None)
     return picture
 
 
-class _KindPart(NamedTuple):
-    """One part of all operations of a kind: where it lies in their lanes; `high` is its share of the work's height."""
-
-    operations: npt.NDArray[np.int64]
-    paint: int
-    begin: Floats
-    end: Floats
-    top: float
-    bottom: float
-    high: float
+_KindPart = tuple[npt.NDArray[np.int64], int, Floats, Floats, float, float, float]
+"""One part of all operations of a kind: operations, paint, begin, end, top, bottom, share of the work's height."""
 
 
 def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> Iterator[_KindPart]:
@@ -73,7 +64,7 @@ def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> Iterator[_KindPart]
         height = max(part[4] for part in parts) - min(part[3] for part in parts)
         for paint, first, last, top, bottom in parts:
             begin, end = start + first * seconds, start + last * seconds
-            yield _KindPart(mine, PAINTS.index(paint), begin, end, top, bottom, (bottom - top) / height)
+            yield mine, PAINTS.index(paint), begin, end, top, bottom, (bottom - top) / height
 
 
 def _rectangles(

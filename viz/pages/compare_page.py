@@ -99,7 +99,7 @@ class ComparePage(Page):
             hint += " recycle view fault-free.json adaptive.json"
             return html.Div(parts.empty("There is nothing to compare yet.", hint))
         chosen = dcc.Dropdown(
-            {choice.key: choice.title for choice in choices},
+            choices,
             self.operands.first_choice(),
             id=self.name("chosen"),
             multi=True,

@@ -21,10 +21,10 @@ from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
 from recycle.ir.slack import slack
 from recycle.shape import Worker
-from viz.analysis.bubbles import TITLES, Bubbles
+from viz.analysis.bubbles import TITLES
 from viz.analysis.memory import memory_curve
 from viz.analysis.ranges import range_statistics
-from viz.analysis.waits import Waits, name
+from viz.analysis.waits import name
 from viz.figures.memory_strip import memory_figure
 from viz.figures.time_axis import time_unit
 from viz.free_memory import release_memory
@@ -64,14 +64,6 @@ class Explained:
         kept = shown.explainer if shown else None
         return kept if kept and (kept.timeline, kept.limits) == (made.timeline, made.limits) else made
 
-    @property
-    def waits(self) -> Waits:
-        return self.explainer.waits
-
-    @property
-    def bubbles(self) -> Bubbles:
-        return self.explainer.bubbles
-
     @cached_property
     def slack(self) -> Any:
         """Slack of each instruction of a plan, None for an executed step."""
@@ -107,8 +99,7 @@ class ExplainPage(Page):
         if not choices:
             hint = "It takes a schedule that finishes, or an executed step."
             return html.Div(parts.empty("There is nothing to explain yet.", hint))
-        options = {choice.key: choice.title for choice in choices}
-        chosen = dcc.Dropdown(options, self.operands.first_choice()[-1], id=self.name("chosen"), clearable=False)
+        chosen = dcc.Dropdown(choices, self.operands.first_choice()[-1], id=self.name("chosen"), clearable=False)
         search = parts.div(
             "row wide",
             html.Label("Search", htmlFor=self.name("query")),
@@ -203,7 +194,7 @@ class ExplainPage(Page):
         unit = time_unit(table)
         scale, word = unit
         begin, end = (value / scale for value in shown) if shown else (0.0, one.timeline.makespan)
-        found = range_statistics(one.timeline, one.bubbles.gaps, begin, end)
+        found = range_statistics(one.timeline, one.explainer.bubbles.gaps, begin, end)
         rows: list[list[parts.Cell]] = []
         for kind, seconds in sorted(found.work.items(), key=lambda item: -item[1]):
             rows.append([_kind(kind), seconds * scale, f"{found.share(seconds):.1%}"])
@@ -218,10 +209,10 @@ class ExplainPage(Page):
 
     def longest(self, one: Explained) -> html.Section:
         """The longest bubbles, each with its cause and a way to its place."""
-        gaps = one.bubbles.gaps.longest(None, BUBBLES_SHOWN)
+        gaps = one.explainer.bubbles.gaps.longest(None, BUBBLES_SHOWN)
         if not gaps:
             return parts.card("Bubbles", html.P("No worker waits for anything before its program ends."))
-        totals = one.bubbles.gaps.seconds.sum(axis=0)
+        totals = one.explainer.bubbles.gaps.seconds.sum(axis=0)
         order = [GapCause(int(cause)) for cause in np.argsort(-totals, kind="stable") if totals[cause] > 0]
         spent = "; ".join(f"{TITLES[cause]} {totals[cause]:.4g}" for cause in order)
         unit = " Times in seconds." if one.table.unit == "s" else ""
@@ -229,7 +220,7 @@ class ExplainPage(Page):
             [
                 str(gap.worker),
                 TITLES[gap.cause],
-                one.bubbles.reason(gap),
+                one.explainer.bubbles.reason(gap),
                 linked.show_button(self.prefix, "bubble", place),
             ]
             for place, gap in enumerate(gaps)
@@ -267,7 +258,7 @@ class ExplainPage(Page):
                     f"{one.timeline.start[row]:.6g}",
                     f"{one.timeline.end[row] - one.timeline.start[row]:.6g}",
                     None if one.slack is None else float(one.slack[row]),
-                    one.waits.reason(row),
+                    one.explainer.waits.reason(row),
                     marks(one.table, operation),
                     linked.show_button(self.prefix, "hit", operation),
                 ]
@@ -287,7 +278,7 @@ class ExplainPage(Page):
         """
         one = self.explained(key)
         if what == "bubble":
-            gap: Gap = one.bubbles.gaps.longest(None, BUBBLES_SHOWN)[place]
+            gap: Gap = one.explainer.bubbles.gaps.longest(None, BUBBLES_SHOWN)[place]
             worker, start, end = gap.worker, gap.start, gap.end
         else:
             row = int(one.table.instruction_id[place])
@@ -308,7 +299,6 @@ class ExplainPage(Page):
                 release_memory()
 
     def register(self, app: Dash) -> None:
-        """Add the page's callbacks."""
         chosen = self.name("chosen")
         linked.register(
             app, self.prefix, lambda what, place, key: self.place_of(key, what, place), State(chosen, "value")

@@ -227,7 +227,6 @@ class PlansPage(Page):
         return self.what_if.parse(",".join(map(str, names)))
 
     def register(self, app: Dash) -> None:
-        """Add the page's callbacks."""
         state_id = self.name("state")
 
         @app.callback(

@@ -203,7 +203,6 @@ class RunPage(Page):
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:
-        """Add the page's callbacks."""
         keep_in_address(app, self.name("step"))
 
         @app.callback(

@@ -61,8 +61,6 @@ class StartPage(Page):
         )
 
     def register(self, app: Dash) -> None:
-        """Add the page's callback."""
-
         @app.callback(
             Output(TABS, "value", allow_duplicate=True),
             Input({"type": self.name("link"), "page": ALL}, "n_clicks"),

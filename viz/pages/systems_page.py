@@ -89,8 +89,6 @@ class SystemsPage(Page):
         return html.Details([html.Summary("Assumptions"), html.Ul(items)], className="card") if lines else html.Div()
 
     def register(self, app: Dash) -> None:
-        """Add the callback of the choice."""
-
         shown, chosen = Output(self.name("shown"), "children"), Input(self.name("trace"), "value")
 
         @app.callback(shown, chosen, prevent_initial_call=True)

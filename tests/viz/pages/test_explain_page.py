@@ -75,7 +75,7 @@ def test_the_longest_bubbles_lead_to_their_places(page: ExplainPage) -> None:
     one = page.explained("file/0")
     texts = words(plain(page.longest(one)))
     assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in texts
-    gap = one.bubbles.gaps.longest(None, 1)[0]
+    gap = one.explainer.bubbles.gaps.longest(None, 1)[0]
     place = page.place_of("file/0", "bubble", 0)
     assert place["places"] == [[gap.worker.rank, gap.start, gap.end]]
 
@@ -127,7 +127,7 @@ def test_a_bubble_of_the_lanes_tells_its_cause_when_it_is_pressed(page: ExplainP
     shown = page.cache.get(Path(canvas["data-address"]).stem)
     assert shown is not None
     assert shown.explainer is one.explainer
-    gap = one.bubbles.gaps.longest(None, 1)[0]
+    gap = one.explainer.bubbles.gaps.longest(None, 1)[0]
     lane = one.timeline.schedule.shape.worker_index(gap.worker)
     card, _ = answer(page.cache, {"address": canvas["data-address"], "lane": lane, "from": gap.start, "to": gap.end})
     assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(card))
