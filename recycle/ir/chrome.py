@@ -18,15 +18,14 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import MOST_BYTES
-from recycle.ir.columns import Columns, Floats
+from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.kinds import Receive, Send, is_kind
 from recycle.json_objects import decoded
 
-Nanoseconds = npt.NDArray[np.int64]
+Nanoseconds = Rows
 Event = dict[str, Any]
 T = TypeVar("T")
 
@@ -68,19 +67,6 @@ def nanoseconds(seconds: Floats) -> Nanoseconds:
 def microseconds(nanoseconds: int) -> int | float:
     """What `ts` and `dur` hold."""
     return nanoseconds / 1000 if nanoseconds % 1000 else nanoseconds // 1000
-
-
-def process(pid: int, name: str, sort_index: int) -> Iterator[Event]:
-    """Name and place of a process. Viewers take pid 0 for the idle process."""
-    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": sort_index}}
-
-
-def threads(pid: int, titles: Mapping[int, str]) -> Iterator[Event]:
-    """Names of the threads of a process, and their order: by number."""
-    for tid, title in titles.items():
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": title}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
 
 
 def slice_event(
@@ -128,18 +114,22 @@ def instant_event(name: str, category: str, moment: int, arguments: Mapping[str,
     }
 
 
-def track_of(columns: Columns) -> npt.NDArray[np.int64]:
+def track_of(columns: Columns) -> Rows:
     """Index into TRACKS of each row."""
     kind = columns.kind
     return np.where(is_kind(kind, Send), 1, np.where(is_kind(kind, Receive), 2, 0))
 
 
-def thread_ids(
-    track: npt.NDArray[np.int64], start: Nanoseconds, end: Nanoseconds
-) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
-    """(thread of each slice of one process, title of each thread).
+def process_head(
+    pid: int, name: str, sort_index: int, track: Rows, start: Nanoseconds, end: Nanoseconds
+) -> tuple[list[int], list[Event]]:
+    """(thread of each slice of one process, the events that name and sort the process and its threads).
 
-    Slices of one track that overlap get threads of their own: viewers drop those that overlap without nesting.
+    Viewers take pid 0 for the idle process. Slices of one track that overlap get threads of their own: viewers drop
+    those that overlap without nesting.
+
+    Args:
+        track: index into `TRACKS` of each slice.
     """
     places = np.zeros(len(track), dtype=np.int64)
     for lane in range(len(TRACKS)):
@@ -147,14 +137,22 @@ def thread_ids(
         places[mine] = _separate(start[mine], end[mine])
     stride = max(100, int(places.max(initial=0)) + 1)
     tids = stride * track + places + 1
-    found = (divmod(tid - 1, stride) for tid in np.unique(tids).tolist())
-    titles = {
-        stride * lane + place + 1: TRACKS[lane] if not place else f"{TRACKS[lane]} {place + 1}" for lane, place in found
-    }
-    return tids, titles
+    events = _named("process", pid, 0, name, sort_index)
+    for tid in np.unique(tids).tolist():
+        lane, place = divmod(tid - 1, stride)
+        events += _named("thread", pid, tid, f"{TRACKS[lane]} {place + 1}" if place else TRACKS[lane], tid)
+    return tids.tolist(), events
 
 
-def _separate(start: Nanoseconds, end: Nanoseconds) -> npt.NDArray[np.int64]:
+def _named(what: str, pid: int, tid: int, name: str, sort_index: int) -> list[Event]:
+    where = {"pid": pid, "tid": tid}
+    return [
+        {"ph": "M", "name": f"{what}_name", **where, "args": {"name": name}},
+        {"ph": "M", "name": f"{what}_sort_index", **where, "args": {"sort_index": sort_index}},
+    ]
+
+
+def _separate(start: Nanoseconds, end: Nanoseconds) -> Rows:
     """The lowest place for each slice such that no two slices of a place overlap."""
     places = np.zeros(len(start), dtype=np.int64)
     order = np.lexsort((end, start))
@@ -172,6 +170,10 @@ def _separate(start: Nanoseconds, end: Nanoseconds) -> npt.NDArray[np.int64]:
 
 
 # Reading
+
+
+class Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
+    """An event that names or sorts a process or thread; nothing is read of it."""
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ text and what it must hold; `Schedule.dumps` and `Schedule.loads` turn a schedul
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -38,15 +39,23 @@ class NativeFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     programs: dict[str, str]
 
 
-def encode(file: NativeFile) -> str:
-    """The file's text. Raises ScheduleError when the metadata holds what JSON cannot."""
+def encode(file: NativeFile, programs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The file's text in parts, with these programs in place of its own: (worker, text), so that one is held at a time.
+
+    Raises:
+        ScheduleError: the metadata holds what JSON cannot.
+    """
     head = {key: value for key, value in msgspec.structs.asdict(file).items() if key != "programs"}
     try:
         lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}," for key, value in head.items()]
     except (TypeError, ValueError, RecursionError) as error:
         raise ScheduleError(f"metadata: only finite JSON values can be written ({error})") from None
-    programs = ",\n".join(f"    {json.dumps(w)}: {json.dumps(text)}" for w, text in file.programs.items())
-    return "{\n" + "\n".join(lines) + '\n  "programs": {\n' + programs + "\n  }\n}\n"
+    yield "{\n" + "\n".join(lines) + '\n  "programs": {\n'
+    between = ""
+    for worker, text in programs:
+        yield f"{between}    {json.dumps(worker)}: {json.dumps(text)}"
+        between = ",\n"
+    yield "\n  }\n}\n"
 
 
 def decode(text: str | bytes) -> NativeFile:

@@ -6,8 +6,8 @@ what every hot path works on; instruction objects are made on demand for people 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict, Unpack
@@ -158,11 +158,12 @@ class Schedule:
 
     def text(self) -> dict[str, str]:
         """The programs of the live workers as text; `from_text` reads it back."""
-        return {
-            str(worker): text
-            for worker, text in zip(self.shape.workers(), render(self.shape, self.columns), strict=True)
-            if text or worker not in self.failed
-        }
+        return dict(self._texts())
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        for worker, text in zip(self.shape.workers(), render(self.shape, self.columns), strict=True):
+            if text or worker not in self.failed:
+                yield str(worker), text
 
     @cached_property
     def _programs(self) -> dict[Worker, tuple[Instruction, ...]]:
@@ -230,19 +231,20 @@ class Schedule:
 
     def dumps(self) -> str:
         """The text of the native file (see recycle.ir.native). Raises ScheduleError when `metadata` is not JSON."""
-        shape = self.shape
-        usual = self.placement == loop_placement(shape)
-        placement = {str(w): list(stages) for w, stages in zip(shape.workers(), self.placement, strict=True)}
-        return native.encode(
-            native.NativeFile(
-                shape={name: getattr(shape, name) for name in shape.__slots__},
-                optimizer=self.optimizer,
-                failed=[str(worker) for worker in sorted(self.failed)],
-                placement=None if usual else placement,
-                ties=[list(group) for group in self.ties],
-                metadata=dict(self.metadata),
-                programs=self.text(),
-            )
+        return "".join(native.encode(self.native_head(), self._texts()))
+
+    def native_head(self) -> native.NativeFile:
+        """The native file without its programs."""
+        usual = self.placement == loop_placement(self.shape)
+        placement = {str(w): list(stages) for w, stages in zip(self.shape.workers(), self.placement, strict=True)}
+        return native.NativeFile(
+            shape=asdict(self.shape),
+            optimizer=self.optimizer,
+            failed=[str(worker) for worker in sorted(self.failed)],
+            placement=None if usual else placement,
+            ties=[list(group) for group in self.ties],
+            metadata=dict(self.metadata),
+            programs={},
         )
 
     @classmethod
@@ -262,7 +264,7 @@ class Schedule:
 
     def save(self, path: str | Path) -> None:
         """Write the native file. Replaces the file whole or not at all."""
-        write_whole(path, self.dumps())
+        write_whole(path, native.encode(self.native_head(), self._texts()))
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:

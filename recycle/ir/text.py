@@ -9,8 +9,8 @@ place of an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -32,29 +32,33 @@ from recycle.ir.kinds import is_kind, reads_kinds
 from recycle.shape import Shape, Worker
 
 
-def render(shape: Shape, columns: Columns) -> list[str]:
-    """The program of each worker, by worker index."""
-    every = words(shape, columns)
-    return [" ".join(every[begin:end]) for begin, end in pairwise(columns.offsets.tolist())]
+def render(shape: Shape, columns: Columns) -> Iterator[str]:
+    """The program of each worker, by worker index; one is held at a time."""
+    return map(" ".join, _words_by_worker(shape, columns))
 
 
 def words(shape: Shape, columns: Columns) -> list[str]:
     """The text of the instruction in each row."""
+    return list(chain.from_iterable(_words_by_worker(shape, columns)))
+
+
+def _words_by_worker(shape: Shape, columns: Columns) -> Iterator[list[str]]:
     peers = [f"@{worker}" for worker in shape.workers()]
-    lists = [getattr(columns, name).tolist() for name in Columns.FIELDS]
     tokens = [cls.token for cls in KIND_CLASSES]
     f, b = Forward.token, Backward.token
-    found = []
-    for kind, stage, pipeline, index, peer, stage2, pipeline2, index2 in zip(*lists, strict=True):
-        if stage2 >= 0:
-            found.append(f"({stage}{f}{pipeline}.{index};{stage2}{b}{pipeline2}.{index2})")
-        elif pipeline < 0:
-            found.append(f"{stage}{tokens[kind]}")
-        elif peer < 0:
-            found.append(f"{stage}{tokens[kind]}{pipeline}.{index}")
-        else:
-            found.append(f"{stage}{tokens[kind]}{pipeline}.{index}{peers[peer]}")
-    return found
+    for begin, end in pairwise(columns.offsets.tolist()):
+        lists = [getattr(columns, name)[begin:end].tolist() for name in Columns.FIELDS]
+        found = []
+        for kind, stage, pipeline, index, peer, stage2, pipeline2, index2 in zip(*lists, strict=True):
+            if stage2 >= 0:
+                found.append(f"({stage}{f}{pipeline}.{index};{stage2}{b}{pipeline2}.{index2})")
+            elif pipeline < 0:
+                found.append(f"{stage}{tokens[kind]}")
+            elif peer < 0:
+                found.append(f"{stage}{tokens[kind]}{pipeline}.{index}")
+            else:
+                found.append(f"{stage}{tokens[kind]}{pipeline}.{index}{peers[peer]}")
+        yield found
 
 
 def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:

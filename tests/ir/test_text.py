@@ -25,14 +25,14 @@ randoms = st.randoms(use_true_random=False)
 def test_render_writes_what_each_instruction_prints(rng: random.Random) -> None:
     schedule = lower(random_schedule(rng))
     programs = render(schedule.shape, schedule.columns)
-    assert programs == [" ".join(map(str, schedule.program(worker))) for worker in schedule.shape.workers()]
+    assert list(programs) == [" ".join(map(str, schedule.program(worker))) for worker in schedule.shape.workers()]
 
 
 @bounded
 @given(randoms)
 def test_the_fast_parser_reads_what_the_instruction_parser_reads(rng: random.Random) -> None:
     schedule = lower(random_schedule(rng))
-    shape, texts = schedule.shape, render(schedule.shape, schedule.columns)
+    shape, texts = schedule.shape, list(render(schedule.shape, schedule.columns))
     one_by_one = columns_of(
         shape, {w: map(parse_instruction, t.split()) for w, t in zip(shape.workers(), texts, strict=True)}
     )

@@ -23,10 +23,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ import numpy as np
 from recycle.errors import JobError, ScheduleError, errors_as
 from recycle.files import read_whole
 from recycle.ir import chrome, native
-from recycle.ir.columns import Columns, Rows, offsets_of
+from recycle.ir.columns import Rows, offsets_of
 from recycle.ir.dependencies import Cause, dependencies
 from recycle.ir.formats import profiler_trace, run_trace
 from recycle.ir.instruction import (
@@ -88,6 +88,7 @@ def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
             f"a makespan of {timeline.makespan:g} cannot be written to the nanosecond, one unit being one second:"
             f" use times that add up to at most {chrome.MOST_SECONDS:.0f}"
         )
+    native_file = json.loads("".join(native.encode(schedule.native_head(), ())))
     other = {
         "format": FORMAT,
         "version": VERSION,
@@ -95,17 +96,11 @@ def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
         "microseconds_per_unit": 1_000_000,
         "makespan": timeline.makespan,
         "period": timeline.period,
-        **_head(schedule),
+        **{key: native_file[key] for key in _HEAD},
         "instructions": np.diff(schedule.columns.offsets).tolist(),
         "profile": profile.to_json(),
     }
     return chrome.document(other, _events(schedule, timeline, origin))
-
-
-def _head(schedule: Schedule) -> dict[str, Any]:
-    empty = Columns.from_arrays(np.zeros(schedule.shape.worker_count + 1, dtype=np.int64))
-    native_file = json.loads(replace(schedule, columns=empty).dumps())
-    return {key: native_file[key] for key in _HEAD}
 
 
 def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Iterator[chrome.Event]:
@@ -117,20 +112,19 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
     track = chrome.track_of(c)
     transfers = _transfers(lowered).tolist()
     detours = _detours(lowered, rerouted, max(transfers, default=0))
-    held, names = _Held.of(timeline), lowered.words()
+    (unit, held), names = _held(timeline, start, end), lowered.words()
     categories = [re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in KIND_CLASSES]
     position = np.where(origin < 0, -1, origin - schedule.columns.offsets[c.worker])
     for w, place in _places(lowered).items():
         pid, worker = w + 1, shape.worker_at(w)
         text = str(worker)
         rows = slice(offsets[w], offsets[w + 1])
-        tids, titles = chrome.thread_ids(track[rows], start[rows], end[rows])
-        yield from chrome.process(pid, _title(lowered, worker), place)
-        yield from chrome.threads(pid, titles)
+        tids, head = chrome.process_head(pid, _title(lowered, worker), place, track[rows], start[rows], end[rows])
+        yield from head
         columns = (c.kind, c.stage, c.pipeline, c.index, rerouted, position, start, end)
         lists = (column[rows].tolist() for column in columns)
         for row, name, tid, kind, stage, home, index, away, at, begin, finish in zip(
-            range(rows.start, rows.stop), names[rows], tids.tolist(), *lists, strict=True
+            range(rows.start, rows.stop), names[rows], tids, *lists, strict=True
         ):
             arguments: dict[str, Any] = {"worker": text, "position": at if at >= 0 else None, "stage": stage}
             if home >= 0:
@@ -140,8 +134,8 @@ def _events(schedule: Schedule, timeline: Timeline, origin: np.ndarray) -> Itera
                 yield chrome.flow_event(_END[kind][0], flow, _END[kind][1], "transfer", pid, tid, begin)
             for phase, flow in detours.get(row, ()):
                 yield chrome.flow_event(phase, flow, "re-routed activation", "re-routed", pid, tid, begin)
-        for moment, value in held.steps(rows, start, end):
-            yield chrome.counter_event("activations held", pid, moment, held.unit, value)
+        for moment, value in held(rows):
+            yield chrome.counter_event("activations held", pid, moment, unit, value)
 
 
 _END = {
@@ -199,29 +193,22 @@ def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, li
     return ends
 
 
-class _Held(NamedTuple):
-    """What each row adds to the activations held when it starts, and frees when it ends."""
+def _held(
+    timeline: Timeline, start: chrome.Nanoseconds, end: chrome.Nanoseconds
+) -> tuple[str, Callable[[slice], Iterator[tuple[int, float]]]]:
+    """(unit of the activations held; rows of one worker -> (moment, held from then on) whenever that changes)."""
+    weights = np.array(timeline.profile.per_stage("activation", timeline.schedule.shape.stages))
+    added, freed = activation_changes(timeline.schedule, timeline.profile, weights)
 
-    unit: str
-    added: np.ndarray
-    freed: np.ndarray
-
-    @classmethod
-    def of(cls, timeline: Timeline) -> _Held:
-        profile, stages = timeline.profile, timeline.schedule.shape.stages
-        weights = np.array(profile.per_stage("activation", stages))
-        in_bytes = bool((weights != 1).any())
-        changes = activation_changes(timeline.schedule, profile, weights)
-        return cls("bytes" if in_bytes else "chunks", *changes)
-
-    def steps(self, rows: slice, start: chrome.Nanoseconds, end: chrome.Nanoseconds) -> Iterator[tuple[int, float]]:
-        """(moment, held from then on) of one worker, once per moment at which anything changes."""
+    def steps(rows: slice) -> Iterator[tuple[int, float]]:
         moments = np.concatenate([start[rows], end[rows]])
-        change = np.concatenate([self.added[rows], -self.freed[rows]])
+        change = np.concatenate([added[rows], -freed[rows]])
         moments, change = moments[change != 0], change[change != 0]
         distinct, place = np.unique(moments, return_inverse=True)
         total = np.round(np.cumsum(np.bincount(place, weights=change, minlength=len(distinct))), 6) + 0.0
-        yield from zip(distinct.tolist(), total.tolist(), strict=True)
+        return zip(distinct.tolist(), total.tolist(), strict=True)
+
+    return "bytes" if (weights != 1).any() else "chunks", steps
 
 
 # Reading
@@ -266,10 +253,6 @@ class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
     args: _Place
 
 
-class _Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
-    pass
-
-
 class _Counter(msgspec.Struct, frozen=True, tag_field="ph", tag="C"):
     pass
 
@@ -283,7 +266,7 @@ class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
 
 
 class _Timeline(msgspec.Struct, frozen=True):
-    traceEvents: list[_Slice | _Title | _Counter | _FlowStart | _FlowEnd]
+    traceEvents: list[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd]
 
 
 def _from_timeline(content: bytes, name: str) -> Schedule:

@@ -26,6 +26,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Annotated
 
 import msgspec
@@ -116,9 +117,9 @@ def _read(file: _File) -> Schedule:
             )
     schedule = _run_by_megatron(Shape(1, file.ranks, micro_batches, chunks), size)
     for rank, (found_order, right_order) in enumerate(zip(file.orders or (), _orders(schedule), strict=False)):
-        if (at := _first_difference(found_order, right_order)) is not None:
-            there, wanted = (_at(order, at) for order in (found_order, right_order))
-            raise ScheduleError(f"orders[{rank}][{at}] is {there}, Megatron's order has {wanted}")
+        if (difference := _first_difference(found_order, right_order)) is not None:
+            place, there, wanted = difference
+            raise ScheduleError(f"orders[{rank}][{place}] is {there}, Megatron's order has {wanted}")
     return schedule
 
 
@@ -146,11 +147,11 @@ def dumps(schedule: Schedule) -> str:
     except ScheduleError as error:
         raise _refusal(f"groups of {size} micro-batches, by the first forwards of worker 0.0", str(error)) from None
     for worker, program in zip(shape.workers(), programs, strict=True):
-        wanted = right.program(worker)
-        place = _first_difference([one for _, one in program], wanted)
-        if place is not None:
-            position, one = program[place] if place < len(program) else (len(schedule.program(worker)), "the end")
-            raise _refusal(f"{one} on worker {worker} (position {position})", f"Megatron has {_at(wanted, place)}")
+        difference = _first_difference([one for _, one in program], right.program(worker))
+        if difference is not None:
+            place, one, wanted = difference
+            position = program[place][0] if place < len(program) else len(schedule.program(worker))
+            raise _refusal(f"{one} on worker {worker} (position {position})", f"Megatron has {wanted}")
     _tell_left_out(schedule)
     head = {"format": FORMAT, "version": VERSION, "ranks": shape.ranks, "chunks": shape.chunks}
     head |= {"micro_batches": shape.micro_batches}
@@ -205,13 +206,10 @@ def _work(schedule: Schedule, worker: Worker) -> list[tuple[int, Instruction]]:
     return [(position, one) for position, one in program if isinstance(one, Compute | OverlappedPair)]
 
 
-def _first_difference(found: Sequence[object], wanted: Sequence[object]) -> int | None:
-    longest = range(max(len(found), len(wanted)))
-    return next((place for place in longest if _at(found, place) != _at(wanted, place)), None)
-
-
-def _at(sequence: Sequence[object], place: int) -> object:
-    return sequence[place] if place < len(sequence) else "the end"
+def _first_difference(found: Sequence[object], wanted: Sequence[object]) -> tuple[int, object, object] | None:
+    """(place, what is found there, what is wanted there) of the first difference, None when there is none."""
+    pairs = enumerate(zip_longest(found, wanted, fillvalue="the end"))
+    return next(((place, one, other) for place, (one, other) in pairs if one != other), None)
 
 
 def _tell_left_out(schedule: Schedule) -> None:

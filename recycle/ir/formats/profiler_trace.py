@@ -29,7 +29,7 @@ from recycle.ir.formats.torch_actions import (
     parse_action,
     schedule_of,
 )
-from recycle.ir.instruction import Compute, Instruction, Transfer
+from recycle.ir.instruction import Instruction, Transfer
 from recycle.ir.schedule import Schedule
 from recycle.shape import Worker
 
@@ -112,11 +112,8 @@ class _Action(NamedTuple):
 
 
 def _first_stage(actions: Iterable[_Action]) -> int:
-    return min((piece.stage for action in actions for piece in _computes(action)), default=-1)
-
-
-def _computes(action: _Action) -> Iterable[Compute]:
-    return () if isinstance(action.what, str) else computes([action.what])
+    instructions = (action.what for action in actions if not isinstance(action.what, str))
+    return min((piece.stage for piece in computes(instructions)), default=-1)
 
 
 def _actions(content: bytes, name: str) -> list[_Action]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from recycle.files import read_whole, write_whole
 from recycle.ir import chrome
 from recycle.ir.instruction import Forward
 from recycle.ir.schedule import Schedule
+from recycle.ir.text import words
 from recycle.ir.trace import Trace, TraceBuilder, executed_schedule
 from recycle.shape import Shape, Worker
 
@@ -33,33 +35,28 @@ Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track."""
-    shape = {name: getattr(trace.shape, name) for name in trace.shape.__slots__}
-    other = {"format": FORMAT, "version": VERSION, "shape": shape, "clock": "seconds since run start"}
+    other = {"format": FORMAT, "version": VERSION, "shape": asdict(trace.shape), "clock": "seconds since run start"}
     write_whole(path, chrome.document(other, _chrome_events(trace)))
 
 
 def _chrome_events(trace: Trace) -> Iterator[chrome.Event]:
-    track = chrome.track_of(trace.columns)
+    c, track = trace.columns, chrome.track_of(trace.columns)
     start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
-    for w in np.flatnonzero(np.diff(trace.columns.offsets)).tolist():
-        pid, worker = w + 1, trace.shape.worker_at(w)
-        rows = slice(int(trace.columns.offsets[w]), int(trace.columns.offsets[w + 1]))
-        tids, titles = chrome.thread_ids(track[rows], start[rows], end[rows])
-        yield from chrome.process(pid, f"worker {worker}", w)
-        yield from chrome.threads(pid, titles)
-        for row, tid in enumerate(tids.tolist(), rows.start):
-            home = int(trace.columns.pipeline[row])
-            name, category = str(trace.instruction(row)), chrome.TRACKS[track[row]]
-            arguments: dict[str, Any] = {
-                "instruction": name,
-                "worker": str(worker),
-                "role": str(trace.shape.worker_at(trace.role[row])),
-                "step": int(trace.step[row]),
-                "generation": int(trace.generation[row]),
-            }
+    names, workers = words(trace.shape, c), list(map(str, trace.shape.workers()))
+    for w in np.flatnonzero(np.diff(c.offsets)).tolist():
+        rows = slice(int(c.offsets[w]), int(c.offsets[w + 1]))
+        tids, head = chrome.process_head(w + 1, f"worker {workers[w]}", w, track[rows], start[rows], end[rows])
+        yield from head
+        columns = (track, trace.role, trace.step, trace.generation, c.pipeline, trace.rerouted, start, end)
+        lists = (column[rows].tolist() for column in columns)
+        for name, tid, lane, role, step, generation, home, away, begin, finish in zip(
+            names[rows], tids, *lists, strict=True
+        ):
+            arguments = {"instruction": name, "worker": workers[w], "role": workers[role]}
+            arguments |= {"step": step, "generation": generation}
             if home >= 0:
-                arguments |= {"home": home, "rerouted": bool(trace.rerouted[row])}
-            yield chrome.slice_event(name, category, pid, tid, int(start[row]), int(end[row]), arguments)
+                arguments |= {"home": home, "rerouted": away}
+            yield chrome.slice_event(name, chrome.TRACKS[lane], w + 1, tid, begin, finish, arguments)
     for event in trace.events:
         seconds = event.get("time")
         moment = round(seconds * 1e9) if isinstance(seconds, int | float) else 0
@@ -84,10 +81,6 @@ class _Instant(msgspec.Struct, frozen=True, tag_field="ph", tag="i"):
     args: dict[str, Any] = {}
 
 
-class _Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
-    pass
-
-
 class _Other(msgspec.Struct, frozen=True):
     format: str
     version: int
@@ -95,7 +88,7 @@ class _Other(msgspec.Struct, frozen=True):
 
 
 class _ChromeFile(msgspec.Struct, frozen=True):
-    traceEvents: list[_Slice | _Instant | _Title]
+    traceEvents: list[_Slice | _Instant | chrome.Title]
 
 
 def read_trace(path: str | Path) -> Trace:

@@ -23,10 +23,11 @@ import logging
 import re
 from collections import Counter
 
+import numpy as np
+
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.formats.torch_actions import (
     Program,
-    computes,
     dropped_message,
     final_steps,
     homes,
@@ -45,6 +46,7 @@ from recycle.ir.instruction import (
     Transfer,
 )
 from recycle.ir.schedule import Placement, Schedule
+from recycle.ir.trace import away_from
 from recycle.shape import Worker
 
 _log = logging.getLogger(__name__)
@@ -103,11 +105,10 @@ def dumps(schedule: Schedule) -> str:
                 raise _refusal(where, "torch has no such action")
             if isinstance(one, Transfer) and one.peer != (peer := implied_peer(one, Worker(0, rank), home)):
                 raise _refusal(where, f"torch exchanges with the home of the neighbouring stage, worker {peer}")
-    if not any(isinstance(one, Transfer) for program in programs for one in program) and shape.ranks > 1:
-        for program in programs:
-            for one in program:
-                if isinstance(one, ReduceGradients):
-                    raise _refusal(f"{one} without any transfer", "torch adds both or none: write out both, or neither")
+    every = [one for program in programs for one in program]
+    reduce = next((one for one in every if isinstance(one, ReduceGradients)), None)
+    if reduce is not None and shape.ranks > 1 and not any(isinstance(one, Transfer) for one in every):
+        raise _refusal(f"{reduce} without any transfer", "torch adds both or none: write out both, or neither")
     try:
         found = inferred(programs)
     except ScheduleError as error:
@@ -196,16 +197,13 @@ def _listed(placement: Placement) -> str:
 
 
 def _refuse_other_pipelines(schedule: Schedule) -> None:
-    for worker in schedule.live:
-        for position, one in enumerate(schedule.program(worker)):
-            micro_batches = [piece.micro_batch for piece in computes([one])]
-            if isinstance(one, Transfer):
-                micro_batches.append(one.micro_batch)
-            if any(micro_batch.pipeline != worker.pipeline for micro_batch in micro_batches):
-                raise _refusal(
-                    f"{one} on worker {worker} (position {position})",
-                    "the micro-batch of another pipeline is re-routed to this one",
-                )
+    away = np.flatnonzero(away_from(schedule.columns, schedule.columns.worker // schedule.shape.ranks))
+    if len(away):
+        worker, position = schedule.position(int(away[0]))
+        raise _refusal(
+            f"{schedule.instruction(int(away[0]))} on worker {worker} (position {position})",
+            "the micro-batch of another pipeline is re-routed to this one",
+        )
     if schedule.failed:
         dead = ", ".join(map(str, sorted(schedule.failed)))
         raise _refusal(f"failed workers ({dead})", "each row is a live rank")
@@ -224,16 +222,15 @@ def _refuse_placement(placement: Placement) -> None:
 def _without_steps(schedule: Schedule, placement: Placement) -> list[Program]:
     """The programs less the steps that reading puts back. Raises ScheduleError at any other STEP."""
     programs = [list(schedule.program(worker)) for worker in schedule.shape.workers()]
-    steps = any(isinstance(one, OptimizerStep) for program in programs for one in program)
-    if not steps:
+    kinds = {type(one) for program in programs for one in program}
+    if OptimizerStep not in kinds:
         return programs
-    reduces = any(isinstance(one, ReduceGradients) for program in programs for one in program)
     bodies: list[Program] = []
     for rank, program in enumerate(programs):
         tail = final_steps(placement[rank])
         body = program[: len(program) - len(tail)]
         first = next((i for i, one in enumerate(program) if isinstance(one, OptimizerStep)), len(program))
-        if not reduces or first < len(body) or program[len(body) :] != tail:
+        if ReduceGradients not in kinds or first < len(body) or program[len(body) :] != tail:
             where = f"{program[first]} on worker 0.{rank}" if first < len(program) else f"no STEP on worker 0.{rank}"
             raise _refusal(
                 f"{where} (position {first})",

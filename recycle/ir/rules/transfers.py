@@ -19,11 +19,12 @@ from recycle.ir.instruction import (
     BackwardInput,
     Compute,
     Forward,
+    Receive,
     Send,
     Transfer,
     is_kind,
 )
-from recycle.ir.kinds import Origin, ValueKind
+from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
 from recycle.ir.rules.rule import Defect, Inspection, firsts, repeats, rule
 from recycle.shape import MicroBatch, Worker
 
@@ -122,6 +123,11 @@ def _examined(inspection: Inspection) -> _TransferExamination:
     return examination
 
 
+def _consumer(value: Value) -> int:
+    """The stage that a transfer brings the value to."""
+    return value.stage - CARRIERS[value.kind][1].row.needs[0].offset
+
+
 class _TransferExamination:
     """Looks for defects of transfers, from the nearest causes to the farthest, and reports each value once.
 
@@ -146,33 +152,24 @@ class _TransferExamination:
 
     def is_reported(self, value: Value) -> bool:
         """Whether a defect of the value is reported, or its producer or consumer has one from which others follow."""
-        if value in self.reported:
-            return True
-        _, receive = CARRIERS[value.kind]
-        consumer = value.stage - receive.row.needs[0].offset
-        broken = self.inspection.is_broken
-        return broken(value.stage, value.micro_batch) or broken(consumer, value.micro_batch)
+        broken, micro_batch = self.inspection.is_broken, value.micro_batch
+        return value in self.reported or broken(value.stage, micro_batch) or broken(_consumer(value), micro_batch)
 
     def _examine(self) -> None:
-        inspection, c, dead = self.inspection, self.columns, self.inspection.dead
-        shape = self.shape
-        inside = (c.stage >= 0) & (c.stage < shape.stages) & (c.pipeline >= 0) & (c.pipeline < shape.pipelines)
-        inside &= (c.index >= 0) & (c.index < shape.micro_batches)
-        rows = np.flatnonzero(is_kind(c.kind, Transfer) & inside)
-        gone = dead[c.worker[rows]] | dead[c.peer[rows]]
+        inspection, c, pieces = self.inspection, self.columns, self.inspection.pieces
+        rows = np.flatnonzero(is_kind(pieces.kind, Transfer) & pieces.valid)  # a transfer's row is its piece
+        gone = inspection.dead[c.worker[rows]] | inspection.dead[c.peer[rows]]
         self.reported.update(self.value(row) for row in rows[gone].tolist())
         rows = rows[~gone]
         self._to_itself(rows[c.peer[rows] == c.worker[rows]])
         self._twice(rows)
-        misplaced = self._misplaced_sends()
-        self._not_made(misplaced)
+        self._not_made()
         received = np.zeros(len(c), dtype=np.bool_)
         sends_of = inspection.graph.sends
         matched = np.flatnonzero(sends_of >= 0)
         receives = inspection.origin[matched]
         received[receives] = received[inspection.origin[sends_of[matched]]] = True
-        loose = rows[~received[rows]]
-        self._loose(loose)
+        self._loose(rows[~received[rows]])
         self._untransferred()
         self._unused(np.sort(receives))
 
@@ -191,28 +188,23 @@ class _TransferExamination:
             )  # fmt: skip
 
     def _twice(self, rows: Rows) -> None:
-        c, shape = self.columns, self.shape
-        cell = c.stage[rows].astype(np.int64) * shape.pipelines + c.pipeline[rows]
-        cell = cell * shape.micro_batches + c.index[rows]
-        ends = (c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows]) * len(KIND_CLASSES) + c.kind[rows]
+        c = self.columns
+        ends = (c.worker[rows].astype(np.int64) * self.shape.worker_count + c.peer[rows]) * MOST_KINDS + c.kind[rows]
         keys = np.unique(ends, return_inverse=True)[1].astype(np.int64)
-        again, first = repeats(keys * self.inspection.cells + cell)
+        again, first = repeats(keys * self.inspection.cells + self.inspection.cell[rows])
         for row, original in zip(rows[again].tolist(), rows[first].tolist(), strict=True):
-            verb = "sent" if issubclass(KIND_CLASSES[self.columns.kind[row]], Send) else "received"
+            verb = "sent" if issubclass(KIND_CLASSES[c.kind[row]], Send) else "received"
             self._report(
                 "duplicate-transfer", row, f"the value is {verb} already: {self.inspection.at(original)}",
                 "remove one of the two", original,
             )  # fmt: skip
 
-    def _misplaced_sends(self) -> list[int]:
-        is_send, given = is_kind(self.inspection.lowered.columns.kind, Send), self.inspection.given
-        lost = (m.row for m in self.inspection.graph.missing if m.why == Why.NOT_LOCAL)
-        rows = (given(row) for row in lost if is_send[row])
-        return [row for row in rows if row is not None]
-
-    def _not_made(self, rows: list[int]) -> None:
-        for row in rows:
-            value = self.value(row)
+    def _not_made(self) -> None:
+        is_send = is_kind(self.inspection.lowered.columns.kind, Send)
+        for missing in self.inspection.graph.missing:
+            row, value = self.inspection.given(missing.row), missing.value
+            if missing.why != Why.NOT_LOCAL or not is_send[missing.row] or value is None or row is None:
+                continue
             makers = self._workers_with(value.stage, value)
             where = f"worker {makers[0]} makes this value" if makers else "nobody makes this value"
             self._report(
@@ -236,43 +228,34 @@ class _TransferExamination:
 
     def _loose(self, rows: Rows) -> None:
         """Ends without a partner: two of one value belong together, one alone lacks the other."""
-        c = self.columns
-        is_send = is_kind(c.kind[rows], Send)
+        is_send = is_kind(self.columns.kind[rows], Send)
         sends = {self.value(row): row for row in rows[is_send][::-1].tolist()}
         receives = {self.value(row): row for row in rows[~is_send][::-1].tolist()}
         for value in sends.keys() & receives.keys():
             self._mismatch(value, sends[value], receives[value])
         for row in rows[is_send].tolist():
-            worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
             value = self.value(row)
-            _, receive = CARRIERS[value.kind]
-            stage = value.stage - receive.row.needs[0].offset
-            exists = 0 <= stage < self.shape.stages
-            self._report(
-                "unreceived", row, f"worker {peer} never receives it",
-                f"add {stage}{receive.token}{value.micro_batch}@{worker} to worker {peer} before its consumer"
-                if exists else "no stage needs this value: remove the send",
-                *self._rows_with(stage, value)[:1],
-            )  # fmt: skip
+            self._lacks(row, value, "unreceived", "receives", _consumer(value), CARRIERS[value.kind][1])
         for row in rows[~is_send].tolist():
-            worker, peer = self.schedule.position(row)[0], self.shape.worker_at(c.peer[row])
             value = self.value(row)
-            send, _ = CARRIERS[value.kind]
-            exists = 0 <= value.stage < self.shape.stages
-            self._report(
-                "unsent", row, f"worker {peer} never sends it",
-                f"add {value.stage}{send.token}{value.micro_batch}@{worker} to worker {peer} behind its producer"
-                if exists else "no stage makes this value: remove the receive",
-                *self._rows_with(value.stage, value)[:1],
-            )  # fmt: skip
+            self._lacks(row, value, "unsent", "sends", value.stage, CARRIERS[value.kind][0])
+
+    def _lacks(self, row: int, value: Value, code: str, verb: str, stage: int, end: type[Transfer]) -> None:
+        """Report a transfer in `row` whose other `end`, that of `stage`, is missing."""
+        worker, peer = self.schedule.position(row)[0], self.shape.worker_at(self.columns.peer[row])
+        place = "before its consumer" if issubclass(end, Receive) else "behind its producer"
+        hint = f"add {stage}{end.token}{value.micro_batch}@{worker} to worker {peer} {place}"
+        if not 0 <= stage < self.shape.stages:
+            needs, this = ("needs", "send") if issubclass(end, Receive) else ("makes", "receive")
+            hint = f"no stage {needs} this value: remove the {this}"
+        self._report(code, row, f"worker {peer} never {verb} it", hint, *self._rows_with(stage, value)[:1])
 
     def _mismatch(self, value: Value, send: int, receive: int) -> None:
         """The end that disagrees with where the value is made and needed is the wrong one."""
         at, schedule = self.inspection.at, self.schedule
-        consumer = value.stage - CARRIERS[value.kind][1].row.needs[0].offset
         sender, receiver = schedule.position(send)[0], schedule.position(receive)[0]
         makers = self._workers_with(value.stage, value)
-        users = self._workers_with(consumer, value)
+        users = self._workers_with(_consumer(value), value)
         send_fits = sender in makers and self.shape.worker_at(self.columns.peer[send]) in users
         row, other = (receive, send) if send_fits or receiver not in users else (send, receive)
         right = (sender if row == receive else receiver) if receiver in users else None
@@ -295,25 +278,24 @@ class _TransferExamination:
             )  # fmt: skip
 
     def _unused(self, rows: Rows) -> None:
-        c, shape, pieces = self.columns, self.shape, self.inspection.pieces
-
-        def keys(stage: Rows, micro_batch: Rows, worker: Rows) -> Rows:
-            return (stage * shape.global_micro_batches + micro_batch) * shape.worker_count + worker
-
+        pieces = self.inspection.pieces
         for value, (_, receive) in CARRIERS.items():
             needed = []
             for cls in KIND_CLASSES:
                 for need in cls.row.needs if issubclass(cls, Compute) else ():
                     if (need.value, need.origin) == (value, Origin.ANY_WORKER):
                         users = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
-                        stage = pieces.stage[users] + need.offset
-                        needed.append(keys(stage, pieces.micro_batch[users], pieces.worker[users]))
-            mine = rows[c.kind[rows] == receive.kind]
-            stage = c.stage[mine].astype(np.int64) + receive.row.needs[0].offset
-            micro_batch = c.pipeline[mine].astype(np.int64) * shape.micro_batches + c.index[mine]
-            brought = keys(stage, micro_batch, c.worker[mine].astype(np.int64))
+                        needed.append(self._made_for(users, need.offset))
+            mine = rows[self.columns.kind[rows] == receive.kind]
+            brought = self._made_for(mine, receive.row.needs[0].offset)
             for row in mine[~np.isin(brought, np.concatenate(needed))].tolist():
                 self._report(
                     "unused-transfer", row, f"nothing on worker {self.schedule.position(row)[0]} needs this value",
                     "remove the receive and its send",
                 )  # fmt: skip
+
+    def _made_for(self, pieces: Rows, offset: int) -> Rows:
+        """The worker of each piece, and the value that the stage `offset` from it makes of its micro-batch, as one
+        number."""
+        made = self.inspection.cell[pieces] + offset * self.shape.global_micro_batches
+        return made * self.shape.worker_count + self.inspection.pieces.worker[pieces]
