@@ -13,16 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from recycle.systems.grids import GridRunning, PipelineGrid, PipelineGrids
+from recycle.systems.grids import PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeGridRunning(GridRunning):
+class WholeGridRunning(Running):
     """A whole grid; `used` has the slot of each position, pipeline by pipeline. The other slots are idle."""
 
+    grid: PipelineGrid
     used: tuple[int, ...]
 
     def lost(self, slots: Iterable[int]) -> set[int]:
@@ -97,7 +99,8 @@ class CheckpointRestart:
             samples=setting.samples,
             idle=len(setting.slots(live)) - grid.slots,
             checkpoints=setting.checkpoints(len(live), self.fatal_share),
-            grids=self.grids,
+            layout=f"{grid.pipelines} x {grid.ranks}",
+            schedules=partial(self.grids.schedules, grid),
             grid=grid,
             used=used,
         )

@@ -8,7 +8,7 @@ communication.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import ceil
@@ -17,7 +17,7 @@ from recycle.ir.families import FAMILIES
 from recycle.ir.simulate import Timeline, simulate
 from recycle.shape import Shape
 from recycle.systems.setting import Setting
-from recycle.systems.system import DoesNotFit, Running, Timed
+from recycle.systems.system import DoesNotFit, Timed
 
 
 @dataclass(frozen=True)
@@ -122,18 +122,3 @@ class PipelineGrids:
         return [
             Timed(FAMILIES[self.family](Shape(1, grid.ranks, load), optimizer="barrier"), profile) for load in loads
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridRunning(Running):
-    """Some or all pipelines of a grid at work."""
-
-    grids: PipelineGrids = field(repr=False, compare=False)
-    grid: PipelineGrid
-
-    @property
-    def layout(self) -> str:
-        return f"{self.grid.pipelines} x {self.grid.ranks}"
-
-    def schedules(self) -> list[Timed]:
-        return self.grids.schedules(self.grid)

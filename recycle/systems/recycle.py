@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from math import inf
 
 from msgspec.structs import replace
@@ -64,18 +64,9 @@ class RecycleRunning(Running):
         vector: of the plan; at least as many dead at each rank as there are.
     """
 
-    system: ReCycle = field(repr=False, compare=False)
     slots: dict[Worker, int]
     spare: tuple[int, ...]
     vector: Vector
-
-    @property
-    def layout(self) -> str:
-        shape = self.system.job.shape
-        return f"{shape.pipelines} x {shape.ranks}"
-
-    def schedules(self) -> list[Timed]:
-        return self.system.schedules(self.vector)
 
 
 class ReCycle:
@@ -172,7 +163,7 @@ class ReCycle:
             event="re-route" if touched else "join",
         )
 
-    def schedules(self, vector: Vector) -> list[Timed]:
+    def _schedules(self, vector: Vector) -> list[Timed]:
         """The plan of a vector, in role names."""
         made = self._plans.get(vector) or plan_vector(self.job, vector, True)
         return [Timed(made.schedule, self.profile)]
@@ -236,7 +227,8 @@ class ReCycle:
             samples=setting.samples,
             idle=len(spare) + sum(vector) - sum(here),
             checkpoints=setting.checkpoints(len(live), fatal),
-            system=self,
+            layout=f"{setting.shape.pipelines} x {setting.shape.ranks}",
+            schedules=partial(self._schedules, vector),
             slots=slots,
             spare=spare,
             vector=vector,

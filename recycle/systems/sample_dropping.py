@@ -14,21 +14,19 @@ Limits: a shrinking batch changes the training; one dead worker takes a whole pi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from recycle.systems.grids import GridRunning, PipelineGrid, PipelineGrids
+from recycle.systems.grids import PipelineGrid, PipelineGrids
 from recycle.systems.setting import Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupsRunning(GridRunning):
-    """Healthy replica groups; `groups` has the slots of each."""
+class GroupsRunning(Running):
+    """Healthy replica groups, some or all pipelines of a grid; `groups` has the slots of each."""
 
+    grid: PipelineGrid
     groups: tuple[tuple[int, ...], ...]
-
-    @property
-    def layout(self) -> str:
-        return f"{len(self.groups)} x {self.grid.ranks}"
 
 
 class SampleDropping:
@@ -97,7 +95,8 @@ class SampleDropping:
             idle=idle,
             checkpoints=setting.checkpoints(len(live)),
             reconsider=idle >= grid.ranks and len(groups) < grid.pipelines,
-            grids=self.grids,
+            layout=f"{len(groups)} x {grid.ranks}",
+            schedules=partial(self.grids.schedules, grid),
             grid=grid,
             groups=tuple(groups),
         )

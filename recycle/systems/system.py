@@ -16,8 +16,8 @@ Nodes are numbers from 0 to `Setting.nodes` - 1; `Setting.slots` gives the worke
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -75,7 +75,7 @@ class Timed(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running(ABC):
+class Running:
     """A configuration that trains. Systems subclass it with what they need to know at the next change.
 
     Attributes:
@@ -86,6 +86,9 @@ class Running(ABC):
         idle: of the live slots, how many have nothing to do (spares, remainders).
         checkpoints: how state is kept; None for never, and then a `Loss.CHECKPOINT` goes back to the start.
         reconsider: `change` is to be called at the next boundary.
+        layout: pipelines and their depths, for tables: "8 x 4".
+        schedules: gives what runs, for the checker and the viewer: made on demand. More than one where pipelines share
+            no schedule; each alone must then pass `check`.
     """
 
     live: Nodes
@@ -95,16 +98,8 @@ class Running(ABC):
     idle: int = 0
     checkpoints: Checkpoints | None = None
     reconsider: bool = False
-
-    @property
-    def layout(self) -> str:
-        """Pipelines and their depths, for tables: "8 x 4"."""
-        return ""
-
-    @abstractmethod
-    def schedules(self) -> list[Timed]:
-        """What runs, for the checker and the viewer: made on demand. More than one where pipelines share no schedule;
-        each alone must then pass `check`."""
+    layout: str = ""
+    schedules: Callable[[], list[Timed]] = field(default=list, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

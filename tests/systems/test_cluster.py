@@ -12,14 +12,8 @@ from recycle.sections import PausesSection
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.setting import Setting, young
-from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, Timed
+from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped
 from tests.systems.closed_forms import efficiency
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plain(Running):
-    def schedules(self) -> list[Timed]:
-        return []
 
 
 @dataclass
@@ -36,7 +30,7 @@ class Scripted:
     def begin(self, live: Nodes) -> State | DoesNotFit:
         if len(live) < self.need:
             return Stopped(live=live, reason="too few")
-        return Plain(
+        return Running(
             live=live,
             period=20.0 / len(live),
             samples=100.0 - self.dropped,

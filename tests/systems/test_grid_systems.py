@@ -9,7 +9,7 @@ import pytest
 from recycle.ir.check import check
 from recycle.job import Job
 from recycle.layers import Layer
-from recycle.systems.checkpoint_restart import CheckpointRestart, GridRunning
+from recycle.systems.checkpoint_restart import CheckpointRestart, WholeGridRunning
 from recycle.systems.cluster import run
 from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.hot_spare import HotSpare, LiveMigration
@@ -27,15 +27,15 @@ def setting(pipelines: int = 4, memory: float = 30.0, failure_rate: float = 1e-6
     return replace(Setting.of(job), layers=layers, memory=(memory,) * 4, bandwidth=8.0, failure_rate=failure_rate)
 
 
-def grid(change: Change) -> GridRunning:
-    assert isinstance(change.state, GridRunning)
+def grid(change: Change) -> WholeGridRunning:
+    assert isinstance(change.state, WholeGridRunning)
     return change.state
 
 
 def test_checkpoint_restart_takes_the_best_grid_that_is_left() -> None:
     system = CheckpointRestart(setting())
     begun = system.begin(system.setting.all_nodes)
-    assert isinstance(begun, GridRunning)
+    assert isinstance(begun, WholeGridRunning)
     assert (begun.layout, begun.idle, begun.period) == ("4 x 4", 0, (6 + 3) * 3)
     struck = system.change(begun, frozenset({5}), frozenset())
     assert (struck.loss, struck.event) == (Loss.CHECKPOINT, "restart")
@@ -69,7 +69,7 @@ def test_too_few_nodes_stop_it_and_too_little_memory_is_a_result() -> None:
 def test_a_spare_takes_the_place_and_copies_from_a_peer(kind: type[HotSpare]) -> None:
     system = kind(setting(), spares=4)
     begun = system.begin(system.setting.all_nodes)
-    assert isinstance(begun, GridRunning)
+    assert isinstance(begun, WholeGridRunning)
     assert (begun.layout, begun.idle) == ("3 x 4", 4)
     change = system.change(begun, frozenset({5}), frozenset())
     assert (change.event, change.bytes, change.pause.copy) == ("replace", 16.0, 2.0)

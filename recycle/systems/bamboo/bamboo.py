@@ -24,8 +24,8 @@ forwards cost up to F / c of the iteration, failures or not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from math import ceil
 
 from recycle.profile import Profile
@@ -48,28 +48,14 @@ with how often neighbours die one after the other, this sets how often a checkpo
 
 @dataclass(frozen=True, kw_only=True)
 class BambooRunning(Running):
-    """A configuration of Bamboo.
-
-    Attributes:
-        pipelines: of one depth.
-        waiting: live slots in none of them.
-    """
+    """Pipelines of one depth; live slots in none of them wait."""
 
     pipelines: tuple[Pipeline, ...]
-    waiting: frozenset[int]
-    system: Bamboo = field(repr=False, compare=False)
-
-    @property
-    def layout(self) -> str:
-        return f"{len(self.pipelines)} x {len(self.pipelines[0].slots)}"
 
     @property
     def overloaded(self) -> int:
         """Workers that run two stages."""
         return sum(pipeline.overloaded for pipeline in self.pipelines)
-
-    def schedules(self) -> list[Timed]:
-        return [self.system.timed(self.pipelines)]
 
 
 class Bamboo:
@@ -116,12 +102,11 @@ class Bamboo:
             return Change(state=new, pause=self.setting.restart(detected=False), event="restart")
         slots = frozenset(self.setting.slots(live))
         survivors = [pipeline.without(set(pipeline.live) - slots) for pipeline in state.pipelines]
-        waiting = slots - {slot for pipeline in survivors if pipeline for slot in pipeline.live}
         if None in survivors:
             new = self._arranged(live, ())
             return Change(state=new, pause=self.setting.restart(), loss=Loss.CHECKPOINT, event="fatal")
         pipelines = tuple(pipeline for pipeline in survivors if pipeline)
-        new = self._running(live, pipelines, waiting)
+        new = self._running(live, pipelines)
         if pipelines != state.pipelines:
             pause = self.setting.pause()
             pause = replace(pause, copy=pause.copy + self._catch_up(state.pipelines, pipelines))
@@ -132,10 +117,9 @@ class Bamboo:
 
     # ---- what runs
 
-    def timed(self, pipelines: Sequence[Pipeline]) -> Timed:
-        """The schedule of these pipelines, and what prices it."""
-        hosts, shares = [p.hosts for p in pipelines], even_shares(self.setting.micro_batches, len(pipelines))
-        return Timed(iteration(hosts, shares, self.eager), self._profile(len(hosts[0]), len(hosts)))
+    def _schedules(self, hosts: Sequence[Hosts], shares: Sequence[int]) -> list[Timed]:
+        """The schedule of pipelines with these hosts and shares, and what prices it."""
+        return [Timed(iteration(hosts, shares, self.eager), self._profile(self.depth, len(hosts)))]
 
     @property
     def depth(self) -> int:
@@ -210,19 +194,21 @@ class Bamboo:
         order = reduce_order((stages for _, stages in workers), [1.0] * depth)
         return synchronised(workers, profile.per_stage("reduce", depth), profile.per_stage("step", depth), order)
 
-    def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...], waiting: frozenset[int]) -> BambooRunning:
+    def _running(self, live: Nodes, pipelines: tuple[Pipeline, ...]) -> BambooRunning:
         shares = even_shares(self.setting.micro_batches, len(pipelines))
-        period = self._period(tuple(sorted((p.hosts, share) for p, share in zip(pipelines, shares, strict=True))))
+        hosts = [pipeline.hosts for pipeline in pipelines]
+        period = self._period(tuple(sorted(zip(hosts, shares, strict=True))))
+        waiting = len(self.setting.slots(live)) - sum(len(pipeline.live) for pipeline in pipelines)
         return BambooRunning(
             live=live,
             period=period,
             samples=self.setting.samples,
-            idle=len(waiting),
+            idle=waiting,
             checkpoints=self.setting.checkpoints(self.setting.nodes, self._fatal_share(len(pipelines))),
-            reconsider=self._should_rearrange(pipelines, len(waiting)),
+            reconsider=self._should_rearrange(pipelines, waiting),
+            layout=f"{len(pipelines)} x {self.depth}",
+            schedules=partial(self._schedules, hosts, shares),
             pipelines=pipelines,
-            waiting=waiting,
-            system=self,
         )
 
     def _fatal_share(self, pipelines: int) -> float:
@@ -256,8 +242,7 @@ class Bamboo:
         short = self._does_not_fit(self.depth, count)
         if short is not None:
             return Stopped(live=live, reason=f"does not fit: {short.reason}")
-        pipelines, waiting = arrange(slots, self.setting.node_of, self.depth, count, before)
-        return self._running(live, tuple(pipelines), frozenset(waiting))
+        return self._running(live, tuple(arrange(slots, self.setting.node_of, self.depth, count, before)))
 
     def _rearranged(self, state: BambooRunning) -> Change:
         """At a step boundary: healthy pipelines again, each worker with the state of its two stages."""

@@ -49,8 +49,8 @@ class Pipeline:
 
 def arrange(
     slots: Iterable[int], node_of: Sequence[int], depth: int, pipelines: int, before: Iterable[Pipeline] = ()
-) -> tuple[list[Pipeline], list[int]]:
-    """Healthy pipelines of these slots, and the slots left over.
+) -> list[Pipeline]:
+    """Healthy pipelines of these slots.
 
     Whoever is at its own rank in one of the pipelines `before` keeps it as far as it is wanted there; so its state need
     not be copied.
@@ -70,7 +70,7 @@ def arrange(
             if mine[rank] is None:
                 mine[rank] = slot = _best(free, mine, rank, home, node_of)
                 del free[slot]
-    return [Pipeline(tuple(s for s in mine if s is not None), healthy(depth)) for mine in chosen], list(free)
+    return [Pipeline(tuple(s for s in mine if s is not None), healthy(depth)) for mine in chosen]
 
 
 def _best(

@@ -1,22 +1,27 @@
-"""Which pipelines a number of nodes is made into: the multiset of templates with the shortest iteration.
+"""Which pipelines a number of nodes is made into: the multiset of templates with the shortest iteration; their batch.
 
 Oobleck enumerates every multiset of templates whose sizes add up to n, f + 1 pipelines at least, and takes the one
 with the least max over i of w_i b_i plus what is seen of the all-reduce over the pipelines (to Oobleck, that of the
 first layer: the others' run beside the backward; here all of it, as the iterations that are simulated do not overlap
-them). The batch is divided over them as evenly as possible. That is done as long as there are few multisets. Beyond
-`ENUMERATED` dynamic programming finds, for each number of pipelines, the one with most micro-batches per second, sum
-of 1 / w_i, and the best of these is taken.
+them). That is done as long as there are few multisets. Beyond `ENUMERATED` dynamic programming finds, for each number
+of pipelines, the one with most micro-batches per second, sum of 1 / w_i, and the best of these is taken.
+
+A template's micro-batch costs w_i = T_i / N_b of it. Both of Oobleck's rules of dividing the batch balance w_i b_i over
+the pipelines with sum b_i = B: the paper's artifact minimises the variance, later versions the largest one. Pipelines
+of one template get the same number from Oobleck, which not every B allows.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Literal
 
 import numpy as np
 
-from recycle.systems.oobleck.batch import distribute
-
+Rule = Literal["longest", "variance"]
 ENUMERATED = 5_000
 """Multisets up to which all are tried."""
 
@@ -100,3 +105,52 @@ def _most_per_second(
         if best is None or seconds < best[0]:
             best = seconds, found
     return None if best is None else best[1]
+
+
+def distribute(weights: Sequence[float], micro_batches: int, rule: Rule = "longest") -> list[int]:
+    """Micro-batches of each pipeline, at least one: those of one template may differ by one.
+
+    Args:
+        weights: seconds of one micro-batch in each pipeline.
+        rule: what is least: "longest", the largest w_i b_i (exact), or "variance" of all w_i b_i (no move of a
+            micro-batch from one pipeline to another makes it less).
+
+    Raises:
+        ValueError: there are fewer micro-batches than pipelines.
+    """
+    if micro_batches < len(weights):
+        raise ValueError(f"{micro_batches} micro-batch(es) for {len(weights)} pipelines")
+    shares = [1] * len(weights)
+    heap = [(2 * weight, place) for place, weight in enumerate(weights)]
+    heapq.heapify(heap)
+    for _ in range(micro_batches - len(weights)):
+        place = heap[0][1]
+        shares[place] += 1
+        heapq.heapreplace(heap, ((shares[place] + 1) * weights[place], place))
+    if rule == "variance":
+        while _improve(weights, shares):
+            pass
+    return shares
+
+
+def _improve(weights: Sequence[float], shares: list[int]) -> bool:
+    """Move one micro-batch such that the variance falls most; False where no move makes it fall."""
+    count, times = len(weights), [w * b for w, b in zip(weights, shares, strict=True)]
+    total, squares = sum(times), sum(time * time for time in times)
+    now = squares / count - (total / count) ** 2
+    best, move = now * (1 - 1e-12), None
+    first = {(weight, share): place for place, (weight, share) in enumerate(zip(weights, shares, strict=True))}
+    for giver, taker in permutations(first.values(), 2):
+        if shares[giver] == 1:
+            continue
+        less, more = times[giver] - weights[giver], times[taker] + weights[taker]
+        moved = total + weights[taker] - weights[giver]
+        squared = squares - times[giver] ** 2 - times[taker] ** 2 + less**2 + more**2
+        variance = squared / count - (moved / count) ** 2
+        if variance < best:
+            best, move = variance, (giver, taker)
+    if move is None:
+        return False
+    shares[move[0]] -= 1
+    shares[move[1]] += 1
+    return True

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 
 from recycle.ir.families import one_f_one_b
@@ -30,11 +30,9 @@ from recycle.ir.graph import load_compiled
 from recycle.layers import ring_seconds
 from recycle.shape import Shape
 from recycle.systems.joint_iteration import computed, ends_of_1f1b, reduce_order, synchronised
-from recycle.systems.oobleck.batch import Rule, distribute
-from recycle.systems.oobleck.instantiate import instantiate
+from recycle.systems.oobleck.instantiate import Rule, distribute, instantiate
 from recycle.systems.oobleck.iteration import common_cut, hosted, iteration
-from recycle.systems.oobleck.placement import Range, assign_nodes, copied, places
-from recycle.systems.oobleck.reconfigure import Members, reconfigure
+from recycle.systems.oobleck.placement import Members, Range, assign_nodes, copied, places, reconfigure
 from recycle.systems.oobleck.template import Template, templates
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
@@ -54,15 +52,6 @@ class OobleckRunning(Running):
 
     pipelines: tuple[Members, ...]
     shares: tuple[int, ...]
-    system: Oobleck = field(repr=False, compare=False)
-
-    @property
-    def layout(self) -> str:
-        depths = Counter(len(members) for members in self.pipelines)
-        return " + ".join(f"{depths[depth]} x {depth}" for depth in sorted(depths))
-
-    def schedules(self) -> list[Timed]:
-        return [self.system.timed([len(members) for members in self.pipelines], self.shares)]
 
 
 class Oobleck:
@@ -114,14 +103,15 @@ class Oobleck:
             intact = [members for members in state.pipelines if not failed.intersection(members)]
             assigned = self._assigned(live, held, intact)
             return self._changed(state, live, assigned, held, Loss.ITERATION, "re-instantiate")
+        made, event = found
         before = set(state.pipelines)
         pipelines = [
             members
             if members in before
             else tuple(assign_nodes(self._places(len(members)), members, held, self._weights))
-            for members in found.pipelines
+            for members in made
         ]
-        return self._changed(state, live, pipelines, held, Loss.ITERATION, found.event)
+        return self._changed(state, live, pipelines, held, Loss.ITERATION, event)
 
     # ---- what runs
 
@@ -134,10 +124,10 @@ class Oobleck:
         most = self.setting.nodes - self.failures * min(fitting)
         return {nodes: template for nodes, template in fitting.items() if nodes <= most}
 
-    def timed(self, sizes: Sequence[int], shares: Sequence[int]) -> Timed:
+    def _schedules(self, sizes: Sequence[int], shares: Sequence[int]) -> list[Timed]:
         """The schedule of pipelines of so many nodes with these shares, and what prices it."""
         schedule, common = iteration([self.templates[size].split for size in sizes], shares)
-        return Timed(schedule, self.setting.profile(common, len(sizes)))
+        return [Timed(schedule, self.setting.profile(common, len(sizes)))]
 
     @cached_property
     def workers_per_node(self) -> int:
@@ -215,17 +205,19 @@ class Oobleck:
 
     def _running(self, live: Nodes, pipelines: Sequence[Members]) -> OobleckRunning:
         setting = self.setting
-        weights = [self.templates[len(members)].per_micro_batch for members in pipelines]
-        shares = distribute(weights, setting.micro_batches, self.rule)
+        sizes = [len(members) for members in pipelines]
+        depths = Counter(sizes)
+        shares = distribute([self.templates[size].per_micro_batch for size in sizes], setting.micro_batches, self.rule)
         return OobleckRunning(
             live=live,
-            period=self._period(tuple(sorted(zip(map(len, pipelines), shares, strict=True)))),
+            period=self._period(tuple(sorted(zip(sizes, shares, strict=True)))),
             samples=setting.samples,
             idle=self._idle(live, pipelines),
             checkpoints=setting.checkpoints(setting.nodes),
             pipelines=tuple(pipelines),
             shares=tuple(shares),
-            system=self,
+            layout=" + ".join(f"{depths[depth]} x {depth}" for depth in sorted(depths)),
+            schedules=partial(self._schedules, sizes, shares),
         )
 
     # ---- changes
@@ -324,6 +316,6 @@ class Oobleck:
             return Change(state=after, event="wait")
         splits = [self.templates[len(members)].split for members in pipelines]
         state = [layer.state for layer in self.setting.layers]
-        moved = copied(splits, pipelines, held, state, self.workers_per_node)
-        pause = self.setting.pause(moved.busiest, detected=loss is Loss.ITERATION)
-        return Change(state=after, pause=pause, loss=loss, bytes=moved.total, event=event)
+        busiest, total = copied(splits, pipelines, held, state, self.workers_per_node)
+        pause = self.setting.pause(busiest, detected=loss is Loss.ITERATION)
+        return Change(state=after, pause=pause, loss=loss, bytes=total, event=event)

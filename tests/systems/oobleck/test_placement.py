@@ -1,8 +1,58 @@
-"""Who sits where, and what is copied."""
+"""Shrink, borrow, merge; who sits where, and what is copied."""
 
 from __future__ import annotations
 
-from recycle.systems.oobleck.placement import assign_nodes, copied, places
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle.systems.oobleck.placement import assign_nodes, copied, places, reconfigure
+
+quick = settings(derandomize=True, max_examples=200, deadline=None, database=None)
+SIZES = range(3, 13)
+
+
+def test_a_pipeline_with_enough_nodes_takes_a_smaller_template() -> None:
+    assert reconfigure([(0, 1, 2, 3), (4, 5, 6)], {2}, SIZES) == ([(0, 1, 3), (4, 5, 6)], "shrink")
+
+
+def test_one_with_too_few_borrows_of_the_largest() -> None:
+    made = reconfigure([(0, 1, 2), (3, 4, 5, 6), (7, 8, 9, 10, 11)], {1}, SIZES)
+    assert made == ([(0, 2, 11), (3, 4, 5, 6), (7, 8, 9, 10)], "borrow")
+
+
+def test_where_nobody_can_spare_one_it_is_merged_with_the_smallest() -> None:
+    made = reconfigure([(0, 1, 2), (3, 4, 5), (6, 7, 8)], {1}, SIZES)
+    assert made == ([(3, 4, 5, 0, 2), (6, 7, 8)], "merge")
+
+
+def test_a_pipeline_that_is_gone_is_gone() -> None:
+    assert reconfigure([(0, 1, 2), (3, 4, 5)], {0, 1, 2}, SIZES) == ([(3, 4, 5)], "shrink")
+
+
+def test_templates_that_do_not_lead_there() -> None:
+    assert reconfigure([(0, 1, 2), (3, 4, 5)], {0}, [3]) is None
+
+
+@quick
+@given(st.lists(st.integers(3, 7), min_size=2, max_size=5), st.data())
+def test_nobody_is_lost_and_every_pipeline_has_a_template(sizes: list[int], data: st.DataObject) -> None:
+    """With (f + 1) n0 nodes left there are f + 1 pipelines."""
+    pipelines, node = [], 0
+    for size in sizes:
+        pipelines.append(tuple(range(node, node + size)))
+        node += size
+    dead = data.draw(st.sets(st.integers(0, node - 1), max_size=4))
+    made = reconfigure(pipelines, dead, SIZES)
+    if made is None:
+        return
+    after, event = made
+    assert sorted(n for members in after for n in members) == sorted(set(range(node)) - dead)
+    assert all(len(members) in SIZES for members in after)
+    if len(dead) == 1 and node - 1 >= 6:
+        assert len(after) >= 2
+    if event != "merge" and not any(set(members) <= dead for members in pipelines):
+        assert len(after) == len(pipelines)
+
 
 STATE = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
 
@@ -23,18 +73,18 @@ def test_only_what_is_missing_is_copied() -> None:
     """Node 0 had layers 0 to 1 and takes 2 too; node 2 had 4 to 5 and takes 3; node 1, which had both, is gone, and
     pipeline 1 has all."""
     held = {0: (0, 2), 2: (4, 6), 3: (0, 3), 4: (3, 6)}
-    found = copied([(3, 3), (3, 3)], [(0, 2), (3, 4)], held, STATE, 1)
-    assert found.total == 4 + 8
-    assert found.busiest == 8
+    busiest, total = copied([(3, 3), (3, 3)], [(0, 2), (3, 4)], held, STATE, 1)
+    assert total == 4 + 8
+    assert busiest == 8
 
 
 def test_replicas_share_the_sending() -> None:
     """Two newcomers take all layers of stage 0, 3 bytes; one holder sends 6, two of them 3 each."""
     one = copied([(2, 4)] * 3, [(0, 9), (1, 9), (2, 9)], {2: (0, 2), 9: (2, 6)}, STATE, 1)
-    assert (one.busiest, one.total) == (6, 6)
+    assert one == (6, 6)
     two = copied([(2, 4)] * 4, [(0, 9), (1, 9), (2, 9), (3, 9)], {2: (0, 2), 3: (0, 2), 9: (2, 6)}, STATE, 1)
-    assert (two.busiest, two.total) == (3, 6)
+    assert two == (3, 6)
 
 
 def test_what_another_worker_of_the_node_has_is_not_copied() -> None:
-    assert copied([(1, 2, 2, 1)], [(5, 6)], {5: (0, 3), 6: (2, 6)}, STATE, 2).total == 0
+    assert copied([(1, 2, 2, 1)], [(5, 6)], {5: (0, 3), 6: (2, 6)}, STATE, 2)[1] == 0
