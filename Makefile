@@ -51,6 +51,7 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/ir.py
 	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/planner_random.py
 	$(BIN)/python -W ignore benchmarks/executor.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python -W ignore benchmarks/restart.py
