@@ -2,7 +2,7 @@
 
 Importing megatron-core costs seconds of CPU per process; forked, a worker is up in a fraction of one, at the start of
 a run and when it re-joins. Requests come as JSON lines on standard input, answers go as JSON lines to standard
-output: `{"id": 3, "pid": 7}` when a worker is forked, `{"pid": 7, "status": -9}` when it has ended.
+output: `{"id": 3, "pid": 7}` when a worker is forked, `{"id": 3, "status": -9}` when it has ended.
 
 It must have a single thread when it forks (torch starts its threads on first use, not on import); that is checked.
 It dies with the launcher, and each worker with it.
@@ -10,12 +10,10 @@ It dies with the launcher, and each worker with it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import select
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -24,13 +22,8 @@ from typing import Any, BinaryIO
 from recycle.child import die_with_parent, serve
 
 PRELOADED = {
-    "gpt": (
-        "recycle.exec.worker.recovery",
-        "recycle.exec.model.gpt",
-        "recycle.exec.model.stage",
-        "recycle.exec.data.batches",
-    ),
-    "emulated": ("recycle.exec.worker.recovery", "recycle.exec.model.emulated"),
+    "gpt": ("recycle.exec.model.gpt",),
+    "emulated": (),
     "checkpoints": (
         "torch.distributed.checkpoint.hf_storage",
         "torch.distributed.checkpoint.state_dict_saver",
@@ -38,53 +31,47 @@ PRELOADED = {
         "safetensors.torch",
     ),
 }
-"""Modules to import before forking: by the job's kind of model, and for a run that keeps checkpoints."""
+"""Modules to import before forking, beside the worker's: by the job's kind of model, and for a run that keeps
+checkpoints."""
 
 
 def main(launcher: str, *kinds: str) -> None:
     """Serve until standard input ends."""
     _, answers = serve(launcher)
-    wake, waker = os.pipe()
-    os.set_blocking(waker, False)
-    signal.set_wakeup_fd(waker)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    for kind in kinds:
-        for module in PRELOADED[kind]:
-            importlib.import_module(module)
+    for module in ("recycle.exec.worker.worker", *(module for kind in kinds for module in PRELOADED[kind])):
+        importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(f"forkserver: {threads} threads after the imports; forking would not be safe")
     requests, pending = 0, b""
+    running: dict[int, tuple[int, int]] = {}  # descriptor of a worker's process -> its request and its process id
     while True:
-        readable, _, _ = select.select([requests, wake], [], [])
-        if wake in readable:
-            os.read(wake, 4096)
-            _reap(answers)
+        readable, _, _ = select.select([requests, *running], [], [])
+        for descriptor in running.keys() & set(readable):
+            number, pid = running.pop(descriptor)
+            os.close(descriptor)
+            _answer(answers, id=number, status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         if requests in readable:
             chunk = os.read(requests, 1 << 20)
             if not chunk:
                 return
             *lines, pending = (pending + chunk).split(b"\n")
-            for line in lines:
-                _fork(json.loads(line), answers)
+            for request in map(json.loads, lines):
+                pid = _fork(request)
+                running[os.pidfd_open(pid)] = request["id"], pid
+                _answer(answers, id=request["id"], pid=pid)
 
 
-def _reap(answers: BinaryIO) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            _answer(answers, pid=ended[0], status=os.waitstatus_to_exitcode(ended[1]))
-
-
-def _answer(answers: BinaryIO, **fields: Any) -> None:
+def _answer(answers: BinaryIO, **fields: int) -> None:
     answers.write(json.dumps(fields).encode() + b"\n")
 
 
-def _fork(request: dict[str, Any], answers: BinaryIO) -> None:
+def _fork(request: dict[str, Any]) -> int:
+    """The id of the process that becomes the worker, and does not return from here."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
-        _answer(answers, id=request["id"], pid=pid)
-        return
+        return pid
     code = 1
     try:
         _become_worker(Path(request["log"]), parent)
@@ -103,16 +90,14 @@ def _fork(request: dict[str, Any], answers: BinaryIO) -> None:
 
 
 def _become_worker(log: Path, parent: int) -> None:
-    """A session and a log of its own, and none of the server's pipes and signal handling."""
+    """A session and a log of its own, and none of the server's descriptors."""
     die_with_parent(parent)
     os.setsid()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (descriptor, 1), (descriptor, 2)):
         os.dup2(source, target)
-    os.closerange(3, 64)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,25 @@ from recycle.exec.worker.specification import RunSpecification, WorkerSpecificat
 from recycle.shape import Worker
 
 
+def worker_environment(threads: int, of_transport: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process that computes as a worker does.
+
+    Args:
+        threads: OMP threads.
+        of_transport: variables that the transport needs.
+    """
+    return {
+        **of_transport,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONUNBUFFERED": "1",
+        # torch looks up the name of the store's loopback address; a name server that is silent must not cost 5 s
+        "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
+        "PYTHONWARNINGS": "ignore",  # megatron-core's about optional packages, once per import
+    }
+
+
 class ForkServer:
     """A handle on a process of `recycle.exec.processes.forkserver`; it may serve several runs, one after the other.
 
@@ -43,19 +62,9 @@ class ForkServer:
         self.kind, self.threads, self._log = kind, threads, log
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
-        self._requests_of: dict[int, int] = {}
         self._asked = 0
         self._pending = b""
-        variables = {
-            **(known_environment() if environment is None else environment),
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "PYTHONUNBUFFERED": "1",
-            # torch looks up the name of the store's loopback address; a name server that is silent must not cost 5 s
-            "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
-            "PYTHONWARNINGS": "ignore",  # megatron-core's about optional packages, once per import
-        }
+        variables = worker_environment(threads, known_environment() if environment is None else environment)
         kinds = (kind, "checkpoints") if checkpoints else (kind,)
         with (log or Path(os.devnull)).open("ab") as output:
             self._child = Child("recycle.exec.processes.forkserver", *kinds, environment=variables, errors=output)
@@ -73,11 +82,10 @@ class ForkServer:
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
         for line in lines:
             said = msgspec.json.decode(line)
-            if "id" in said:
+            if "pid" in said:
                 self.pids[said["id"]] = said["pid"]
-                self._requests_of[said["pid"]] = said["id"]  # a process id comes again
             else:
-                self.statuses[self._requests_of.pop(said["pid"])] = said["status"]
+                self.statuses[said["id"]] = said["status"]
         code = self._child.process.poll()
         if code is not None:
             tail = _tail(self._log) if self._log is not None else ""

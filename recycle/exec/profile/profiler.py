@@ -30,6 +30,7 @@ from recycle.child import Child
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.request import check_request
 from recycle.exec.membership.launcher_store import LauncherStore
+from recycle.exec.processes.processes import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.transport.transports import transport_of
 from recycle.job import Job, price
@@ -185,14 +186,7 @@ class _Measuring(Child):
     """A process of `recycle.exec.profile.measure` with its request."""
 
     def __init__(self, kind: str, job: Job, request: object) -> None:
-        threads = str(job.train.threads)
-        environment = {
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "PYTHONWARNINGS": "ignore",
-            **transport_of(job).environment,
-        }
+        environment = worker_environment(job.train.threads, transport_of(job).environment)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         super().__init__("recycle.exec.profile.measure", kind, environment=environment, errors=self._errors)
         self.send(request)
