@@ -297,14 +297,18 @@ class Run:
         steps = (self.trace.steps if self.trace else [])[-STEPS_OFFERED:]
         return found | {f"step/{place}/{step}": f"{self.name}: executed step {step}" for step in steps}
 
+    @property
+    def step_to_show(self) -> int | None:
+        """The step to look at first: during the failure when there was one; None before any step."""
+        steps = dict(self.notable_steps)
+        return steps.get("during the failure", next(iter(steps.values()), None))
+
     def suggested(self, place: int) -> list[str]:
         """A plan and an executed step of it: during the failure when there was one."""
-        if self.trace is None:
-            return []
-        notable = [step.step for step in self.notable_steps]
-        step = notable[1] if len(notable) > 1 else notable[0] if notable else self.trace.steps[-1]
-        plan = self.plan_of(step)
-        return [f"plan/{place}/{plan}", f"step/{place}/{step}"] if plan and step in self.trace.steps else []
+        step = self.step_to_show
+        plan = self.plan_of(step) if step is not None else None
+        was_traced = self.trace is not None and step in self.trace.steps
+        return [f"plan/{place}/{plan}", f"step/{place}/{step}"] if plan and was_traced else []
 
     def operand(self, key: str, title: str) -> Operand:
         kind, _, name = key.split("/")

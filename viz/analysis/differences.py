@@ -79,7 +79,7 @@ def match(first: Timeline, second: Timeline) -> Matches:
     """Match the instructions of two timelines, whatever their shapes; O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
     mine, theirs = _Pieces.of(first, shapes), _Pieces.of(second, shapes)
-    a, b = mine.with_weights(theirs), theirs.with_weights(mine)
+    a, b = mine.known_to(theirs), theirs.known_to(mine)
     _, in_a, in_b = np.intersect1d(a.key, b.key, assume_unique=True, return_indices=True)
     order = np.lexsort((a.row[in_a], a.start[in_a]))
     in_a, in_b = in_a[order], in_b[order]
@@ -95,36 +95,37 @@ def match(first: Timeline, second: Timeline) -> Matches:
 
 
 class _Pieces(NamedTuple):
-    """What a timeline does: keys and workers as numbers that mean the same in all shapes, rows, starts; and the weight
-    parts of its whole backwards."""
+    """What a timeline does: keys and workers as numbers that mean the same in all shapes, rows, starts.
+
+    The weight parts of whole backwards are pieces of their own behind all others.
+    """
 
     key: Rows
     row: Rows
     worker: Rows
     start: Floats
-    weights: _Pieces | None = None
+    is_part: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, timeline: Timeline, shapes: Sequence[Shape]) -> _Pieces:
-        schedule = timeline.schedule
+        schedule, stages = timeline.schedule, timeline.schedule.shape.stages
         key, row, worker = _keys(schedule, shapes)
-        whole = _is_whole_backward(schedule.columns.kind[row])
-        stages = schedule.shape.stages
+        whole = np.flatnonzero(_is_whole_backward(schedule.columns.kind[row]))
         halves = [np.array(timeline.profile.per_stage(f"backward_{of}", stages)) for of in ("input", "weight")]
         later = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
         begin, end = timeline.start[row[whole]], timeline.end[row[whole]]
-        span = _span(shapes)
-        weights = cls(key[whole] + span, row[whole], worker[whole], begin + later * (end - begin))
-        return cls(key, row, worker, timeline.start[row], weights)
-
-    def with_weights(self, other: _Pieces) -> _Pieces:
-        """With those weight parts that the other one has by themselves."""
-        assert self.weights is not None
-        chosen = np.isin(self.weights.key, other.key, assume_unique=True)
-        key, row, worker, start = (
-            np.concatenate([mine, part[chosen]]) for mine, part in zip(self[:4], self.weights[:4], strict=True)
+        return cls(
+            np.append(key, key[whole] + _span(shapes)),
+            np.append(row, row[whole]),
+            np.append(worker, worker[whole]),
+            np.append(timeline.start[row], begin + later * (end - begin)),
+            np.repeat([False, True], [len(key), len(whole)]),
         )
-        return _Pieces(key, row, worker, start)
+
+    def known_to(self, other: _Pieces) -> _Pieces:
+        """Without the weight parts that are no instruction of the other one."""
+        kept = ~self.is_part | np.isin(self.key, other.key[~other.is_part])
+        return _Pieces(self.key[kept], self.row[kept], self.worker[kept], self.start[kept], self.is_part[kept])
 
     def rows_but(self, matched: Rows) -> Rows:
         """The rows that are not among `matched`, ascending."""

@@ -3,13 +3,8 @@
   "use strict";
 
   function line(plot) {
-    let found = plot.querySelector(":scope > .lanes-cursor");
-    if (!found) {
-      found = document.createElement("div");
-      found.className = "lanes-cursor";
-      plot.append(found);
-    }
-    return found;
+    if (!plot.querySelector(":scope > .lanes-cursor")) plot.append(recycle.element("div", { className: "lanes-cursor" }));
+    return plot.querySelector(":scope > .lanes-cursor");
   }
 
   /* `t` in the unit of the axes of `plots`; null takes the line away. */

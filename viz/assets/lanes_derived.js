@@ -105,18 +105,14 @@
     return made;
   }
 
-  const floats = (address) => fetch(address).then((answer) => {
-    if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
-    return answer.arrayBuffer();
-  }).then((buffer) => new Float32Array(buffer));
-
   /* The table that a place on the page asks for: `data-with` names more tables to interleave, `data-shades` how each is shaded. */
   recycle.tableOf = function (root) {
     const { address, with: others, shades } = root.dataset;
     if (!others && !shades) return recycle.table(address);
     const addresses = [address, ...JSON.parse(others || "[]")], how = JSON.parse(shades || "[]");
     const made = addresses.map((one, place) => (how[place]
-      ? Promise.all([recycle.table(one), floats(how[place].address)]).then(([table, deltas]) => shaded(table, deltas, how[place]))
+      ? Promise.all([recycle.table(one), recycle.bytes(how[place].address)])
+        .then(([table, deltas]) => shaded(table, new Float32Array(deltas), how[place]))
       : recycle.table(one)));
     return Promise.all(made).then((tables) => (tables.length > 1 ? interleaved(tables, addresses) : tables[0]));
   };

@@ -39,21 +39,28 @@
       const level = this._fill(raster);
       context.clearRect(0, 0, context.canvas.width, context.canvas.height);
       context.putImageData(raster.image, this.left, this.top);
+      this.clipped(context, () => {
+        if (level === 2) this._labels(context);
+        this.failedLabels(context);
+        if (marks.matches) for (const operation of marks.matches) this._outline(context, operation, this.theme.ink, 2, [3, 2]);
+        if (marks.path) this._path(context);
+        if (marks.links && level > 0) this._links(context, marks.links, marks.selected);
+        if (marks.gap) this._gap(context, marks.gap);
+        if (marks.selected >= 0) this._outline(context, marks.selected, this.theme.ink, 3, []);
+      });
+      this._gutter(context);
+      return level;
+    }
+
+    /* Draws inside the axes, from their upper left corner. */
+    clipped(context, draw) {
       context.save();
       context.beginPath();
       context.rect(this.left, this.top, this.width, this.height);
       context.clip();
       context.translate(this.left, this.top);
-      if (level === 2) this._labels(context);
-      this.failedLabels(context);
-      if (marks.matches) for (const operation of marks.matches) this._outline(context, operation, this.theme.ink, 2, [3, 2]);
-      if (marks.path) this._path(context);
-      if (marks.links && level > 0) this._links(context, marks.links, marks.selected);
-      if (marks.gap) this._gap(context, marks.gap);
-      if (marks.selected >= 0) this._outline(context, marks.selected, this.theme.ink, 3, []);
+      draw();
       context.restore();
-      this._gutter(context);
-      return level;
     }
 
     /* Everything but texts and marks, unless the raster holds it already; returns the level. */

@@ -118,16 +118,9 @@
   function help() {
     let dialog = document.querySelector("dialog.lanes-help");
     if (!dialog) {
-      dialog = document.createElement("dialog");
-      dialog.className = "lanes-help";
-      const title = document.createElement("h2"), list = document.createElement("dl"), close = document.createElement("button");
-      title.textContent = "Keys and mouse";
-      for (const [keys, text] of [...KEYS, ...MOUSE]) {
-        list.append(Object.assign(document.createElement("dt"), { textContent: keys }), Object.assign(document.createElement("dd"), { textContent: text }));
-      }
-      close.textContent = "Close";
-      close.addEventListener("click", () => dialog.close());
-      dialog.append(title, list, close);
+      const { element } = recycle, close = element("button", { onclick: () => dialog.close() }, "Close");
+      const lines = [...KEYS, ...MOUSE].flatMap(([keys, text]) => [element("dt", {}, keys), element("dd", {}, text)]);
+      dialog = element("dialog", { className: "lanes-help" }, element("h2", {}, "Keys and mouse"), element("dl", {}, ...lines), close);
       document.body.append(dialog);
     }
     dialog.showModal();
@@ -158,12 +151,14 @@
 
   /* The row of buttons and the search above a timeline. */
   recycle.toolbar = function (view) {
-    const tools = view.root.querySelector(".lanes-tools"), search = document.createElement("input");
+    const tools = view.root.querySelector(".lanes-tools"), { element } = recycle;
+    const search = element("input", {
+      type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false, ariaLabel: "Search operations",
+    });
     tools.replaceChildren(...BUTTONS.map(([name, text, key, action]) => {
-      const button = document.createElement("button");
-      Object.assign(button, { type: "button", textContent: text, title: `key ${key}` });
+      const press = (event) => { recycle.active = view; action(view, event); };
+      const button = element("button", { type: "button", title: `key ${key}`, onclick: press }, text);
       button.dataset.action = name;
-      button.addEventListener("click", (event) => { recycle.active = view; action(view, event); });
       return button;
     }));
     const toggles = [["path", "path"], ["memory", "showsMemory"], ["table", "showsListing"]].map(([name, flag]) => [tools.querySelector(`[data-action=${name}]`), flag]);
@@ -172,8 +167,6 @@
     const grouped = view.rows.hasGroups || new recycle.Rows(view.table, "stage", new Set()).hasGroups;
     for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;
     tools.querySelector("[data-action=path]").hidden = !view.table.flags.some((flags) => flags & view.table.bits.CRITICAL);
-    Object.assign(search, { type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false });
-    search.setAttribute("aria-label", "Search operations");
     search.addEventListener("keydown", (event) => {
       event.stopPropagation();
       if (event.key === "Escape") { search.value = ""; find(view, ""); search.blur(); }

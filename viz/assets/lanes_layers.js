@@ -129,16 +129,7 @@
     context.globalAlpha = 1;
   }
 
-  recycle.layers = function (picture, context, view) {
-    context.save();
-    context.beginPath();
-    context.rect(picture.left, picture.top, picture.width, picture.height);
-    context.clip();
-    context.translate(picture.left, picture.top);
-    halt(picture, context, view);
-    pairs(picture, context, view);
-    ghost(picture, context, view);
-    places(picture, context, view);
-    context.restore();
-  };
+  recycle.layers = (picture, context, view) => picture.clipped(context, () => {
+    for (const layer of [halt, pairs, ghost, places]) layer(picture, context, view);
+  });
 })(window.recycle = window.recycle || {});

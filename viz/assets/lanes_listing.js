@@ -28,36 +28,26 @@
     ];
   }
 
-  const element = (name, ...children) => { const made = document.createElement(name); made.append(...children); return made; };
-
-  function line(name, words, first) {
-    return element("tr", ...words.map((word, place) => Object.assign(element(place === first ? "th" : name, word), place === first ? { scope: "row" } : {})));
-  }
+  const line = (name, words, first) => recycle.element("tr", {}, ...words.map((word, place) => (
+    place === first ? recycle.element("th", { scope: "row" }, word) : recycle.element(name, name === "th" ? { scope: "col" } : {}, word))));
 
   function fill(view) {
     const place = view.root.querySelector(".lanes-listing"), { rows, total } = recycle.listed(view), { t0, t1 } = view.view;
     const from = Math.max(0, t0), to = Math.min(view.span, t1), left = total - rows.length;
     const words = `${total.toLocaleString("en")} operations from ${view.table.time(from)} to ${view.table.time(to)}`;
     const more = left ? `; the first ${rows.length}, ${left.toLocaleString("en")} are left out: zoom in to see them` : "";
-    const head = line("th", HEAD, -1);
-    for (const cell of head.children) cell.scope = "col";
-    const table = element("table", Object.assign(element("caption", `${words}${more}.`)), element("thead", head),
-      element("tbody", ...rows.map((row) => line("td", row, 1))));
-    const scroll = element("div", table);
-    Object.assign(scroll, { className: "facts", tabIndex: 0 });
-    scroll.setAttribute("role", "region");
-    scroll.setAttribute("aria-label", "Operations in view");
+    const { element } = recycle, head = element("thead", {}, line("th", HEAD, -1)), body = rows.map((row) => line("td", row, 1));
+    const table = element("table", {}, element("caption", {}, `${words}${more}.`), head, element("tbody", {}, ...body));
+    const scroll = element("div", { className: "facts", tabIndex: 0, role: "region", ariaLabel: "Operations in view" }, table);
     place.querySelector(".facts").replaceWith(scroll);
     place.copied = [HEAD, ...rows].map((row) => row.join("\t")).join("\n") + "\n";
   }
 
   function create(view) {
-    const place = Object.assign(document.createElement("section"), { className: "lanes-listing" });
-    const copy = Object.assign(document.createElement("button"), { type: "button", textContent: "Copy the table" });
-    place.setAttribute("aria-label", "Table of what is in view");
-    copy.addEventListener("click", () => navigator.clipboard.writeText(place.copied)
-      .then(() => view.announce("copied"), () => view.announce("the browser does not allow to copy: mark the table and copy that")));
-    place.append(copy, Object.assign(element("div"), { className: "facts" }));
+    const { element } = recycle, refused = "the browser does not allow to copy: mark the table and copy that";
+    const copy = () => navigator.clipboard.writeText(place.copied).then(() => view.announce("copied"), () => view.announce(refused));
+    const button = element("button", { type: "button", onclick: copy }, "Copy the table");
+    const place = element("section", { className: "lanes-listing", ariaLabel: "Table of what is in view" }, button, element("div", { className: "facts" }));
     view.root.querySelector(".lanes-status").before(place);
     return place;
   }

@@ -8,12 +8,8 @@
     const place = view.root.querySelector(".lanes-memory"), memory = view.memory;
     place.hidden = !view.showsMemory;
     if (!view.showsMemory) return;
-    let canvas = place.querySelector("canvas");
-    if (!canvas) {
-      canvas = document.createElement("canvas");
-      canvas.setAttribute("role", "img");
-      place.append(canvas);
-    }
+    if (!place.firstChild) place.append(recycle.element("canvas", { role: "img" }));
+    const canvas = place.firstChild;
     const { ratio, theme, left, width } = picture, wide = view.canvas.width;
     Object.assign(canvas, { width: wide, height: HEIGHT * ratio });
     Object.assign(canvas.style, { width: `${wide / ratio}px`, height: `${HEIGHT}px` });

@@ -135,16 +135,18 @@ window.recycle = window.recycle || {};
     return low;
   }
 
+  recycle.bytes = (address) => fetch(address).then((answer) => {
+    if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
+    return answer.arrayBuffer();
+  });
+
   const kept = new Map(), MOST_KEPT = 8;
 
   /* The table behind an address, fetched and decoded once; the most recent ones stay. */
   recycle.table = function (address) {
     const known = kept.get(address);
     kept.delete(address);
-    const table = known || fetch(address).then((answer) => {
-      if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
-      return answer.arrayBuffer();
-    }).then((buffer) => new Table(buffer));
+    const table = known || recycle.bytes(address).then((buffer) => new Table(buffer));
     table.catch(() => kept.delete(address));
     kept.set(address, table);
     if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);

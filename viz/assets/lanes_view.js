@@ -5,6 +5,11 @@
   "use strict";
   const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, SEND = 60;
   recycle.views = new Map();
+  recycle.element = (name, properties, ...children) => {
+    const made = Object.assign(document.createElement(name), properties);
+    made.append(...children);
+    return made;
+  };
   recycle.lastOf = new Map(); // name -> what was shown last, for a timeline that takes another's place
 
   class View {
@@ -207,11 +212,7 @@
 
     _tip(event, lines) {
       const box = this.tip.parentElement.getBoundingClientRect();
-      this.tip.replaceChildren(...lines.map((line, place) => {
-        const element = document.createElement(place ? "div" : "b");
-        element.textContent = line;
-        return element;
-      }));
+      this.tip.replaceChildren(...lines.map((line, place) => recycle.element(place ? "div" : "b", {}, line)));
       this.tip.hidden = !lines.length;
       const left = event.clientX - box.left, right = left > box.width / 2;
       this.tip.style.left = right ? "" : `${left + 14}px`;

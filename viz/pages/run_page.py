@@ -48,12 +48,6 @@ class RunPage(Page):
     def refresh(self) -> None:
         self.live.refresh()
 
-    def first_step(self) -> int | None:
-        """The step shown at first: during the failure when there was one."""
-        moments = self.run.notable_steps
-        during = next((moment for moment in moments if moment.title.startswith("during")), None)
-        return during.step if during else moments[0].step if moments else None
-
     def layout(self) -> html.Div:
         run = self.run
         follow = dcc.Checklist(
@@ -89,7 +83,7 @@ class RunPage(Page):
         steps = self.run.steps or [0]
         marks = {steps[0]: str(steps[0]), steps[-1]: str(steps[-1])}
         marks |= {segment.first: str(segment.first) for segment in self.run.segments}
-        first = self.newest() if self.run.live else self.first_step()
+        first = self.newest() if self.run.live else self.run.step_to_show
         tooltip = {"placement": "bottom", "always_visible": False}
         value = first if first is not None else steps[0]
         return {"min": steps[0], "max": steps[-1], "marks": marks, "value": value, "tooltip": tooltip}
