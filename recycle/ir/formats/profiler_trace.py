@@ -12,7 +12,6 @@ those with most actions is kept. `torch_actions` says what follows from the acti
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, NamedTuple
@@ -23,9 +22,8 @@ from recycle.errors import ScheduleError, errors_as
 from recycle.ir import chrome
 from recycle.ir.formats.torch_actions import (
     OTHER_END,
-    Program,
+    Actions,
     computes,
-    dropped_message,
     parse_action,
     schedule_of,
 )
@@ -112,8 +110,7 @@ class _Action(NamedTuple):
 
 
 def _first_stage(actions: Iterable[_Action]) -> int:
-    instructions = (action.what for action in actions if not isinstance(action.what, str))
-    return min((piece.stage for piece in computes(instructions)), default=-1)
+    return min((piece.stage for piece in computes(action.what for action in actions)), default=-1)
 
 
 def _actions(content: bytes, name: str) -> list[_Action]:
@@ -143,8 +140,7 @@ def _actions(content: bytes, name: str) -> list[_Action]:
 
 def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[str]) -> Schedule:
     """The schedule of labelled actions, by rank in order; `warnings` is what to log before what is dropped."""
-    programs: list[Program] = []
-    dropped: Counter[str] = Counter()
+    kept: dict[str, Actions] = {}
     most = 0
     for rank, actions in ranks.items():
         if not actions:
@@ -152,14 +148,12 @@ def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[st
         iterations = _iterations(sorted(actions))
         most = max(most, len(iterations))
         longest = max(map(len, iterations))
-        kept = next(iteration for iteration in reversed(iterations) if len(iteration) == longest)
-        programs.append([one for one in kept if not isinstance(one, str)])
-        dropped.update(one for one in kept if isinstance(one, str))
-    _require_one_pipeline(dict(zip(ranks, programs, strict=True)), name)
+        kept[rank] = next(iteration for iteration in reversed(iterations) if len(iteration) == longest)
+    _require_one_pipeline(kept, name)
     with errors_as(ScheduleError, name):
-        schedule = schedule_of(programs, dropped)
+        schedule, dropped = schedule_of(list(kept.values()))
     warnings.append("left out the times" + (f"; kept the last whole one of {most} iterations" if most > 1 else ""))
-    for message in [*warnings, dropped_message(dropped)] if dropped else warnings:
+    for message in warnings + dropped:
         _log.warning("%s: %s", name, message)
     return schedule
 
@@ -181,7 +175,7 @@ def _iterations(actions: Iterable[_Action]) -> list[list[Instruction | str]]:
     return iterations
 
 
-def _require_one_pipeline(programs: Mapping[str, Program], name: str) -> None:
+def _require_one_pipeline(programs: Mapping[str, Actions], name: str) -> None:
     """Refuses traces of several pipelines, and those of one where ranks are missing."""
     home: dict[int, str] = {}
     mentioned: set[int] = set()

@@ -51,6 +51,8 @@ OTHER_END: dict[type[Transfer], int] = {
 """Class of a transfer -> stage at its other end, relative to its own."""
 
 Program = list[Instruction]
+Actions = Sequence[Instruction | str]
+"""A rank's actions as `parse_action` gives them: instructions, and names of sharding actions."""
 
 
 def looks_like_action(text: str) -> bool:
@@ -108,16 +110,16 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
     return cls(int(stage), home)
 
 
-def schedule_of(programs: Sequence[Program], dropped: Counter[str]) -> Schedule:
-    """The schedule of parsed programs, one per rank: shape, placement, peers and steps filled in as the module says.
+def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
+    """The schedule of what `parse_action` gave, rank by rank, and what to warn of.
 
-    Args:
-        programs: what `parse_action` gave, rank by rank.
-        dropped: how many sharding actions were left out, by name.
+    Shape, placement, peers and steps are filled in, and sharding actions left out, as the module says.
 
     Raises:
-        ScheduleError: the programs imply no shape.
+        ScheduleError: the actions imply no shape.
     """
+    programs = [[one for one in actions if not isinstance(one, str)] for actions in ranks]
+    dropped = Counter(sorted(one for actions in ranks for one in actions if isinstance(one, str)))
     shape, placement = inferred(programs)
     home = homes(placement)
     reduces = any(isinstance(instruction, ReduceGradients) for program in programs for instruction in program)
@@ -127,17 +129,14 @@ def schedule_of(programs: Sequence[Program], dropped: Counter[str]) -> Schedule:
         full[worker] = [
             replace(one, peer=implied_peer(one, worker, home)) if isinstance(one, Transfer) else one for one in program
         ] + (final_steps(placement[rank]) if reduces else [])
-    metadata = {"dropped": dict(sorted(dropped.items()))} if dropped else {}
-    return Schedule.build(shape, full, placement=placement, metadata=metadata)
+    if not dropped:
+        return Schedule.build(shape, full, placement=placement), []
+    counts = " and ".join(f"{count} {action}" for action, count in dropped.items())
+    warning = f"dropped {counts}: workers here hold their parameters whole"
+    return Schedule.build(shape, full, placement=placement, metadata={"dropped": dict(dropped)}), [warning]
 
 
-def dropped_message(dropped: Counter[str]) -> str:
-    """What to tell of sharding actions that were left out."""
-    counts = " and ".join(f"{count} {action}" for action, count in sorted(dropped.items()))
-    return f"dropped {counts}: workers here hold their parameters whole"
-
-
-def computes(program: Iterable[Instruction]) -> Iterator[Compute]:
+def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
     """The computes of a program, overlapped pairs taken apart."""
     for one in program:
         if isinstance(one, OverlappedPair):

@@ -21,14 +21,12 @@ import csv
 import io
 import logging
 import re
-from collections import Counter
 
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.formats.torch_actions import (
     Program,
-    dropped_message,
     final_steps,
     homes,
     implied_peer,
@@ -76,9 +74,8 @@ def loads(text: str | bytes, name: str = "schedule") -> Schedule:
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{name}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     with errors_as(ScheduleError, name):
-        programs, dropped = _parse(_rows(decoded, warnings), warnings)
-        schedule = schedule_of(programs, dropped)
-    for message in warnings:
+        schedule, dropped = schedule_of(_parse(_rows(decoded, warnings), warnings))
+    for message in warnings + dropped:
         _log.warning("%s: %s", name, message)
     return schedule
 
@@ -147,14 +144,13 @@ def _rows(text: str, warnings: list[str]) -> list[list[str]]:
     return [[] if row == [""] else row for row in rows]
 
 
-def _parse(rows: list[list[str]], warnings: list[str]) -> tuple[list[Program], Counter[str]]:
-    """(a program per row, its transfers with peers still to be found; how many UNSHARD and RESHARD were dropped)."""
-    programs: list[Program] = []
-    dropped: Counter[str] = Counter()
+def _parse(rows: list[list[str]], warnings: list[str]) -> list[list[Instruction | str]]:
+    """The actions of each row, the peers of transfers still to be found."""
+    ranks: list[list[Instruction | str]] = []
     zeros: list[str] = []
     empty = communication = ""
     for rank, row in enumerate(rows):
-        programs.append([])
+        ranks.append([])
         worker = Worker(0, rank)
         for number, text in enumerate(row, 1):
             if not text:
@@ -168,10 +164,7 @@ def _parse(rows: list[list[str]], warnings: list[str]) -> tuple[list[Program], C
                 zeros.append(f"{_place(rank, number)}: {text!r}")
             if not (communication or isinstance(action, Compute | OverlappedPair)):
                 communication = f"{text} in {_place(rank, number)}"
-            if isinstance(action, str):
-                dropped[action] += 1
-            else:
-                programs[-1].append(action)
+            ranks[-1].append(action)
     if empty and communication:
         raise ScheduleError(
             f"{empty}: empty, which only a compute-only file may have, and this one has {communication}:"
@@ -179,9 +172,7 @@ def _parse(rows: list[list[str]], warnings: list[str]) -> tuple[list[Program], C
         )
     if zeros:
         warnings.append(f"{zeros[0]} has leading zeros" + (f", and {len(zeros) - 1} more" if len(zeros) > 1 else ""))
-    if dropped:
-        warnings.append(dropped_message(dropped))
-    return programs, dropped
+    return ranks
 
 
 def _place(rank: int, number: int) -> str:
