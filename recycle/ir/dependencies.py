@@ -136,7 +136,6 @@ class Dependencies:
         carried_source, carried_target: edges from one iteration into the next.
         missing: needs that nothing meets.
         sends: row of the send that each row receives from, -1 for other rows.
-        groups: stage -> join node of its group.
     """
 
     rows: int
@@ -148,15 +147,6 @@ class Dependencies:
     carried_target: Rows
     missing: tuple[Missing, ...]
     sends: Rows
-    groups: Rows
-
-    @property
-    def commit(self) -> int:
-        return self.nodes - 2
-
-    @property
-    def all_steps(self) -> int:
-        return self.nodes - 1
 
 
 @dataclass(frozen=True)
@@ -245,16 +235,13 @@ class _Builder:
                 self._consumers(consumer, need)
         for value, (send, receive) in CARRIERS.items():
             self._receivers(send, receive, value)
-        groups = self._stage_wide(rows)
-        nodes = rows + len(set(groups.tolist())) + 2
+        nodes = self._stage_wide(rows)
         sources, targets, causes = zip(*self.edges, strict=True)
         source, target = np.concatenate(sources), np.concatenate(targets)
         cause = np.repeat(np.array(causes, dtype=np.uint8), [len(edges) for edges in sources])
         carried_source, carried_target = (np.concatenate(ends) for ends in zip(*self.carried, strict=True))
         missing = tuple(sorted(self.missing, key=lambda m: (m.row, m.why)))
-        return Dependencies(
-            rows, nodes, source, target, cause, carried_source, carried_target, missing, self.sends, groups
-        )
+        return Dependencies(rows, nodes, source, target, cause, carried_source, carried_target, missing, self.sends)
 
     def crossings(self) -> Crossings:
         found: list[tuple[Rows, Rows, Rows]] = []
@@ -346,11 +333,11 @@ class _Builder:
         self.sends[row[receives[there]]] = row[sends[found[there]]]
         self._miss(receives[~there], Why.NO_SEND, value, offset)
 
-    def _stage_wide(self, rows: int) -> Rows:
-        """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration."""
+    def _stage_wide(self, rows: int) -> int:
+        """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration; how many nodes there are."""
         row, worker, stage = self.work.row, self.work.worker, self.work.stage
-        groups = _tie_groups(self.shape.stages, self.schedule.ties) + rows
-        commit = int(groups.max()) + 1 if len(groups) else rows
+        groups = tie_groups(self.shape.stages, self.schedule.ties) + rows
+        commit, all_steps = int(groups.max()) + 1, int(groups.max()) + 2
         gradients = self._rows(*kinds_where(lambda row: ValueKind.WEIGHT_GRADIENT in row.produces))
         reduces, steps = self._rows(ReduceGradients), self._rows(OptimizerStep)
         begins = self._rows(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
@@ -366,16 +353,16 @@ class _Builder:
             there = found >= 0
             self._edge(row[firsts[found[there]]], row[thens[there]], Cause.STEP)
             self.missing += [Missing(int(row[piece]), Why.NO_PREDECESSOR, None) for piece in thens[~there].tolist()]
-        self._edge(row[steps], np.full(len(steps), commit + 1), Cause.STEP)
+        self._edge(row[steps], np.full(len(steps), all_steps), Cause.STEP)
         if self.schedule.optimizer == "barrier":
             self._edge(np.full(len(steps), commit), row[steps], Cause.STEP)
-            self.carried.append((np.full(len(begins), commit + 1), row[begins]))
+            self.carried.append((np.full(len(begins), all_steps), row[begins]))
         else:
             self.carried.append((np.full(len(steps), commit), row[steps]))
             stepped = _find(host[steps], host[begins])
             there = stepped >= 0
             self.carried.append((row[steps[stepped[there]]], row[begins[there]]))
-        return groups
+        return all_steps + 1
 
 
 def _begins_work(cls: type[Instruction]) -> bool:
@@ -383,7 +370,7 @@ def _begins_work(cls: type[Instruction]) -> bool:
     return all(need.origin != Origin.STAGE for need in cls.row.needs)
 
 
-def _tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
+def tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
     """Group number of each stage, dense from 0; tied stages share one."""
     leader = list(range(stages))
 

@@ -78,6 +78,11 @@ class EventGraph:
     def is_acyclic(self) -> bool:
         return len(self.order) == self.dependencies.nodes
 
+    @property
+    def edges(self) -> tuple[Rows, Rows]:
+        """(source, target) of all edges, by target."""
+        return self.sources, np.repeat(np.arange(self.dependencies.nodes), np.diff(self.offsets))
+
 
 def event_edges(
     columns: Columns, graph: Dependencies, serialised: bool = False

@@ -11,7 +11,7 @@ import numpy as np
 
 from recycle.ir.columns import Floats
 from recycle.ir.graph import earliest, group_edges
-from recycle.ir.simulate import Timeline, event_edges, event_graph
+from recycle.ir.simulate import Timeline, event_graph
 
 
 def slack(timeline: Timeline) -> Floats:
@@ -19,14 +19,14 @@ def slack(timeline: Timeline) -> Floats:
 
     Of a simulated timeline without serialised transports: its order and dependencies decide.
     """
-    columns, graph = timeline.schedule.columns, timeline.dependencies
+    graph = timeline.dependencies
     rows, nodes = graph.rows, graph.nodes
     if not rows:
         return np.zeros(0)
-    order = event_graph(timeline.schedule, graph=graph).order
-    source, target, _ = event_edges(columns, graph)
+    events = event_graph(timeline.schedule, graph=graph)
+    source, target = events.edges
     offsets, followers = group_edges(target, source, nodes)
     seconds = np.zeros(nodes)
     seconds[:rows] = timeline.end - timeline.start
-    behind, _ = earliest(order[::-1].copy(), offsets, followers, seconds, np.zeros(nodes))
+    behind, _ = earliest(events.order[::-1].copy(), offsets, followers, seconds, np.zeros(nodes))
     return np.maximum(float(timeline.end.max()) - timeline.end - behind[:rows], 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recycle import MicroBatch, Schedule, Shape
-from recycle.ir.dependencies import Cause, Dependencies, ValueKind, Why, crossings, dependencies, needs
+from recycle.ir.dependencies import Cause, Dependencies, ValueKind, Why, crossings, dependencies, needs, tie_groups
 from recycle.ir.instruction import parse_instruction
 
 A, G = ValueKind.ACTIVATION, ValueKind.INPUT_GRADIENT
@@ -65,23 +65,24 @@ def whole(row_0: str, row_1: str, **arguments: object) -> tuple[Schedule, Depend
 
 def test_a_reduce_needs_the_gradients_of_all_hosts_through_its_join() -> None:
     _, graph = whole("0F0.0 0B0.0 0REDUCE_GRAD 0STEP", "0F1.0 0I1.0 0W1.0 0REDUCE_GRAD 0STEP")
-    join = int(graph.groups[0])
+    join = graph.rows
     into = graph.source[(graph.target == join)].tolist()
     assert sorted(into) == [1, 6]  # B on the one, W on the other
     assert sorted(graph.target[graph.source == join].tolist()) == [2, 7]
-    assert sorted(graph.source[graph.target == graph.commit].tolist()) == [2, 7]
+    assert sorted(graph.source[graph.target == graph.nodes - 2].tolist()) == [2, 7]
 
 
 def test_what_is_carried_into_the_next_iteration_depends_on_the_optimizer() -> None:
     rows = ("0F0.0 0B0.0 0REDUCE_GRAD 0STEP", "0F1.0 0B1.0 0REDUCE_GRAD 0STEP")
     _, staggered = whole(*rows)
     carried = set(zip(staggered.carried_source.tolist(), staggered.carried_target.tolist(), strict=True))
-    commit = staggered.commit
+    commit = staggered.nodes - 2
     assert carried == {(3, 0), (7, 4), (commit, 3), (commit, 7)}  # own STEP -> next F; commit -> next STEP
     _, barrier = whole(*rows, optimizer="barrier")
     carried = set(zip(barrier.carried_source.tolist(), barrier.carried_target.tolist(), strict=True))
-    assert carried == {(barrier.all_steps, 0), (barrier.all_steps, 4)}
-    waits = (barrier.source == barrier.commit) & (barrier.cause == Cause.STEP)
+    commit, all_steps = barrier.nodes - 2, barrier.nodes - 1
+    assert carried == {(all_steps, 0), (all_steps, 4)}
+    waits = (barrier.source == commit) & (barrier.cause == Cause.STEP)
     assert sorted(barrier.target[waits].tolist()) == [3, 7]
 
 
@@ -89,15 +90,14 @@ def test_tied_stages_share_a_join() -> None:
     shape, text = Shape(1, 2, 1), {"0.0": "0F0 0B0 0REDUCE_GRAD", "0.1": "1F0 1B0 1REDUCE_GRAD"}
     free = dependencies(Schedule.from_text(shape, text))
     tied = dependencies(Schedule.from_text(shape, text, ties=[[0, 1]]))
-    assert free.groups[0] != free.groups[1]
-    assert tied.groups[0] == tied.groups[1]
-    assert sorted(tied.source[tied.target == tied.groups[0]].tolist()) == [1, 4]
+    assert free.nodes == tied.nodes + 1
+    assert sorted(free.source[free.target == free.rows].tolist()) == [1]
+    assert sorted(tied.source[tied.target == tied.rows].tolist()) == [1, 4]
 
 
 def test_ties_that_share_a_stage_make_one_group() -> None:
     ties = [[5, 4], [0, 2], [1, 3], [2, 5], [6], [9, -1, 6]]
-    groups = dependencies(Schedule.from_text(Shape(1, 1, 1, 8), {}, ties=ties)).groups
-    assert groups.tolist() == [0, 1, 0, 1, 0, 0, 2, 3]
+    assert tie_groups(8, tuple(map(tuple, ties))).tolist() == [0, 1, 0, 1, 0, 0, 2, 3]
 
 
 @pytest.mark.parametrize(

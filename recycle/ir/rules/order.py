@@ -67,7 +67,7 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
     events = inspection.events
     if events.is_acyclic:
         return
-    source, target = _edges(events)
+    source, target = events.edges
     keep = ~_explained(inspection, source, target)
     reported = inspection.rows_in(inspection.broken) | inspection.stray_updates
     for end in _local_disorder(inspection):
@@ -94,7 +94,7 @@ def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
     events = event_graph(inspection.lowered, serialised=True)
     if events.is_acyclic:
         return
-    for cycle in cycles(*_edges(events), events.dependencies.nodes)[:1]:
+    for cycle in cycles(*events.edges, events.dependencies.nodes)[:1]:
         row, text, others = _describe(inspection, events, cycle)
         yield Defect(
             f"with one transfer at a time this deadlocks, in a circle of waits: {text}",
@@ -102,10 +102,6 @@ def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
             row,
             others=others,
         )
-
-
-def _edges(events: EventGraph) -> tuple[Rows, Rows]:
-    return events.sources, np.repeat(np.arange(len(events.offsets) - 1), np.diff(events.offsets))
 
 
 def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:

@@ -129,11 +129,7 @@ def rule(
     code: str, title: str, severity: Severity = "error", presumes_valid: bool = False
 ) -> Callable[[Callable[[Inspection], Iterable[Defect]]], Rule]:
     """Make a rule of a function."""
-
-    def make(find: Callable[[Inspection], Iterable[Defect]]) -> Rule:
-        return Rule(code, title, severity, find, presumes_valid)
-
-    return make
+    return lambda find: Rule(code, title, severity, find, presumes_valid)
 
 
 @dataclass(frozen=True, eq=False)
