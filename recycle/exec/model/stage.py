@@ -290,10 +290,7 @@ class MegatronStage(Stage):
         if (activation is None) != self._is_first:
             raise self._misuse(cls, micro_batch, "stage 0 takes no input, every other stage takes one")
         entry = None if activation is None else activation.detach()
-        if self._recomputes:
-            with torch.no_grad():
-                output = self._compute(micro_batch, entry)
-        else:
+        with torch.set_grad_enabled(not self._recomputes):
             output = self._compute(micro_batch, entry)
         self._activations[micro_batch] = (entry, None if self._recomputes else output)
         return output

@@ -209,31 +209,29 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
     seconds: dict[str, list[float]] = {}
 
     @contextmanager
-    def timed(name: str, counts: bool) -> Iterator[None]:
+    def timed(name: str) -> Iterator[None]:
         measured.wait()
         began = time.perf_counter()
         yield
         measured.wait()
-        if counts:
-            seconds.setdefault(name, []).append(time.perf_counter() - began)
+        seconds.setdefault(name, []).append(time.perf_counter() - began)
 
     held = measured.held()
-    for place in range(-WARM_UP, repeats):
-        counts, iteration = place >= 0, max(place, 0)
-        with timed("clear", counts):
+    for iteration in range(WARM_UP + repeats):
+        with timed("clear"):
             stage.begin_iteration(iteration)
         activation, gradient = measured.activation(ONE), measured.gradient(ONE)
-        with timed("forward", counts):
+        with timed("forward"):
             stage.forward(ONE, activation)
-        with timed("backward_input", counts):
+        with timed("backward_input"):
             stage.backward_input(ONE, gradient)
-        with timed("backward_weight", counts):
+        with timed("backward_weight"):
             stage.backward_weight(ONE)
         activation, gradient = measured.activation(OTHER), measured.gradient(OTHER)
         stage.forward(OTHER, activation)
-        with timed("backward", counts):
+        with timed("backward"):
             stage.backward(OTHER, gradient)
-        with timed("update", counts):
+        with timed("update"):
             stage.gradient_norms_squared()
             if job.planner.staggered:
                 updates.step_ahead(index, iteration)
@@ -244,7 +242,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
     shape, dtype = stage.message_spec()
     return StageFigures(
         index,
-        seconds,
+        {name: each[WARM_UP:] for name, each in seconds.items()},
         torch.Size(shape).numel() * dtype.itemsize,
         *held,
         measured.static(),
