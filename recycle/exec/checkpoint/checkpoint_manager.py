@@ -44,7 +44,7 @@ class CheckpointManager:
         log: takes events.
         wake: wakes the coordinator's loop.
         now: monotonic seconds.
-        ranks: rank that hosts each stage.
+        stages: that the workers of each rank host.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class CheckpointManager:
         log: Callable[..., None],
         wake: Callable[[], None],
         now: Callable[[], float],
-        ranks: Sequence[int],
+        stages: Sequence[Sequence[int]],
     ) -> None:
         self._job, self._root, self._text_digest = job, root, text_digest
         self._store, self._log, self._wake, self._now = store, log, wake, now
-        self._ranks = ranks
+        self._stages = stages
         self._pending: dict[int, _Pending] = {}
         self._announced: list[int] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -80,7 +80,8 @@ class CheckpointManager:
     def committed(self, commit: Commit, record: GenerationRecord) -> None:
         """A commit stands; it says whether its state is kept."""
         if commit.checkpoint:
-            writers = {stage: writer_of(stage, rank, record) for stage, rank in enumerate(self._ranks)}
+            hosted = [(stage, rank) for rank, stages in enumerate(self._stages) for stage in stages]
+            writers = {stage: writer_of(stage, rank, record) for stage, rank in hosted}
             self._pending[commit.step] = _Pending(commit, self._now(), writers)
             self._announced.append(commit.step)
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recycle.errors import JobError
+from recycle.errors import JobError, ScheduleError
 from recycle.exec.faults.fault import Fault
 from recycle.exec.faults.faults import check_faults
 from recycle.exec.launch.observer import Observer
-from recycle.exec.planning.placement import stages_by_rank
 from recycle.exec.planning.planning import Planner, require_valid
 from recycle.exec.transport.transports import transport_of
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans import with_ties
-from recycle.shape import Worker
+from recycle.shape import Shape, Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class RunRequest:
 
     @property
     def stages(self) -> list[tuple[int, ...]]:
-        """Stages of each rank. Raises ScheduleError where workers of one rank host different ones."""
+        """Stages of each rank, the same for the whole run; raises ScheduleError as `stages_by_rank` does."""
         return stages_by_rank(self.job.shape, self.schedule)
 
     @property
@@ -104,3 +103,26 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     transport_of(job)
     check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel)
     return text_digest
+
+
+def stages_by_rank(shape: Shape, schedule: Schedule | None) -> list[tuple[int, ...]]:
+    """Stages of each rank: those of `schedule`, or chunk c of rank r on stage c * P + r, as the planner places them.
+
+    Raises:
+        ScheduleError: live workers of one rank host different stages, so that none could take another's place.
+    """
+    if schedule is None:
+        return [tuple(range(rank, shape.stages, shape.ranks)) for rank in range(shape.ranks)]
+    found: list[tuple[int, ...]] = []
+    for rank in range(shape.ranks):
+        peers = [worker for worker in schedule.live if worker.rank == rank]
+        hosted = {worker: tuple(sorted(schedule.stages_of(worker))) for worker in peers}
+        other = next((worker for worker in peers if hosted[worker] != hosted[peers[0]]), None)
+        if other is not None:
+            raise ScheduleError(
+                f"the schedule places stages {' '.join(map(str, hosted[other]))} on worker {other} and"
+                f" {' '.join(map(str, hosted[peers[0]]))} on {peers[0]}: with a process per worker, the workers of a"
+                f" rank host the same stages"
+            )
+        found.append(hosted[peers[0]] if peers else ())
+    return found

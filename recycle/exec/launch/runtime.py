@@ -28,7 +28,6 @@ from recycle.exec.membership.members import joined_digests, members_of
 from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.schema import FinalKey, ReachedKey, RegisterKey, StrikeKey, StruckKey, WarningKey
 from recycle.exec.membership.store import Store
-from recycle.exec.planning.placement import rank_of_stages
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.waker import Waker
@@ -86,7 +85,7 @@ class CoordinatorRuntime:
             log=self._event,
             wake=waker.wake,
             now=time.monotonic,
-            ranks=rank_of_stages(request.stages),
+            stages=request.stages,
         )
         self.coordinator = Coordinator(
             job=job,

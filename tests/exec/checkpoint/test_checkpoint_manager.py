@@ -30,7 +30,7 @@ RECORD = GenerationRecord(1, LIVE, {name: name for name in LIVE}, "")
 
 def manager(of: Job, root: Path, store: LauncherStore, **changes: Any) -> CheckpointManager:
     """The checkpoint manager of a job with two ranks, a stage each."""
-    given: dict[str, Any] = {"text_digest": None, "log": print, "wake": print, "now": time.time, "ranks": [0, 1]}
+    given: dict[str, Any] = {"text_digest": None, "log": print, "wake": print, "now": time.time, "stages": [[0], [1]]}
     return CheckpointManager(job=of, root=root, store=store, **given | changes)
 
 

@@ -7,7 +7,7 @@ import pytest
 from recycle import Job, Schedule, ScheduleError, Worker, check
 from recycle.exec import run
 from recycle.exec.launch.launcher import RunResult
-from recycle.exec.planning.placement import stages_by_rank
+from recycle.exec.launch.request import stages_by_rank
 from recycle.ir.families import FAMILIES, interleaved, one_f_one_b, zb_v
 from recycle.ir.instruction import OptimizerStep, ReduceGradients, SendGradient
 from recycle.ir.lower import lower
