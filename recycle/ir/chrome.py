@@ -14,7 +14,7 @@ import heapq
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -174,6 +174,12 @@ def _separate(start: Nanoseconds, end: Nanoseconds) -> Rows:
 
 class Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
     """An event that names or sorts a process or thread; nothing is read of it."""
+
+
+class Events(msgspec.Struct, Generic[T], frozen=True):
+    """The events of a file, each as `T`."""
+
+    traceEvents: list[T]
 
 
 class Head(msgspec.Struct, frozen=True):

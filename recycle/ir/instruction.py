@@ -16,7 +16,7 @@ from recycle.errors import ScheduleError
 from recycle.ir.kinds import KIND_CLASSES as KIND_CLASSES
 from recycle.ir.kinds import Compute as Compute
 from recycle.ir.kinds import Instruction as Instruction
-from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, reads_kinds, register
+from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, kind_of_token, reads_kinds, register
 from recycle.ir.kinds import Receive as Receive
 from recycle.ir.kinds import Send as Send
 from recycle.ir.kinds import StageWide as StageWide
@@ -224,11 +224,10 @@ CARRIERS: dict[ValueKind, tuple[type[Send], type[Receive]]] = {
 
 
 @reads_kinds
-def _plain() -> tuple[re.Pattern[str], dict[str, type[Instruction]]]:
-    """The pattern of an instruction that is no pair, and the class of each token."""
-    classes = {cls.token: cls for cls in KIND_CLASSES if cls is not OverlappedPair}
-    tokens = "|".join(sorted(classes, key=len, reverse=True))
-    return re.compile(rf"([0-9]+)({tokens})(?:(?:([0-9]+)\.)?([0-9]+))?(?:@([0-9]+)\.([0-9]+))?"), classes
+def _plain() -> re.Pattern[str]:
+    """The pattern of an instruction that is no pair."""
+    tokens = "|".join(sorted((cls.token for cls in KIND_CLASSES if cls is not OverlappedPair), key=len, reverse=True))
+    return re.compile(rf"([0-9]+)({tokens})(?:(?:([0-9]+)\.)?([0-9]+))?(?:@([0-9]+)\.([0-9]+))?")
 
 
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)")
@@ -246,13 +245,12 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
     Raises:
         ScheduleError: the text is no instruction; the message says what is wrong with it.
     """
-    pattern, class_of_token = _plain()
-    match = pattern.fullmatch(text)
+    match = _plain().fullmatch(text)
     if match is None:
         return _parse_pair(text, one_pipeline)
     if any(number and number.isdigit() and len(number) > DIGITS for number in match.groups()):
         raise ScheduleError(f"{text[:40]!r}: a number has more than {DIGITS} digits")
-    cls = class_of_token[match[2]]
+    cls = kind_of_token(match[2])
     stage = int(match[1])
     if issubclass(cls, StageWide):
         if match[4] is not None or match[5] is not None:

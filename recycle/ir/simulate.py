@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,8 @@ from recycle.ir.memory import held_activations, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.ir.text_grid import text_grid
 from recycle.profile import Profile
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class Timeline:
         """Last end minus first start of one iteration from idle."""
         return float(self.end.max() - self.start.min()) if len(self.end) else 0.0
 
-    def _per_worker(self, values: list[float]) -> list[float | None]:
+    def _per_worker(self, values: Sequence[T]) -> list[T | None]:
         dead = self.schedule.failed
         return [None if w in dead else v for w, v in zip(self.schedule.shape.workers(), values, strict=True)]
 
@@ -257,11 +260,7 @@ class Timeline:
     @cached_property
     def peak_row(self) -> list[int | None]:
         """The row at whose start `peak_bytes` is first reached, per worker; None where nothing is ever held."""
-        dead, (peaks, rows) = self.schedule.failed, self._held_bytes
-        return [
-            None if worker in dead or not peak else row
-            for worker, peak, row in zip(self.schedule.shape.workers(), peaks, rows, strict=True)
-        ]
+        return self._per_worker([row if peak else None for peak, row in zip(*self._held_bytes, strict=True)])
 
     @cached_property
     def critical_path(self) -> list[int]:

@@ -9,7 +9,7 @@ directory, `recycle.ir.formats.run_trace` the file that keeps it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -116,16 +116,9 @@ class Trace:
         if generation is not None:
             keep &= self.generation == generation
         rows = np.flatnonzero(keep)
-        return Trace(
-            self.shape,
-            self.columns.take(rows, offsets_of(self.process[rows], self.shape.worker_count)),
-            self.role[rows],
-            self.generation[rows],
-            self.step[rows],
-            self.start[rows],
-            self.end[rows],
-            self.events,
-        )
+        columns = self.columns.take(rows, offsets_of(self.process[rows], self.shape.worker_count))
+        kept = {name: getattr(self, name)[rows] for name in ("role", "generation", "step", "start", "end")}
+        return replace(self, columns=columns, **kept)
 
 
 def away_from(columns: Columns, pipeline: Ints) -> npt.NDArray[np.bool_]:

@@ -265,10 +265,6 @@ class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
     pass
 
 
-class _Timeline(msgspec.Struct, frozen=True):
-    traceEvents: list[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd]
-
-
 def _from_timeline(content: bytes, name: str) -> Schedule:
     other = chrome.decode(content, chrome.Head, name).otherData
     if other.get("version") != VERSION:
@@ -289,7 +285,9 @@ def _from_timeline(content: bytes, name: str) -> Schedule:
 
 def _placed(shape: Shape, counts: Any, content: bytes, name: str) -> dict[Worker, list[Instruction]]:
     """The instructions of the slices, each at its place; every place of every worker must be taken exactly once."""
-    events = chrome.decode(content, _Timeline, name).traceEvents
+    events = chrome.decode(
+        content, chrome.Events[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd], name
+    ).traceEvents
     whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= len(events) for count in counts)
     if not whole or len(counts) != shape.worker_count:
         raise ScheduleError(

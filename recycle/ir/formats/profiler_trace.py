@@ -93,10 +93,6 @@ class _Event(msgspec.Struct, frozen=True):
     ts: Any = None
 
 
-class _AnyFile(msgspec.Struct, frozen=True):
-    traceEvents: list[_Event]
-
-
 class _Action(NamedTuple):
     """A label of torch's: when it begins (microseconds, then place in the file), in which process, and what it says.
 
@@ -118,7 +114,7 @@ def _actions(content: bytes, name: str) -> list[_Action]:
     if content.lstrip().startswith(b"["):
         events = chrome.decode(content, list[_Event], name)
     else:
-        events = chrome.decode(content, _AnyFile, name).traceEvents
+        events = chrome.decode(content, chrome.Events[_Event], name).traceEvents
     found = []
     for place, event in enumerate(events):
         if not isinstance(event.name, str) or not event.name.startswith(_LABEL) or str(event.cat).lower() == _ON_DEVICE:

@@ -87,10 +87,6 @@ class _Other(msgspec.Struct, frozen=True):
     shape: dict[str, int]
 
 
-class _ChromeFile(msgspec.Struct, frozen=True):
-    traceEvents: list[_Slice | _Instant | chrome.Title]
-
-
 def read_trace(path: str | Path) -> Trace:
     """Read what `write_trace` wrote: everything exactly, times to the nanosecond.
 
@@ -113,7 +109,8 @@ def parse_trace(content: bytes, name: str) -> Trace:
     except (TypeError, JobError) as error:
         raise ScheduleError(f"{name}: otherData.shape: {error}") from None
     builder, events = TraceBuilder(shape), []
-    for place, event in enumerate(chrome.decode(content, _ChromeFile, name).traceEvents):
+    file = chrome.decode(content, chrome.Events[_Slice | _Instant | chrome.Title], name)
+    for place, event in enumerate(file.traceEvents):
         if isinstance(event, _Instant):
             events.append(event.args)
         if not isinstance(event, _Slice):
