@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import JobError
-from recycle.files import read_whole, write_whole
-from recycle.json_objects import entries
+from recycle.files import entries, read_whole, write_whole
 from recycle.shape import Shape, Worker
 
 PerStage = float | list[float]

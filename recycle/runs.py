@@ -58,11 +58,8 @@ def append_iteration(
         RecycleError: the file cannot be written.
     """
     rows = [[str(what), round(float(start), 9), round(float(end), 9)] for what, start, end in instructions]
-    line = {"step": step, "generation": generation, "role": str(role), "instructions": rows}
-    _append_line(Path(path), msgspec.json.encode(line))
-
-
-def _append_line(path: Path, line: bytes) -> None:
+    iteration = {"step": step, "generation": generation, "role": str(role), "instructions": rows}
+    path, line = Path(path), msgspec.json.encode(iteration)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as stream:
@@ -83,10 +80,7 @@ def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
     run_dir = Path(run_dir)
     builder = TraceBuilder(shape)
     for path in sorted((run_dir / "logs").glob(f"*{TRACE_LOG_SUFFIX}")):
-        try:
-            process = shape.require(Worker.parse(path.name.removesuffix(TRACE_LOG_SUFFIX)), str(path))
-        except JobError as error:
-            raise RecycleError(str(error)) from None
+        process = shape.require(Worker.parse(path.name.removesuffix(TRACE_LOG_SUFFIX)), str(path))
         for number, line in read_lines(path):
             try:
                 iteration = msgspec.convert(line, _Iteration, strict=False)

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from recycle.errors import RecycleError, ScheduleError
+from recycle.files import entries
 from recycle.ir import formats, native
 from recycle.ir.check import Finding, check
 from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
-from recycle.json_objects import entries
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable

@@ -21,20 +21,9 @@ from recycle.errors import JobError, RecycleError, errors_as
 from recycle.files import write_whole
 from recycle.job import Job
 from recycle.sections import ANALYTIC
-from recycle.systems import Running
+from recycle.systems import Running, comparison
 from recycle.systems.cluster import CAUSES
-from recycle.systems.comparison import (
-    Compared,
-    DeadShare,
-    Progress,
-    at_dead_shares,
-    layout,
-    of_reference,
-    outcome_as_json,
-    state_after,
-    system_names,
-)
-from recycle.systems.comparison import compare as compared
+from recycle.systems.comparison import Compared, DeadShare
 from recycle.systems.failure_files import read_trace
 from recycle.systems.failure_generator import Generator
 from recycle.systems.setting import Setting
@@ -78,15 +67,15 @@ def compare(
     loaded = Job.load(job)
     if pause is not None:
         loaded = replace(loaded, pauses=replace(loaded.pauses, detect=pause, plan=0.0, rebuild=0.0))
-    names = system_names(systems)
+    names = comparison.system_names(systems)
     with errors_as(JobError, str(job)):
         setting = Setting.of(loaded)
     traces = [read_trace(path, population=population, seed=seed) for path in trace or []]
     if not traces:
         traces = [Generator(days=days, rate=rate, seed=seed).trace(population or setting.nodes)]
     with _bar(len(names) * len(traces)) as report:
-        found = compared(setting, traces, names, seed, report)
-    dead = at_dead_shares(setting, names, seed=seed)
+        found = comparison.compare(setting, traces, names, seed, report)
+    dead = comparison.at_dead_shares(setting, names, seed=seed)
     text = json.dumps(_comparison_as_json(loaded, found, dead))
     if save is not None:
         _save(save, found[0], after)
@@ -106,7 +95,7 @@ def _save(folder: Path, compared: Compared, failures: int) -> None:
     except OSError as error:
         raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
     for outcome in compared.outcomes:
-        state = state_after(outcome, failures)
+        state = comparison.state_after(outcome, failures)
         if not isinstance(state, Running):
             why = "had fewer failures" if state is None else f"has stopped: {state.reason}"
             print(f"recycle: {outcome.system} {why}, so there is no schedule after {failures}", file=sys.stderr)
@@ -137,7 +126,7 @@ def _comparison_as_json(job: Job, found: list[Compared], dead: list[DeadShare]) 
             }
             for one in found
         ],
-        "systems": [outcome_as_json(outcome, one) for one in found for outcome in one.outcomes],
+        "systems": [comparison.outcome_as_json(outcome, one) for one in found for outcome in one.outcomes],
         "dead": [to_builtins(one) for one in dead],
     }
 
@@ -162,11 +151,11 @@ def _print(one: Compared) -> None:
         if outcome.misfit is not None:
             rows.append((outcome.system, "does not fit", *["-"] * (len(columns) - 2)))
             continue
-        ratios = [of_reference(outcome, reference) for reference in references]
+        ratios = [comparison.of_reference(outcome, reference) for reference in references]
         rows.append(
             (
                 outcome.system,
-                layout(outcome),
+                comparison.layout(outcome),
                 f"{outcome.goodput:.4g}",
                 f"{outcome.fault_free:.4g}",
                 f"{outcome.ettr:.2%}",
@@ -212,7 +201,7 @@ _table = partial(print_table, left=("system", "runs"), box=box.SIMPLE, least=100
 
 
 @contextmanager
-def _bar(runs: int) -> Iterator[Progress]:
+def _bar(runs: int) -> Iterator[comparison.Progress]:
     """Shows which system is at work, and how many runs are done."""
     with progress_bars(transient=True) as advance:
         done = 0

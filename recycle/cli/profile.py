@@ -53,7 +53,7 @@ def profile(
     from recycle.exec.profile.profiler import measure
 
     with progress_bars(otherwise=_print_progress) as report:
-        measured = measure(job, repeats, lambda what, done, total: report(f"measuring {what}", done, total))
+        measured = measure(job, repeats, lambda what, done, total: report(what, done, total, f"measuring {what}"))
     measured.require(job.shape)
     measured.save(output)
     if as_json:
@@ -64,8 +64,8 @@ def profile(
     print(f'{output}: written, hash {measured.digest()}; use it with [times] profile = "{output}"')
 
 
-def _print_progress(phase: str, done: float | None, total: float, shown: str | None = None) -> None:
-    print(f"measured {done} of {total} {phase.removeprefix('measuring ')}", file=sys.stderr)
+def _print_progress(what: str, done: float | None, total: float, _: str) -> None:
+    print(f"measured {done} of {total} {what}", file=sys.stderr)
 
 
 def _print_executed(ran: Executed, output: Path, as_json: bool) -> None:

@@ -62,11 +62,8 @@ def schedule(
     if chunks is None:
         chunks = 2 if family in TWO_CHUNKS else 1
     shape = Shape(pipelines, ranks, micro_batches, chunks)
-    options: dict[str, Any] = {}
-    if group_size is not None:
-        options["group_size"] = group_size
-    if times is not None:
-        options["times"] = pricing.times_of(times)
+    given = {"group_size": group_size, "times": None if times is None else pricing.times_of(times)}
+    options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     for option in options:
         takers = [known for known, build in FAMILIES.items() if option in signature(build).parameters]
         if family not in takers:

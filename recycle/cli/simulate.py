@@ -25,7 +25,6 @@ from recycle.shape import Worker
 
 HINTS = 3
 """Longest gaps shown in which another instruction could have run."""
-FAILED = "failed"
 
 
 def simulate(
@@ -117,7 +116,8 @@ def _print(timeline: Timeline, gaps: Gaps) -> None:
         print(timeline.text(width()))
     _print_table(schedule, _load_columns(timeline))
     print("seconds in which a worker does nothing, by what it waits for")
-    _print_table(schedule, _gap_columns(schedule, gaps))
+    idle = {cause.name.lower().replace("_", " "): gaps.seconds[:, cause].tolist() for cause in GapCause}
+    _print_table(schedule, {cause: [f"{seconds:g}" for seconds in column] for cause, column in idle.items()})
     for gap in gaps.longest(GapCause.ORDER, HINTS):
         row, ready = schedule.instruction(gap.row), schedule.instruction(gap.ready)
         print(
@@ -131,7 +131,6 @@ def _print(timeline: Timeline, gaps: Gaps) -> None:
 
 def _load_columns(timeline: Timeline) -> dict[str, list[str]]:
     """Title -> cell of each worker."""
-    schedule = timeline.schedule
     lists = {
         "busy": timeline.busy,
         "bubble": timeline.bubble,
@@ -139,26 +138,16 @@ def _load_columns(timeline: Timeline) -> dict[str, list[str]]:
         "peak activations": timeline.peak_activations,
         "peak bytes": timeline.peak_bytes,
     }
-    cells = {title: [FAILED if v is None else f"{v:g}" for v in values] for title, values in lists.items()}
-    peaks = timeline.peak_row
-    at = ["-" if row is None else f"{schedule.instruction(row)} at {timeline.start[row]:g}" for row in peaks]
-    dead = [worker in schedule.failed for worker in schedule.shape.workers()]
-    cells["peak at"] = [FAILED if is_dead else cell for is_dead, cell in zip(dead, at, strict=True)]
+    cells = {title: ["" if v is None else f"{v:g}" for v in values] for title, values in lists.items()}
+    cells["peak at"] = [
+        "-" if row is None else f"{timeline.schedule.instruction(row)} at {timeline.start[row]:g}"
+        for row in timeline.peak_row
+    ]
     return cells
 
 
-def _gap_columns(schedule: Schedule, gaps: Gaps) -> dict[str, list[str]]:
-    """Title -> cell of each worker."""
-    dead = [worker in schedule.failed for worker in schedule.shape.workers()]
-    return {
-        cause.name.lower().replace("_", " "): [
-            FAILED if is_dead else f"{seconds:g}"
-            for is_dead, seconds in zip(dead, gaps.seconds[:, cause].tolist(), strict=True)
-        ]
-        for cause in GapCause
-    }
-
-
 def _print_table(schedule: Schedule, columns: dict[str, list[str]]) -> None:
-    rows = zip(map(str, schedule.shape.workers()), *columns.values(), strict=True)
+    rows = []
+    for worker, *cells in zip(schedule.shape.workers(), *columns.values(), strict=True):
+        rows.append((str(worker), *(["failed"] * len(cells) if worker in schedule.failed else cells)))
     print_table(("worker", *columns), rows, box=box.SIMPLE)

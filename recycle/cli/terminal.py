@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich import progress
 from rich.box import Box
@@ -16,12 +15,8 @@ from rich.table import Table
 WIDE = 60
 """Characters of a curve."""
 _LEVELS = " ▁▂▃▄▅▆▇█"
-
-
-class Advance(Protocol):
-    """Says that `done` of `total` of a phase is done (None: as much as before), and what to show for its name."""
-
-    def __call__(self, phase: str, done: float | None, total: float, shown: str | None = None) -> None: ...
+Advance = Callable[[str, float | None, float, str], None]
+"""Takes a phase, how much of it is done (None: as much as before), of how much, and what to show for its name."""
 
 
 def spark(values: Sequence[float], most: float) -> str:
@@ -61,12 +56,8 @@ def print_table(
     Console(width=max(width(), least)).print(table)
 
 
-def _silent(phase: str, done: float | None, total: float, shown: str | None = None) -> None:
-    pass
-
-
 @contextmanager
-def progress_bars(otherwise: Advance = _silent, transient: bool = False) -> Iterator[Advance]:
+def progress_bars(otherwise: Advance = lambda *_: None, transient: bool = False) -> Iterator[Advance]:
     """A bar on standard error for each phase of a work, with how much is done of how much.
 
     Args:
@@ -85,9 +76,9 @@ def progress_bars(otherwise: Advance = _silent, transient: bool = False) -> Iter
     tasks: dict[str, progress.TaskID] = {}
     with progress.Progress(*columns, console=Console(stderr=True), transient=transient) as bars:
 
-        def advance(phase: str, done: float | None, total: float, shown: str | None = None) -> None:
+        def advance(phase: str, done: float | None, total: float, shown: str) -> None:
             if phase not in tasks:
                 tasks[phase] = bars.add_task(phase, total=total)
-            bars.update(tasks[phase], completed=done, description=shown or phase)
+            bars.update(tasks[phase], completed=done, description=shown)
 
         yield advance

@@ -98,19 +98,13 @@ def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, li
 
 def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[Run | ScheduleFile]) -> WhatIf | None:
     """What can answer for dead workers: a job, a library, or the job of the only run; None without any."""
+    runs = [source for source in sources if isinstance(source, Run)]
+    if job is None and library is None and len(runs) == 1:
+        with suppress(RecycleError):  # its job cannot be read or priced any more: the page of the run says why
+            job = price(Job.load(runs[0].path / "job.toml"))
     if job is None and library is None:
-        runs = [source for source in sources if isinstance(source, Run)]
-        return _what_if_of(runs[0]) if len(runs) == 1 else None
-    return WhatIf(job, library, _planner(job) if job is not None else None)
-
-
-def _what_if_of(run: Run) -> WhatIf | None:
-    """What can answer for a run; None where its job cannot be read or priced any more: the page of the run says why."""
-    try:
-        job = price(Job.load(run.path / "job.toml"))
-        return WhatIf(job, None, _planner(job))
-    except RecycleError:
         return None
+    return WhatIf(job, library, _planner(job) if job is not None else None)
 
 
 def _planner(job: PricedJob) -> Planner:

@@ -20,10 +20,9 @@ import msgspec
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
-from recycle.files import MOST_BYTES
+from recycle.files import MOST_BYTES, decoded
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.kinds import Receive, Send, is_kind
-from recycle.json_objects import decoded
 
 Nanoseconds = Rows
 Event = dict[str, Any]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from recycle.errors import ScheduleError
-from recycle.json_objects import entries
+from recycle.files import entries
 from recycle.shape import Shape
 
 FORMAT, VERSION = "recycle-schedule", 1

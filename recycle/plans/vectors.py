@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations_with_replacement
 from math import comb, prod
 
-from recycle.errors import JobError, PlanError
+from recycle.errors import PlanError, errors_as
 from recycle.shape import Shape, Worker
 
 Vector = tuple[int, ...]
@@ -16,12 +16,9 @@ Vector = tuple[int, ...]
 def failure_vector(shape: Shape, failed: Iterable[Worker]) -> Vector:
     """Dead workers of each rank. Raises PlanError for a worker outside the shape."""
     vector = [0] * shape.ranks
-    for worker in set(failed):
-        try:
-            shape.require(worker, "failed workers")
-        except JobError as error:
-            raise PlanError(str(error)) from None
-        vector[worker.rank] += 1
+    with errors_as(PlanError):
+        for worker in set(failed):
+            vector[shape.require(worker, "failed workers").rank] += 1
     return tuple(vector)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recycle.layers import Layer
 from recycle.systems.bamboo import Bamboo
 from recycle.systems.checkpoint_restart import CheckpointRestart
 from recycle.systems.hot_spare import HotSpare, LiveMigration
@@ -15,7 +14,7 @@ from recycle.systems.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping
 from recycle.systems.setting import Setting
-from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Pause, Running, Stopped, System, Timed
+from recycle.systems.system import Change, DoesNotFit, Loss, Pause, Running, Stopped, System
 
 SYSTEMS: dict[str, Callable[[Setting], System]] = {
     "recycle": ReCycle,
@@ -41,14 +40,10 @@ __all__ = [
     "SYSTEMS",
     "VARIANTS",
     "Change",
-    "Checkpoints",
     "DoesNotFit",
-    "Layer",
     "Loss",
     "Pause",
     "Running",
     "Setting",
     "Stopped",
-    "System",
-    "Timed",
 ]

@@ -90,7 +90,9 @@ class Generator:
             Row(number, round(day * _DAY, 3), goes, f"node{node}", cause)
             for number, (day, goes, node, cause) in enumerate(sorted(changes), 1)
         ]
-        return _whole(rows, nodes, self)
+        name = f"generated, {self.rate:g} per 1,000 node-days, seed {self.seed}"
+        whole = trace_from_rows(rows, name, population=nodes, counted=True).changes if rows else ()
+        return FailureTrace(name, nodes, frozenset(range(nodes)), whole, self.days * _DAY)
 
 
 def _distinct(chance: random.Random, weight: list[float], count: int) -> list[int]:
@@ -101,13 +103,3 @@ def _distinct(chance: random.Random, weight: list[float], count: int) -> list[in
             at = (at + 1) % len(weight)
         found.append(at)
     return found
-
-
-def _whole(rows: list[Row], nodes: int, generator: Generator) -> FailureTrace:
-    name = f"generated, {generator.rate:g} per 1,000 node-days, seed {generator.seed}"
-    end = generator.days * _DAY
-    everybody = frozenset(range(nodes))
-    if not rows:
-        return FailureTrace(name, nodes, everybody, (), end)
-    trace = trace_from_rows(rows, name, population=nodes, counted=True)
-    return FailureTrace(name, nodes, everybody, trace.changes, end)

@@ -32,11 +32,11 @@ from typing import Annotated
 import msgspec
 
 from recycle.errors import ScheduleError, errors_as
+from recycle.files import decoded
 from recycle.ir.families.interleaved import interleaved, units
 from recycle.ir.families.one_f_one_b import one_f_one_b
 from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair
 from recycle.ir.schedule import Schedule, loop_placement
-from recycle.json_objects import decoded
 from recycle.shape import Shape, Worker
 
 _log = logging.getLogger(__name__)
