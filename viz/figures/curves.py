@@ -13,6 +13,10 @@ from viz.figures.palette import FAILURE, FORWARD, GRID, INK, OPTIMIZER, PAPER, R
 _MARKS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
 """Colour and dash of the events that get a line; the others are in the table of events."""
 
+_LINE = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
+_FONT = {"size": 11, "color": INK}
+_NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgcolor": PAPER, "font": _FONT}
+
 
 def curves_figure(
     metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], worker_count: int
@@ -66,23 +70,9 @@ def _event_marks(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if style is None or not isinstance(step, int | float):
             continue
         colour, dash = style
-        line = {"color": colour, "width": 1.5, "dash": dash}
-        shapes.append({"type": "line", "x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "line": line})
         row = taken[step] = taken.get(step, -1) + 1
-        annotations.append(
-            {
-                "x": step,
-                "y": 1,
-                "yref": "paper",
-                "yanchor": "bottom",
-                "yshift": -16 * row,
-                "xanchor": "center",
-                "text": event_text(event),
-                "showarrow": False,
-                "bgcolor": PAPER,
-                "font": {"size": 11, "color": INK},
-            }
-        )
+        shapes.append({**_LINE, "x0": step, "x1": step, "line": {"color": colour, "width": 1.5, "dash": dash}})
+        annotations.append({**_NOTE, "x": step, "yshift": -16 * row, "text": event_text(event)})
     return {"shapes": shapes, "annotations": annotations}
 
 

@@ -33,7 +33,12 @@ def delta_figure(first: Timeline, second: Timeline, matches: Matches, span: floa
         _add_points(figure, first, second, matches, time, delta)
     elif len(time):
         _add_envelope(figure, time, delta, span * scale)
-    figure.update_layout(_layout(span, unit, float(np.abs(delta).max(initial=0.0))))
+    title = "time in the first" + (f" ({unit.word})" if unit.word else "")
+    figure.update_layout(frame(HEIGHT, 14, 40))
+    figure.update_xaxes(unit.axis(span, title), gridcolor=GRID, zeroline=False)
+    figure.update_yaxes(gridcolor=GRID, zerolinecolor=RULE, zerolinewidth=2, zeroline=True, automargin=True)
+    if not delta.any():
+        figure.update_yaxes(range=[-1, 1])
     return figure
 
 
@@ -80,23 +85,3 @@ def _add_envelope(figure: go.Figure, time: Any, delta: Any, span: float) -> None
             fillcolor="rgba(0, 114, 178, 0.25)",
             hovertemplate=f"{name} %{{y:.6g}} at %{{x:.6g}}<extra></extra>",
         )
-
-
-def _layout(span: float, unit: TimeUnit, most: float) -> dict[str, Any]:
-    return {
-        **frame(HEIGHT, 14, 40),
-        "xaxis": {
-            **unit.axis(span),
-            "title": {"text": "time in the first" + (f" ({unit.word})" if unit.word else ""), "standoff": 6},
-            "gridcolor": GRID,
-            "zeroline": False,
-        },
-        "yaxis": {
-            "gridcolor": GRID,
-            "zerolinecolor": RULE,
-            "zerolinewidth": 2,
-            "zeroline": True,
-            "automargin": True,
-            "range": [-1, 1] if not most else None,
-        },
-    }

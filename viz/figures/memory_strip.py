@@ -43,19 +43,12 @@ def memory_figure(curve: MemoryCurve, instruction: str, span: float, unit: TimeU
     )
     top = max(curve.peak, curve.limit or 0.0) or 1.0
     if curve.limit is not None:
-        line = {"color": FAILURE, "width": 1.6, "dash": "dash"}
-        figure.add_hline(y=curve.limit, line=line)
-        figure.add_annotation(
-            x=1, xref="paper", xanchor="right", y=curve.limit, yanchor="bottom", showarrow=False,
-            text=f"limit {curve.limit:g}", name="limit",
-        )  # fmt: skip
+        figure.add_hline(y=curve.limit, line={"color": FAILURE, "width": 1.6, "dash": "dash"})
+        right = {"x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom", "showarrow": False}
+        figure.add_annotation(right, y=curve.limit, text=f"limit {curve.limit:g}", name="limit")
     figure.update_layout(
         **frame(HEIGHT, 10, 36),
-        xaxis={
-            **unit.axis(span),
-            "gridcolor": GRID,
-            "zeroline": False,
-        },
+        xaxis={**unit.axis(span), "gridcolor": GRID, "zeroline": False},
         yaxis={"gridcolor": GRID, "zeroline": False, "range": [0, 1.35 * top], "nticks": 5, "fixedrange": True},
     )
     return figure

@@ -27,10 +27,10 @@ class TimeUnit(NamedTuple):
         """What a time axis says of its unit."""
         return f"time ({self.word})" if self.word else "time (units of the profile)"
 
-    def axis(self, span: float) -> dict[str, Any]:
+    def axis(self, span: float, title: str = "") -> dict[str, Any]:
         """Title and range of a Plotly axis from time 0 to `span`."""
-        length = span * self.scale
-        return {"title": {"text": self.title, "standoff": 6}, "range": [-OVERHANG * length, (1 + OVERHANG) * length]}
+        length, title = span * self.scale, title or self.title
+        return {"title": {"text": title, "standoff": 6}, "range": [-OVERHANG * length, (1 + OVERHANG) * length]}
 
 
 def time_unit(table: LaneTable, span: float | None = None) -> TimeUnit:

@@ -80,35 +80,20 @@ def lanes_view(
             early = [first_picture(table, picture_address(address), span or table.span, margins(table, left))]
         stores = [dcc.Store(id={"type": f"lanes-{what}", "name": name}) for what in ("choice", "links", "linked")]
         served = [html.Div(id={"type": "lanes-details", "name": name}, className="lanes-details"), *stores]
-    view = html.Div(
-        [
-            html.Div(className="lanes-tools"),
-            html.Div(
-                [
-                    *early,
-                    html.Canvas(**image),
-                    dcc.Graph(
-                        id={"type": "lanes-axes", "name": name},
-                        figure=figure,
-                        config=config,
-                        responsive=True,
-                        className="lanes-axes",
-                    ),
-                    html.Div(className="lanes-tip", hidden=True),
-                ],
-                className="lanes-stage",
-                style={"height": f"min({height}px, {SCREEN})"},
-            ),
-            html.Div(className="lanes-memory", hidden=True),
-            html.P(className="lanes-status", **live),
-            *served,
-        ],
-        className="lanes-view",
+    axes_id = {"type": "lanes-axes", "name": name}
+    axes = dcc.Graph(id=axes_id, figure=figure, config=config, responsive=True, className="lanes-axes")
+    stage = [*early, html.Canvas(**image), axes, parts.div("lanes-tip", hidden=True)]
+    view = parts.div(
+        "lanes-view",
+        parts.div("lanes-tools"),
+        parts.div("lanes-stage", *stage, style={"height": f"min({height}px, {SCREEN})"}),
+        parts.div("lanes-memory", hidden=True),
+        html.P(className="lanes-status", **live),
+        *served,
         tabIndex=0,
         **attributes,
     )
-    marked: dict[str, Any] = {"data-place": str(place)}
-    return html.Div([*([html.H3(title)] if title else []), view], className="lanes", **marked)
+    return parts.div("lanes", *([html.H3(title)] if title else []), view, **{"data-place": str(place)})
 
 
 def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:

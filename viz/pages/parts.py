@@ -48,9 +48,9 @@ def under_lanes(figure: go.Figure, left: int) -> go.Figure:
     return figure
 
 
-def div(style: str, *children: Any, **properties: Any) -> html.Div:
-    """A block of that class of the style sheets."""
-    return html.Div([*children], className=style, **properties)
+def div(kind: str, *children: Any, **properties: Any) -> html.Div:
+    """A block of that `kind`, a class of the style sheets."""
+    return html.Div([*children], className=kind, **properties)
 
 
 def button(text: str, identifier: dict[str, Any], spoken: str = "") -> html.Button:
