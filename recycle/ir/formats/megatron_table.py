@@ -26,16 +26,17 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import decoded
 from recycle.ir.families.interleaved import interleaved, units
 from recycle.ir.families.one_f_one_b import one_f_one_b
-from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair
+from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair, is_kind
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.shape import Shape, Worker
 
@@ -189,15 +190,10 @@ def _table_of(order: Sequence[int]) -> Table:
 
 def _orders(schedule: Schedule) -> list[list[int]]:
     """Rank by rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
-    ranks = schedule.shape.ranks
-    return [
-        [
-            one.stage // ranks + 1 if isinstance(one, Forward) else -(one.stage // ranks + 1)
-            for _, one in _work(schedule, worker)
-            if isinstance(one, Compute)
-        ]
-        for worker in schedule.shape.workers()
-    ]
+    c = schedule.columns
+    entries = np.where(c.kind == Forward.kind, 1, -1) * (c.stage // schedule.shape.ranks + 1)
+    computes = is_kind(c.kind, Compute)
+    return [entries[begin:end][computes[begin:end]].tolist() for begin, end in pairwise(c.offsets.tolist())]
 
 
 def _work(schedule: Schedule, worker: Worker) -> list[tuple[int, Instruction]]:
