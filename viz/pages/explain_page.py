@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html
+from dash import Dash, Input, Output, State, ctx, dcc, html
 
 from recycle.errors import RecycleError
 from recycle.ir.gaps import Gap, GapCause
@@ -316,12 +316,13 @@ class ExplainPage(Page):
                 lambda key, part_of=part_of: self._answered(lambda: part_of(self.explained(key)), quietly=True)
             )
 
-        in_browser: Any = app.clientside_callback
-        in_browser(
-            ClientsideFunction("recycle", "find"),
+        parts.in_browser(
+            app,
+            "find",
             Output(self.name("found"), "data"),
             Input(self.name("query"), "value"),
             Input(self.name("searched"), "data"),
+            prevent_initial_call=False,
         )
 
         @app.callback(Output(self.name("hits"), "children"), Input(self.name("found"), "data"), State(chosen, "value"))

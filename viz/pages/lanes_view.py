@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dash import MATCH, ClientsideFunction, Dash, Input, Output, dcc, html
+from dash import MATCH, Dash, Input, Output, dcc, html
 from flask import Response, abort, request
 
 from recycle.ir.simulate import Timeline
@@ -166,12 +166,11 @@ def register(app: Dash, cache: LaneCache) -> None:
     def show_details(choice: Any) -> Any:
         return answer(cache, choice)
 
-    in_browser: Any = app.clientside_callback
-    in_browser(
-        ClientsideFunction("recycle", "arrows"),
+    parts.in_browser(
+        app,
+        "arrows",
         Output({"type": "lanes-linked", "name": MATCH}, "data"),
         Input({"type": "lanes-links", "name": MATCH}, "data"),
-        prevent_initial_call=True,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from viz.pages import parts
@@ -56,14 +56,13 @@ def register(app: Dash, prefix: str, place_of: Callable[..., dict[str, Any] | No
         place_of: `what` and `place` of a button, then the values of `states` -> where to go, as of `goto`; None, or a
             RecycleError or IndexError, where there is no such place.
     """
-    in_browser: Any = app.clientside_callback
-    in_browser(
-        ClientsideFunction("recycle", "follow"),
+    parts.in_browser(
+        app,
+        "follow",
         Output(f"{prefix}-range", "data"),
         Input({"type": f"{prefix}-graph", "place": ALL}, "relayoutData"),
         Input({"type": "lanes-axes", "name": ALL}, "relayoutData"),
         Input(f"{prefix}-goto", "data"),
-        prevent_initial_call=True,
     )
 
     pressed: dict[str, Any] = {"type": f"{prefix}-show", "what": ALL, "place": ALL}

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dash import ClientsideFunction, Dash, Input, Output, State, html
+from dash import Dash, Input, Output, State, html
 
 from viz.comparison import SystemComparison
 from viz.lane_cache import LaneCache
+from viz.pages import parts
 from viz.run import LiveRun, Run
 from viz.sources import ScheduleFile
 from viz.what_if import WhatIf
@@ -121,9 +122,9 @@ def keep_in_address(app: Dash, identifier: str, *tabs: State) -> None:
     Args:
         tabs: the tabs whose values it may have, an address that says another is passed over. All numbers if left out.
     """
-    in_browser: Any = app.clientside_callback
-    in_browser(
-        ClientsideFunction("recycle", "keepInAddress"),
+    parts.in_browser(
+        app,
+        "keepInAddress",
         Output(identifier, "value", allow_duplicate=True),
         Input(identifier, "value"),
         *tabs,

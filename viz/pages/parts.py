@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from dash import dcc, html
+from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
 from recycle.ir.check import Finding, explain
@@ -61,6 +61,12 @@ def button(text: str, identifier: dict[str, Any], spoken: str = "") -> html.Butt
 def counted(count: int, what: str) -> str:
     """`1 error`, `1,200 errors`."""
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def in_browser(app: Dash, function: str, *arguments: Any, prevent_initial_call: bool | str = True) -> None:
+    """Add a callback that a function of `assets/` answers; `arguments` are as of `Dash.callback`."""
+    add: Any = app.clientside_callback
+    add(ClientsideFunction("recycle", function), *arguments, prevent_initial_call=prevent_initial_call)
 
 
 def card(title: str, *children: Any, caption: str = "") -> html.Section:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
 from recycle.shape import Worker
@@ -311,13 +311,7 @@ class PlansPage(Page):
             except RecycleError:
                 return no_update, self.prefix
 
-        in_browser: Any = app.clientside_callback
-        in_browser(
-            ClientsideFunction("recycle", "failedInAddress"),
-            Output(self.name("addressed"), "data"),
-            Input(state_id, "data"),
-            prevent_initial_call=True,
-        )
+        parts.in_browser(app, "failedInAddress", Output(self.name("addressed"), "data"), Input(state_id, "data"))
 
     def named(self, choice: Any) -> Worker | None:
         """The worker whose name was pressed beside the canvas; None where something else was chosen."""

@@ -7,11 +7,12 @@ file is its own: it stays in that page, on the server only the last few are kept
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from recycle.ir.check import Finding
 from viz.bounded_cache import BoundedCache
@@ -121,7 +122,7 @@ class ValidatePage(Page):
             return parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")
         halt = file.lanes.halt
         order = "" if halt is None else f"It runs until {halt:.6g} and hangs. What never runs is pale, back to back."
-        table = _badged(file.lanes, _per_worker(file.findings))
+        table = _badged(file.lanes, Counter(str(finding.worker) for finding in file.findings))
         explainer = Explainer(file.timeline) if file.timeline else None
         view = lanes_view(
             file.name,
@@ -145,9 +146,9 @@ class ValidatePage(Page):
         app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
         linked.register(app, self.prefix, self._place_in, State(self.name("file"), "data"))
 
-        in_browser: Any = app.clientside_callback
-        in_browser(
-            ClientsideFunction("recycle", "refuse"),
+        parts.in_browser(
+            app,
+            "refuse",
             Output(self.name("limit"), "data", allow_duplicate=True),
             Input(self.name("limit"), "data"),
             State(self.name("upload"), "id"),
@@ -180,15 +181,7 @@ def _instructions(file: Dropped) -> int:
     return len(file.schedule.columns) if file.schedule else 0
 
 
-def _per_worker(findings: Sequence[Finding]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for finding in findings:
-        if finding.worker is not None:
-            counts[finding.worker] = counts.get(finding.worker, 0) + 1
-    return counts
-
-
-def _badged(table: LaneTable, counts: dict[str, int]) -> LaneTable:
+def _badged(table: LaneTable, counts: Mapping[str, int]) -> LaneTable:
     """The lanes with the number of findings beside their names."""
     labels = [
         f"{label} ▲{counts[str(worker)]}" if str(worker) in counts else label
