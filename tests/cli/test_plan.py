@@ -389,7 +389,7 @@ def test_help_has_an_example(capsys):
 def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     job = tmp_path / "job.toml"
     shape = "[shape]\npipelines = 8\nranks = 8\nmicro_batches = 32\n"
-    job.write_text(f"{shape}[memory]\nlimit = 8\n[planner]\nseconds = 200\n")
+    job.write_text(f"{shape}[memory]\nlimit = 8\n[planner]\nseconds = 1000\n")
     script = Path(sys.executable).parent / "recycle"
     command = [script, "plan", job, "--failed", "1.4", "-o", tmp_path / "p.json"]
     terminal, inside = os.openpty()  # the terminal shows when the search has begun
@@ -410,13 +410,13 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert searching.wait(60)
+    assert searching.wait(200)
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    status = process.wait(60)
+    status = process.wait(200)
     reader.join()
     assert status == 0, shown.decode()
     os.close(terminal)
     made = Schedule.load(tmp_path / "p.json")
-    assert made.metadata["seconds"] < 100
+    assert made.metadata["seconds"] < 500
     assert 112 <= made.metadata["period"] <= 117

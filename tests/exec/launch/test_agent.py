@@ -94,7 +94,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
     assert {line["live_workers"] for line in cluster.lines("metrics")} - {5} == {4, 6}  # both at once, or one by one
     assert len(cluster.events("finished")[-1]["digests"]) == 4
     assert (tmp_path / "run" / "trace.json").exists()
-    assert keys(etcd) == before
+    assert keys(etcd) <= before
 
 
 def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(

@@ -41,9 +41,10 @@ def connect(server: EtcdServer, run: str, **settings: object) -> EtcdStore:
     return EtcdStore.connect(server.url, run, section, "coordinator")
 
 
-def keys(server: EtcdServer) -> int:
+def keys(server: EtcdServer) -> set[str]:
+    """All keys there are. Those of agents that an earlier test killed vanish when their leases run out."""
     client = EtcdClient(parse_endpoints(server.url), MembershipSection(), None)
-    return len(client.range("\0", "\0")[0])
+    return set(client.range("\0", "\0")[0])
 
 
 @pytest.mark.parametrize("kind", ["emulated", "gpt"])
@@ -59,7 +60,7 @@ def test_a_run_on_etcd_trains_through_a_kill_and_a_rejoin_as_on_the_launchers_st
     assert [kind for kind in kinds(run) if kind != "undone"] == [
         *("generation", "fault", "detected", "generation", "recovered", "generation", "rejoined")
     ]
-    assert keys(etcd) == before
+    assert keys(etcd) <= before
 
 
 class _Restart(Observer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -58,12 +59,25 @@ def test_static_bytes_are_those_of_parameters_gradients_optimizer_and_undo(profi
     assert profile.per_stage("message", 2) == [HIDDEN * TOKEN] * 2
 
 
-def test_times_have_the_relations_that_must_hold(profile: Profile) -> None:
-    whole = profile.measured["backward"]
-    for stage in range(2):
-        halves = [profile.per_stage(name, 2)[stage] for name in ("backward_input", "backward_weight")]
-        assert all(seconds > 0 for seconds in (*halves, whole[stage], profile.per_stage("step", 2)[stage]))
-        assert 0.3 < sum(halves) / whole[stage] < 3  # the same work, of which the machine's noise may hide how close
+def measured_until(holds: Callable[[Profile], bool], found: Profile, of: Job, repeats: int) -> Profile:
+    """What is measured when nothing else takes the processor: again, while it shows more than the stages' own times."""
+    attempts = 8
+    while not holds(found) and (attempts := attempts - 1):
+        found = measure(of, repeats)
+    return found
+
+
+def test_times_have_the_relations_that_must_hold(gpt: Job, profile: Profile) -> None:
+    def same_work(profile: Profile) -> bool:
+        return all(0.5 < sum(halves) / whole < 2 for *halves, whole in backward(profile))
+
+    def backward(profile: Profile) -> Iterator[tuple[float, ...]]:
+        halves = (profile.per_stage(name, 2) for name in ("backward_input", "backward_weight"))
+        return zip(*halves, profile.measured["backward"], strict=True)
+
+    profile = measured_until(same_work, profile, gpt, REPEATS)
+    assert same_work(profile)
+    assert all(seconds > 0 for times in (*backward(profile), profile.per_stage("step", 2)) for seconds in times)
     assert profile.latency > 0
     assert profile.bandwidth is None or profile.bandwidth > 0
     assert all(seconds > 0 for seconds in profile.per_stage("reduce", 2))
@@ -103,12 +117,18 @@ def test_a_job_is_planned_limited_in_bytes_and_run_with_what_was_measured(
 def test_an_emulated_job_measures_as_its_own_profile() -> None:
     times = {"forward": [1.0, 2.0], "backward_input": 1.5, "backward_weight": 0.5, "step": 1.0}
     of = job(1, 2, 2, times=times, model={"seconds_per_unit": 0.01}, memory={"weight_stash": 0.5, "limit": 3})
-    found = measure(of, 3)
+
+    def longer(profile: Profile) -> list[float]:
+        """Seconds that were measured beyond those of the profile."""
+        found = []
+        for name, expected in times.items():
+            units = expected if isinstance(expected, list) else [expected] * 2
+            found += [seconds - 0.01 * unit for seconds, unit in zip(profile.per_stage(name, 2), units, strict=True)]
+        return found
+
+    found = measured_until(lambda profile: max(longer(profile)) < 0.02, measure(of, 3), of, 3)
+    assert 0 <= min(longer(found)) <= max(longer(found)) < 0.02
     assert found.per_stage("reduce", 2) == [0.0, 0.0]
-    for name, expected in times.items():
-        for stage, seconds in enumerate(found.per_stage(name, 2)):
-            unit = expected[stage] if isinstance(expected, list) else expected
-            assert 0.01 * unit <= seconds < 0.01 * unit + 0.1
     assert (found.activation, found.weight_stash, found.static) == ([1.0, 1.0], 0.5, [0.0, 0.0])
 
 
