@@ -29,7 +29,8 @@ NODES_OF_ONE = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 1}, "t
 
 def small(kind: str = "emulated", **sections: dict) -> Job:
     """Three nodes with a pipeline each."""
-    return job(3, 2, 2, kind=kind, **{"membership": MEMBERSHIP, "cluster": {"workers_per_node": 2}} | sections)
+    given = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
+    return job(3, 2, 2, kind=kind, **given | sections)
 
 
 @pytest.fixture
@@ -234,7 +235,7 @@ def test_a_coordinator_that_takes_over_goes_on_with_the_faults(start: Start, lau
 
 
 def test_without_a_checkpoint_a_lost_stage_is_the_end_and_says_so(start: Start, tmp_path: Path) -> None:
-    cluster = start(small(train={"checkpoint_every": 0}))
+    cluster = start(small())
     cluster.reach_step(3)
     for k in range(3):
         os.kill(processes_writing_below(str(tmp_path / "run" / "logs" / f"{k}.0.log"))[0], signal.SIGKILL)

@@ -63,14 +63,14 @@ class _Patient(Observer):
         return asked > (answered.stat().st_mtime if answered.exists() else 0.0)
 
 
-def emulated_job(membership: dict[str, Any], seconds: int = 0) -> Job:
+def emulated_job(membership: dict[str, Any], seconds: int = 0, unit: float = UNIT) -> Job:
     """`seconds` is what a plan for everybody takes longer; emulated stages know no warm-up."""
     return job(
         3,
         2,
         4,
         memory={"limit": 4},
-        model={"seconds_per_unit": UNIT},
+        model={"seconds_per_unit": unit},
         train={"clip": 1e9, "warmup": seconds},
         membership=membership,
     )
@@ -81,14 +81,19 @@ def emulated() -> Job:
     return emulated_job(DRIFT)
 
 
-_FREE: list[RunResult] = []
+_FREE: dict[tuple[int, float], RunResult] = {}
+
+
+def free(launch: Run, steps: int, unit: float = 0.0) -> RunResult:
+    """The run in which nothing drifts; its losses are the same however long its stages take."""
+    if (steps, unit) not in _FREE:
+        _FREE[steps, unit] = launch(emulated_job(DRIFT, unit=unit), steps)
+    return _FREE[steps, unit]
 
 
 @pytest.fixture
-def reference(emulated: Job, launch: Run) -> RunResult:
-    if not _FREE:
-        _FREE.append(launch(emulated, STEPS))
-    return _FREE[0]
+def timed(launch: Run) -> RunResult:
+    return free(launch, 10, UNIT)
 
 
 def plan_of(run: RunResult, digest: str) -> Schedule:
@@ -105,11 +110,12 @@ def replanned(run: RunResult) -> list[dict[str, Any]]:
 
 
 def test_micro_batches_leave_a_slow_worker_and_come_back_and_no_bit_changes(
-    emulated: Job, reference: RunResult, launch: Run, tmp_path: Path
+    emulated: Job, launch: Run, tmp_path: Path
 ) -> None:
     run = launch(
         emulated, STEPS, "slow=3:1.1@4-18", planner=noting_planner, observer=_Patient(tmp_path), directory=tmp_path
     )
+    reference = free(launch, STEPS)
     assert (run.losses, run.digests) == (reference.losses, reference.digests)
     assert run.undone == []
     away, back = (e for e in replanned(run) if "worker 1.1" in e["cause"])
@@ -135,14 +141,14 @@ def _at(run: RunResult, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_commit_says_how_long_each_worker_computed_and_how_far_the_period_is_from_the_plan(
-    emulated: Job, reference: RunResult
+    timed: RunResult,
 ) -> None:
-    first, *rest = reference.metrics
+    first, *rest = timed.metrics
     assert first["period_error"] is None
     errors = [line["period_error"] for line in rest if line["generation"] == first["generation"]]
     assert all(error > -0.9 for error in errors)
-    assert reference.period_error is not None
-    for line in reference.metrics:
+    assert timed.period_error is not None
+    for line in timed.metrics:
         assert set(line["compute"]) == {"0.0", "0.1", "1.0", "1.1", "2.0", "2.1"}
         for worker, times in line["compute"].items():
             assert {key[0] for key in times} == {worker[-1]}
@@ -150,19 +156,17 @@ def test_every_commit_says_how_long_each_worker_computed_and_how_far_the_period_
                 assert seconds >= UNIT * (2 if key.endswith("B") else 1) * 0.99
 
 
-def test_drift_can_be_switched_off(emulated: Job, reference: RunResult, launch: Run, tmp_path: Path) -> None:
-    run = launch(emulated_job({"drift": 0}), 16, "slow=3:1.1@1-15", directory=tmp_path)
-    assert run.losses == reference.losses[:16]
+def test_drift_can_be_switched_off(launch: Run, tmp_path: Path) -> None:
+    run = launch(emulated_job({"drift": 0}), 12, "slow=3:1.1@1-11", directory=tmp_path)
+    assert run.losses == free(launch, STEPS).losses[:12]
     assert kinds(run) == ["generation", "fault"]
     assert not (tmp_path / "profiles").exists()
 
 
-def test_a_schedule_of_ones_own_is_kept_however_slow_a_worker_is(
-    emulated: Job, reference: RunResult, launch: Run
-) -> None:
-    own = plan_of(reference, reference.metrics[0]["plan"])
-    run = launch(emulated, 16, "slow=3:1.1@1-15", schedule=own)
-    assert run.losses == reference.losses[:16]
+def test_a_schedule_of_ones_own_is_kept_however_slow_a_worker_is(emulated: Job, timed: RunResult, launch: Run) -> None:
+    own = plan_of(timed, timed.metrics[0]["plan"])
+    run = launch(emulated, 12, "slow=3:1.1@1-11", schedule=own)
+    assert run.losses == free(launch, STEPS).losses[:12]
     assert kinds(run) == ["generation", "fault"]
 
 
@@ -179,23 +183,25 @@ def test_a_profile_with_slow_workers_is_planned_for_processes_whoever_dies(launc
 
 
 def test_a_worker_killed_while_a_plan_is_made_is_worked_around_and_that_plan_is_dropped(
-    emulated: Job, reference: RunResult, launch: Run, tmp_path: Path
+    launch: Run, tmp_path: Path
 ) -> None:
     """The slow worker itself lives on: the set without the dead one gets a plan of its own."""
+    steps = 26
     run = launch(
         emulated_job(DRIFT, seconds=6),
-        STEPS,
-        "slow=3:1.1@2-35",
+        steps,
+        "slow=3:1.1@2-25",
         "kill:2.1@9",
         planner=noting_planner,
         observer=_Patient(tmp_path, since=10),
         directory=tmp_path,
     )
+    reference = free(launch, steps)
     assert run.losses == reference.losses
     assert {w: run.digests[w] for w in run.digests} == {w: reference.digests[w] for w in run.digests}
     live = [line["live_workers"] for line in run.metrics]
     # Step 8 may not be committed yet when a worker in step 9 is killed; then it is done again without that one.
-    assert live in ([6] * 9 + [5] * (STEPS - 9), [6] * 8 + [5] * (STEPS - 8))
+    assert live in ([6] * 9 + [5] * (steps - 9), [6] * 8 + [5] * (steps - 8))
     *_, event = (e for e in replanned(run) if "worker 1.1" in e["cause"])
     after = plan_of(run, _at(run, event)["plan"])
     assert event["step"] > 9
