@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from base64 import b64decode
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +23,7 @@ from recycle.ir.instruction import KIND_CLASSES, Compute, OptimizerStep, StageWi
 from recycle.ir.kinds import InstructionKind, register, table_as_json, unregister
 from tests.exec.runs import job
 from tests.test_docs import blocks
+from tests.viz.lanes_bin import decode
 
 FILE, USE = blocks("docs/add-an-instruction.md", "python")
 SHAPE = Shape(2, 2, 2)
@@ -123,7 +127,11 @@ def test_the_viewer_draws_it_in_both_forms(schedule: Schedule) -> None:
     assert "0REPLAY1.1" in drawn
     assert "forward of a peer, run again to check it" in drawn
     assert ">C1.1<" in drawn
-    assert "REPLAY" in Path("checked.html").read_text()
+    (held,) = re.findall('data-address="data:[^,]*,([^"]*)"', Path("checked.html").read_text())
+    lanes = decode(b64decode(held))
+    number = next(i for i, kind in enumerate(lanes["description"]["kinds"]) if kind["token"] == "REPLAY")
+    (at,) = np.flatnonzero(lanes["kind"] == number).tolist()
+    assert (lanes["stage"][at], lanes["pipeline"][at], lanes["micro_batch"][at]) == (0, 1, 1)
 
 
 def test_it_runs_on_real_stages_and_finds_a_wrong_output(
