@@ -1,14 +1,28 @@
-"""A worker's side of the faults: it notices that a fault's point is reached, claims the fault and strikes itself."""
+"""A worker's side of the faults: it notices that a fault's point is reached, claims the fault and strikes itself.
+
+The coordinator sees the claim, writes the event and says so in the store (`StrikeKey`). Of a fault that strikes a pair
+of workers this has their other processes strike too, each in a thread that waits for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from recycle.errors import RunError
 from recycle.exec.faults.fault import BETWEEN, Fault
+from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.kinds import KINDS
+from recycle.exec.membership.members import member_name, members_of, split_member
+from recycle.exec.membership.schema import CutEndsKey, ReachedKey, StrikeKey
+from recycle.exec.membership.store import Store
 from recycle.ir.instruction import Instruction
 
+EXCHANGE_SECONDS = 10.0
+"""How long one of two workers waits for the ends of the other's connections."""
 _Numbered = tuple[int, Fault]
 
 
@@ -17,9 +31,9 @@ class FaultInjector:
 
     Args:
         faults: those that strike here, each with its number in the run.
-        claim: claims a fault by number; True only once per run.
+        claim: claims a fault by number; True only once per run. claim_in_thread: likewise, from another thread.
         poison: spoils the gradients that this worker has summed so far.
-        wait_for_strike: returns when a fault has been struck from outside.
+        exchange: tells the other worker of a fault the ends of this process's connections; returns those that it tells.
     """
 
     def __init__(
@@ -27,59 +41,113 @@ class FaultInjector:
         faults: Sequence[_Numbered] = (),
         claim: Callable[[int], bool] = lambda number: True,
         poison: Callable[[], None] = lambda: None,
-        wait_for_strike: Callable[[int], object] = lambda number: None,
+        exchange: Callable[[int, Fault, Sequence[str]], list[str]] = lambda number, fault, ends: [],
+        claim_in_thread: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        self._claim, self.poison, self.wait_for_strike = claim, poison, wait_for_strike
+        self._claim, self._claim_in_thread = claim, claim_in_thread
+        self.poison, self.exchange = poison, exchange
         order = list(KINDS)
         faults = sorted(faults, key=lambda numbered: order.index(numbered[1].kind))
         self._in_program = [(n, fault) for n, fault in faults if fault.phase not in BETWEEN]
         self._between = {(fault.phase, fault.step): (n, fault) for n, fault in faults if fault.phase in BETWEEN}
         self._places: dict[int, list[_Numbered]] = {}
-        self._failing: Fault | None = None
-        self._factor = 1.0
+        self.failing: Fault | None = None
+        self.factor = 1.0
 
     def begin(self, program: Sequence[Instruction], step: int) -> None:
         """An iteration begins: find where in its program the faults strike."""
-        self._places, self._factor = {}, 1.0
+        self._places, self.factor = {}, 1.0
         for number, fault in self._in_program:
             kind = KINDS[fault.kind]
             if kind.ranged:
                 if fault.lasts(step):
                     self._claim(number)  # so that the event is written once; it holds in a repeated iteration too
-                    self._strike(number, fault)
+                    self.strike(number, fault)
             elif fault.step == step:
                 self._places.setdefault(kind.position(program, fault.phase), []).append((number, fault))
 
     def at(self, position: int) -> None:
         """The instruction at `position` is next."""
         for number, fault in self._places.pop(position, []):
-            self._claim_and_strike(number, fault)
+            self._reach(number, fault)
 
     def at_phase(self, phase: str, step: int) -> None:
         """The worker has come to a phase of iteration `step` that lies between instructions."""
         if (phase, step) in self._between:
-            self._claim_and_strike(*self._between.pop((phase, step)))
+            self._reach(*self._between.pop((phase, step)))
 
     def computed(self, seconds: float) -> None:
         """The stage has computed an F, I, W or B in `seconds`; called inside the computation's stack frame."""
-        if self._factor > 1.0:
-            time.sleep((self._factor - 1.0) * seconds)
-        if self._failing is not None:
-            raise RuntimeError(f"struck by the fault {self._failing}")
+        if self.factor > 1.0:
+            time.sleep((self.factor - 1.0) * seconds)
+        if self.failing is not None:
+            raise RuntimeError(f"struck by the fault {self.failing}")
 
-    def slow_down(self, factor: float) -> None:
-        """Every computation of this iteration takes `factor` times as long."""
-        self._factor *= factor
+    def _reach(self, number: int, fault: Fault) -> None:
+        """Claim the fault and strike, at once or after its delay."""
+        if KINDS[fault.kind].argument_is_delay and fault.argument:
+            threading.Thread(target=self._strike_later, args=(number, fault, fault.argument), daemon=True).start()
+        elif self._claim(number):
+            self.strike(number, fault)
 
-    def fail_in_stage(self, fault: Fault) -> None:
-        """The next computation raises an exception."""
-        self._failing = fault
+    def _strike_later(self, number: int, fault: Fault, delay: float) -> None:
+        time.sleep(delay)
+        if self._claim_in_thread(number):
+            self.strike(number, fault)
 
-    def _claim_and_strike(self, number: int, fault: Fault) -> None:
-        if self._claim(number):
-            self._strike(number, fault)
-
-    def _strike(self, number: int, fault: Fault) -> None:
+    def strike(self, number: int, fault: Fault) -> None:
+        """Strike now."""
         strike = KINDS[fault.kind].strike
         assert strike is not None, "only faults that strike a worker are given to one"
         strike(self, number, fault)
+
+
+def start_injector(
+    member: str, faults: Sequence[str], tensor_parallel: int, store: Store, poison: Callable[[], None]
+) -> FaultInjector:
+    """The injector of a worker process, with a thread for each fault of a pair that another process comes to.
+
+    Clients of the store are made here, before any group forms, because a generation that ends shuts later sockets.
+
+    Args:
+        member: name of the process.
+        faults: texts of all faults of the run.
+        poison: spoils the gradients that this process has summed so far.
+    """
+    worker, _ = split_member(member)
+    own: list[_Numbered] = []
+    for number, fault in enumerate(map(parse_fault, faults)):
+        if KINDS[fault.kind].struck and member_name(fault.worker, fault.tensor_rank) == member:
+            own.append((number, fault))
+            continue
+        is_of_pair = fault.other is not None and worker in (str(fault.worker), str(fault.other))
+        if is_of_pair and not store.has_all([StrikeKey(number)]):  # else it was struck before this process began
+            client = store.clone()
+            injector = FaultInjector(exchange=partial(_exchange, client, member, tensor_parallel))
+            threading.Thread(target=_strike_too, args=(number, fault, injector, client), daemon=True).start()
+    threads = store.clone() if own else store
+    return FaultInjector(
+        own,
+        lambda number: store.claim(ReachedKey(number)),
+        poison,
+        partial(_exchange, store, member, tensor_parallel),
+        lambda number: threads.claim(ReachedKey(number)),
+    )
+
+
+def _strike_too(number: int, fault: Fault, injector: FaultInjector, store: Store) -> None:
+    with contextlib.suppress(RunError):  # the store is gone, and this process ends in a moment
+        while store.wait(StrikeKey(number), 3600.0) is None:
+            pass
+        injector.strike(number, fault)
+
+
+def _exchange(
+    store: Store, member: str, tensor_parallel: int, number: int, fault: Fault, ends: Sequence[str]
+) -> list[str]:
+    worker, _ = split_member(member)
+    other = fault.other if worker == str(fault.worker) else fault.worker
+    assert other is not None
+    store.set(CutEndsKey(number, member), list(ends))
+    told = [store.wait(CutEndsKey(number, name), EXCHANGE_SECONDS) for name in members_of([other], tensor_parallel)]
+    return [end for of_process in told if of_process is not None for end in of_process]

@@ -1,9 +1,8 @@
 """The kinds of faults: one row of `KINDS` per kind, with its text, where it strikes and what it does there.
 
 The faults are real ones: signals, exceptions, limits of the process, packets that vanish. Nothing is reported to the
-coordinator that a fault by chance would not report. A worker strikes itself when it comes to the fault's point; a kind
-with `from_outside` stops there, and whoever started the worker's process strikes it (outside.py). To add a kind, write
-its function and its row.
+coordinator that a fault by chance would not report. A worker strikes itself when it comes to the fault's point. To add
+a kind, write its function and its row.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from recycle.exec.faults.fault import PHASES, Fault
-from recycle.exec.membership.schema import CutDoneKey, CutEndsKey, StruckKey
-from recycle.exec.membership.store import Store
-from recycle.exec.transport.connections import connections_of, cut
+from recycle.exec.transport.connections import cut, open_sockets, own_connections
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -31,38 +28,26 @@ from recycle.ir.instruction import (
     OverlappedPair,
     ReduceGradients,
 )
-from recycle.shape import Worker
 
 _ROOM_BYTES = 64 << 20
 
 
 class StruckWorker(Protocol):
-    """What a fault can do to the process that it strikes, besides what any code can."""
+    """What a fault can do to the process that it strikes, besides what any code can.
+
+    Attributes:
+        factor: how many times as long every computation of this iteration takes.
+        failing: the fault by which the next computation raises an exception.
+    """
+
+    factor: float
+    failing: Fault | None
 
     def poison(self) -> None:
         """Make the gradients that this process has summed so far not-a-number."""
 
-    def slow_down(self, factor: float) -> None:
-        """Make every computation of this iteration take `factor` times as long."""
-
-    def fail_in_stage(self, fault: Fault) -> None:
-        """Raise an exception inside the next computation."""
-
-    def wait_for_strike(self, number: int) -> object:
-        """Return when fault `number` has been struck from outside."""
-
-
-class StruckProcesses(Protocol):
-    """The worker processes that were started by this process."""
-
-    def running(self, worker: Worker) -> bool:
-        """Whether the worker has processes here."""
-
-    def pids(self, worker: Worker) -> list[int]:
-        """Process ids of the worker's processes."""
-
-    def kill(self, worker: Worker, tensor_rank: int | None = None) -> None:
-        """SIGKILL all processes of the worker, or that of a tensor rank."""
+    def exchange(self, number: int, fault: Fault, ends: Sequence[str]) -> list[str]:
+        """Tell the fault's other worker the ends of this process's connections, and return those that it tells."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +90,10 @@ class FaultKind:
         phases: where it may strike instead of in the middle of the iteration.
         position: position in a program at which a fault of a phase (None for no phase) strikes.
         argument: None for none.
-        argument_is_delay: the argument is the seconds from the fault's point to the strike from outside.
-        pair: it strikes two workers; the other one stands behind the `=`.
+        argument_is_delay: the argument is the seconds from the fault's point to the strike.
+        pair: it strikes two workers; the other one stands behind the `=`. `strike` is called in all their processes, in
+            a thread of those that do not come to the fault's point.
         ranged: it holds from one step to another, and strikes at the beginning of each iteration.
-        from_outside: called by each process that started workers until it returns True, which it does when the fault
-            has been struck.
     """
 
     does: str
@@ -122,16 +106,11 @@ class FaultKind:
     argument_is_delay: bool = False
     pair: bool = False
     ranged: bool = False
-    from_outside: Callable[[int, Fault, StruckProcesses, Store], bool] | None = None
 
     @property
     def struck(self) -> bool:
         """Whether a worker comes to the fault's point, and claims the fault there."""
         return self.strike is not None
-
-    def delay(self, fault: Fault) -> float:
-        """Seconds from the fault's point to the strike."""
-        return fault.argument or 0.0 if self.argument_is_delay else 0.0
 
 
 def _spoil_gradients(worker: StruckWorker, number: int, fault: Fault) -> None:
@@ -139,18 +118,11 @@ def _spoil_gradients(worker: StruckWorker, number: int, fault: Fault) -> None:
 
 
 def _slow_down(worker: StruckWorker, number: int, fault: Fault) -> None:
-    worker.slow_down(fault.argument or 1.0)
+    worker.factor *= fault.argument or 1.0
 
 
-def _await_kill(worker: StruckWorker, number: int, fault: Fault) -> None:
-    if not fault.argument:
-        time.sleep(60.0)  # the signal from outside ends this process long before
-
-
-def _kill(number: int, fault: Fault, processes: StruckProcesses, store: Store) -> bool:
-    if processes.running(fault.worker):
-        processes.kill(fault.worker, fault.tensor_rank)
-    return True
+def _kill(worker: StruckWorker, number: int, fault: Fault) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stop(worker: StruckWorker, number: int, fault: Fault) -> None:
@@ -158,7 +130,7 @@ def _stop(worker: StruckWorker, number: int, fault: Fault) -> None:
 
 
 def _fail_in_stage(worker: StruckWorker, number: int, fault: Fault) -> None:
-    worker.fail_in_stage(fault)
+    worker.failing = fault
 
 
 def _read_null(worker: StruckWorker, number: int, fault: Fault) -> None:
@@ -185,33 +157,8 @@ def _stall(worker: StruckWorker, number: int, fault: Fault) -> None:
         time.sleep(3600.0)
 
 
-def _await_cut(worker: StruckWorker, number: int, fault: Fault) -> None:
-    worker.wait_for_strike(number)
-
-
-def _cut(number: int, fault: Fault, processes: StruckProcesses, store: Store) -> bool:
-    """Each side announces its ends of all connections, then silences those that lead to the other worker.
-
-    The two workers may have been started by two processes, on two machines, so that each silences its own side.
-    """
-    assert fault.other is not None
-    pair = (fault.worker, fault.other)
-    for worker in filter(processes.running, pair):
-        ends = [str(end) for pid in processes.pids(worker) for end in connections_of(pid)]
-        store.set(CutEndsKey(number, worker), ends)
-    found = store.read_all([CutEndsKey(number, worker) for worker in pair])
-    ends_of = {worker: set(ends) for worker, ends in zip(pair, found, strict=True) if ends is not None}
-    if len(ends_of) < 2:
-        return False
-    for worker, other in (pair, pair[::-1]):
-        if processes.running(worker):
-            for pid in processes.pids(worker):
-                cut(pid, ends_of[other])
-            store.set(CutDoneKey(number, worker), True)
-    if not store.has_all([CutDoneKey(number, worker) for worker in pair]):
-        return False
-    store.set(StruckKey(number), True)
-    return True
+def _cut(worker: StruckWorker, number: int, fault: Fault) -> None:
+    cut(worker.exchange(number, fault, [str(end) for end in own_connections(open_sockets().values())]))
 
 
 KINDS = {
@@ -240,12 +187,11 @@ KINDS = {
         ranged=True,
     ),
     "kill": FaultKind(
-        does="SIGKILL from the launcher or agent, =SECONDS after the point is reached",
+        does="SIGKILL, =SECONDS after the point is reached",
         example="kill:1.1@5",
-        strike=_await_kill,
+        strike=_kill,
         argument=Argument("a delay in seconds", 0.0, 3600.0),
         argument_is_delay=True,
-        from_outside=_kill,
     ),
     "stop": FaultKind(
         does="SIGSTOP: the process is there and does nothing", example="stop:1.1@5.backward", strike=_stop
@@ -271,10 +217,9 @@ KINDS = {
     "cut": FaultKind(
         does="every packet between the two workers vanishes, on the connections that they have then",
         example="cut=1.0:1.1@5",
-        strike=_await_cut,
+        strike=_cut,
         phases=tuple(phase for phase in PHASES if phase not in ("undo", "acknowledge", "form")),
         pair=True,
-        from_outside=_cut,
     ),
 }
 """By name. What ends a worker comes after what does not: of faults at one point, the later ones strike last."""

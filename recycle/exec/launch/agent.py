@@ -20,19 +20,16 @@ from typing import NamedTuple
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
-from recycle.exec.faults.outside import OutsideStrikes
 from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
-from recycle.exec.launch.shared_directory import SharedRunDirectory
 from recycle.exec.membership import schema
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.lease import Lease
-from recycle.exec.membership.messages import AgentInfo, RunInfo, StartRequest
+from recycle.exec.membership.messages import RunInfo, StartRequest
 from recycle.exec.processes.cluster_processes import ClusterProcesses
-from recycle.exec.processes.processes import ForkServer, LocalProcesses
+from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
-from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.specification import RunSpecification
 from recycle.nodes import place_workers
 from recycle.shape import Worker
 
@@ -60,31 +57,20 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         raise JobError(f"node {node}: the job's {job.shape.worker_count} workers lie on nodes 0 to {len(nodes) - 1}")
     if job.membership.store == "launcher":
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
-    stages = [list(hosted) for hosted in request.stages]
+    stages = request.stages
     address = address or own_address(parse_endpoints(job.membership.store))
     with contextlib.ExitStack() as closing:
         store = EtcdStore.connect(job.membership.store, run, job.membership, "standby")
         waker = Waker()
         closing.callback(waker.close)
         info = _agree(request, store, node, run)
-        shared = SharedRunDirectory(directory, job, info.identity, info.started)
+        shared = RunDirectory(directory, job, shared=info)
         closing.callback(shared.close)
-        specification = RunSpecification(
-            job=job.to_toml(),
-            stages=stages,
-            faults=info.faults,
-            store=job.membership.store,
-            run=run,
-            address=address,
-            started=shared.started,
-            directory=str(shared.path),
-        )
-        log = shared.logs / f"forkserver.{node}.log"
-        environment = transport_of(job).environment
-        server = ForkServer(job.model.kind, job.train.threads, log, request.keeps_checkpoints, environment)
+        specification = request.specification(shared, stages, store=job.membership.store, run=run, address=address)
+        server = request.fork_server(shared.logs / f"forkserver.{node}.log")
         closing.callback(server.close)
         processes = LocalProcesses(server, specification, nodes[node], waker, job.grid.tensor_parallel)
-        agent = _Agent(request, node, run, address, store, shared, processes, waker)
+        agent = _Agent(request, node, run, store, shared, processes, waker)
         closing.callback(agent.close)
         closing.callback(processes.end, patience=0.0)
         agent.serve()
@@ -139,7 +125,7 @@ class _Agent:
 
     Args:
         request: what is trained.
-        node, run, address: of this agent.
+        node, run: of this agent.
         store: this agent's client, on which it does not coordinate.
         directory: the run directory.
         processes: the workers' processes of this node.
@@ -151,18 +137,16 @@ class _Agent:
         request: RunRequest,
         node: int,
         run: str,
-        address: str,
         store: EtcdStore,
-        directory: SharedRunDirectory,
+        directory: RunDirectory,
         processes: LocalProcesses,
         waker: Waker,
     ) -> None:
-        self._request, self._job, self._node, self._run, self._address = request, request.job, node, run, address
+        self._request, self._job, self._node, self._run = request, request.job, node, run
         self._store, self._directory, self._processes, self._waker = store, directory, processes, waker
         self._session = uuid.uuid4().hex
         self._lost = threading.Event()
         self._coordination: _Coordination | None = None
-        self._strikes = OutsideStrikes(request.faults, processes, store)
         self._lease = Lease(store.client.clone(), self._term, self._lose)
         self._listener = Listener(store.clone(), waker)
 
@@ -184,31 +168,25 @@ class _Agent:
                     f"node {self._node}: the lease was lost, its workers are given up; start the agent again"
                 )
             self._start_and_kill()
-            self._strikes.tick()
             self._coordinate()
-            self._processes.wait(self._patience)
+            self._processes.wait(self._job.membership.heartbeat / 2)
         self._processes.end(patience=0.0)  # what has not ended yet came back too late to have a part
         self._forget_run()
 
-    @property
-    def _patience(self) -> float:
-        return self._job.membership.heartbeat / 2 if self._coordination is None else self._coordination.runtime.patience
-
     def _arrive(self) -> None:
         """Announce this node. An agent that was here before may take a term to be forgotten."""
-        info = AgentInfo(self._session, self._address)
         deadline = time.monotonic() + self._term + 2
-        while self._store.create(schema.AgentKey(self._node), info, self._lease.id) is None:
+        while self._store.create(schema.AgentKey(self._node), self._session, self._lease.id) is None:
             if time.monotonic() > deadline:
                 raise JobError(f"node {self._node} has an agent already in run {self._run!r}")
             time.sleep(0.2)
 
     def _over(self) -> bool:
         """Whether all agents may go. Raises RunError when the run has failed."""
-        failed = self._store.read(schema.FailedKey())
-        if failed is not None and self._coordination is None:
+        failed = self._store.read(schema.OutcomeKey())
+        if failed and self._coordination is None:
             raise RunError(failed)
-        return self._store.read(schema.FinishedKey()) is not None
+        return failed == ""
 
     def _start_and_kill(self) -> None:
         """Start and kill as the coordinator asks, and report who has ended."""
@@ -243,13 +221,13 @@ class _Agent:
                 if runtime.over:
                     event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
                     self._request.observer.event(event)
-                    self._coordination.store.set(schema.FinishedKey(), True)
+                    self._coordination.store.set(schema.OutcomeKey(), "")
         except RoleLost:
             self._give_up_role()
         except RunError as error:
             if self._coordination is not None:
                 with contextlib.suppress(RunError):
-                    self._coordination.store.set(schema.FailedKey(), str(error))
+                    self._coordination.store.set(schema.OutcomeKey(), str(error))
                 self._forget_run()
             raise
 
@@ -276,9 +254,7 @@ class _Agent:
 
     def _give_up_role(self) -> None:
         if self._coordination is not None:
-            self._coordination.listener.stop()
-            self._coordination.store.close()
-            self._coordination.listener.join()
+            self._coordination.listener.close()
             self._coordination.runtime.close()
             self._coordination = None
 
@@ -295,8 +271,6 @@ class _Agent:
 
     def close(self) -> None:
         """Give the role and the lease back."""
-        self._listener.stop()
         self._give_up_role()
         self._lease.close()
-        self._store.close()
-        self._listener.join()
+        self._listener.close()

@@ -1,7 +1,7 @@
 """The launcher: one run on this machine, from starting its processes to the merged trace.
 
-It owns the store, the worker processes and the run directory, strikes the faults that come from outside a worker, and
-lets the coordinator's runtime tick. Whatever happens, no process of the run outlives it.
+It owns the store, the worker processes and the run directory, and lets the coordinator's runtime tick. Whatever
+happens, no process of the run outlives it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from typing import Any
 from recycle.errors import RunError
 from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.faults.fault import Fault
-from recycle.exec.faults.outside import OutsideStrikes
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
-from recycle.exec.membership.schema import ClosedKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.exec.planning.planning import Planner
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
 from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.specification import RunSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 
@@ -103,90 +100,37 @@ def train(
         JobError, ScheduleError: the request is impossible; no process was started.
         RunError: the run cannot go on.
     """
-    recorder = _Recorder(observer or Observer())
-    request = request_run(job, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=recorder)
-    stages = [list(hosted) for hosted in request.stages]
-    transport = transport_of(job)
+    request = request_run(job, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
+    stages, transport = request.stages, transport_of(job)
     transport.require_machine((job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel)
     earlier = find_earlier(Path(directory), job, request.steps, request.text_digest) if resume else None
     with contextlib.ExitStack() as closing:
         run_directory = RunDirectory(directory, job, earlier)
         closing.callback(run_directory.close)
         if server is None:
-            log = run_directory.logs / "forkserver.log"
-            server = ForkServer(
-                job.model.kind, job.train.threads, log, request.keeps_checkpoints, transport.environment
-            )
+            server = request.fork_server(run_directory.logs / "forkserver.log")
             closing.callback(server.close)
         waker = Waker()
         closing.callback(waker.close)
         store, url, name = host_store(job.membership)
-        closing.callback(_close, store)
-        specification = RunSpecification(
-            job=job.to_toml(),
-            stages=stages,
-            faults=[str(fault) for fault in faults],
-            store=url,
-            run=name,
-            address="127.0.0.1",
-            started=run_directory.started,
-            directory=str(run_directory.path),
-        )
+        closing.callback(Listener(store.clone(), waker).close)
+        closing.callback(_erase, store)
+        specification = request.specification(run_directory, stages, store=url, run=name, address="127.0.0.1")
         workers = sorted(job.shape.workers())
         processes = LocalProcesses(server, specification, workers, waker, job.grid.tensor_parallel)
         closing.callback(processes.end, patience=0.0)
-        listener = Listener(store.clone(), waker)
-        closing.callback(_stop, listener, store)
         runtime = CoordinatorRuntime(
             request=request, store=store, processes=processes, directory=run_directory, waker=waker
         )
         closing.callback(runtime.close)
-        strikes = OutsideStrikes(faults, processes, store)
-        if earlier is None:
-            runtime.begin()
-        else:
-            recorder.metrics.extend(earlier.metrics)
-            recorder.events.extend(earlier.events)
-            runtime.resume(earlier)
+        runtime.begin(earlier)
         while not runtime.over:
             runtime.tick()
-            strikes.tick()
-            processes.wait(runtime.patience)
+            processes.wait(job.membership.heartbeat / 2)
         processes.end(patience=job.membership.dead_after)
-    return RunResult(recorder.metrics, recorder.events, runtime.digests, run_directory.path)
+    return RunResult(run_directory.metrics, run_directory.events, runtime.digests, run_directory.path)
 
 
-def _stop(listener: Listener, store: Store) -> None:
-    """End the thread that waits for posts, by a last one."""
-    listener.stop()
-    with contextlib.suppress(RunError):
-        store.set(ClosedKey(), True)
-    listener.join()
-
-
-def _close(store: Store) -> None:
+def _erase(store: Store) -> None:
     with contextlib.suppress(RunError):
         store.erase()
-    store.close()
-
-
-class _Recorder(Observer):
-    """Keeps the metrics and events of the run's result, and passes all calls on."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self.metrics: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
-
-    def waiting(self, what: str) -> None:
-        self._observer.waiting(what)
-
-    def committed(self, line: dict[str, Any]) -> None:
-        self.metrics.append(line)
-        self._observer.committed(line)
-
-    def event(self, event: dict[str, Any]) -> None:
-        self.events.append(event)
-        if event["kind"] == "restored":
-            self.metrics[:] = [line for line in self.metrics if line["step"] < event["step"]]
-        self._observer.event(event)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from recycle.errors import JobError, ScheduleError
 from recycle.exec.faults.fault import Fault
 from recycle.exec.faults.faults import check_faults
 from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.planning.planning import Planner, require_valid
+from recycle.exec.processes.processes import ForkServer
 from recycle.exec.transport.transports import transport_of
+from recycle.exec.worker.specification import RunSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans import with_ties
@@ -49,10 +53,37 @@ class RunRequest:
         """Stages of each rank, the same for the whole run; raises ScheduleError as `stages_by_rank` does."""
         return stages_by_rank(self.job.shape, self.schedule)
 
-    @property
-    def keeps_checkpoints(self) -> bool:
-        """Whether the run is long enough for a checkpoint."""
-        return 0 < self.job.train.checkpoint_every <= self.steps
+    def fork_server(self, log: Path) -> ForkServer:
+        """A server that forks this run's workers, and imports what checkpoints need if the run is long enough for one.
+
+        Args:
+            log: file for what the server itself prints.
+        """
+        keeps_checkpoints = 0 < self.job.train.checkpoint_every <= self.steps
+        environment = transport_of(self.job).environment
+        return ForkServer(self.job.model.kind, self.job.train.threads, log, keeps_checkpoints, environment)
+
+    def specification(
+        self, directory: RunDirectory, stages: Sequence[Sequence[int]], *, store: str, run: str, address: str
+    ) -> RunSpecification:
+        """What the worker processes of one machine are started with.
+
+        Args:
+            stages: of each rank.
+            store: URL of the store.
+            run: name of the run in the store.
+            address: of the machine.
+        """
+        return RunSpecification(
+            job=self.job.to_toml(),
+            stages=[list(hosted) for hosted in stages],
+            faults=[str(fault) for fault in self.faults],
+            store=store,
+            run=run,
+            address=address,
+            started=directory.started,
+            directory=str(directory.path),
+        )
 
 
 def request_run(

@@ -14,10 +14,9 @@ from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint import Checkpoint
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.checkpoint.reassignment import reassign
+from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, StageLost
-from recycle.exec.membership.interfaces import Log, Processes
-from recycle.job import Job
 from recycle.shape import Worker
 
 
@@ -25,27 +24,22 @@ class Restart:
     """The way back from a lost stage.
 
     Args:
-        job, processes, coordinator, checkpoints, directory: of the run.
-        absent: positions that a schedule of one's own leaves out.
+        request, coordinator, checkpoints, directory: of the run.
         restarts: how often a worker that died may be started again.
-        log: takes events.
     """
 
     def __init__(
         self,
-        *,
-        job: Job,
-        processes: Processes,
+        request: RunRequest,
         coordinator: Coordinator,
         checkpoints: CheckpointManager,
         directory: RunDirectory,
-        absent: Collection[Worker],
         restarts: int,
-        log: Log,
     ) -> None:
-        self._job, self._processes, self._coordinator, self._checkpoints = job, processes, coordinator, checkpoints
-        self._directory, self._restarts, self._log = directory, restarts, log
-        self._workers = [worker for worker in job.shape.workers() if worker not in absent]
+        self._job, self._coordinator, self._checkpoints = request.job, coordinator, checkpoints
+        self._directory, self._restarts = directory, restarts
+        self._processes, self._log = coordinator.processes, coordinator.log
+        self._workers = [worker for worker in self._job.shape.workers() if worker not in request.absent]
         self._lost: StageLost | None = None
         self._left: set[Worker] = set()
         self._deadline = 0.0

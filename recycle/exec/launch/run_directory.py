@@ -2,13 +2,15 @@
 
 `job.toml` as resolved, `metrics.jsonl` (a line per committed step), `events.jsonl`, `plans/`, `logs/`, `checkpoints/`,
 `trace.json`; `profiles/` where times drifted so far that plans were asked for with others. A run that is resumed goes
-on in its directory; what belongs to another shape is put aside in `earlier/`.
+on in its directory; what belongs to another shape is put aside in `earlier/`. The agents of a run on several nodes have
+one directory, on a file system that they share, and `run` there holds the run's identity.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import time
@@ -19,18 +21,20 @@ from typing import Any
 from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import Earlier
 from recycle.exec.launch.line_log import LineLog
+from recycle.exec.membership.messages import RunInfo
 from recycle.files import write_whole
 from recycle.job import Job
 from recycle.runs import TRACE
 
 
 class RunDirectory:
-    """Opens a fresh run directory, or one to go on in. One process at a time has it open.
+    """Opens a fresh run directory, or one to go on in. One process at a time has it open, or the agents of one run.
 
     Args:
         path: made with its parents when missing.
         job: written to `job.toml`.
         earlier: what it holds of this run; everything behind the checkpoint is removed from `metrics.jsonl`.
+        shared: what the agents of the run have agreed on; None for a run without agents.
 
     Raises:
         JobError: the directory holds another run already, is in use, or cannot be written.
@@ -38,30 +42,38 @@ class RunDirectory:
     Attributes:
         started: monotonic seconds from which all times of the run count.
         warn: is called once, with what cannot be written while the run goes on.
+        metrics, events: all lines so far, those that wait for room on the disk included; not kept by agents.
     """
 
-    def __init__(self, path: str | Path, job: Job, earlier: Earlier | None = None) -> None:
+    def __init__(
+        self, path: str | Path, job: Job, earlier: Earlier | None = None, shared: RunInfo | None = None
+    ) -> None:
         self.path = Path(path)
         self.warn: Callable[[str], None] = lambda message: None
-        self._warned = False
+        self._warned, self._is_shared = False, shared is not None
         if earlier is None and (self.path / "metrics.jsonl").exists():
-            raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
-        self.started = time.monotonic() - (earlier.seconds if earlier is not None else 0.0)
+            if shared is None:
+                raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
+            if self._identity() != shared.identity:
+                raise JobError(f"{self.path}: holds another run; choose another --run directory or remove it")
+        ran = earlier.seconds if earlier is not None else time.time() - shared.started if shared is not None else 0.0
+        self.started = time.monotonic() - ran
+        self.metrics = list(earlier.metrics) if earlier is not None else []
+        self.events = list(earlier.events) if earlier is not None else []
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take()
+            self._lock = self._take() if shared is None else None
             if earlier is not None:
                 self._put_aside(earlier, job)
             for folder in (self.plans, self.logs):
                 folder.mkdir(exist_ok=True)
-            if earlier is None:
-                (self.path / "job.toml").write_text(job.to_toml())
-            else:
-                write_whole(self.path / "job.toml", job.to_toml())
-            self._metrics = LineLog(self.path / "metrics.jsonl")
-            self._events = LineLog(self.path / "events.jsonl")
-            self._steps = [] if earlier is None else [line["step"] for line in earlier.metrics]
-            self._metrics.rewind(len(self._steps))
+            write_whole(self.path / "job.toml", job.to_toml())
+            if shared is not None:
+                write_whole(self.path / "run", f"{shared.identity}\n")
+            self._metrics = LineLog(self.path / "metrics.jsonl", self._is_shared)
+            self._events = LineLog(self.path / "events.jsonl", self._is_shared)
+            if earlier is not None:
+                self._metrics.rewind(len(earlier.metrics))
         except OSError as error:
             raise JobError(f"{self.path}: cannot be written ({error.strerror})") from None
 
@@ -73,6 +85,11 @@ class RunDirectory:
             os.close(descriptor)
             raise JobError(f"{self.path}: another `recycle train` is running in it") from None
         return descriptor
+
+    def _identity(self) -> str | None:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return (self.path / "run").read_text().strip()
+        return None
 
     def _put_aside(self, earlier: Earlier, job: Job) -> None:
         """The merged trace is outdated; the logs stay, unless workers of another shape wrote them."""
@@ -109,23 +126,33 @@ class RunDirectory:
         return time.monotonic() - self.started
 
     def metric(self, line: dict[str, Any]) -> bool:
-        """Write a step's line of metrics; whether nobody had written it before."""
-        self._steps.append(line["step"])
-        self._warn_of("metrics.jsonl", self._metrics.append(json.dumps(line)))
+        """Write a step's line of metrics unless another agent has written it; whether it had not."""
+        with self._metrics.locked():
+            last = self._metrics.last() if self._is_shared else b""
+            if last and _step(last) >= line["step"]:
+                return False
+            self._write("metrics.jsonl", self._metrics, line)
+        if not self._is_shared:
+            self.metrics.append(line)
         return True
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
         """Write an event with the time it is now; returns it."""
         event = {"time": round(self.now(), 6), "kind": kind, **details}
-        self._warn_of("events.jsonl", self._events.append(json.dumps(event)))
+        self._write("events.jsonl", self._events, event)
+        if not self._is_shared:
+            self.events.append(event)
         return event
 
     def rewind(self, step: int) -> None:
         """Training goes back to the state after `step`: forget the metrics of later steps."""
-        self._steps = [written for written in self._steps if written <= step]
-        self._metrics.rewind(len(self._steps))
+        with self._metrics.locked():
+            kept = itertools.takewhile(lambda line: _step(line) <= step, self._metrics.lines())
+            self._metrics.rewind(sum(1 for _ in kept))
+        self.metrics = [line for line in self.metrics if line["step"] <= step]
 
-    def _warn_of(self, name: str, why: str | None) -> None:
+    def _write(self, name: str, log: LineLog, line: dict[str, Any]) -> None:
+        why = log.append(json.dumps(line))
         if why is not None and not self._warned:
             self._warned = True
             self.warn(f"{self.path / name}: cannot be written ({why}); its lines are kept until there is room")
@@ -134,4 +161,9 @@ class RunDirectory:
         """Close the files, and let others have the directory."""
         self._metrics.close()
         self._events.close()
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def _step(line: bytes) -> int:
+    return int(json.loads(line)["step"])

@@ -2,12 +2,13 @@
 
 The launcher has one for the processes of its machine; on a cluster the agent that holds the coordinator's role has one
 for the processes of all nodes. All that it knows of a run is in the store, so that another agent's runtime can go on at
-any moment. Of what it keeps in memory, the age of heartbeats, the number of attempts to form, the one retry of a step
-that was not finite and the time since a fault's point was reached begin again there.
+any moment. Of what it keeps in memory, the age of heartbeats, the number of attempts to form and the one retry of a
+step that was not finite begin again there.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from typing import Any
@@ -18,15 +19,14 @@ from recycle.errors import RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.checkpoint.resume import Earlier
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.metrics import metrics_line
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.interfaces import Processes
-from recycle.exec.membership.members import joined_digests, members_of
+from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import Commit, GenerationRecord
-from recycle.exec.membership.schema import FinalKey, ReachedKey, RegisterKey, StrikeKey, StruckKey, WarningKey
+from recycle.exec.membership.schema import CutEndsKey, ReachedKey, RegisterKey, StrikeKey, WarningKey
 from recycle.exec.membership.store import Store
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
@@ -34,12 +34,9 @@ from recycle.exec.processes.waker import Waker
 from recycle.runs import merge_logs
 from recycle.shape import Worker
 
-STRIKE_SECONDS = 0.002
-"""How precisely a fault that strikes after a delay is timed."""
-
 
 class CoordinatorRuntime:
-    """One coordinator of one run; `tick` it until it is `over`.
+    """One coordinator of one run; `tick` it twice per heartbeat and whenever something happens, until it is `over`.
 
     Args:
         request: what to train.
@@ -67,7 +64,6 @@ class CoordinatorRuntime:
         job = request.job
         self._request, self._job, self._store, self._processes = request, job, store, processes
         self._directory, self._restarts = directory, restarts
-        self._reached: dict[int, float] = {}
         self._struck: set[int] = set()
         self._last_commit, self._last_generation = time.monotonic(), 0
         self._has_warned = self._can_go_back = self._is_started = False
@@ -99,30 +95,18 @@ class CoordinatorRuntime:
             now=time.monotonic,
             keeps=self._checkpoints.due,
         )
-        self._restart = Restart(
-            job=job,
-            processes=processes,
-            coordinator=self.coordinator,
-            checkpoints=self._checkpoints,
-            directory=directory,
-            absent=request.absent,
-            restarts=restarts,
-            log=self._event,
-        )
+        self._restart = Restart(request, self.coordinator, self._checkpoints, directory, restarts)
         self._start_deadline = time.monotonic() + job.membership.start_deadline
 
-    def begin(self) -> None:
-        """Begin the run; before the first tick."""
-        self._expect_rejoins()
-
-    def resume(self, earlier: Earlier) -> None:
-        """Go on from the checkpoint that an earlier part of this run left; before the first tick."""
-        for warning in earlier.warnings:
-            self._warn(warning)
-        coordinator, commit = self.coordinator, earlier.checkpoint.manifest.commit
-        coordinator.record = msgspec.structs.replace(coordinator.record, generation=earlier.generation)
-        coordinator.start_over(coordinator.live, commit.step, commit)
-        self._restart.log_restored(earlier.checkpoint)
+    def begin(self, earlier: Earlier | None = None) -> None:
+        """Begin the run, or go on from the checkpoint that an earlier part of it left; before the first tick."""
+        if earlier is not None:
+            for warning in earlier.warnings:
+                self._warn(warning)
+            coordinator, commit = self.coordinator, earlier.checkpoint.manifest.commit
+            coordinator.record = msgspec.structs.replace(coordinator.record, generation=earlier.generation)
+            coordinator.start_over(coordinator.live, commit.step, commit)
+            self._restart.log_restored(earlier.checkpoint)
         self._expect_rejoins()
 
     def take_over(self, node: int) -> None:
@@ -148,12 +132,6 @@ class CoordinatorRuntime:
         returning = [fault for fault in self._request.faults if not KINDS[fault.kind].struck]
         step = self.coordinator.next_step
         self.coordinator.expect_rejoins((fault.worker, fault.step) for fault in returning if fault.step >= step)
-
-    @property
-    def patience(self) -> float:
-        """Seconds after which the next tick is due although nothing has happened."""
-        delayed = self._reached.keys() - self._struck
-        return STRIKE_SECONDS if delayed else self._job.membership.heartbeat / 2
 
     def tick(self) -> None:
         """Look at everything once and do what is due.
@@ -241,14 +219,10 @@ class CoordinatorRuntime:
                 self._processes.kill(worker)  # it came back too late and waits for a generation that never comes
         left = [str(worker) for worker in sorted(live) if self._processes.running(worker)]
         self._checkpoints.tick(left, self.coordinator.record.committed)
-        if not self.coordinator.ended() or self._checkpoints.busy:
+        digests = self.coordinator.final_digests()
+        if digests is None or self._checkpoints.busy:
             return
-        for worker in sorted(self.coordinator.live):
-            members = members_of([worker], self._job.grid.tensor_parallel)
-            read = self._store.read_all([FinalKey(name) for name in members])
-            parts = [part for part in read if part is not None]
-            if len(parts) == len(members):
-                self.digests[str(worker)] = joined_digests(parts)
+        self.digests = digests
         self._pass_on_warning()
         try:
             merge_logs(self._directory.path, self._job.shape)
@@ -257,22 +231,18 @@ class CoordinatorRuntime:
         self.over = True
 
     def _record_strikes(self) -> None:
-        """Write the event of each fault that has struck, and ask for the strikes that come from outside the worker."""
+        """Write the event of each fault that has struck, and have the other worker of a pair struck, too."""
         for number, fault in enumerate(self._request.faults):
-            kind = KINDS[fault.kind]
-            if not kind.struck or number in self._struck or fault.step > self.coordinator.next_step + 1:
+            if number in self._struck or fault.step > self.coordinator.next_step + 1:
                 continue  # no worker is further ahead than this
-            if number not in self._reached and self._store.has_all([ReachedKey(number)]):
-                self._reached[number] = time.monotonic()
-            if number not in self._reached or time.monotonic() < self._reached[number] + kind.delay(fault):
+            if not KINDS[fault.kind].struck or not self._store.has_all([ReachedKey(number)]):
                 continue
             self._struck.add(number)
-            if kind.argument_is_delay and not self._processes.running(fault.worker):
-                continue  # it ended before its time came
             self._event("fault", worker=str(fault.worker), step=self.coordinator.next_step, fault=str(fault))
             self._store.set(StrikeKey(number), True)
             if fault.other is not None and not self._processes.running(fault.other):
-                self._store.set(StruckKey(number), True)
+                for name in members_of([fault.other], self._job.grid.tensor_parallel):
+                    self._store.set(CutEndsKey(number, name), [])  # nobody is there to tell them
 
     def _event(self, kind: str, **details: Any) -> None:
         if kind != "fault":
@@ -284,12 +254,28 @@ class CoordinatorRuntime:
         self._event("warning", message=message)
 
     def _committed(self, commit: Commit, record: GenerationRecord, period: float) -> None:
+        """Write the step's line of metrics: all of it from the register but for the times."""
         now = time.monotonic()
-        is_first = record.generation != self._last_generation
-        line = metrics_line(
-            self._job, commit, record, period, self._directory.now(), now - self._last_commit, is_first
-        ) | {"compute": self._replanner.compute}
+        seconds, is_first = now - self._last_commit, record.generation != self._last_generation
         self._last_commit, self._last_generation = now, record.generation
+        job, unit = self._job, self._job.seconds_per_unit
+        tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
+        # The first iteration of a generation begins from a standstill, so its time says nothing about the plan.
+        is_comparable = not is_first and period > 0
+        line = {
+            "step": commit.step,
+            "time": round(self._directory.now(), 6),
+            "loss": commit.loss if math.isfinite(commit.loss) else None,
+            "grad_norm": None if math.isnan(commit.grad_norm) else commit.grad_norm,
+            "mode": commit.mode,
+            "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+            "live_workers": len(record.live),
+            "plan": record.plan,
+            "period": period,
+            "generation": record.generation,
+            "period_error": round(seconds / (period * unit) - 1, 6) if unit is not None and is_comparable else None,
+            "compute": self._replanner.compute,
+        }
         self._checkpoints.committed(commit, record)
         if self._directory.metric(line):
             self._request.observer.committed(line)

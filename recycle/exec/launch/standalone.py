@@ -9,11 +9,11 @@ from typing import Literal
 from recycle.errors import JobError
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.request import request_run
+from recycle.exec.membership.commit import commit_of, only_generation
 from recycle.exec.membership.messages import Commit, Report
 from recycle.exec.model.build import build_stages
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
-from recycle.exec.worker.alone import commit_of, only_generation
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import with_barrier

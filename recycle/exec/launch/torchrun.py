@@ -22,13 +22,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.launch.request import request_run
-from recycle.exec.membership.messages import Commit, Report, decode, encode
+from recycle.exec.membership.commit import commit_of, only_generation
+from recycle.exec.membership.messages import Commit, Report
+from recycle.exec.membership.schema import ReportKey
 from recycle.exec.model.build import build_stages
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.alone import commit_of, only_generation
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.formats import named_schedule
@@ -129,16 +130,20 @@ class _TorchrunCommits:
         self._names = [str(worker) for worker in workers]
         self._metrics = metrics.open("w") if metrics is not None else None
 
+    def _keys(self, step: int) -> list[ReportKey]:
+        return [ReportKey(1, step, name) for name in self._names]
+
     def report(self, step: int, report: Report) -> None:
-        self._store.set(f"report/{step}/{self._rank}", encode(report))
+        key = self._keys(step)[self._rank]
+        self._store.set(key.name, key.encode(report))
         if step >= 2:
-            self._store.delete_key(f"report/{step - 2}/{self._rank}")
+            self._store.delete_key(self._keys(step - 2)[self._rank].name)
 
     def decision(self, step: int) -> Commit:
-        keys = [f"report/{step}/{rank}" for rank in range(len(self._names))]
-        self._store.wait(keys, timedelta(seconds=REPORT_SECONDS))
-        reports: list[Report] = [decode(self._store.get(key).decode(), Report) for key in keys]
-        commit = commit_of(self._job, step, self._steps, dict(zip(self._names, reports, strict=True)))
+        keys = self._keys(step)
+        self._store.wait([key.name for key in keys], timedelta(seconds=REPORT_SECONDS))
+        reports = {key.member: key.decode(self._store.get(key.name).decode()) for key in keys}
+        commit = commit_of(self._job, step, self._steps, reports)
         if commit.clip_factor is None and self._job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite ([train] non_finite = 'fatal')")
         if self._rank == 0:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from recycle.errors import RunError
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import Commit, Computed, Mode, Report
+from recycle.exec.membership.messages import Commit, Computed, GenerationRecord, Mode, Report
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
+from recycle.shape import Worker
 
 NEAR = 0.5
 """Share of the clipping limit from which a norm counts as near."""
@@ -116,3 +119,19 @@ def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[
         next_mode=step_mode(kept, job.train.clip),
         recent=kept,
     )
+
+
+def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRecord:
+    """The one generation of a run in which nobody fails, so that nobody coordinates; its workers play themselves.
+
+    Args:
+        before: the iteration before its first.
+    """
+    names = [str(worker) for worker in workers]
+    return GenerationRecord(1, names, {name: name for name in names}, "", before)
+
+
+def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:
+    """The commit of `step` in such a run of `steps` iterations, whose stages step with the barrier."""
+    commit = decide(job, step, reports)
+    return msgspec.structs.replace(commit, next_mode="barrier", last=steps - 1, finished=step + 1 >= steps)

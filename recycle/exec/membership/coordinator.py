@@ -8,7 +8,7 @@ with the next number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -19,7 +19,7 @@ from recycle.exec.membership import schema
 from recycle.exec.membership.commit import decide, is_right, soonest_end
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.interfaces import Log, Plans, Processes
-from recycle.exec.membership.members import members_of
+from recycle.exec.membership.members import joined_digests, members_of
 from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Mode, Report
 from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.store import Store
@@ -149,7 +149,7 @@ class Coordinator:
             return
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
-            lost |= self._detector.lost(self.live, self._beat_reader(), self.now())
+            lost |= self._detector.lost(self.live, self._read_heartbeats, self.now())
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is GenerationPhase.RUNNING and self._commit():
             pass
@@ -165,21 +165,26 @@ class Coordinator:
         if self.phase in due:
             due[self.phase]()
 
-    def ended(self) -> bool:
-        """Whether the run is over: its last iteration is committed, and every worker that still lives has left the
-        digest of its state. A worker that dies or hangs after the last commit is detected as ever, without consequence.
+    def final_digests(self) -> dict[str, dict[int, str]] | None:
+        """Worker -> stage -> sha256 of the stage's final state, once every worker that still lives has left them after
+        the last commit; None before. A worker that dies or hangs meanwhile is detected as ever, without consequence.
         """
         gone = self.processes.gone()  # before the digests are read, because a process leaves its digest and then ends
         if gone:
             self.store.set(schema.OverKey(), True)  # after this write, this client reads what others wrote before
-        done = {name for name in self._members(self.live) if self.store.has_all([schema.FinalKey(name)])}
-        gone |= self._detector.lost(self.live, self._beat_reader(), self.now(), done)
-        waits = {worker for worker in self.live if not done.issuperset(self._members([worker]))}
+        names = self._members(self.live)
+        found = self.store.read_all([schema.FinalKey(name) for name in names])
+        final = {name: digests for name, digests in zip(names, found, strict=True) if digests is not None}
+        gone |= self._detector.lost(self.live, self._read_heartbeats, self.now(), final)
+        waits = {worker for worker in self.live if not final.keys() >= set(self._members([worker]))}
         for worker in sorted(waits & gone.keys()):
             self.processes.kill(worker)
             self.live.discard(worker)
             self.log("detected", worker=str(worker), step=self.record.committed, cause=gone[worker], over=True)
-        return not waits - gone.keys()
+        if waits - gone.keys():
+            return None
+        of_members = {worker: [final[name] for name in self._members([worker])] for worker in sorted(self.live)}
+        return {str(worker): joined_digests(parts) for worker, parts in of_members.items()}
 
     def _finished(self) -> bool:
         return self.phase is GenerationPhase.FINISHED
@@ -431,18 +436,8 @@ class Coordinator:
             checkpoint=self.keeps(step, step + 1 >= self.steps),
         )
 
-    def _beat_reader(self) -> Callable[[str], Heartbeat | None]:
-        """A call that gives the heartbeat of a process; the first one reads those of all live processes at once."""
-        heartbeats: dict[str, Heartbeat | None] = {}
-
-        def read(name: str) -> Heartbeat | None:
-            if not heartbeats:
-                names = self._members(sorted(self.live))
-                read_now = self.store.read_all([schema.HeartbeatKey(name) for name in names])
-                heartbeats.update(zip(names, read_now, strict=True))
-            return heartbeats[name]
-
-        return read
+    def _read_heartbeats(self, names: Sequence[str]) -> list[Heartbeat | None]:
+        return self.store.read_all([schema.HeartbeatKey(name) for name in names])
 
     def _repeat(self, cause: str) -> None:
         """Repeat the iteration in another generation with the same workers."""

@@ -92,7 +92,7 @@ class EtcdStore(Store):
         return self._client.addresses
 
     def _put(self, key: Key[Any], text: str) -> None:
-        self._write([], [put(self._prefix + key.name, text)])
+        self.write([], [put(self._prefix + key.name, text)])
 
     def _texts(self, names: list[str]) -> list[str | None]:
         names = [self._prefix + name for name in names]
@@ -109,7 +109,7 @@ class EtcdStore(Store):
 
     def _put_if(self, condition: Request, name: str, text: str, lease: str | None = None) -> bool:
         """Put under a condition; whether the key now holds `text`. So an attempt that did arrive may be repeated."""
-        answer = self._write([condition], [put(name, text, lease)], [get(name)])
+        answer = self.write([condition], [put(name, text, lease)], [get(name)])
         if answer.get("succeeded"):
             return True
         found = answer["responses"][0]["response_range"].get("kvs", [])
@@ -145,15 +145,15 @@ class EtcdStore(Store):
 
     def _delete(self, names: list[str]) -> None:
         for start in range(0, len(names), 100):
-            self._write([], [delete(self._prefix + name) for name in names[start : start + 100]])
+            self.write([], [delete(self._prefix + name) for name in names[start : start + 100]])
 
     def forget_before(self, generation: int) -> None:
         paths = [f"{self._prefix}{folder}/" for folder in Folder]
-        self._write([], [delete(path + generation_folder(0), path + generation_folder(generation)) for path in paths])
+        self.write([], [delete(path + generation_folder(0), path + generation_folder(generation)) for path in paths])
 
     def erase(self) -> None:
         """Forget the whole run."""
-        self._write([], [delete(self._prefix, _after(self._prefix))])
+        self.write([], [delete(self._prefix, _after(self._prefix))])
 
     def close(self) -> None:
         """Stop mirroring and writing, for all clones."""
@@ -161,20 +161,26 @@ class EtcdStore(Store):
 
     @property
     def torch_store(self) -> EtcdGroups:
-        return EtcdGroups(self._client.clone(), f"{self._prefix}{Folder.GROUPS}/", self._mirror)
+        return EtcdGroups(self.clone(), f"{self._prefix}{Folder.GROUPS}/", self._mirror)
 
-    def _write(
+    def write(
         self, conditions: list[Request], then: list[Request], otherwise: Sequence[Request] = ()
     ) -> dict[str, Any]:
+        """One transaction, of a coordinator only as long as it holds its role; returns when the mirror shows it."""
         self._mirror.check()
-        if self._guard is None:
-            return write(self._client, self._mirror, conditions, then, otherwise)
-        role, created = self._guard
-        conditions, otherwise = [*conditions, made_at(role, created)], [*otherwise, get(role)]
-        answer = write(self._client, self._mirror, conditions, then, otherwise)
-        if not answer.get("succeeded"):
+        if self._guard is not None:
+            conditions, otherwise = [*conditions, made_at(*self._guard)], [*otherwise, get(self._guard[0])]
+        answer = self._client.call("/kv/txn", {"compare": conditions, "success": then, "failure": list(otherwise)})
+        if answer.get("succeeded"):
+            for operation, response in zip(then, answer["responses"], strict=True):
+                (kind, request), deleted = next(iter(operation.items())), response.get("response_delete_range", {})
+                changed = kind == "request_put" or int(deleted.get("deleted", 0)) > 0
+                if changed and self._mirror.covers(decoded(request["key"]).decode()):
+                    self._mirror.reach(int(answer["header"]["revision"]))
+                    break
+        elif self._guard is not None:
             kvs = answer["responses"][-1]["response_range"].get("kvs", [])
-            if not kvs or int(kvs[0]["create_revision"]) != created:
+            if not kvs or int(kvs[0]["create_revision"]) != self._guard[1]:
                 raise RoleLost("another agent coordinates this run by now")
         return answer
 
@@ -182,11 +188,11 @@ class EtcdStore(Store):
 class EtcdGroups:
     """The part of torch's store interface that process groups form on."""
 
-    def __init__(self, client: EtcdClient, prefix: str, mirror: Mirror) -> None:
-        self._client, self._prefix, self._mirror = client, prefix, mirror
+    def __init__(self, store: EtcdStore, prefix: str, mirror: Mirror) -> None:
+        self._store, self._prefix, self._mirror = store, prefix, mirror
 
     def set(self, key: str, value: str | bytes) -> None:
-        write(self._client, self._mirror, [], [put(self._prefix + key, value)])
+        self._store.write([], [put(self._prefix + key, value)])
 
     def get(self, key: str) -> bytes:
         value = self._mirror.get(self._prefix + key)
@@ -196,25 +202,6 @@ class EtcdGroups:
 
     def check(self, keys: list[str]) -> bool:
         return all(self._mirror.get(self._prefix + key) is not None for key in keys)
-
-
-def write(
-    client: EtcdClient,
-    mirror: Mirror,
-    conditions: list[Request],
-    then: list[Request],
-    otherwise: Sequence[Request] = (),
-) -> dict[str, Any]:
-    """One transaction; returns when the mirror shows it."""
-    answer = client.call("/kv/txn", {"compare": conditions, "success": then, "failure": list(otherwise)})
-    if answer.get("succeeded"):
-        for operation, response in zip(then, answer["responses"], strict=True):
-            (kind, request), deleted = next(iter(operation.items())), response.get("response_delete_range", {})
-            changed = kind == "request_put" or int(deleted.get("deleted", 0)) > 0
-            if changed and mirror.covers(decoded(request["key"]).decode()):
-                mirror.reach(int(answer["header"]["revision"]))
-                break
-    return answer
 
 
 def _after(prefix: str) -> str:

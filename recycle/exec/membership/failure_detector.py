@@ -49,12 +49,16 @@ class FailureDetector:
         self._looked = 0.0
 
     def lost(
-        self, live: Collection[Worker], read: Callable[[str], Heartbeat | None], now: float, done: Collection[str] = ()
+        self,
+        live: Collection[Worker],
+        read: Callable[[Sequence[str]], Sequence[Heartbeat | None]],
+        now: float,
+        done: Collection[str] = (),
     ) -> dict[Worker, str]:
         """Workers with a process without heartbeat, or without progress while it has work, each with why.
 
         Args:
-            read: the last heartbeat of a process, by its name; None before the first.
+            read: the last heartbeats of processes, by their names; None before the first.
             now: monotonic seconds.
             done: processes that have nothing more to do, and may be silent.
         """
@@ -66,15 +70,16 @@ class FailureDetector:
                 beat.changed += late
                 beat.progressed += late
         watched: list[tuple[Worker, str, _Heard]] = []
+        due: dict[str, _Heard] = {}
         for worker, rank in ((worker, rank) for worker in live for rank in self._tensor_ranks):
             if (name := member_name(worker, rank)) in done:
                 continue
             beat = self._beats.setdefault((worker, rank), _Heard(now, now, limits.warm_up))
             watched.append((worker, f"tensor rank {rank}: " if rank else "", beat))
-            if now - beat.changed < limits.heartbeat / 2 and beat.last.beats >= 0:
-                continue
-            heartbeat = read(name) or beat.last
-            if heartbeat != beat.last:
+            if now - beat.changed >= limits.heartbeat / 2 or beat.last.beats < 0:
+                due[name] = beat
+        for beat, heartbeat in zip(due.values(), read(list(due)), strict=True):
+            if heartbeat is not None and heartbeat != beat.last:
                 if heartbeat.progress != beat.last.progress or heartbeat.waiting:
                     beat.progressed = now
                 beat.last, beat.changed, beat.patience = heartbeat, now, self.patience(heartbeat.longest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import re
 import socket
 from collections.abc import Callable
@@ -100,7 +101,9 @@ class LauncherStore(Store):
         """It goes with the server."""
 
     def close(self) -> None:
-        """The server goes with its last client of this process."""
+        """End the wait for a change. The server goes with its last client of this process."""
+        with contextlib.suppress(RunError):  # a client of its own, because this one may be waiting
+            self._try(lambda: self._client.clone().queue_push(_POSTS, ""))
 
     @property
     def addresses(self) -> builtins.set[tuple[str, int]]:

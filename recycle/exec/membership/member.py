@@ -94,23 +94,23 @@ class Member:
 
     def permitted(self, what: Literal["form", "run"]) -> bool:
         """Wait until the generation may form or run; False when it is over instead."""
+        return self._decided(schema.PermissionKey(self._generation, what)) == GO
+
+    def _decided(self, key: schema.Decision[schema.Value]) -> schema.Value:
+        """Wait for a decision, which comes in any case."""
         self.progress.set_waiting(True)
-        answer = None
-        while answer is None:
-            answer = self.store.wait(schema.PermissionKey(self._generation, what), 3600.0)
+        value = None
+        while value is None:
+            value = self.store.wait(key, 3600.0)
         self.progress.set_waiting(False)
-        return answer == GO
+        return value
 
     def report(self, step: int, report: Report) -> None:
         self.store.set(schema.ReportKey(self._generation, step, self.name), report)
 
     def decision(self, step: int) -> Commit:
         """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
-        self.progress.set_waiting(True)
-        commit = None
-        while commit is None:
-            commit = self.store.wait(schema.CommitKey(self._generation, step), 3600.0)
-        self.progress.set_waiting(False)
+        commit = self._decided(schema.CommitKey(self._generation, step))
         if not isinstance(commit, Commit):
             raise GenerationOver
         return commit

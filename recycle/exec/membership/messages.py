@@ -1,11 +1,9 @@
-"""What membership's keys hold (schema.py), and the texts that stand for it in the store."""
+"""What membership's keys hold (schema.py)."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal
 
-import msgspec
 from msgspec import Struct
 
 GO: Final = "go"
@@ -148,18 +146,6 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     started: float
 
 
-class AgentInfo(Struct, frozen=True):
-    """What an agent says of itself.
-
-    Attributes:
-        session: changes with every agent process.
-        address: of the node.
-    """
-
-    session: str
-    address: str
-
-
 class StartRequest(Struct, frozen=True):
     """Asks an agent for a worker's process.
 
@@ -176,17 +162,3 @@ class StartRequest(Struct, frozen=True):
     place: str = ""
     generation: int = 0
     restored: int | None = None
-
-
-Message = TypeVar("Message")
-
-
-def encode(message: object) -> str:
-    """The text of a message. Python's JSON, because it keeps NaN and infinity, which a bad gradient is reported by."""
-    return json.dumps(msgspec.to_builtins(message, str_keys=True))
-
-
-def decode(text: str, kind: type[Message] | Any) -> Message:
-    """The message that `encode` wrote."""
-    message: Message = msgspec.convert(json.loads(text), type=kind, str_keys=True)
-    return message

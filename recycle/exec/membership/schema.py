@@ -17,12 +17,14 @@ generation that ends turns each decision that is still open into "void".
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args, get_origin
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin
+
+import msgspec
 
 from recycle.exec.membership.messages import (
-    AgentInfo,
     Commit,
     GenerationRecord,
     Heartbeat,
@@ -32,8 +34,6 @@ from recycle.exec.membership.messages import (
     RunInfo,
     Saved,
     StartRequest,
-    decode,
-    encode,
 )
 from recycle.shape import Worker
 
@@ -98,12 +98,15 @@ class Key(Generic[Value]):
         return "/".join([self.folder, *within, self._kind, *map(str, parts.values())])
 
     def encode(self, value: Value) -> str:
-        """The text in the store that stands for `value`."""
-        return value if isinstance(value, str) and self._type is str else encode(value)
+        """The text in the store that stands for `value`; Python's JSON keeps NaN and infinity of bad gradients."""
+        if isinstance(value, str) and self._type is str:
+            return value
+        return json.dumps(msgspec.to_builtins(value, str_keys=True))
 
     def decode(self, text: str) -> Value:
         """The value that a text in the store stands for."""
-        return text if self._type is str else decode(text, self._type)  # type: ignore[return-value]
+        value = text if self._type is str else msgspec.convert(json.loads(text), type=self._type, str_keys=True)
+        return cast(Value, value)
 
 
 class Note(Key[Value]):
@@ -129,20 +132,12 @@ class CoordinatorKey(Decision[str], writer=Writer.AGENT, folder=Folder.ORDERS):
     """The agent that coordinates; vanishes with that agent's lease."""
 
 
-class FailedKey(Note[str], writer=Writer.COORDINATOR):
-    """Why the run cannot go on."""
-
-
-class FinishedKey(Note[bool], writer=Writer.COORDINATOR):
-    """The run has ended well and all agents may leave."""
+class OutcomeKey(Note[str], writer=Writer.COORDINATOR):
+    """Why the run cannot go on; empty when it has ended well and all agents may leave."""
 
 
 class OverKey(Note[bool], writer=Writer.COORDINATOR):
     """A process has ended after the last commit. Its writer sees afterwards what others wrote before."""
-
-
-class ClosedKey(Note[bool], writer=Writer.COORDINATOR, folder=Folder.POSTS):
-    """The launcher closes the store: wakes its own thread that waits for changes."""
 
 
 # A generation; all of these are deleted once a later one runs.
@@ -271,36 +266,23 @@ class ReachedKey(Decision[str], writer=Writer.WORKER):
 
 
 class StrikeKey(Note[bool], writer=Writer.COORDINATOR):
-    """The event of the fault of this number is written; if it is struck from outside the worker, it shall be now."""
+    """The event of the fault of this number is written; all processes of a pair that it strikes shall strike now."""
 
     fault: int
 
 
-class CutEndsKey(Note[list[str]], writer=Writer.AGENT, folder=Folder.ORDERS):
-    """The worker's ends of its connections, for the fault of this number, which cuts those to another worker."""
+class CutEndsKey(Note[list[str]], writer=Writer.WORKER):
+    """The process's ends of its connections, for the fault of this number, which cuts those to another worker."""
 
     fault: int
-    worker: Worker
-
-
-class CutDoneKey(Note[bool], writer=Writer.AGENT, folder=Folder.ORDERS):
-    """The worker's ends of the connections that the fault of this number cuts are silent."""
-
-    fault: int
-    worker: Worker
-
-
-class StruckKey(Note[bool], writer=Writer.AGENT, folder=Folder.ORDERS):
-    """The fault of this number has been struck from outside."""
-
-    fault: int
+    member: str
 
 
 # Processes on other nodes.
 
 
-class AgentKey(Decision[AgentInfo], writer=Writer.AGENT):
-    """The agent of a node; vanishes with that agent's lease."""
+class AgentKey(Decision[str], writer=Writer.AGENT):
+    """The agent of a node, a session that changes with every agent process; vanishes with that agent's lease."""
 
     node: int
 

@@ -88,7 +88,7 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what this client and its clones hold; waits end with RunError."""
+        """Give back what this client and its clones hold, and end their waits for a change."""
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from recycle.exec.membership.etcd_store import EtcdStore
-from recycle.exec.membership.messages import AgentInfo, StartRequest
+from recycle.exec.membership.messages import StartRequest
 from recycle.exec.membership.schema import AgentKey, EndedKey, KillRequestKey, PlacesKey, StartRequestKey
 from recycle.job import Job
 from recycle.nodes import node_of
@@ -57,7 +57,8 @@ class ClusterProcesses:
         moved = {str(worker): str(place) for worker, place in sorted(self._places.items()) if worker != place}
         self._store.set(PlacesKey(), moved)
 
-    def _agent(self, node: int) -> AgentInfo | None:
+    def _agent(self, node: int) -> str | None:
+        """The session of the node's agent."""
         return self._store.read(AgentKey(node))
 
     def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
@@ -69,9 +70,8 @@ class ClusterProcesses:
 
     def start(self, worker: Worker, generation: int, restored: int | None = None) -> None:
         """As `Processes.start`. Without an agent nothing happens, and the process counts as gone."""
-        agent = self._agent(self.node(worker))
-        session = "" if agent is None else agent.session
-        request = StartRequest(self.incarnation(worker) + 1, session, str(self._place(worker)), generation, restored)
+        session, place = self._agent(self.node(worker)) or "", str(self._place(worker))
+        request = StartRequest(self.incarnation(worker) + 1, session, place, generation, restored)
         self._store.set(StartRequestKey(worker), request)
 
     def started_in(self, worker: Worker) -> int | None:
@@ -92,10 +92,7 @@ class ClusterProcesses:
         ended, how = self._store.read(EndedKey(worker)) or (-1, "")
         if ended == request.incarnation:
             return how
-        agent = self._agent(self.node(worker))
-        if agent is None or agent.session != request.session:
-            return self._lost(worker)
-        return None
+        return self._lost(worker) if self._agent(self.node(worker)) != request.session else None
 
     def tail(self, worker: Worker) -> str:
         """Nothing: the agent writes the last lines of the log behind how the process ended."""

@@ -230,17 +230,12 @@ class LocalProcesses:
     def incarnation(self, worker: Worker) -> int:
         return self._incarnations.get(worker, -1)
 
-    def kill(self, worker: Worker, tensor_rank: int | None = None) -> None:
-        """SIGKILL the worker's processes that are still there, or only that of a tensor rank."""
+    def kill(self, worker: Worker) -> None:
+        """SIGKILL the worker's processes that are still there."""
         for member in self._members(worker):
-            if member in self._descriptors and tensor_rank in (None, member[1]):
+            if member in self._descriptors:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._descriptors[member], signal.SIGKILL)
-
-    def pids(self, worker: Worker) -> list[int]:
-        """Ids of the worker's present processes, by tensor rank."""
-        requests = [self._requests[member] for member in self._members(worker)]
-        return [self._server.pids[request] for request in requests if request in self._server.pids]
 
     def tail(self, worker: Worker) -> str:
         """The last lines of the worker's log: of the process that failed first, if one did."""

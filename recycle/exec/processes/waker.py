@@ -57,11 +57,8 @@ class Listener:
                 self._waker.wake()
         self._waker.wake()
 
-    def stop(self) -> None:
-        """Let the thread end at the next change."""
+    def close(self) -> None:
+        """End the thread, by closing its client and all clones of that."""
         self._closing.set()
-
-    def join(self) -> None:
-        """Wait for the thread's end."""
-        self.stop()
+        self._store.close()
         self._thread.join()

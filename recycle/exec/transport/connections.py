@@ -14,14 +14,11 @@ import os
 import socket
 import struct
 from collections.abc import Collection
-from pathlib import Path
 from typing import NamedTuple
 
 from recycle.errors import RunError
 
-_ESTABLISHED = "01"
 _ATTACH_FILTER = 26
-_PIDFD_GETFD = 438
 _RETURN = 0x06
 """BPF_RET | BPF_K: with 0 bytes to keep, a packet is dropped."""
 
@@ -49,24 +46,6 @@ def own_connections(descriptors: Collection[int]) -> list[Connection]:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
             own, other = ("{}:{}".format(*address[:2]) for address in (end.getsockname(), end.getpeername()))
             found.append(Connection(own, other, descriptor))
-    return sorted(found)
-
-
-def connections_of(pid: int) -> list[Connection]:
-    """The established TCP connections of another process, with addresses as the kernel writes them."""
-    rows: dict[str, tuple[str, str]] = {}
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _ESTABLISHED:
-                    rows[f"socket:[{fields[9]}]"] = fields[1], fields[2]
-    found = []
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            identity = os.readlink(f"/proc/{pid}/fd/{name}")
-            if identity in rows:
-                found.append(Connection(*rows[identity], int(name)))
     return sorted(found)
 
 
@@ -104,11 +83,11 @@ def give_up_after(connection: Connection, seconds: float) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * seconds)))
 
 
-def cut(pid: int, other_ends: Collection[str]) -> int:
-    """Drop every packet that arrives at a process of this machine on the connections that it has to these ends.
+def cut(other_ends: Collection[str]) -> int:
+    """Drop every packet that arrives at this process on the connections that it has to these ends.
 
-    A socket filter that keeps no packet is put on the process's end, so that it receives nothing, not even that the
-    other end closes. Cut the other process likewise for a silence of both. New connections are not cut.
+    A socket filter that keeps no packet is put on this process's end, so that it receives nothing, not even that the
+    other end closes. Have the other process do likewise for a silence of both. New connections are not cut.
 
     Args:
         other_ends: texts of the ends of the other process.
@@ -117,27 +96,15 @@ def cut(pid: int, other_ends: Collection[str]) -> int:
         How many connections were cut.
 
     Raises:
-        RunError: the system does not allow it; it takes what a debugger may do, and a filter on a socket.
+        RunError: the system does not allow it.
     """
-    ends = [end for end in connections_of(pid) if end.mirrored in other_ends]
+    ends = [end for end in own_connections(open_sockets().values()) if end.mirrored in other_ends]
+    program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
+    filters = struct.pack("HxxxxxxP", 1, ctypes.addressof(program))
     try:
         for end in ends:
-            _deafen(pid, end.descriptor)
+            with socket.socket(fileno=os.dup(end.descriptor)) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, filters)
     except OSError as error:
-        raise RunError(f"the connections of a process cannot be cut here: {error.strerror}; try as root") from None
+        raise RunError(f"the connections of this process cannot be cut: {error.strerror}") from None
     return len(ends)
-
-
-def _deafen(pid: int, descriptor: int) -> None:
-    process = os.pidfd_open(pid)
-    try:
-        library = ctypes.CDLL(None, use_errno=True)
-        copy = library.syscall(_PIDFD_GETFD, process, descriptor, 0)
-        if copy < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
-        with socket.socket(fileno=copy) as end:
-            filters = struct.pack("HxxxxxxP", 1, ctypes.addressof(program))
-            end.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, filters)
-    finally:
-        os.close(process)

@@ -62,7 +62,7 @@ class TraceLog:
 
 class Commits(Protocol):
     """What decides the commits of iterations, for one worker: the coordinator's register, or the workers' reports
-    themselves where nothing fails (`alone.py`)."""
+    themselves where nothing fails (`commit_of`)."""
 
     def report(self, step: int, report: Report) -> None:
         """This worker's part of the commit of `step`."""

@@ -3,16 +3,27 @@
 A step that is taken before its iteration is committed leaves the state from before it in a second set of buffers, so
 that it can be taken back bit for bit. The next step needs this one's commit, so one set is enough: a stage is at most
 one iteration away from the committed one, behind it (its reduced gradient is still there) or ahead of it.
+
+Keeping the state from before takes as long as the step itself, and need not wait for it: once a step is committed, the
+state stays as it is until the next. So a thread copies it while the worker waits for others, in the bubbles of the
+schedule, piece by piece; what is left when the step comes is copied piece by piece with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
 
 from recycle.errors import RunError
 from recycle.exec.membership.messages import Commit
-from recycle.exec.model.stage import Stage
-from recycle.exec.worker.undo import Undo
+from recycle.exec.model.stage import Stage, copy_state
+
+LOOK_SECONDS = 0.002
+"""Seconds between two looks of the thread, while the worker waits, at whether the last step is committed."""
 
 
 class Updates:
@@ -21,24 +32,36 @@ class Updates:
     Args:
         stages: the stages that it hosts.
         at: the iteration that their states are from; -1 for the initial state.
-        decided: the commit of an iteration once there is one; see `Undo`.
+        decided: the commit of an iteration, None as long as there is none; called from the thread. Without it nothing
+            is copied early.
     """
 
     def __init__(
         self, stages: Mapping[int, Stage], at: int = -1, decided: Callable[[int], Commit | None] | None = None
     ) -> None:
-        self._stages = stages
+        self._stages, self._decided = stages, decided
         self._at = dict.fromkeys(stages, at)
-        self._undo = Undo(stages, decided)
         self._reduced = -1
+        self._before: dict[int, list[torch.Tensor]] = {}
+        self._kept: dict[int, int] = {}
+        self._last, self._is_due = -1, False
+        self._waits = threading.Event()
+        self._lock = threading.Lock()
+        if decided is not None:
+            threading.Thread(target=self._copy_in_waits, args=(decided,), daemon=True).start()
 
     def begin(self, iteration: int) -> None:
-        """`iteration` begins, and will end with a step."""
-        self._undo.expect(iteration)
+        """`iteration` begins, and will end with a step; the steps of the one before are done."""
+        with self._lock:
+            self._last, self._kept = iteration - 1, dict.fromkeys(self._stages, 0)
+            self._is_due = self._decided is not None
 
     def waits(self, whether: bool) -> None:
         """The worker begins or ends a wait for others: time to copy the state that the next step may be undone to."""
-        self._undo.waits(whether)
+        if whether and self._is_due:
+            self._waits.set()
+        else:
+            self._waits.clear()
 
     def reduced(self, iteration: int) -> None:
         """The gradients of `iteration` are summed on all stages, and stay until the next iteration begins."""
@@ -52,7 +75,9 @@ class Updates:
 
     def step_ahead(self, index: int, iteration: int) -> None:
         """Step a stage with the gradient that it has, unclipped, before the commit; `settle` can take it back."""
-        self._undo.step(index, iteration)
+        with self._lock:
+            kept = self._kept.pop(index, 0)
+        self._stages[index].step(iteration, 1.0, self._buffers(index), kept)
         self._at[index] = iteration
 
     def joined(self, committed: int) -> None:
@@ -71,7 +96,7 @@ class Updates:
         """What `settle` will do, as the heartbeat's name of the operation: each takes another time."""
         if self.ahead(committed):
             return "undo"
-        return "settle" if all(at == committed for at in self._at.values()) else "roll-forward"
+        return "settle" if self.stand_at(committed) else "roll-forward"
 
     def settle(self, committed: int, commit: Commit | None) -> None:
         """Bring every stage to the committed iteration.
@@ -82,9 +107,11 @@ class Updates:
         Raises:
             RunError: a stage is further away than one step, or its gradient is gone; a bug.
         """
-        self._undo.forget()
+        with self._lock:
+            self._kept, self._is_due = {}, False
+            self._waits.clear()
         for index in self.ahead(committed):
-            self._undo.take_back(index)
+            copy_state(self._stages[index].state_tensors(), self._buffers(index))
             self._at[index] = committed
         for index, at in self._at.items():
             if at == committed:
@@ -92,3 +119,34 @@ class Updates:
             if commit is None or at != committed - 1 or self._reduced != committed:
                 raise RunError(f"stage {index} is at iteration {at}, the register at {committed}")
             self.step(index, commit)
+
+    def _buffers(self, index: int) -> Sequence[torch.Tensor]:
+        if index not in self._before:
+            self._before[index] = [torch.empty_like(tensor) for tensor in self._stages[index].state_tensors()]
+        return self._before[index]
+
+    def _copy_in_waits(self, decided: Callable[[int], Commit | None]) -> None:
+        with contextlib.suppress(RunError):  # the store is gone; the main thread has seen it too
+            while True:
+                self._waits.wait()
+                last = self._last
+                commit = decided(last)
+                if commit is None:
+                    time.sleep(LOOK_SECONDS)
+                    continue
+                while self._waits.is_set():
+                    with self._lock:
+                        if self._last != last:
+                            break
+                        if commit.next_mode == "barrier" or not self._copy_piece():
+                            self._is_due = False
+                            self._waits.clear()
+
+    def _copy_piece(self) -> bool:
+        """Copy one piece of one stage; whether there was one."""
+        for index, start in self._kept.items():
+            stop = self._stages[index].keep(self._buffers(index), start)
+            if stop != start:
+                self._kept[index] = stop
+                return True
+        return False

@@ -19,12 +19,9 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint import folder_of, load
-from recycle.exec.faults.faults import parse_fault
-from recycle.exec.faults.injector import FaultInjector
-from recycle.exec.faults.kinds import KINDS
+from recycle.exec.faults.injector import start_injector
 from recycle.exec.membership.member import Member
 from recycle.exec.membership.members import member_name
-from recycle.exec.membership.schema import ReachedKey, StruckKey
 from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
@@ -78,13 +75,7 @@ def run_worker(text: str) -> None:
 
     member = Member(store, name, job.membership.heartbeat, transport.wake, end, specification.generation)
     saver = Saver(checkpoints, name, worker.rank, stages, store, tensor_parallel)
-    faults = enumerate(map(parse_fault, run.faults))
-    injector = FaultInjector(
-        [(n, f) for n, f in faults if KINDS[f.kind].struck and (f.worker, f.tensor_rank) == (worker, tensor_rank)],
-        lambda number: store.claim(ReachedKey(number)),
-        lambda: _poison(stages),
-        lambda number: store.wait(StruckKey(number), 60.0),
-    )
+    injector = start_injector(name, run.faults, tensor_parallel, store, lambda: _poison(stages))
     member.ready(specification.incarnation)
     trace = TraceLog(log_path(run.directory, worker), run.started, member.warn) if tensor_rank == 0 else None
     at = -1 if specification.restored is None else specification.restored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -35,7 +36,7 @@ def no_poison() -> None:
 def test_a_kill_strikes_in_the_middle_of_its_phase(phase: str, struck: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.kinds.time.sleep", lambda _: None)
+    monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: None)
     injector = FaultInjector([(7, parse_fault(f"kill:1.0@3{phase}"))], claimed_by(claimed), no_poison)
     at = []
     for step in (2, 3, 3):
@@ -49,13 +50,33 @@ def test_a_kill_strikes_in_the_middle_of_its_phase(phase: str, struck: str, monk
     assert set(claimed) == {7}
 
 
+def test_a_delayed_kill_is_claimed_when_its_time_has_come_and_the_worker_goes_on_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
+    claimed: list[int] = []
+    slept: list[float] = []
+    go, killed = threading.Event(), threading.Event()
+    monkeypatch.setattr("recycle.exec.faults.injector.time.sleep", lambda seconds: (slept.append(seconds), go.wait()))
+    monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: killed.set())
+    faults = [(7, parse_fault("kill=0.5:1.0@3"))]
+    injector = FaultInjector(faults, lambda _: False, no_poison, claim_in_thread=claimed_by(claimed))
+    injector.begin(program, 3)
+    for position in range(len(program)):
+        injector.at(position)
+    assert claimed == []
+    go.set()
+    assert killed.wait(60.0)
+    assert (slept, claimed) == ([0.5], [7])
+
+
 @pytest.mark.parametrize("phase", ["commit", "step", "stepped", "undo"])
 def test_a_kill_between_instructions_strikes_once_whatever_iteration_the_worker_is_in_by_then(
     phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.kinds.time.sleep", lambda _: None)
+    monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: None)
     injector = FaultInjector([(7, parse_fault(f"kill:1.0@3.{phase}"))], claimed_by(claimed), no_poison)
     injector.begin(program, 4)
     for position in range(len(program)):
@@ -88,7 +109,7 @@ def test_gradients_are_spoiled_before_whatever_ends_the_worker_at_the_same_place
 ) -> None:
     program = lower(one_f_one_b(SHAPE)).program(Worker(1, 0))
     claimed: list[int] = []
-    monkeypatch.setattr("recycle.exec.faults.kinds.time.sleep", lambda _: None)
+    monkeypatch.setattr("recycle.exec.faults.kinds.os.kill", lambda *_: None)
     faults = [(0, parse_fault("kill:1.0@3.reduce")), (1, parse_fault("nan:1.0@3"))]
     injector = FaultInjector(faults, claimed_by(claimed), lambda: None)
     injector.begin(program, 3)

@@ -67,6 +67,7 @@ class _Continue(Observer):
 
     def __init__(self, directory: Path, worker: Worker, at_once: bool, patch: pytest.MonkeyPatch) -> None:
         self.log, self.worker, self.at_once = log_path(directory, worker), worker, at_once
+        self._output = str(directory / "logs" / f"{worker}.log")
         self.pid: int | None = None
         self._kill = LocalProcesses.kill
         patch.setattr(LocalProcesses, "kill", lambda processes, worker: self.kill(processes, worker))
@@ -75,7 +76,7 @@ class _Continue(Observer):
         if worker != self.worker or self.pid is not None:
             self._kill(processes, worker)
             return
-        (self.pid,) = processes.pids(worker)
+        (self.pid,) = processes_writing_below(self._output)
         if self.at_once:
             os.kill(self.pid, signal.SIGCONT)
 

@@ -197,7 +197,7 @@ def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launc
 
 
 def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
-    """A kill, a connection cut between two nodes, whose agents silence an end each, and a worker's fault on itself."""
+    """A kill, a connection cut between two nodes, of which each silences its end, and a worker's fault on itself."""
     faults = ["kill:1.1@3", "cut=0.0:2.0@8", "exception:0.1@12"]
     limits = MEMBERSHIP | {"dead_after": 3.0}
     cluster = start(small(membership=limits), faults=[*faults, "rejoin:1.1@6"])

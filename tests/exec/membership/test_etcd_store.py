@@ -16,7 +16,7 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.membership.etcd_client import EtcdClient
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.messages import VOID, Commit
-from recycle.exec.membership.schema import CommitKey, CoordinatorKey, FailedKey, generation_folder
+from recycle.exec.membership.schema import CommitKey, CoordinatorKey, OutcomeKey, generation_folder
 from recycle.sections import MembershipSection
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import Run, job, kinds, processes_writing_below
@@ -94,8 +94,8 @@ def test_a_store_that_stays_away_ends_the_run_with_one_line(own_etcd: EtcdServer
 def test_a_client_reads_what_it_wrote_and_follows_what_others_write(etcd: EtcdServer) -> None:
     one, two = connect(etcd, "follow"), connect(etcd, "follow")
     for n in range(20):
-        one.set(FailedKey(), str(n))
-        assert one.read(FailedKey()) == str(n)
+        one.set(OutcomeKey(), str(n))
+        assert one.read(OutcomeKey()) == str(n)
     assert two.compare_set(CommitKey(1, 0), None, COMMIT)
     assert not one.compare_set(CommitKey(1, 0), None, VOID)
     assert one.read(CommitKey(1, 0)) == COMMIT
@@ -118,9 +118,9 @@ def test_a_frozen_store_is_waited_for(own_etcd: EtcdServer) -> None:
     own_etcd.freeze()
     threading.Timer(1.0, own_etcd.thaw).start()
     started = time.monotonic()
-    store.set(FailedKey(), "one")
+    store.set(OutcomeKey(), "one")
     assert time.monotonic() - started > 0.9
-    assert store.read(FailedKey()) == "one"
+    assert store.read(OutcomeKey()) == "one"
 
 
 def test_what_somebody_without_the_role_writes_is_refused(etcd: EtcdServer) -> None:
@@ -130,19 +130,19 @@ def test_what_somebody_without_the_role_writes_is_refused(etcd: EtcdServer) -> N
     assert created is not None
     assert store.create(CoordinatorKey(), "agent 1", lease) is None
     old = store.guarded(CoordinatorKey(), created)
-    old.set(FailedKey(), "one")
+    old.set(OutcomeKey(), "one")
     store.client.call("/lease/revoke", {"ID": lease})
     later = store.client.call("/lease/grant", {"TTL": 30})["ID"]
     new = store.create(CoordinatorKey(), "agent 1", later)
     assert new is not None
     for change in (
-        lambda: old.set(FailedKey(), "two"),
+        lambda: old.set(OutcomeKey(), "two"),
         lambda: old.compare_set(CommitKey(1, 0), None, COMMIT),
-        lambda: old.delete([FailedKey()]),
+        lambda: old.delete([OutcomeKey()]),
     ):
         with pytest.raises(RoleLost):
             change()
-    assert store.read(FailedKey()) == "one"
+    assert store.read(OutcomeKey()) == "one"
     assert store.read(CommitKey(1, 0)) is None
     assert store.guarded(CoordinatorKey(), new).compare_set(CommitKey(1, 0), None, COMMIT)
     store.erase()
@@ -180,12 +180,12 @@ def test_a_password_from_a_file_or_the_environment_opens_the_store(
 ) -> None:
     (tmp_path / "password").write_text("secret\n")
     store = connect(locked, "a", etcd_user="root", etcd_password_file=str(tmp_path / "password"))
-    store.set(FailedKey(), "one")
+    store.set(OutcomeKey(), "one")
     locked.kill()
     locked.start_again()  # it has forgotten the tokens that it gave out
-    store.set(FailedKey(), "two")
+    store.set(OutcomeKey(), "two")
     monkeypatch.setenv("RECYCLE_ETCD_PASSWORD", "secret")
-    assert connect(locked, "a", etcd_user="root").read(FailedKey()) == "two"
+    assert connect(locked, "a", etcd_user="root").read(OutcomeKey()) == "two"
 
 
 def test_a_stranger_is_refused_at_once(locked: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import pytest
 
 from recycle import Job, Worker
@@ -35,7 +37,7 @@ class Heard:
                 progress, state, doing, longest = text.split()
                 seconds = None if longest == "new" else float(longest)
                 self.said = Heartbeat(self.beats, int(progress), state == "waiting", doing, seconds)
-            lost = self.detector.lost([A], lambda _: self.said, self.now)
+            lost = self.detector.lost([A], lambda names: [self.said for _ in names], self.now)
             if lost:
                 return self.now - began, lost[A]
         return self.now - began, ""
@@ -65,6 +67,10 @@ def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -
     assert heard.until_lost(None, 0.75)[1] == ""
 
 
+def reader(beats: Mapping[str, Heartbeat]) -> Callable[[Sequence[str]], list[Heartbeat]]:
+    return lambda names: [beats[name] for name in names]
+
+
 def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
     detector = FailureDetector(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
     for tick in range(40):
@@ -75,7 +81,7 @@ def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
             "0.0t1": Heartbeat(tick, 7, False, "1F", 0.1),
             "0.1t1": Heartbeat(3, 7, True, "1F", 0.1),
         }
-        lost = detector.lost([A, B], beats.get, now)
+        lost = detector.lost([A, B], reader(beats), now)
         assert not lost or now > 4.0
         if len(lost) == 2:
             break
@@ -130,7 +136,8 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     for quarter in range(400, 500):
         now = quarter / 4
         beats = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
-        lost = detector.lost([A, B, C, D], lambda name, of=beats: Heartbeat(of[name], 1, True, "0F", 0.1), now)  # type: ignore[misc]
+        heartbeats = {name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in beats.items()}
+        lost = detector.lost([A, B, C, D], reader(heartbeats), now)
         if lost:
             break
     assert set(lost) == set(silent)

@@ -69,7 +69,7 @@ def test_no_two_kinds_of_key_share_names_and_workers_write_only_where_no_worker_
         (schema.FinalKey("0.0"), {3: "digest"}),
         (schema.EndedKey(Worker(0, 0)), (2, "killed by SIGKILL")),
         (schema.FormedKey(1, "0.0"), ""),
-        (schema.FailedKey(), 'quoted "text"'),
+        (schema.OutcomeKey(), 'quoted "text"'),
     ],
 )
 def test_a_value_comes_back_from_its_text(key: Key[Any], value: Any) -> None:

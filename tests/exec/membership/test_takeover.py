@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from recycle import JobError
-from recycle.exec.launch.shared_directory import SharedRunDirectory
+from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report, RunInfo
 from recycle.exec.membership.schema import CommitKey, PeriodsKey, PermissionKey, ProposalKey, RegisterKey, StopKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
@@ -142,12 +143,13 @@ def test_a_run_whose_last_step_is_committed_is_finished(store: Store) -> None:
 
 
 def test_a_step_has_one_line_of_metrics_whoever_writes_it(tmp_path: Path) -> None:
-    of, now = job(2, 1, 1), time.time()
-    one, two = (SharedRunDirectory(tmp_path, of, "identity", now) for _ in range(2))
+    of = job(2, 1, 1)
+    info = RunInfo(identity="identity", job="", steps=9, faults=[], started=time.time())
+    one, two = (RunDirectory(tmp_path, of, shared=info) for _ in range(2))
     assert [one.metric({"step": 0}), two.metric({"step": 0}), two.metric({"step": 1})] == [True, False, True]
     assert [one.metric({"step": 1}), one.metric({"step": 0}), one.metric({"step": 2})] == [False, False, True]
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
     with pytest.raises(JobError, match="holds another run"):
-        SharedRunDirectory(tmp_path, of, "another", now)
+        RunDirectory(tmp_path, of, shared=msgspec.structs.replace(info, identity="another"))
     one.close()
     two.close()

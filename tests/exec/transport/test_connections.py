@@ -8,18 +8,24 @@ import time
 
 import pytest
 
-from recycle.exec.transport.connections import Connection, connections_of, cut, give_up_after, own_connections
+from recycle.exec.transport.connections import Connection, cut, give_up_after, own_connections
 
 
 def _echo(listener: socket.socket) -> int:
-    """A process that accepts two connections and sends back what it is sent; ends with its first one."""
+    """A process that accepts two connections and sends back what it is sent; ends with its first one.
+
+    Told to cut its connections to some ends, it answers with how many it has cut, and with the ends of its own.
+    """
     child = os.fork()
     if child:
         return child
     os.closerange(3, listener.fileno())  # what other tests left open here is not this process's
     os.closerange(listener.fileno() + 1, 4096)
     accepted = [listener.accept()[0] for _ in range(2)]
-    while word := accepted[0].recv(16):
+    while word := accepted[0].recv(4096):
+        if word.startswith(b"cut "):
+            own = own_connections([end.fileno() for end in accepted])
+            word = " ".join(map(str, [cut(word.decode().split()[1:]), *own])).encode()
         accepted[0].sendall(word)
     os._exit(0)
 
@@ -38,16 +44,12 @@ def test_a_cut_connection_is_silent_until_the_kernel_gives_it_up_and_another_one
             assert [connection.descriptor for connection in own] == sorted(
                 (end.fileno() for end in ends), key=lambda fd: own_connections([fd])[0]
             )
-            deadline = time.monotonic() + 60.0
-            while len(connections_of(child)) < 2:  # the child may not have accepted both yet
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            assert len(connections_of(child)) == 2
             for connection in own:
                 give_up_after(connection, 1.0)
-            theirs = [str(end) for end in connections_of(child)]
-            ours = [str(end) for end in connections_of(os.getpid())]
-            assert cut(os.getpid(), theirs) == cut(child, ours) == 2
+            ends[0].sendall(f"cut {own[0]} {own[1]}".encode())
+            count, *theirs = ends[0].recv(4096).decode().split()
+            assert len(theirs) == 2
+            assert cut(theirs) == int(count) == 2
             began = time.monotonic()
             ends[0].sendall(b"lost")
             with pytest.raises(TimeoutError, match="timed out"):

@@ -10,7 +10,7 @@ import pytest
 from recycle.exec.membership.messages import Commit
 from recycle.exec.model import optimizer
 from recycle.exec.model.stage import Stage
-from recycle.exec.worker.undo import Undo
+from recycle.exec.worker.updates import Updates
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 
 JOB = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})
@@ -33,7 +33,7 @@ class Counting:
         self.early: dict[int, int] = dict.fromkeys(self.stages, 0)
         for index, stage in self.stages.items():
             monkeypatch.setattr(stage, "keep", self._counting(index, stage.keep))
-        self.undo = Undo(self.stages, commit)
+        self.updates = Updates(self.stages, decided=commit)
 
     def _counting(self, index: int, keep: Callable[..., int]) -> Callable[..., int]:
         def counted(before: object, start: int) -> int:
@@ -51,12 +51,11 @@ class Counting:
 
     def step(self, iteration: int) -> None:
         for index in self.stages:
-            self.undo.step(index, iteration)
+            self.updates.step_ahead(index, iteration)
 
-    def take_back(self) -> None:
-        self.undo.forget()
-        for index in self.stages:
-            self.undo.take_back(index)
+    def take_back(self, step: int) -> None:
+        assert self.updates.ahead(step - 1) == list(self.stages)
+        self.updates.settle(step - 1, FACTS)
 
 
 @pytest.fixture
@@ -76,16 +75,16 @@ def test_in_a_wait_all_is_copied_once_the_last_step_is_committed(
     of.step(0)
     assert not any(of.early.values())
     after = of.digests()
-    of.undo.expect(1)
-    of.undo.waits(True)
+    of.updates.begin(1)
+    of.updates.waits(True)
     sizes = {index: stage.state_tensors()[0].numel() for index, stage in of.stages.items()}
     until(lambda: of.early == sizes)
-    of.undo.waits(False)
+    of.updates.waits(False)
     assert asked == [0, 0, 0]
     of.train(1)
     of.step(1)
     assert of.digests() != after
-    of.take_back()
+    of.take_back(1)
     assert of.digests() == after
 
 
@@ -94,22 +93,22 @@ def test_what_is_left_when_the_wait_ends_is_copied_by_the_step(monkeypatch: pyte
     of.train(0)
     of.step(0)
     after = of.digests()
-    of.undo.expect(1)
+    of.updates.begin(1)
     copy, pieces = of.stages[0].keep, []
 
     def keep(before: object, start: int) -> int:
         pieces.append(start)
         if len(pieces) == 3:
-            of.undo.waits(False)
+            of.updates.waits(False)
         return copy(before, start)
 
     monkeypatch.setattr(of.stages[0], "keep", keep)
-    of.undo.waits(True)
+    of.updates.waits(True)
     until(lambda: len(pieces) == 3)
     of.train(1)
     of.step(1)
     assert 0 < sum(of.early.values()) < sum(stage.state_tensors()[0].numel() for stage in of.stages.values())
-    of.take_back()
+    of.take_back(1)
     assert of.digests() == after
 
 
@@ -125,10 +124,10 @@ def test_nothing_is_copied_before_the_commit_nor_for_a_step_that_waits_for_its_o
     before = of.digests()
     of.train(0)
     of.step(0)
-    of.undo.expect(1)
-    of.undo.waits(True)
+    of.updates.begin(1)
+    of.updates.waits(True)
     until(lambda: len(asked) > (3 if commit is None else 0))
-    of.undo.waits(False)
+    of.updates.waits(False)
     assert not any(of.early.values())
-    of.take_back()
+    of.take_back(0)
     assert of.digests() == before
