@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import NamedTuple
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
@@ -97,15 +96,6 @@ def _agree(request: RunRequest, store: EtcdStore, node: int, run: str) -> RunInf
     return info
 
 
-class _Coordination(NamedTuple):
-    """What an agent has while it coordinates: a store that writes only as long as it does, and what stands on it."""
-
-    store: EtcdStore
-    processes: ClusterProcesses
-    listener: Listener
-    runtime: CoordinatorRuntime
-
-
 def own_address(endpoints: Endpoints) -> str:
     """The address by which this machine reaches the store, and by which the other nodes reach it."""
     host, port = endpoints.members[0]
@@ -146,7 +136,8 @@ class _Agent:
         self._store, self._directory, self._processes, self._waker = store, directory, processes, waker
         self._session = uuid.uuid4().hex
         self._lost = threading.Event()
-        self._coordination: _Coordination | None = None
+        self._runtime: CoordinatorRuntime | None = None
+        self._role = contextlib.ExitStack()  # what ends with the coordinator's role
         self._lease = Lease(store.client.clone(), self._term, self._lose)
         self._listener = Listener(store.clone(), waker)
 
@@ -184,7 +175,7 @@ class _Agent:
     def _over(self) -> bool:
         """Whether all agents may go. Raises RunError when the run has failed."""
         failed = self._store.read(schema.OutcomeKey())
-        if failed and self._coordination is None:
+        if failed and self._runtime is None:
             raise RunError(failed)
         return failed == ""
 
@@ -213,21 +204,21 @@ class _Agent:
     def _coordinate(self) -> None:
         """Let the coordinator tick if this agent has the role, or try to get it when nobody has."""
         try:
-            if self._coordination is None:
+            if self._runtime is None:
                 self._take_role()
-            if self._coordination is not None and not self._coordination.runtime.over:
-                runtime = self._coordination.runtime
+            if self._runtime is not None and not self._runtime.over:
+                runtime = self._runtime
                 runtime.tick()
                 if runtime.over:
                     event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
                     self._request.observer.event(event)
-                    self._coordination.store.set(schema.OutcomeKey(), "")
+                    runtime.coordinator.store.set(schema.OutcomeKey(), "")
         except RoleLost:
             self._give_up_role()
         except RunError as error:
-            if self._coordination is not None:
+            if self._runtime is not None:
                 with contextlib.suppress(RunError):
-                    self._coordination.store.set(schema.OutcomeKey(), str(error))
+                    self._runtime.coordinator.store.set(schema.OutcomeKey(), str(error))
                 self._forget_run()
             raise
 
@@ -239,33 +230,34 @@ class _Agent:
         if created is None:
             return
         store = self._store.reading_as("coordinator").guarded(schema.CoordinatorKey(), created)
-        processes = ClusterProcesses(self._job, store)
-        runtime = CoordinatorRuntime(
+        self._runtime = CoordinatorRuntime(
             request=self._request,
             store=store,
-            processes=processes,
+            processes=ClusterProcesses(self._job, store),
             directory=self._directory,
             waker=self._waker,
             restarts=self._job.cluster.restarts,
         )
-        listener = Listener(store.clone(), self._waker)
-        self._coordination = _Coordination(store, processes, listener, runtime)
-        runtime.take_over(self._node)
+        self._role.callback(self._runtime.close)
+        self._role.callback(Listener(store.clone(), self._waker).close)
+        self._runtime.take_over(self._node)
 
     def _give_up_role(self) -> None:
-        if self._coordination is not None:
-            self._coordination.listener.close()
-            self._coordination.runtime.close()
-            self._coordination = None
+        self._role.close()
+        self._runtime = None
 
     def _forget_run(self) -> None:
         """As coordinator: once the other agents have left, or after a while, leave nothing of the run in the store."""
-        if self._coordination is None:
+        if self._runtime is None:
             return
-        store, processes = self._coordination.store, self._coordination.processes
+        store, nodes = (
+            self._runtime.coordinator.store,
+            place_workers(self._job.shape, self._job.cluster.workers_per_node),
+        )
+        others = [schema.AgentKey(node) for node in range(len(nodes)) if node != self._node]
         deadline = time.monotonic() + LEAVE_SECONDS
         with contextlib.suppress(RunError):
-            while set(processes.nodes()) - {self._node} and time.monotonic() < deadline:
+            while any(store.has_all([agent]) for agent in others) and time.monotonic() < deadline:
                 store.wait_for_change(0.5)
             store.erase()
 

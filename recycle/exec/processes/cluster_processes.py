@@ -30,10 +30,6 @@ class ClusterProcesses:
         moved = store.read(PlacesKey()) or {}
         self._places = {Worker.parse(worker): Worker.parse(place) for worker, place in moved.items()}
 
-    def nodes(self) -> list[int]:
-        """The nodes whose agents are there."""
-        return [node for node in sorted(set(self._homes.values())) if self._agent(node) is not None]
-
     def node(self, worker: Worker) -> int:
         """The node that the worker has its place on."""
         return self._homes[self._place(worker)]
