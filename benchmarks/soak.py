@@ -27,7 +27,7 @@ import numpy as np
 
 from recycle import Job
 from recycle.cli.planner import plan_for_training
-from recycle.exec.faults.fault import Fault
+from recycle.exec.faults.faults import Fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.faults.punisher import punish
 from recycle.exec.launch.launcher import RunResult, train

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recycle.errors import JobError
-from recycle.exec.faults.fault import PHASES, Fault
-from recycle.exec.faults.faults import check_faults, parse_fault
-from recycle.exec.faults.kinds import KINDS
+from recycle.exec.faults.faults import Fault, check_faults, parse_fault
+from recycle.exec.faults.kinds import KINDS, PHASES
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
 from recycle.exec.launch.observer import Observer

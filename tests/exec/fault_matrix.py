@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.cli.planner import plan_for_training
-from recycle.exec.faults.fault import PHASES
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.faults.kinds import KINDS, FaultKind
+from recycle.exec.faults.kinds import KINDS, PHASES, FaultKind
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
 from tests.exec.runs import job

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from recycle.errors import JobError
-from recycle.exec.faults.fault import Fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.membership.failure_detector import whom_to_fence
+from recycle.exec.membership.members import member_name
 from recycle.shape import Shape, Worker
 
 _NUMBER = "[0-9]{1,9}"
@@ -22,6 +23,40 @@ _WORKER = re.compile(rf"{_NUMBER}\.{_NUMBER}")
 _FAULT = re.compile(
     rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})(?:t({_NUMBER}))?@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?"
 )
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: name of a row of `kinds.KINDS`.
+        phase: None for the middle of the iteration.
+        argument: number behind the `=`; None when none is given.
+        last: last step of a fault that lasts, None for one that strikes at `step` alone.
+        other: the second worker of a fault that strikes a pair.
+        tensor_rank: which process of the worker is struck.
+    """
+
+    kind: str
+    worker: Worker
+    step: int
+    phase: str | None = None
+    argument: float | None = None
+    last: int | None = None
+    other: Worker | None = None
+    tensor_rank: int = 0
+
+    def __str__(self) -> str:
+        given = self.other if self.other is not None else None if self.argument is None else f"{self.argument:g}"
+        written = "" if given is None else f"={given}"
+        last = "" if self.last is None else f"-{self.last}"
+        struck = member_name(self.worker, self.tensor_rank)
+        return f"{self.kind}{written}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
+
+    def lasts(self, step: int) -> bool:
+        """Whether it holds in iteration `step`."""
+        return self.step <= step <= (self.step if self.last is None else self.last)
 
 
 def parse_fault(text: str) -> Fault:

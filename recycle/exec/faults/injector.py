@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from recycle.errors import RunError
-from recycle.exec.faults.fault import BETWEEN, Fault
-from recycle.exec.faults.faults import parse_fault
-from recycle.exec.faults.kinds import KINDS
+from recycle.exec.faults.faults import Fault, parse_fault
+from recycle.exec.faults.kinds import BETWEEN, KINDS
 from recycle.exec.membership.members import member_name, members_of, split_member
 from recycle.exec.membership.schema import CutEndsKey, ReachedKey, StrikeKey
 from recycle.exec.membership.store import Store

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from recycle.exec.faults.fault import PHASES, Fault
 from recycle.exec.transport.connections import cut, open_sockets, own_connections
 from recycle.ir.instruction import (
     Backward,
@@ -29,6 +28,15 @@ from recycle.ir.instruction import (
     ReduceGradients,
 )
 
+if TYPE_CHECKING:
+    from recycle.exec.faults.faults import Fault
+
+BETWEEN = ("commit", "step", "stepped", "undo", "acknowledge", "form", "copy")
+"""Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back; and
+of a generation that begins with the step: is about to acknowledge it, to form its groups, to copy a state to or from
+a worker that joins."""
+PHASES = ("forward", "backward", "reduce", *BETWEEN)
+"""Where a fault strikes: in the middle of such instructions, or between them."""
 _ROOM_BYTES = 64 << 20
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Collection, Sequence
 
 from recycle.errors import JobError
-from recycle.exec.faults.fault import Fault
+from recycle.exec.faults.faults import Fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.membership.failure_detector import whom_to_fence
 from recycle.shape import Shape, Worker

@@ -229,7 +229,7 @@ class _Agent:
         created = self._store.create(schema.CoordinatorKey(), f"{self._node} {self._session}", self._lease.id)
         if created is None:
             return
-        store = self._store.reading_as("coordinator").guarded(schema.CoordinatorKey(), created)
+        store = self._store.coordinating(schema.CoordinatorKey(), created)
         self._runtime = CoordinatorRuntime(
             request=self._request,
             store=store,

@@ -16,7 +16,7 @@ from typing import Any
 
 from recycle.errors import RunError
 from recycle.exec.checkpoint.resume import find_earlier
-from recycle.exec.faults.fault import Fault
+from recycle.exec.faults.faults import Fault
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle.errors import JobError, ScheduleError
-from recycle.exec.faults.fault import Fault
-from recycle.exec.faults.faults import check_faults
+from recycle.exec.faults.faults import Fault, check_faults
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.planning.planning import Planner, require_valid
@@ -27,11 +26,7 @@ class RunRequest:
 
     Attributes:
         job: what to train, with the times that plans are made for.
-        steps: iterations to run.
-        schedule: a schedule of one's own for as long as the workers that it leaves alive are the live ones.
-        planner: makes the schedule of any other set of live workers; a module-level function.
-        faults: to strike on purpose.
-        observer: is called with commits and events.
+        steps, schedule, planner, faults, observer: as for `launcher.train`.
         text_digest: sha256 of the text to train on; None where there is none.
     """
 

@@ -71,13 +71,10 @@ class EtcdStore(Store):
         client = open_client(url, settings)
         return cls(client, f"/recycle/{run}/", _mirror(client.clone(), f"/recycle/{run}/", reader))
 
-    def reading_as(self, reader: Reader) -> EtcdStore:
-        """A client with a mirror of its own."""
-        return EtcdStore(self._client.clone(), self._prefix, _mirror(self._client.clone(), self._prefix, reader))
-
-    def guarded(self, key: Key[Any], created: int) -> EtcdStore:
-        """A client whose writes fail with RoleLost unless `key` is still the one made at revision `created`."""
-        return EtcdStore(self._client.clone(), self._prefix, self._mirror, (self._prefix + key.name, created))
+    def coordinating(self, role: Key[Any], created: int) -> EtcdStore:
+        """A coordinator's client, whose writes fail with RoleLost unless `role` is still the one made at `created`."""
+        mirror = _mirror(self._client.clone(), self._prefix, "coordinator")
+        return EtcdStore(self._client.clone(), self._prefix, mirror, (self._prefix + role.name, created))
 
     def clone(self) -> EtcdStore:
         return EtcdStore(self._client.clone(), self._prefix, self._mirror, self._guard)

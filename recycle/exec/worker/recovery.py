@@ -39,10 +39,7 @@ class WorkerLoop:
     Args:
         job: the job.
         member: its side of membership.
-        stages: the stages it hosts.
-        injector: faults that strike here.
-        trace: log that its executed instructions go to; None for none.
-        saver: writes this process's part of checkpoints.
+        stages, injector, trace, saver: as for its `Iterations`.
         transport: opens the groups of each generation.
         at: the iteration that the stages' states are from.
         tensor_group: that this worker's stages compute in; None without tensor parallelism.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recycle import JobError, Shape, Worker
-from recycle.exec.faults.fault import Fault
-from recycle.exec.faults.faults import check_faults, parse_fault
+from recycle.exec.faults.faults import Fault, check_faults, parse_fault
 from recycle.exec.faults.kinds import KINDS
 
 SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)

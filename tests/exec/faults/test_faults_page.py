@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from recycle.exec.faults.fault import BETWEEN, PHASES
-from recycle.exec.faults.kinds import KINDS
+from recycle.exec.faults.kinds import BETWEEN, KINDS, PHASES
 from recycle.exec.launch.launcher import RunResult
 from tests.exec.fault_matrix import (
     COLUMNS,

@@ -129,7 +129,7 @@ def test_what_somebody_without_the_role_writes_is_refused(etcd: EtcdServer) -> N
     created = store.create(CoordinatorKey(), "agent 0", lease)
     assert created is not None
     assert store.create(CoordinatorKey(), "agent 1", lease) is None
-    old = store.guarded(CoordinatorKey(), created)
+    old = store.coordinating(CoordinatorKey(), created)
     old.set(OutcomeKey(), "one")
     store.client.call("/lease/revoke", {"ID": lease})
     later = store.client.call("/lease/grant", {"TTL": 30})["ID"]
@@ -144,7 +144,7 @@ def test_what_somebody_without_the_role_writes_is_refused(etcd: EtcdServer) -> N
             change()
     assert store.read(OutcomeKey()) == "one"
     assert store.read(CommitKey(1, 0)) is None
-    assert store.guarded(CoordinatorKey(), new).compare_set(CommitKey(1, 0), None, COMMIT)
+    assert store.coordinating(CoordinatorKey(), new).compare_set(CommitKey(1, 0), None, COMMIT)
     store.erase()
 
 
