@@ -121,20 +121,8 @@ class FaultKind:
         return self.strike is not None
 
 
-def _spoil_gradients(worker: StruckWorker, number: int, fault: Fault) -> None:
-    worker.poison()
-
-
 def _slow_down(worker: StruckWorker, number: int, fault: Fault) -> None:
     worker.factor *= fault.argument or 1.0
-
-
-def _kill(worker: StruckWorker, number: int, fault: Fault) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _stop(worker: StruckWorker, number: int, fault: Fault) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _fail_in_stage(worker: StruckWorker, number: int, fault: Fault) -> None:
@@ -180,7 +168,7 @@ KINDS = {
     "nan": FaultKind(
         does="spoils the worker's gradients just before they are reduced",
         example="nan:1.1@5",
-        strike=_spoil_gradients,
+        strike=lambda worker, number, fault: worker.poison(),
         ends=False,
         phases=(),
         position=first_reduce,  # a host alone does not spoil what was summed with peers before
@@ -197,12 +185,14 @@ KINDS = {
     "kill": FaultKind(
         does="SIGKILL, =SECONDS after the point is reached",
         example="kill:1.1@5",
-        strike=_kill,
+        strike=lambda worker, number, fault: os.kill(os.getpid(), signal.SIGKILL),
         argument=Argument("a delay in seconds", 0.0, 3600.0),
         argument_is_delay=True,
     ),
     "stop": FaultKind(
-        does="SIGSTOP: the process is there and does nothing", example="stop:1.1@5.backward", strike=_stop
+        does="SIGSTOP: the process is there and does nothing",
+        example="stop:1.1@5.backward",
+        strike=lambda worker, number, fault: os.kill(os.getpid(), signal.SIGSTOP),
     ),
     "exception": FaultKind(
         does="a Python exception inside the stage",

@@ -23,8 +23,8 @@ from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership import schema
+from recycle.exec.membership.etcd_client import Lease
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
-from recycle.exec.membership.lease import Lease
 from recycle.exec.membership.messages import RunInfo, StartRequest
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.processes import LocalProcesses

@@ -27,16 +27,12 @@ class LineLog:
 
     Raises:
         OSError: it cannot be opened.
-
-    Attributes:
-        dropped: lines that had to be dropped, at `close` also those that still found no room.
     """
 
     def __init__(self, path: Path, shared: bool = False) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._shared = shared
         self._waiting = b""
-        self.dropped = 0
         if not shared:
             os.ftruncate(self._descriptor, path.read_bytes().rfind(b"\n") + 1)
 
@@ -55,9 +51,7 @@ class LineLog:
     def append(self, line: str) -> str | None:
         """Add a line; returns why it has to wait, if it has to."""
         text = line.encode() + b"\n"
-        if len(self._waiting) + len(text) > MOST_BYTES:
-            self.dropped += 1
-        else:
+        if len(self._waiting) + len(text) <= MOST_BYTES:
             self._waiting += text
         return self.flush()
 
@@ -94,5 +88,4 @@ class LineLog:
     def close(self) -> None:
         """Give the file back."""
         self.flush()
-        self.dropped += self._waiting.count(b"\n")
         os.close(self._descriptor)

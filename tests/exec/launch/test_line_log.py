@@ -32,16 +32,6 @@ def test_lines_wait_for_room_and_come_out_whole_and_in_order(tmp_path: Path) -> 
     assert log.append("fourth") is None
     assert path.read_text() == "first\nsecond\nthird\nfourth\n"
     log.close()
-    assert log.dropped == 0
-
-
-def test_what_never_finds_room_is_counted(tmp_path: Path) -> None:
-    log = LineLog(tmp_path / "log")
-    with files_of_at_most(0):
-        log.append("one")
-        log.append("two")
-        log.close()
-    assert log.dropped == 2
 
 
 def test_memory_for_waiting_lines_is_bounded(tmp_path: Path, monkeypatch) -> None:
@@ -52,7 +42,6 @@ def test_memory_for_waiting_lines_is_bounded(tmp_path: Path, monkeypatch) -> Non
             log.append(word)
     log.close()
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
-    assert log.dropped == 1
 
 
 def test_the_torn_end_of_an_earlier_log_is_removed(tmp_path: Path) -> None:
