@@ -33,6 +33,10 @@ class FaultInjector:
         claim: claims a fault by number; True only once per run. claim_in_thread: likewise, from another thread.
         poison: spoils the gradients that this worker has summed so far.
         exchange: tells the other worker of a fault the ends of this process's connections; returns those that it tells.
+
+    Attributes:
+        factor: how many times as long every computation of this iteration takes.
+        failing: the fault by which the next computation raises an exception.
     """
 
     def __init__(
@@ -44,7 +48,8 @@ class FaultInjector:
         claim_in_thread: Callable[[int], bool] = lambda number: True,
     ) -> None:
         self._claim, self._claim_in_thread = claim, claim_in_thread
-        self.poison, self.exchange = poison, exchange
+        self.poison: Callable[[], None] = poison
+        self.exchange = exchange
         order = list(KINDS)
         faults = sorted(faults, key=lambda numbered: order.index(numbered[1].kind))
         self._in_program = [(n, fault) for n, fault in faults if fault.phase not in BETWEEN]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from recycle.exec.transport.connections import cut, open_sockets, own_connections
 from recycle.ir.instruction import (
@@ -30,6 +30,7 @@ from recycle.ir.instruction import (
 
 if TYPE_CHECKING:
     from recycle.exec.faults.faults import Fault
+    from recycle.exec.faults.injector import FaultInjector
 
 BETWEEN = ("commit", "step", "stepped", "undo", "acknowledge", "form", "copy")
 """Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back; and
@@ -38,24 +39,6 @@ a worker that joins."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)
 """Where a fault strikes: in the middle of such instructions, or between them."""
 _ROOM_BYTES = 64 << 20
-
-
-class StruckWorker(Protocol):
-    """What a fault can do to the process that it strikes, besides what any code can.
-
-    Attributes:
-        factor: how many times as long every computation of this iteration takes.
-        failing: the fault by which the next computation raises an exception.
-    """
-
-    factor: float
-    failing: Fault | None
-
-    def poison(self) -> None:
-        """Make the gradients that this process has summed so far not-a-number."""
-
-    def exchange(self, number: int, fault: Fault, ends: Sequence[str]) -> list[str]:
-        """Tell the fault's other worker the ends of this process's connections, and return those that it tells."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +75,8 @@ class FaultKind:
     Attributes:
         does: what it does, for `--help` and docs/faults.md.
         example: one as text.
-        strike: called in the worker's process at the fault's point, with the fault's number in the run; None for a
-            kind that strikes no worker.
+        strike: called in the worker's process at the fault's point, with its injector and the fault's number in the
+            run; None for a kind that strikes no worker.
         ends: the worker is dead afterwards.
         phases: where it may strike instead of in the middle of the iteration.
         position: position in a program at which a fault of a phase (None for no phase) strikes.
@@ -106,7 +89,7 @@ class FaultKind:
 
     does: str
     example: str
-    strike: Callable[[StruckWorker, int, Fault], None] | None
+    strike: Callable[[FaultInjector, int, Fault], None] | None
     ends: bool = True
     phases: tuple[str, ...] = PHASES
     position: Callable[[Sequence[Instruction], str | None], int] = middle_of_phase
@@ -121,20 +104,20 @@ class FaultKind:
         return self.strike is not None
 
 
-def _slow_down(worker: StruckWorker, number: int, fault: Fault) -> None:
-    worker.factor *= fault.argument or 1.0
+def _slow_down(injector: FaultInjector, number: int, fault: Fault) -> None:
+    injector.factor *= fault.argument or 1.0
 
 
-def _fail_in_stage(worker: StruckWorker, number: int, fault: Fault) -> None:
-    worker.failing = fault
+def _fail_in_stage(injector: FaultInjector, number: int, fault: Fault) -> None:
+    injector.failing = fault
 
 
-def _read_null(worker: StruckWorker, number: int, fault: Fault) -> None:
+def _read_null(injector: FaultInjector, number: int, fault: Fault) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     ctypes.string_at(0)
 
 
-def _exhaust_memory(worker: StruckWorker, number: int, fault: Fault) -> None:
+def _exhaust_memory(injector: FaultInjector, number: int, fault: Fault) -> None:
     """Ask for all of it in one allocation, which leaves the room below the limit to the code that ends the process."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _ROOM_BYTES
@@ -142,19 +125,19 @@ def _exhaust_memory(worker: StruckWorker, number: int, fault: Fault) -> None:
     bytearray(2 * _ROOM_BYTES)
 
 
-def _hold_the_interpreter(worker: StruckWorker, number: int, fault: Fault) -> None:
+def _hold_the_interpreter(injector: FaultInjector, number: int, fault: Fault) -> None:
     library = ctypes.PyDLL(None)
     while True:
         library.sleep(3600)
 
 
-def _stall(worker: StruckWorker, number: int, fault: Fault) -> None:
+def _stall(injector: FaultInjector, number: int, fault: Fault) -> None:
     while True:
         time.sleep(3600.0)
 
 
-def _cut(worker: StruckWorker, number: int, fault: Fault) -> None:
-    cut(worker.exchange(number, fault, [str(end) for end in own_connections(open_sockets().values())]))
+def _cut(injector: FaultInjector, number: int, fault: Fault) -> None:
+    cut(injector.exchange(number, fault, [str(end) for end in own_connections(open_sockets().values())]))
 
 
 KINDS = {
@@ -168,7 +151,7 @@ KINDS = {
     "nan": FaultKind(
         does="spoils the worker's gradients just before they are reduced",
         example="nan:1.1@5",
-        strike=lambda worker, number, fault: worker.poison(),
+        strike=lambda injector, number, fault: injector.poison(),
         ends=False,
         phases=(),
         position=first_reduce,  # a host alone does not spoil what was summed with peers before
@@ -185,14 +168,14 @@ KINDS = {
     "kill": FaultKind(
         does="SIGKILL, =SECONDS after the point is reached",
         example="kill:1.1@5",
-        strike=lambda worker, number, fault: os.kill(os.getpid(), signal.SIGKILL),
+        strike=lambda injector, number, fault: os.kill(os.getpid(), signal.SIGKILL),
         argument=Argument("a delay in seconds", 0.0, 3600.0),
         argument_is_delay=True,
     ),
     "stop": FaultKind(
         does="SIGSTOP: the process is there and does nothing",
         example="stop:1.1@5.backward",
-        strike=lambda worker, number, fault: os.kill(os.getpid(), signal.SIGSTOP),
+        strike=lambda injector, number, fault: os.kill(os.getpid(), signal.SIGSTOP),
     ),
     "exception": FaultKind(
         does="a Python exception inside the stage",
