@@ -19,7 +19,7 @@ from recycle.exec.membership import schema
 from recycle.exec.membership.commit import decide, is_right, soonest_end
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.interfaces import Log, Plans, Processes
-from recycle.exec.membership.members import joined_digests, members_of
+from recycle.exec.membership.members import joined_digests, members_of, split_member
 from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Mode, Report
 from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.store import Store
@@ -135,10 +135,6 @@ class Coordinator:
         """Names of all processes of `workers`."""
         return members_of(workers, self.job.grid.tensor_parallel)
 
-    def _undone(self, step: int) -> list[schema.UndoneKey]:
-        """All keys by which processes report that they have taken back a step."""
-        return [schema.UndoneKey(step, name) for name in self._members(self.shape.workers())]
-
     @property
     def next_step(self) -> int:
         return self.record.committed + 1
@@ -214,7 +210,6 @@ class Coordinator:
             live: the processes.
             committed, commit: the step of the checkpoint, and its commit.
         """
-        self.store.delete(self._undone(committed + 1))
         self.record = GenerationRecord(self.record.generation, [], {}, "", committed, commit)
         self.live = set(live)
         self._joined.clear()
@@ -307,22 +302,19 @@ class Coordinator:
         self._detector.forget(worker)
 
     def _form(self) -> None:
-        """Once all have acknowledged, all may form."""
-        g = self.record.generation
-        if self.store.has_all([schema.AcknowledgedKey(g, name) for name in self._members(self.record.live)]):
-            self._log_undone()
-            self.store.compare_set(schema.PermissionKey(g, "form"), None, GO)
-            self._enter(GenerationPhase.FORMING)
-
-    def _log_undone(self) -> None:
-        """Log how many workers took the step back; each did so before it acknowledged the generation."""
-        keys = [[schema.UndoneKey(self.next_step, name) for name in self._members([w])] for w in self.record.live]
-        count = sum(any(self.store.has_all([key]) for key in members) for members in keys)
+        """Once all have acknowledged, all may form; log how many workers have taken the step back for that."""
+        g, names = self.record.generation, self._members(self.record.live)
+        keys = [schema.AcknowledgedKey(g, name) for name in names]
+        if not self.store.has_all(keys):
+            return
+        answers = self.store.read_all(keys)
+        count = len({split_member(name)[0] for name, took_back in zip(names, answers, strict=True) if took_back})
         if count or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
             self.log("undone", step=self.next_step, count=count, cause=cause)
-            self.store.delete(self._undone(self.next_step))
             self._repeated = None
+        self.store.compare_set(schema.PermissionKey(g, "form"), None, GO)
+        self._enter(GenerationPhase.FORMING)
 
     def _run(self) -> None:
         """Once all groups stand, all may run; a failure to form is tried again with the same workers."""

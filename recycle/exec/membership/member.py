@@ -81,12 +81,9 @@ class Member:
                 self.progress.set_waiting(False)
                 return record
 
-    def undone(self, step: int) -> None:
-        """This worker has taken back its step of an iteration that was not committed."""
-        self.store.set(schema.UndoneKey(step, self.name), True)
-
-    def acknowledge(self) -> None:
-        self.store.set(schema.AcknowledgedKey(self._generation, self.name), True)
+    def acknowledge(self, took_back: bool) -> None:
+        """Ready to form the generation; whether this process took back a step, which was not committed, for that."""
+        self.store.set(schema.AcknowledgedKey(self._generation, self.name), took_back)
 
     def formed(self, error: str = "") -> None:
         """The groups stand, or why they do not."""

@@ -162,7 +162,7 @@ class PeriodsKey(Note[dict[Mode, float]], writer=Writer.COORDINATOR):
 
 
 class AcknowledgedKey(Note[bool], writer=Writer.WORKER):
-    """The process has left its last generation and is ready to form this one."""
+    """The process has left its last generation and is ready to form this one; whether it took back a step for that."""
 
     generation: int
     member: str
@@ -228,13 +228,6 @@ class ReadyKey(Note[bool], writer=Writer.WORKER):
 class HeartbeatKey(Note[Heartbeat], writer=Writer.WORKER, folder=Folder.BEATS):
     """The heartbeat of a process; read by whoever looks for silence, followed by nobody."""
 
-    member: str
-
-
-class UndoneKey(Note[bool], writer=Writer.WORKER):
-    """The process has taken back its step of an iteration that was not committed. Deleted when it is counted."""
-
-    step: int
     member: str
 
 

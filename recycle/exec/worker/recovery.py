@@ -57,6 +57,7 @@ class WorkerLoop:
 
     def __post_init__(self) -> None:
         self._updates = Updates(self.stages, self.at, self.member.decisions())
+        self._undone: int | None = None  # the step that was taken back last, until a generation forms
 
     def run(self) -> None:
         """Take part in generations until the last iteration is committed."""
@@ -81,15 +82,16 @@ class WorkerLoop:
             self.injector.at_phase("undo", record.committed + 1)
         self._updates.settle(record.committed, record.commit)
         if ahead:
-            self.member.undone(record.committed + 1)
+            self._undone = record.committed + 1
 
     def _live_through(self, record: GenerationRecord) -> Commit | None:
         """One generation: acknowledge, form, run. Returns the commit after which all left; None if it ended before."""
         self.injector.at_phase("acknowledge", record.committed + 1)
         self.member.progress.ended()
-        self.member.acknowledge()
+        self.member.acknowledge(self._undone == record.committed + 1)
         if not self.member.permitted("form"):
             return None
+        self._undone = None
         self.member.progress.begins("form")
         self.injector.at_phase("form", record.committed + 1)
         schedule = Schedule.loads(self.member.plan(), f"plan {record.plan}")

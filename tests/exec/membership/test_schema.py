@@ -23,7 +23,6 @@ from recycle.exec.membership.schema import (
     Note,
     ReportKey,
     TroubleKey,
-    UndoneKey,
     Writer,
     generation_folder,
 )
@@ -96,6 +95,7 @@ def test_a_key_of_ones_own_is_one_class_and_reaches_whoever_follows_its_folder(s
 def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None:  # noqa: F811
     """Each of eight generations undoes a step, forms, runs, commits and breaks."""
     clock = [time.monotonic()]
+    undone: list[tuple[int, int]] = []
     coordinator = Coordinator(
         job=job(2, 1, 1),
         steps=99,
@@ -103,7 +103,7 @@ def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None: 
         store=store,
         processes=Still(),
         plans=OnePlan(),
-        log=lambda kind, **details: None,
+        log=lambda kind, **details: undone.append((details["step"], details["count"])) if kind == "undone" else None,
         committed=lambda commit, record, period: None,
         now=lambda: clock[0],
     )
@@ -111,7 +111,6 @@ def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None: 
     for generation in range(1, 9):
         coordinator.tick()
         for name in LIVE:
-            store.set(UndoneKey(coordinator.next_step, name), True)
             store.set(AcknowledgedKey(generation, name), True)
         coordinator.tick()
         store.torch_store.set(f"{generation_folder(generation)}/world/0", "address")
@@ -129,6 +128,7 @@ def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None: 
         clock[0] += 2.0
         coordinator.tick()
     assert coordinator.record.committed == 31
+    assert undone == [(4 * generation, 2) for generation in range(8)]
     assert counts == [counts[0]] * 8, names(store)
     assert {re.sub(r".*(generation\d+).*", r"\1", name) for name in names(store)} == {
         "orders/register",
