@@ -253,12 +253,12 @@ class CoordinatorRuntime:
         """Report something that fails and that training can do without."""
         self._event("warning", message=message)
 
-    def _committed(self, commit: Commit, record: GenerationRecord, period: float) -> None:
+    def _committed(self, commit: Commit, record: GenerationRecord) -> None:
         """Write the step's line of metrics: all of it from the register but for the times."""
         now = time.monotonic()
         seconds, is_first = now - self._last_commit, record.generation != self._last_generation
         self._last_commit, self._last_generation = now, record.generation
-        job, unit = self._job, self._job.seconds_per_unit
+        job, unit, period = self._job, self._job.seconds_per_unit, record.periods.get(commit.mode, 0.0)
         tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
         # The first iteration of a generation begins from a standstill, so its time says nothing about the plan.
         is_comparable = not is_first and period > 0

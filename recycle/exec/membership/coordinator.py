@@ -8,7 +8,7 @@ with the next number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -20,7 +20,7 @@ from recycle.exec.membership.commit import decide, is_right, soonest_end
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import joined_digests, members_of, split_member
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Mode, Report
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Report
 from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.store import Store
 from recycle.job import PricedJob
@@ -55,7 +55,7 @@ class Coordinator:
         steps: iterations to train.
         live: the processes that are started.
         store, processes, plans: of the run.
-        log: takes events. committed: called as committed(commit, record, period) for every commit.
+        log: takes events. committed: called as committed(commit, record) for every commit.
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
     """
@@ -67,12 +67,11 @@ class Coordinator:
     processes: Processes
     plans: Plans
     log: Log
-    committed: Callable[[Commit, GenerationRecord, float], None]
+    committed: Callable[[Commit, GenerationRecord], None]
     now: Callable[[], float]
     keeps: Callable[[int, bool], bool] = lambda step, is_last: False
     phase: GenerationPhase = GenerationPhase.BETWEEN
     record: GenerationRecord = field(default_factory=lambda: GenerationRecord(0, [], {}, ""))
-    _periods: Mapping[Mode, float] = field(default_factory=dict)
     _detector: FailureDetector = field(init=False)
     _rejoins: Rejoins = field(init=False)
     _joined: set[Worker] = field(default_factory=set)
@@ -116,9 +115,7 @@ class Coordinator:
         self.store.compare_set(schema.ProposalKey(record.generation), None, record)
         if record.commit is not None and record.plan:  # without a plan it is the record of a restart
             self.store.compare_set(schema.CommitKey(record.generation, record.committed), None, record.commit)
-            periods = self.store.read(schema.PeriodsKey(record.generation))
-            self._periods = periods or {}
-            self.committed(record.commit, record, self._periods.get(record.commit.mode, 0.0))
+            self.committed(record.commit, record)
             if record.commit.finished:
                 self._enter(GenerationPhase.FINISHED)
                 return
@@ -250,7 +247,6 @@ class Coordinator:
         generation = self.record.generation + 1
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
         self.store.set(schema.PlanKey(generation), plan.text)
-        self.store.set(schema.PeriodsKey(generation), dict(plan.periods))
         self.record = GenerationRecord(
             generation,
             [str(worker) for worker in sorted(self.live)],
@@ -260,8 +256,8 @@ class Coordinator:
             self.record.commit,
             joins,
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
+            dict(plan.periods),
         )
-        self._periods = plan.periods
         self._announce()
         self.log(
             "generation",
@@ -394,7 +390,7 @@ class Coordinator:
         self.store.compare_set(schema.CommitKey(g, n), None, commit)
         self._attempts = 0
         self.store.delete([*keys, schema.CommitKey(g, n - 2)])  # all have read it: they stepped n - 1 after it
-        self.committed(commit, after, self._periods[commit.mode])
+        self.committed(commit, after)
         if commit.finished:
             self._enter(GenerationPhase.FINISHED)
         elif commit.last == n:
@@ -422,7 +418,7 @@ class Coordinator:
         return msgspec.structs.replace(
             commit,
             mode=mode,
-            next_mode=commit.next_mode if commit.next_mode in self._periods else "barrier",
+            next_mode=commit.next_mode if commit.next_mode in self.record.periods else "barrier",
             last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in awaited)]),
             finished=step + 1 >= self.steps,
             checkpoint=self.keeps(step, step + 1 >= self.steps),

@@ -51,6 +51,7 @@ class GenerationRecord(Struct, frozen=True):
         committed: last committed iteration, -1 before the first.
         commit: of the last committed iteration; None before the first.
         mode: of the iteration behind it.
+        periods: of the plan, in each mode that it may run in.
     """
 
     generation: int
@@ -61,6 +62,7 @@ class GenerationRecord(Struct, frozen=True):
     commit: Commit | None = None
     joins: dict[str, str] = {}
     mode: Mode = "barrier"
+    periods: dict[Mode, float] = {}
 
 
 class Computed(Struct, frozen=True, array_like=True):

@@ -28,7 +28,6 @@ from recycle.exec.membership.messages import (
     Commit,
     GenerationRecord,
     Heartbeat,
-    Mode,
     Permission,
     Report,
     RunInfo,
@@ -151,12 +150,6 @@ class ProposalKey(Decision[GenerationRecord], writer=Writer.COORDINATOR):
 
 class PlanKey(Note[str], writer=Writer.COORDINATOR):
     """The text of the generation's plan file."""
-
-    generation: int
-
-
-class PeriodsKey(Note[dict[Mode, float]], writer=Writer.COORDINATOR):
-    """The period of the generation's plan in each mode that it may run in."""
 
     generation: int
 

@@ -104,7 +104,7 @@ def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None: 
         processes=Still(),
         plans=OnePlan(),
         log=lambda kind, **details: undone.append((details["step"], details["count"])) if kind == "undone" else None,
-        committed=lambda commit, record, period: None,
+        committed=lambda commit, record: None,
         now=lambda: clock[0],
     )
     counts = []

@@ -14,7 +14,7 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report, RunInfo
-from recycle.exec.membership.schema import CommitKey, PeriodsKey, PermissionKey, ProposalKey, RegisterKey, StopKey
+from recycle.exec.membership.schema import CommitKey, PermissionKey, ProposalKey, RegisterKey, StopKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.sections import MembershipSection
@@ -71,7 +71,6 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 def follow(store: Store, record: GenerationRecord) -> tuple[Coordinator, list[tuple[int, float]]]:
     """A coordinator that finds this in the register."""
     store.compare_set(RegisterKey(), None, record)
-    store.set(PeriodsKey(record.generation), {"barrier": 7.0})
     commits: list[tuple[int, float]] = []
     coordinator = Coordinator(
         job=job(2, 1, 1),
@@ -81,7 +80,7 @@ def follow(store: Store, record: GenerationRecord) -> tuple[Coordinator, list[tu
         processes=Still(),
         plans=OnePlan(),
         log=lambda kind, **details: None,
-        committed=lambda commit, record, period: commits.append((commit.step, period)),
+        committed=lambda commit, record: commits.append((commit.step, record.periods[commit.mode])),
         now=time.monotonic,
     )
     coordinator.take_over(record)
@@ -89,7 +88,9 @@ def follow(store: Store, record: GenerationRecord) -> tuple[Coordinator, list[tu
 
 
 def record(commit: Commit = FACTS, joins: dict[str, str] | None = None) -> GenerationRecord:
-    return GenerationRecord(3, LIVE, {w: w for w in LIVE}, "plan", commit.step, commit, joins or {})
+    return GenerationRecord(
+        3, LIVE, {w: w for w in LIVE}, "plan", commit.step, commit, joins or {}, periods={"barrier": 7.0}
+    )
 
 
 def test_a_commit_that_came_no_further_than_the_register_stands_for_all(store: Store) -> None:
