@@ -124,7 +124,8 @@ class _Pieces(NamedTuple):
 
     def known_to(self, other: _Pieces) -> _Pieces:
         """Without the weight parts that are no instruction of the other one."""
-        kept = ~self.is_part | np.isin(self.key, other.key[~other.is_part])
+        kept = ~self.is_part
+        kept[self.is_part] = np.isin(self.key[self.is_part], other.key[~other.is_part], assume_unique=True)
         return _Pieces(self.key[kept], self.row[kept], self.worker[kept], self.start[kept], self.is_part[kept])
 
     def rows_but(self, matched: Rows) -> Rows:
