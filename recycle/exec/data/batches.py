@@ -95,15 +95,6 @@ class Corpus(Batches):
         return draw % (len(self) - self._sequence)
 
 
-def load_batches(job: Job) -> Batches:
-    """The data that `[data]` names. Raises JobError when it cannot be read or does not fit the model."""
-    if job.data.kind == "megatron":
-        from recycle.exec.data.indexed import IndexedRows
-
-        return IndexedRows(job)
-    return load_corpus(job)
-
-
 def load_corpus(job: Job) -> Corpus:
     """The text that `[data]` names: a file, all files of a folder, or Python's standard library.
 

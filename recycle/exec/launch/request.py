@@ -120,7 +120,7 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     if steps < 1:
         raise JobError(f"steps must be at least 1, got {steps}")
     if job.model.kind == "gpt":
-        from recycle.exec.data.batches import load_batches
+        from recycle.exec.data import load_batches
 
         job.layers_per_stage()
         batches = load_batches(job)

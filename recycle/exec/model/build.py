@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.data.batches import load_batches
+from recycle.exec.data import load_batches
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import PRECISIONS, MegatronStage, Stage
 from recycle.exec.model.tensor_group import TensorGroup
