@@ -32,8 +32,11 @@ def test_passes():
 
 def run(folder: Path, *options: str) -> tuple[int, list[str]]:
     """Exit status and last lines of a run with `--alone`."""
-    command = [sys.executable, "-m", "pytest", "--rootdir", str(folder), "-n", "2", "--dist", "loadgroup", "--alone"]
-    plugins = {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "-p tests.cost -p tests.flaky"}
+    command = [sys.executable, "-m", "pytest", "--rootdir", str(folder), "-n", "1", "--dist", "loadgroup", "--alone"]
+    plugins = {
+        "PYTHONPATH": str(ROOT),
+        "PYTEST_ADDOPTS": "-p tests.cost -p tests.flaky -p no:dash -p no:hypothesispytest",
+    }
     done = subprocess.run(
         [*command, *options, str(folder)],
         cwd=folder,

@@ -274,7 +274,7 @@ def test_one_process_at_a_time_has_a_run_directory(begun: Path, launch: Any, tmp
     opened.close()
 
 
-def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: Path, tmp_path: Path) -> None:
+def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: Path, launch: Any, tmp_path: Path) -> None:
     of = job(3, 2, 2, train=EVERY, model={"seconds_per_unit": 0.004}, planner=PLANNER)
     (tmp_path / "job.toml").write_text(of.to_toml())
     command = [*COMMAND, "job.toml", "--steps", "12", "--run", "run"]
@@ -286,10 +286,7 @@ def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: Path, tm
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.communicate(timeout=30)
     assert launcher.returncode == -9
-    again = subprocess.run(
-        [*command, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert again.returncode == 0, again.stderr
+    launch(of, 12, tmp_path / "run", resume=True)
     assert losses(tmp_path / "run") == losses(emulated)
     assert_same_state(state(tmp_path / "run", 11), state(emulated, 11))
 

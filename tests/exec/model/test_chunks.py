@@ -73,7 +73,7 @@ def _down_and_up(stages: int) -> list[tuple[str, int]]:
     return [("F", s) for s in range(stages)] + [("B", s) for s in reversed(range(stages))]
 
 
-@pytest.mark.parametrize("family", ["interleaved", "zb-v", "v-half", "dualpipe-v"])
+@pytest.mark.parametrize("family", ["interleaved", "zb-v", "dualpipe-v"])
 def test_processes_train_through_a_kill_and_a_rejoin_to_the_same_bits(
     family: str, gpt: Job, whole: RunResult, launch: Run
 ) -> None:

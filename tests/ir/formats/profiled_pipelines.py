@@ -1,20 +1,20 @@
 """Runs torch's own pipeline schedules on two gloo processes under torch's profiler, for tests that read its files.
 
-`python -m tests.ir.formats.profiled_pipelines DIRECTORY` leaves in DIRECTORY a folder per schedule, with the trace of
-each rank, and beside it the CSV that torch writes of the same schedule.
+`run_profiled` leaves in a directory a folder per schedule, with the trace of each rank, and beside it the CSV that
+torch writes of the same schedule.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining.schedules import ScheduleDualPipeV, ScheduleInterleaved1F1B
 from torch.profiler import ProfilerActivity, profile
+
+from tests.warm import warm_context
 
 RANKS, STAGES, WIDTH = 2, 4, 4
 ITERATIONS = 2
@@ -32,7 +32,17 @@ def stages(rank: int, placement: dict[int, tuple[int, ...]], count: int) -> list
     ]
 
 
-def main(rank: int, port: int, directory: Path) -> None:
+def run_profiled(directory: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    started = [warm_context().Process(target=_rank, args=(rank, store.port, directory)) for rank in range(RANKS)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * RANKS
+
+
+def _rank(rank: int, port: int, directory: Path) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     schedules = {
@@ -53,8 +63,3 @@ def main(rank: int, port: int, directory: Path) -> None:
         if name != "unlabelled" and rank == 0:
             schedule._dump_csv(str(directory / f"{name}.csv"), format="compute_comms")  # type: ignore[union-attr]
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    multiprocessing.spawn(main, (store.port, Path(sys.argv[1])), RANKS)

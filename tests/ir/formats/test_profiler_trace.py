@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from recycle.ir.families import interleaved
 from recycle.ir.formats import chrome_trace
 from recycle.ir.instruction import Compute, OverlappedPair
 from tests.cli.command import Command
-
-ROOT = Path(__file__).parents[3]
+from tests.ir.formats.profiled_pipelines import run_profiled
 
 
 @pytest.fixture
@@ -30,9 +27,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of traces that torch wrote, and the CSVs of the schedules that it ran."""
     directory = tmp_path_factory.mktemp("profiled")
-    line = [sys.executable, "-m", "tests.ir.formats.profiled_pipelines", str(directory)]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_profiled(directory)
     return directory
 
 
