@@ -16,7 +16,7 @@ import msgspec
 
 from recycle import analytic
 from recycle.endpoints import parse_endpoints
-from recycle.errors import JobError
+from recycle.errors import JobError, errors_as
 from recycle.files import read_whole
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, Sections
@@ -103,13 +103,12 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         """Parse and validate job text; `name` begins every error message."""
         try:
             job = msgspec.convert(tomllib.loads(text), type=cls)
-            job.validate()
         except msgspec.ValidationError as error:
             raise JobError(f"{name}: {_place(str(error))}") from None
         except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers of over 4300 digits, nesting
             raise JobError(f"{name}: not valid TOML: {error}") from None
-        except JobError as error:
-            raise JobError(f"{name}: {error}") from None
+        with errors_as(JobError, name):
+            job.validate()
         return job
 
     def validate(self) -> None:

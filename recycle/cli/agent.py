@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -103,24 +103,19 @@ def agent(
     from recycle.exec.launch.request import request_run
 
     count = described.train.steps if steps is None else steps
-    absent = own.failed if own is not None else frozenset()
     request = request_run(
         described,
         steps=count,
         schedule=own,
         planner=plan_for_training,
-        faults=requested_faults(fault, punish, described, count, absent),
+        faults=requested_faults(fault, punish, described, count, own),
         observer=ProgressLines(count, described.shape),
     )
     directory = run or Path("runs") / name
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         serve(request, node=node, run=name, directory=directory, address=address)
     except KeyboardInterrupt:
         print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
         raise typer.Exit(130) from None
     print(f"node {node}: done; run directory {directory}; see it with: recycle view {directory}")
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -22,7 +22,7 @@ from recycle.cli.terminal import print_table, progress_bars
 from recycle.errors import PlanError, errors_as
 from recycle.files import require_writable
 from recycle.job import Job, PricedJob, price
-from recycle.plans import Entry, Plan, PlanLibrary, cache_directory, failure_vector
+from recycle.plans import Entry, Plan, PlanLibrary, Vector, cache_directory, failure_vector
 from recycle.plans.plan import figures
 from recycle.shape import Shape, Worker
 from recycle.solve.incumbent import Progress
@@ -114,15 +114,8 @@ def plan(
         return
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
-    _many(
-        priced,
-        failures,
-        library,
-        threshold if drifting else None,
-        as_json,
-        {"processes": processes, "seconds": within},
-        again,
-    )
+    effort = {"processes": processes, "seconds": within}
+    _many(priced, failures, library, threshold if drifting else None, as_json, effort, again)
 
 
 def _one(
@@ -183,7 +176,7 @@ def _many(
 ) -> None:
     """Plan a library, after bringing the one that is there to a new profile where a `threshold` says so."""
     cache = cache_directory(os.environ)
-    printed: dict[str, Any] = {}
+    drifts: list[PlanDrift] = []
     entries: list[Entry] = []
     complete = True
     try:
@@ -192,10 +185,8 @@ def _many(
                 PlanLibrary(library, job).prepare()
             if library is not None and threshold is not None:
                 is_new = failures is not None and not PlanLibrary(library, job).entries()
-                drifts, entries = (
-                    ([], []) if is_new else refresh(job, library, threshold, report, cache=cache, **effort)
-                )
-                printed = {"profile": job.prices.digest(), "threshold": threshold, "drift": drifts}
+                if not is_new:
+                    drifts, entries = refresh(job, library, threshold, report, cache=cache, **effort)
             if failures is not None:
                 _, complete = library_vectors(job, failures)
                 entries = plan_library(job, failures, library, report, cache=cache, again=again, **effort)
@@ -206,18 +197,19 @@ def _many(
         )
         raise typer.Exit(INTERRUPTED) from None
     table = _rows(job.shape, entries)
+    now = {entry.vector: entry.period for entry in entries}
     if as_json:
+        stated: dict[str, Any] = {} if failures is None else {"failures": failures, "complete": complete}
         if threshold is not None:
-            periods = {entry.vector: entry.period for entry in entries}
-            printed["drift"] = [
-                {**drift.summary(), "stale": drift.is_stale(threshold), "period_now": periods.get(drift.vector)}
-                for drift in printed["drift"]
+            stated |= {"profile": job.prices.digest(), "threshold": threshold}
+            stated["drift"] = [
+                {**drift.summary(), "stale": drift.is_stale(threshold), "period_now": now.get(drift.vector)}
+                for drift in drifts
             ]
-        stated = {} if failures is None else {"failures": failures, "complete": complete}
-        print(json.dumps({**stated, **printed, "plans": [entry.summary() for entry in entries], "table": table}))
+        print(json.dumps({**stated, "plans": [entry.summary() for entry in entries], "table": table}))
         return
     if threshold is not None:
-        _drift_table(printed["drift"], threshold, entries)
+        _drift_table(drifts, threshold, now)
     _library_table(table, f"{len(entries)} plans in {library or cache}")
     if not complete:
         print(
@@ -277,12 +269,11 @@ def _library_table(rows: list[dict[str, Any]], title: str) -> None:
         print(f"{hurried} plans are the list scheduler's, made on the spot: allow more time to search for better ones")
 
 
-def _drift_table(drifts: list[PlanDrift], threshold: float, entries: list[Entry]) -> None:
+def _drift_table(drifts: list[PlanDrift], threshold: float, now: Mapping[Vector, float]) -> None:
     if not drifts:
         print("all plans are of this profile")
         return
     stale = sum(drift.is_stale(threshold) for drift in drifts)
-    now = {entry.vector: entry.period for entry in entries}
     print(f"{stale} of {len(drifts)} plans made for another profile are stale (gap grown by more than {threshold:.1%})")
     _table(
         ("vector", "was", "is", "bound", "gap was", "gap is", "", "now"),

@@ -72,14 +72,9 @@ def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:
         }
         for row, cause in zip(timeline.critical_path, timeline.critical_causes, strict=True)
     ]
+    names = ("makespan", "period", "bubble_ratio", "bubble", "inner_bubble", "peak_activations", "peak_bytes")
     return {
-        "makespan": timeline.makespan,
-        "period": timeline.period,
-        "bubble_ratio": timeline.bubble_ratio,
-        "bubble": timeline.bubble,
-        "inner_bubble": timeline.inner_bubble,
-        "peak_activations": timeline.peak_activations,
-        "peak_bytes": timeline.peak_bytes,
+        **{name: getattr(timeline, name) for name in names},
         "peak_at": [
             None
             if row is None
@@ -131,14 +126,9 @@ def _print(timeline: Timeline, gaps: Gaps) -> None:
 
 def _load_columns(timeline: Timeline) -> dict[str, list[str]]:
     """Title -> cell of each worker."""
-    lists = {
-        "busy": timeline.busy,
-        "bubble": timeline.bubble,
-        "inner bubble": timeline.inner_bubble,
-        "peak activations": timeline.peak_activations,
-        "peak bytes": timeline.peak_bytes,
-    }
-    cells = {title: ["" if v is None else f"{v:g}" for v in values] for title, values in lists.items()}
+    cells = {}
+    for name in ("busy", "bubble", "inner_bubble", "peak_activations", "peak_bytes"):
+        cells[name.replace("_", " ")] = ["" if v is None else f"{v:g}" for v in getattr(timeline, name)]
     cells["peak at"] = [
         "-" if row is None else f"{timeline.schedule.instruction(row)} at {timeline.start[row]:g}"
         for row in timeline.peak_row

@@ -15,8 +15,9 @@ from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
 from recycle.exec.launch.observer import Observer
 from recycle.ir.formats import named_schedule
+from recycle.ir.schedule import Schedule
 from recycle.job import Job, explain_job
-from recycle.shape import Shape, Worker
+from recycle.shape import Shape
 
 if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
@@ -37,16 +38,17 @@ PunishOption = Annotated[
 
 
 def requested_faults(
-    fault: list[str] | None, punish: str | None, job: Job, steps: int, absent: frozenset[Worker]
+    fault: list[str] | None, punish: str | None, job: Job, steps: int, schedule: Schedule | None
 ) -> list[Fault]:
     """The faults that `--fault` and `--punish` ask for; what is drawn for `--punish` is printed.
 
     Args:
-        absent: workers that the run starts without.
+        schedule: of the run's own, which may start without some workers.
 
     Raises:
         JobError: a fault is not well written or can never strike, or both options are given.
     """
+    absent = schedule.failed if schedule is not None else frozenset()
     faults = [parse_fault(text) for text in fault or []]
     if punish is not None:
         if faults:
@@ -88,9 +90,8 @@ def train(
         print(explain_job(described))
         return
     own = named_schedule(schedule, described.shape) if schedule is not None else None
-    absent = own.failed if own is not None else frozenset()
     count = described.train.steps if steps is None else steps
-    faults = requested_faults(fault, punish, described, count, absent)
+    faults = requested_faults(fault, punish, described, count, own)
 
     from recycle.cli.planner import plan_for_training
     from recycle.exec.checkpoint.resume import newest_run

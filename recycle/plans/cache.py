@@ -75,7 +75,7 @@ def is_true(plan: Plan, job: PricedJob) -> bool:
     return bool(np.allclose(stated, found, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
 
 
-def errors(schedule: Schedule, job: PricedJob) -> list[str]:
-    """What `check` has against running the schedule under the job's limits; empty when nothing."""
-    found = check(schedule, profile=job.prices, limits=job.limits)
+def errors(schedule: Schedule, job: PricedJob | None) -> list[str]:
+    """What `check` has against running the schedule, under the job's limits if there is one; empty when nothing."""
+    found = check(schedule) if job is None else check(schedule, profile=job.prices, limits=job.limits)
     return [finding.message for finding in found if finding.severity == "error"]

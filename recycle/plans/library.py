@@ -27,8 +27,6 @@ import numpy as np
 
 from recycle.errors import PlanError, RecycleError, ScheduleError
 from recycle.files import read_whole, write_whole
-from recycle.ir.check import check
-from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans.cache import cached_plan, errors, is_true
 from recycle.plans.moves import Arrangement, Move, arrange, roles_after
@@ -181,7 +179,7 @@ class PlanLibrary:
         Raises:
             PlanError: it does not pass, it has moves, or the directory is not writable.
         """
-        found = self._errors(plan.schedule)
+        found = errors(plan.schedule, self.job)
         if found or plan.moves:
             raise PlanError(
                 f"plan of vector {plan.vector} is not valid and was not stored: {(found or ['has moves'])[0]}"
@@ -250,7 +248,7 @@ class PlanLibrary:
     def read(self, entry: Entry) -> Plan | None:
         """The plan of an entry, for whatever job; None when its file is not what was stored."""
         if entry.digest not in self._loaded:
-            content = self._content(entry)
+            content = self._verified(self.directory / Path(entry.file).name, entry.digest)
             if content is None:
                 return None
             packed = self._verified(self._packed(entry), entry.columns) if entry.columns else None
@@ -274,9 +272,6 @@ class PlanLibrary:
         if entry is None or plan is None or self.job is None or not is_true(plan, self.job):
             return None
         return plan if Entry.of(plan, entry.file, entry.digest, entry.columns) == entry else None
-
-    def _content(self, entry: Entry) -> bytes | None:
-        return self._verified(self.directory / Path(entry.file).name, entry.digest)
 
     def _packed(self, entry: Entry) -> Path:
         return self.directory / f"{Path(entry.file).stem}.columns"
@@ -362,11 +357,6 @@ class PlanLibrary:
     def _fits(self, entry: Entry | None) -> bool:
         return entry is not None and (self.key is None or entry.job == self.key)
 
-    def _errors(self, schedule: Schedule) -> list[str]:
-        if self.job is not None:
-            return errors(schedule, self.job)
-        return [finding.message for finding in check(schedule) if finding.severity == "error"]
-
     def _adopt(self, listed: set[str]) -> dict[Vector, Entry]:
         """Entries for the plan files that are not listed, as far as they are valid plans of the job."""
         found: dict[Vector, Entry] = {}
@@ -379,7 +369,7 @@ class PlanLibrary:
             except (ScheduleError, PlanError):
                 continue
             if self.job is None:
-                is_valid = not self._errors(plan.schedule)
+                is_valid = not errors(plan.schedule, None)
             else:
                 is_valid = cached_plan(path, self.job, plan.vector) is not None
             if not is_valid or plan.moves:

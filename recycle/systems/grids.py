@@ -28,8 +28,7 @@ class PipelineGrid:
         pipelines, ranks: D and P.
         micro_batches: of the pipelines that have most.
         period: seconds per iteration.
-        over: bytes by which the fullest worker exceeds its memory; at most 0 where the grid fits.
-        needed, cap: bytes on that worker, and what it may hold.
+        needed, cap: bytes on the worker that exceeds its memory most, or comes closest to it, and what it may hold.
         rank: of that worker.
     """
 
@@ -37,14 +36,13 @@ class PipelineGrid:
     ranks: int
     micro_batches: int
     period: float
-    over: float
     needed: float
     cap: float
     rank: int
 
     @property
     def fits(self) -> bool:
-        return self.over <= 1e-9 * self.cap
+        return self.needed - self.cap <= 1e-9 * self.cap
 
     @property
     def slots(self) -> int:
@@ -81,9 +79,7 @@ class PipelineGrids:
         caps = [setting.cap(rank, ranks) for rank in range(ranks)]
         held = [0.0 if peak is None else peak for peak in timeline.peak_bytes]
         rank = max(range(ranks), key=lambda r: (held[r] - caps[r], held[r]))
-        return PipelineGrid(
-            pipelines, ranks, most, timeline.period, held[rank] - caps[rank], held[rank], caps[rank], rank
-        )
+        return PipelineGrid(pipelines, ranks, most, timeline.period, held[rank], caps[rank], rank)
 
     def _simulated(self, ranks: int, micro_batches: int, pipelines: int) -> Timeline:
         schedule = FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier")
@@ -110,7 +106,9 @@ class PipelineGrids:
     def leanest(self, slots: int) -> PipelineGrid:
         """The grid that needs least memory beyond what there is; for the words of a misfit. `slots` hold one."""
         least = min(self.setting.least_ranks, len(self.setting.layers), slots)
-        return min((self.grid(1, ranks) for ranks in self._depths(slots, least)), key=lambda grid: grid.over)
+        return min(
+            (self.grid(1, ranks) for ranks in self._depths(slots, least)), key=lambda grid: grid.needed - grid.cap
+        )
 
     def _depths(self, slots: int, least: int | None = None) -> range:
         return range(least or self.setting.least_ranks, min(slots, len(self.setting.layers)) + 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recycle import JobError, Profile, Shape, check, lower, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.systems.bamboo.iteration import after_losing, healthy, iteration
+from recycle.systems.bamboo.pipelines import after_losing, healthy, iteration
 from recycle.systems.joint_iteration import (
     SETTLED,
     assign_micro_batches,

@@ -29,8 +29,7 @@ from functools import cached_property, lru_cache, partial
 from math import ceil
 
 from recycle.profile import Profile
-from recycle.systems.bamboo.iteration import Hosts, healthy, iteration
-from recycle.systems.bamboo.pipelines import Pipeline, arrange
+from recycle.systems.bamboo.pipelines import Hosts, Pipeline, arrange, healthy, iteration
 from recycle.systems.joint_iteration import Computed, computed, even_shares, reduce_order, synchronised
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed

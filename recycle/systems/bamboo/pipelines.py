@@ -1,7 +1,16 @@
-"""Where Bamboo's workers sit: who runs which stage of each pipeline, and who waits.
+"""Bamboo's pipelines: who runs which stage, where the workers sit, and their iteration as a schedule.
 
 A slot is a place for one worker. Neighbours of a pipeline sit on different nodes where that can be, as a node that
 takes two of them along is fatal.
+
+The iteration is 1F1B with redundant forwards, and with workers that run two stages. Its order is DeepSpeed's, in which
+forward m of stage s belongs to step 2 m + s and its backward to step 2 m + 2 S - 1 - s. A worker that runs one stage so
+has the 1F1B program; one that has taken over its successor's merges the two lists step by step, as Bamboo does, the
+backward first where a step has one of each. Redundant forward m stands right before the worker's own backward m, whose
+gradient it would otherwise wait for ("eager"). The last stage waits for no gradient and has none; its copy of stage 0,
+like every copy without redundant forwards ("lazy"), has to run the forward again when it is wanted.
+
+Every worker hosts its stage and the next one's copy, so both reduce and step on both workers.
 """
 
 from __future__ import annotations
@@ -9,7 +18,38 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from recycle.systems.bamboo.iteration import Hosts, after_losing, copies, healthy
+from recycle.ir.instruction import Backward, Compute, Forward, Instruction
+from recycle.ir.redundant_forward import RedundantForward
+from recycle.ir.schedule import Schedule
+from recycle.shape import MicroBatch, Worker
+from recycle.systems.joint_iteration import assign_micro_batches, shape_for, with_updates
+
+Hosts = tuple[int, ...]
+"""The rank that runs each stage of a pipeline: its own, or the one before."""
+
+
+def healthy(stages: int) -> Hosts:
+    """Every stage on its own rank."""
+    return tuple(range(stages))
+
+
+def after_losing(hosts: Hosts, rank: int) -> Hosts | None:
+    """Who runs what once the worker of a rank is dead too; None where that is fatal.
+
+    A stage has a copy as long as the rank before is alive, and somebody to use it as long as that one runs no other
+    than its own: the neighbours of a dead worker, and whoever runs two stages, must not be lost.
+    """
+    stages = len(hosts)
+    before = (rank - 1) % stages
+    runs = [stage for stage, host in enumerate(hosts) if host == rank]
+    if stages == 1 or runs != [rank] or hosts[before] != before:
+        return None
+    return tuple(before if stage == rank else host for stage, host in enumerate(hosts))
+
+
+def copies(rank: int, stages: int) -> tuple[int, ...]:
+    """The stages whose state the worker of a rank has: its own and the next one's."""
+    return tuple(dict.fromkeys((rank, (rank + 1) % stages)))
 
 
 @dataclass(frozen=True)
@@ -89,3 +129,46 @@ def _spread(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
         turn = count[node_of[slot]] = count.get(node_of[slot], -1) + 1
         places.append((turn, slot))
     return [slot for _, slot in sorted(places)]
+
+
+def iteration(pipelines: Sequence[Hosts], shares: Sequence[int], eager: bool = True) -> Schedule:
+    """One iteration without its transfers, with the barrier.
+
+    Args:
+        pipelines: who runs which stage, all of the same depth.
+        shares: micro-batches that each of them runs.
+        eager: with redundant forwards.
+    """
+    stages = len(pipelines[0])
+    shape = shape_for(len(pipelines), stages, sum(shares))
+    programs = {
+        Worker(k, rank): _program(hosts, rank, mine, eager)
+        for k, (hosts, mine) in enumerate(zip(pipelines, assign_micro_batches(shape, shares), strict=True))
+        for rank in sorted(set(hosts))
+    }
+    computing = Schedule.build(
+        shape,
+        programs,
+        placement=tuple(copies(worker.rank, stages) for worker in shape.workers()),
+        failed=[worker for worker in shape.workers() if worker not in programs],
+        optimizer="barrier",
+        metadata={"system": "bamboo", "eager": eager},
+    )
+    return with_updates(computing, [1.0] * stages)
+
+
+def _program(hosts: Hosts, rank: int, micro_batches: Sequence[MicroBatch], eager: bool) -> list[Instruction]:
+    stages = len(hosts)
+    steps: list[tuple[int, bool, Compute]] = []
+    for stage in (stage for stage, host in enumerate(hosts) if host == rank):
+        for m, micro_batch in enumerate(micro_batches):
+            steps.append((2 * m + stage, True, Forward(stage, micro_batch)))
+            steps.append((2 * m + 2 * stages - 1 - stage, False, Backward(stage, micro_batch)))
+    steps.sort(key=lambda step: step[:2])
+    doubles = eager and rank < stages - 1 and hosts[rank + 1] == rank + 1
+    program: list[Instruction] = []
+    for _, is_forward, work in steps:
+        if doubles and not is_forward:
+            program.append(RedundantForward(rank + 1, work.micro_batch))
+        program.append(work)
+    return program

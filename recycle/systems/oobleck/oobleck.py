@@ -73,7 +73,6 @@ class Oobleck:
         self._ends = lru_cache(maxsize=None)(self._of_any)
         self._period = lru_cache(maxsize=None)(self._synchronised)
         self._sizes = lru_cache(maxsize=None)(self._sizes_of)
-        self._gradients = lru_cache(maxsize=None)(self._most_gradients)
 
     # ---- the protocol
 
@@ -259,12 +258,13 @@ class Oobleck:
 
     def _sync(self, sizes: Sequence[int]) -> float:
         """Seconds in which the worker with most gradients reduces them."""
-        return ring_seconds(max(map(self._gradients, set(sizes))), len(sizes), self.setting.bandwidth)
+        return ring_seconds(max(self._gradients[size] for size in set(sizes)), len(sizes), self.setting.bandwidth)
 
-    def _most_gradients(self, size: int) -> float:
-        """Bytes of the stage with most gradients."""
-        stages = self.setting.stages(self.templates[size].split)
-        return max(sum(layer.gradients for layer in stage) for stage in stages)
+    @cached_property
+    def _gradients(self) -> dict[int, float]:
+        """Nodes of a template -> bytes of its stage with most gradients."""
+        stages = {size: self.setting.stages(template.split) for size, template in self.templates.items()}
+        return {size: max(sum(layer.gradients for layer in stage) for stage in of) for size, of in stages.items()}
 
     def _places(self, size: int) -> list[Range]:
         return places(self.templates[size].split, self.workers_per_node)

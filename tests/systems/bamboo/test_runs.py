@@ -9,7 +9,7 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.standalone import LocalRun
 from recycle.ir.lower import with_barrier
 from recycle.plans import with_ties
-from recycle.systems.bamboo.iteration import Hosts, after_losing, healthy, iteration
+from recycle.systems.bamboo.pipelines import Hosts, after_losing, healthy, iteration
 from tests.systems.gpt import assert_same_bits, gpt, reference, states
 
 SPLIT = [1, 1, 1, 1]

@@ -13,7 +13,7 @@ from recycle import Profile, Schedule, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Backward
 from recycle.ir.redundant_forward import RedundantForward
-from recycle.systems.bamboo.iteration import Hosts, after_losing, healthy, iteration
+from recycle.systems.bamboo.pipelines import Hosts, after_losing, healthy, iteration
 from tests.systems.closed_forms import healthy_seconds
 
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
