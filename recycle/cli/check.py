@@ -48,8 +48,8 @@ def check(
     if job is None:
         findings = findings_of(schedule)
     else:
-        priced = job_limits(schedule, file, job)
-        findings = findings_of(schedule, profile=priced.profile, limits=priced.activations, byte_limit=priced.bytes)
+        profile, limits, byte_limit = job_limits(schedule, file, job)
+        findings = findings_of(schedule, profile=profile, limits=limits, byte_limit=byte_limit)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         print(json.dumps({"file": str(file), "valid": not errors, "findings": [_finding_as_json(f) for f in findings]}))

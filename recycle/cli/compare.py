@@ -100,10 +100,10 @@ def _save(folder: Path, compared: Compared, failures: int) -> None:
             why = "had fewer failures" if state is None else f"has stopped: {state.reason}"
             print(f"recycle: {outcome.system} {why}, so there is no schedule after {failures}", file=sys.stderr)
             continue
-        for number, timed in enumerate(state.schedules()):
+        for number, (schedule, profile) in enumerate(state.schedules()):
             stem = outcome.system if not number else f"{outcome.system}-{number + 1}"
-            timed.schedule.with_metadata(system=outcome.system).save(folder / f"{stem}.json")
-            timed.profile.save(folder / f"{stem}.profile.json")
+            schedule.with_metadata(system=outcome.system).save(folder / f"{stem}.json")
+            profile.save(folder / f"{stem}.profile.json")
 
 
 def _comparison_as_json(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -63,26 +63,18 @@ def _numbers(option: str, text: str, form: str, count: int) -> list[float]:
     return values
 
 
-class Limits(NamedTuple):
-    """Prices and limits of a job.
+def job_limits(schedule: Schedule, file: Path, job_file: Path) -> tuple[Profile, list[float] | None, float | None]:
+    """What `job_file` says of the schedule that was read from `file`.
 
-    Attributes:
-        profile: seconds and bytes of its instructions.
-        activations: activations (in chunks) that the worker of each rank may hold, or None.
-        bytes: bytes that any worker may hold, or None.
+    Returns:
+        seconds and bytes of its instructions; activations (in chunks) that the worker of each rank may hold, or None;
+        bytes that any worker may hold, or None.
+
+    Raises:
+        JobError: their shapes differ.
     """
-
-    profile: Profile
-    activations: list[float] | None
-    bytes: float | None
-
-
-def job_limits(schedule: Schedule, file: Path, job_file: Path) -> Limits:
-    """The limits in `job_file` for the schedule read from `file`. Raises JobError when their shapes differ."""
     job = price(Job.load(job_file))
     if schedule.shape != job.shape:
         raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")
     limit = job.memory.limit
-    if isinstance(limit, str):
-        return Limits(job.prices, None, parse_bytes(limit))
-    return Limits(job.prices, job.limits, None)
+    return (job.prices, None, parse_bytes(limit)) if isinstance(limit, str) else (job.prices, job.limits, None)

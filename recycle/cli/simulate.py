@@ -11,7 +11,6 @@ import typer
 from rich import box
 
 from recycle.cli import pricing
-from recycle.cli.pricing import Limits, job_limits
 from recycle.cli.terminal import print_table, width
 from recycle.errors import JobError
 from recycle.ir import formats
@@ -45,12 +44,14 @@ def simulate(
     """
 
     schedule = formats.read(file)
-    if sum(given is not None for given in (times, profile, job)) > 1:
+    if sum(option is not None for option in (times, profile, job)) > 1:
         raise JobError("simulate: give --times or --profile or --job, only one of them")
-    prices = job_limits(schedule, file, job) if job is not None else Limits(pricing.base(times, profile), None, None)
-    priced = pricing.overridden(prices.profile, overlap, comm)
+    given, limits, byte_limit = (
+        pricing.job_limits(schedule, file, job) if job is not None else (pricing.base(times, profile), None, None)
+    )
+    priced = pricing.overridden(given, overlap, comm)
     timeline = timed(schedule, priced, serialised=serialised)
-    gaps = timeline.gaps(prices.activations, prices.bytes)
+    gaps = timeline.gaps(limits, byte_limit)
     errors = sum(finding.severity == "error" for finding in check(schedule, profile=priced))
     if errors:
         print(f"recycle: {file} breaks {errors} rule(s), see recycle check {file}", file=sys.stderr)

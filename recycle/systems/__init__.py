@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recycle.systems.bamboo import Bamboo
+from recycle.systems.bamboo.bamboo import Bamboo
 from recycle.systems.checkpoint_restart import CheckpointRestart
 from recycle.systems.hot_spare import HotSpare, LiveMigration
-from recycle.systems.oobleck import Oobleck
+from recycle.systems.oobleck.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping
 from recycle.systems.setting import Setting

@@ -117,6 +117,4 @@ class PipelineGrids:
         """One pipeline of each load that occurs."""
         profile = self.setting.profile(self.setting.cut(grid.ranks), grid.pipelines)
         loads = sorted({grid.micro_batches, self.setting.micro_batches // grid.pipelines} - {0}, reverse=True)
-        return [
-            Timed(FAMILIES[self.family](Shape(1, grid.ranks, load), optimizer="barrier"), profile) for load in loads
-        ]
+        return [(FAMILIES[self.family](Shape(1, grid.ranks, load), optimizer="barrier"), profile) for load in loads]

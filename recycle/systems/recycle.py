@@ -166,7 +166,7 @@ class ReCycle:
     def _schedules(self, vector: Vector) -> list[Timed]:
         """The plan of a vector, in role names."""
         made = self._plans.get(vector) or plan_vector(self.job, vector, True)
-        return [Timed(made.schedule, self.profile)]
+        return [(made.schedule, self.profile)]
 
     def period(self, vector: Vector) -> float:
         """Of the plan, in the job's unit of time: the list scheduler's, or what a search made of it (`_ahead`)."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
@@ -67,11 +67,8 @@ class Checkpoints:
     lag: float = 0.0
 
 
-class Timed(NamedTuple):
-    """A schedule with the profile that prices it."""
-
-    schedule: Schedule
-    profile: Profile
+Timed = tuple[Schedule, Profile]
+"""A schedule with the profile that prices it."""
 
 
 @dataclass(frozen=True, kw_only=True)

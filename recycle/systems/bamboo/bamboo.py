@@ -118,7 +118,7 @@ class Bamboo:
 
     def _schedules(self, hosts: Sequence[Hosts], shares: Sequence[int]) -> list[Timed]:
         """The schedule of pipelines with these hosts and shares, and what prices it."""
-        return [Timed(iteration(hosts, shares, self.eager), self._profile(self.depth, len(hosts)))]
+        return [(iteration(hosts, shares, self.eager), self._profile(self.depth, len(hosts)))]
 
     @property
     def depth(self) -> int:

@@ -126,7 +126,7 @@ class Oobleck:
     def _schedules(self, sizes: Sequence[int], shares: Sequence[int]) -> list[Timed]:
         """The schedule of pipelines of so many nodes with these shares, and what prices it."""
         schedule, common = iteration([self.templates[size].split for size in sizes], shares)
-        return [Timed(schedule, self.setting.profile(common, len(sizes)))]
+        return [(schedule, self.setting.profile(common, len(sizes)))]
 
     @cached_property
     def workers_per_node(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 from recycle import check, lower, simulate
 from recycle.layers import Layer
 from recycle.systems import SYSTEMS, Change, DoesNotFit, Loss, Pause, Running, Setting, Stopped
-from recycle.systems.bamboo import Bamboo, BambooRunning
+from recycle.systems.bamboo.bamboo import Bamboo, BambooRunning
 from tests.systems.closed_forms import healthy_seconds
 from tests.systems.settings import setting
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recycle import check, lower, simulate
 from recycle.systems import SYSTEMS, Change, DoesNotFit, Loss, Pause, Setting, Stopped
-from recycle.systems.oobleck import Oobleck, OobleckRunning
+from recycle.systems.oobleck.oobleck import Oobleck, OobleckRunning
 from tests.systems.settings import setting
 
 NOBODY: frozenset[int] = frozenset()
