@@ -336,10 +336,10 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
 def _repeat_edges(graph: EventGraph) -> tuple[Rows, Rows]:
     """Edges from one iteration into the next: the carried dependencies, and each worker and lane starting over."""
     columns, within = graph.schedule.columns, graph.dependencies
-    chains = [compute_chains(columns), lane_chains(columns)]
+    ends = [chain_ends(compute_chains(columns)), chain_ends(lane_chains(columns))]
     if graph.serialised:
-        chains.append(serial_chains(columns, within.sends))
-    firsts, lasts = zip(*map(chain_ends, chains), strict=True)
+        ends.append(chain_ends(serial_chains(columns, within.sends)))
+    firsts, lasts = zip(*ends, strict=True)
     return np.concatenate([within.carried_source, *lasts]), np.concatenate([within.carried_target, *firsts])
 
 
