@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from recycle import analytic
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole
+from recycle.pricing import activation_limits, parse_bytes, profile_of
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, Sections
 
@@ -28,44 +28,12 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     """One training job. Read with `Job.load`; built in code by passing the sections."""
 
     def profile(self) -> Profile:
-        """The times and bytes to plan with: those of the file or model that `[times] profile` names, else of `[times]`.
+        """The times and bytes to plan with, for scripts; reads a profile's file each time (see `price`)."""
+        return profile_of(self)
 
-        It reads the file each time, where `price` keeps them.
-
-        Raises:
-            JobError: the profile's file cannot be read, or layers do not divide over stages.
-        """
-        times = self.times
-        if times.profile == ANALYTIC:
-            return analytic.profile(self, self.layers_per_stage())
-        if times.profile is not None:
-            return Profile.load(times.profile)
-        return Profile(
-            forward=times.forward,
-            backward_input=times.backward_input,
-            backward_weight=times.backward_weight,
-            latency=times.link,
-            step=times.step,
-            weight_stash=self.memory.weight_stash,
-        )
-
-    def activation_limits(self, profile: Profile | None = None) -> list[float] | None:
-        """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.
-
-        A limit in bytes is divided by what an activation of the rank's heaviest stage weighs in the profile, after the
-        static bytes of its stages are taken off; the profile is that of the job where none is given.
-        """
-        limit, ranks = self.memory.limit, self.grid.ranks
-        if limit is None:
-            return None
-        if isinstance(limit, int):
-            return [float(limit)] * ranks
-        if isinstance(limit, list):
-            return [float(entry) for entry in limit]
-        profile, stages = profile or self.profile(), self.shape.stages
-        activation, static = profile.per_stage("activation", stages), profile.per_stage("static", stages)
-        free = parse_bytes(limit)
-        return [float((free - sum(static[r::ranks])) // max(max(activation[r::ranks]), 1e-30)) for r in range(ranks)]
+    def activation_limits(self) -> list[float] | None:
+        """Activations (in chunks) that the worker of each rank may hold, for scripts; None when there is no limit."""
+        return activation_limits(self)
 
     @property
     def seconds_per_unit(self) -> float | None:
@@ -208,7 +176,7 @@ class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def limits(self) -> list[float] | None:
         """Activations (in chunks) that the worker of each rank may hold; None when there is no limit."""
-        return self.activation_limits(self.prices)
+        return activation_limits(self, self.prices)
 
     def with_sections(self, **sections: Any) -> PricedJob:
         """The job with other sections, priced by them. Raises JobError as `price` does."""
@@ -224,7 +192,7 @@ def price(job: Job) -> PricedJob:
     """
     if isinstance(job, PricedJob):
         return job
-    return PricedJob(**msgspec.structs.asdict(job), prices=job.profile())
+    return PricedJob(**msgspec.structs.asdict(job), prices=profile_of(job))
 
 
 def explain_job(job: Job) -> str:
@@ -241,14 +209,6 @@ def explain_job(job: Job) -> str:
             lines.append(f"{text:<36}  # default" if value == key.default else text)
         lines.append("")
     return "\n".join(lines)
-
-
-def parse_bytes(text: str) -> float:
-    """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B\s*", text)
-    if match is None:
-        raise JobError(f'[memory] limit: {text!r} is not a size: write "20 GiB", say, or a number of activations')
-    return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
 
 
 def _toml_value(value: Any) -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from recycle import Job, JobError, Profile
-from recycle.job import explain_job, parse_bytes
+from recycle.job import explain_job
+from recycle.pricing import parse_bytes
 
 SHAPE = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n"
 

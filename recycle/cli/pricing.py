@@ -11,7 +11,8 @@ import typer
 
 from recycle.errors import JobError
 from recycle.ir.schedule import Schedule
-from recycle.job import Job, parse_bytes, price
+from recycle.job import Job, price
+from recycle.pricing import parse_bytes
 from recycle.profile import Profile
 
 Times = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from recycle import analytic
 from recycle.errors import JobError
-from recycle.job import Job, PricedJob, parse_bytes, price
+from recycle.job import Job, PricedJob, price
 from recycle.layers import Layer, stage_profile
 from recycle.nodes import place_workers
+from recycle.pricing import parse_bytes
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, ModelSection, PausesSection
 from recycle.shape import Shape

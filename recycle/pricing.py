@@ -1,0 +1,61 @@
+"""What a job's instructions cost: the one step from a job's sections to seconds, bytes and memory limits.
+
+`price` in `recycle.job` takes it once, at the edge: where a command, a launcher, an agent or a worker begins.
+"""
+
+from __future__ import annotations
+
+import re
+
+from recycle import analytic
+from recycle.errors import JobError
+from recycle.profile import Profile
+from recycle.sections import ANALYTIC, Sections
+
+
+def profile_of(job: Sections) -> Profile:
+    """The times and bytes to plan with: those of the file or model that `[times] profile` names, else of `[times]`.
+
+    Raises:
+        JobError: the profile's file cannot be read, or layers do not divide over stages.
+    """
+    times = job.times
+    if times.profile == ANALYTIC:
+        return analytic.profile(job, job.layers_per_stage())
+    if times.profile is not None:
+        return Profile.load(times.profile)
+    return Profile(
+        forward=times.forward,
+        backward_input=times.backward_input,
+        backward_weight=times.backward_weight,
+        latency=times.link,
+        step=times.step,
+        weight_stash=job.memory.weight_stash,
+    )
+
+
+def activation_limits(job: Sections, profile: Profile | None = None) -> list[float] | None:
+    """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.
+
+    A limit in bytes is divided by what an activation of the rank's heaviest stage weighs in the profile, after the
+    static bytes of its stages are taken off; the profile is that of the job where none is given.
+    """
+    limit, ranks = job.memory.limit, job.grid.ranks
+    if limit is None:
+        return None
+    if isinstance(limit, int):
+        return [float(limit)] * ranks
+    if isinstance(limit, list):
+        return [float(entry) for entry in limit]
+    profile, stages = profile or profile_of(job), job.shape.stages
+    activation, static = profile.per_stage("activation", stages), profile.per_stage("static", stages)
+    free = parse_bytes(limit)
+    return [float((free - sum(static[r::ranks])) // max(max(activation[r::ranks]), 1e-30)) for r in range(ranks)]
+
+
+def parse_bytes(text: str) -> float:
+    """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B\s*", text)
+    if match is None:
+        raise JobError(f'[memory] limit: {text!r} is not a size: write "20 GiB", say, or a number of activations')
+    return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
