@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recycle.exec.transport.gloo import Gloo, GlooTransport
-from recycle.exec.transport.groups import GroupTransport
-from recycle.exec.transport.plugin import GroupsOfGeneration
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.ir.instruction import Instruction
 
 SLOWLY = Path("slowly")

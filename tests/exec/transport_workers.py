@@ -192,7 +192,7 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
 class Lanes(Gloo):
     """The transport that NCCL uses, over gloo's communicators: the same plan of communicators, the same order."""
 
-    def _transport(self, groups: GroupsOfGeneration) -> GroupTransport:
+    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         return GlooLanes(self.settings, groups)
 
 

@@ -59,7 +59,7 @@ class Gloo(TransportPlugin):
             self._kept = set(open_sockets())
         return super().open(groups)
 
-    def _transport(self, groups: GroupsOfGeneration) -> GroupTransport:
+    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         return GlooTransport(self.settings, groups)
 
     def wake(self) -> None:

@@ -54,9 +54,9 @@ class LaneTransport(GroupTransport):
         """End a communicator at once, which wakes whoever waits on it here."""
 
     def form(self) -> None:
-        self._wait_in_thread(self._form)
+        self._wait_in_thread(self._form_all)
 
-    def _form(self) -> None:
+    def _form_all(self) -> None:
         groups = self._groups
         for sender, receiver in lanes_of(groups.role, groups.program, groups.joins):
             group = self._stand(f"lane{sender}>{receiver}", [sender, receiver])

@@ -67,7 +67,7 @@ class Nccl(TransportPlugin):
     def device(cls, local_index: int) -> torch.device:
         return gpu_or_cpu(local_index)
 
-    def _transport(self, groups: GroupsOfGeneration) -> LaneTransport:
+    def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
         return NcclTransport(self.settings, groups)
 
 

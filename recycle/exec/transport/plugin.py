@@ -67,12 +67,12 @@ class TransportPlugin(ABC):
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
         """Form a generation's groups. Raises TransportError when they do not form."""
-        self._standing = self._transport(groups)
+        self._standing = self._form(groups)
         self._standing.form()
         return self._standing
 
     @abstractmethod
-    def _transport(self, groups: GroupsOfGeneration) -> GroupTransport:
+    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         """The transport of a generation, whose groups have not formed yet."""
 
     def wake(self) -> None:
