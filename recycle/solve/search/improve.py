@@ -12,7 +12,7 @@ from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.annealing import Annealed, anneal
-from recycle.solve.search.kernels import load_if_worth_it
+from recycle.solve.search.kernels import WORTH_COMPILING, load_if_worth_it
 from recycle.solve.search.timing import time_order
 
 HEATS = ((0.15, 0.03), (0.1, 0.02))
@@ -21,6 +21,8 @@ LONGEST, LONGEST_WORK = 600_000, 240_000_000
 """Moves of a round at most, and moves times operations, so that it takes about a second; shorter ones gain less."""
 ROUNDS = 6
 """Rounds into which the moves that are left are divided at most, unless the longest round ends before."""
+PLAIN_WORK = 2_000_000
+"""Moves times operations that plain Python makes in a second at least; what a short search has to expect."""
 PARTS, LEAST_PART = 8, 2_000
 """Parts of a round at most, and the moves of each at least."""
 PATIENCE = 6
@@ -51,6 +53,8 @@ def improve(
     longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
     length, spent, idle, turn = min(2_000, longest), 0, 0, 0
     load_if_worth_it(problem, min(steps, 4 * longest) // 100, deadline)
+    if deadline.left <= WORTH_COMPILING:
+        length = min(length, max(10, int(deadline.left * PLAIN_WORK / problem.size / ROUNDS)))
     best, due = start, time_order(problem, start.order).due
     order, order_due = best.order, due
     while spent < steps and idle < patience and not is_met(problem, best.period, bound) and not deadline.is_over:
