@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from recycle.exec.transport.gloo import Gloo, GlooTransport
+from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.ir.instruction import Instruction
 
@@ -23,13 +23,15 @@ PAUSE = 0.4
 class Paced(Gloo):
     """For jobs with `[membership] transport = "tests.exec.paced:Paced"`."""
 
-    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
-        return _PacedTransport(self.settings, groups)
+    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
+        transport = super().open(groups)
+        begin = transport.begin
 
+        def paced(program: Sequence[Instruction], iteration: int) -> None:
+            deadline = time.monotonic() + PAUSE
+            while SLOWLY.exists() and time.monotonic() < deadline and not groups.over.is_set():
+                groups.over.wait(0.02)
+            begin(program, iteration)
 
-class _PacedTransport(GlooTransport):
-    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
-        deadline = time.monotonic() + PAUSE
-        while SLOWLY.exists() and time.monotonic() < deadline and not self._over.is_set():
-            self._over.wait(0.02)
-        super().begin(program, iteration)
+        transport.begin = paced  # type: ignore[method-assign]
+        return transport
