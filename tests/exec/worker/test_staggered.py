@@ -154,9 +154,10 @@ def test_a_kill_in_each_phase_of_a_staggered_iteration_changes_no_bit(phase: str
 
 
 class _Hold(Observer):
-    """Holds the launcher, and with it every commit, when a fault is about to strike, until workers have stepped.
+    """Holds the launcher, and with it every commit, when a fault strikes, until workers have stepped.
 
-    They step once the step before is committed, which the fault may come before.
+    They do so once the step before is committed. So it is held first until everybody has stepped that one, and with it
+    reported, and again behind its commit.
     """
 
     def __init__(self, directory: Path, fault: str, step: int, workers: list[str]) -> None:
@@ -164,23 +165,27 @@ class _Hold(Observer):
         self._strikes, self._committed = False, -1
 
     def event(self, event: dict[str, Any]) -> None:
-        self._strikes |= event["kind"] == "fault" and event["fault"] == self.fault
-        self._hold()
+        if event["kind"] == "fault" and event["fault"] == self.fault:
+            self._strikes = True
+            self._wait_for(["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"], self.step - 1)
+            self._hold()
 
     def committed(self, line: dict[str, Any]) -> None:
         self._committed = line["step"]
         self._hold()
 
     def _hold(self) -> None:
+        if self._strikes and self._committed == self.step - 1:
+            self._wait_for(self.workers, self.step)
+
+    def _wait_for(self, workers: list[str], step: int) -> None:
         deadline = time.monotonic() + 30
-        while self._strikes and self._committed == self.step - 1 and time.monotonic() < deadline:
-            if all(self._stepped(worker) for worker in self.workers):
-                return
+        while not all(self._stepped(worker, step) for worker in workers) and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def _stepped(self, worker: str) -> bool:
+    def _stepped(self, worker: str, step: int) -> bool:
         lines = read_lines(log_path(self.directory, Worker.parse(worker)))
-        return any(line["step"] == self.step and line["instructions"][-1][0] == "1STEP" for _, line in lines)
+        return any(line["step"] == step and line["instructions"][-1][0].endswith("STEP") for _, line in lines)
 
 
 def test_a_step_that_a_death_keeps_from_being_committed_is_undone_by_all_who_took_it(
