@@ -5,9 +5,9 @@
 CP-SAT gets the whole problem: which live host runs each micro-batch on each stage, every order, memory as a cumulative
 resource and the period as the longest window of a rank. The rows of the worked example are printed with the planner's
 bound and plan beside its own; `--random` then draws small jobs of every kind (dead and slow workers, links, chunks,
-ties) and counts bounds above the period of a valid schedule, which must be none. Needs ortools (the extra `ortools`),
-which works in a process of its own, as its copy of HiGHS and the planner's do not go together. Limits: transfers do not
-queue; reduce and step stand at the end of each program; times that some factor makes whole.
+ties) and counts bounds above the period of a valid schedule, which must be none. Needs ortools (in the extras `test`
+and `bench`), which works in a process of its own, as its copy of HiGHS and the planner's do not go together. Limits:
+transfers do not queue; reduce and step stand at the end of each program; times that some factor makes whole.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=0, help="small random jobs on which to test the bounds")
     arguments = parser.parse_args()
     if importlib.util.find_spec("ortools") is None:
-        raise SystemExit("cp_sat: ortools is missing; pip install -c constraints.txt -e '.[ortools]'")
+        raise SystemExit("cp_sat: ortools is missing; pip install -c constraints.txt -e '.[bench]'")
     print("D=3 P=4 m=6, worker 1.2 dead     cap          bound   plan   CP-SAT  its bound  seconds")
     for staggered in (False, True):
         for cap in CAPS:

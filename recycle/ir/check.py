@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from recycle.errors import JobError
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
 from recycle.ir.schedule import Schedule
@@ -36,11 +38,14 @@ def check(
         about_to_run: workers execute the schedule as it is, so that nothing is implied.
 
     Raises:
-        JobError: `limits` has not one entry per rank, or a list of `profile` not one per stage.
+        JobError: `limits` has not one number per rank, a limit is negative or no number, or a list of `profile` has not
+            one entry per stage.
     """
     shape, profile = schedule.shape, profile or Profile.uniform()
-    if limits is not None and len(limits) != shape.ranks:
-        raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {shape.ranks}")
+    if limits is not None:
+        _require_limits(limits, shape.ranks)
+    if byte_limit is not None and not byte_limit >= 0:
+        raise JobError(f"byte_limit: {byte_limit!r} is not a number of bytes")
     inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run)
     findings: list[Finding] = []
     for rule in all_rules():
@@ -52,6 +57,16 @@ def check(
         return finding.severity != "error", worker, -1 if finding.position is None else finding.position
 
     return sorted(findings, key=place)
+
+
+def _require_limits(limits: Sequence[float], ranks: int) -> None:
+    if not isinstance(limits, Sequence | np.ndarray):
+        raise JobError(f"limits: write one number of activations per rank, for example [{limits}] * {ranks}")
+    if len(limits) != ranks:
+        raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {ranks}")
+    for rank, limit in enumerate(limits):
+        if not isinstance(limit, int | float | np.number) or not limit >= 0:
+            raise JobError(f"limits: {limit!r} of rank {rank} is not a number of activations (0 or more)")
 
 
 def explain(code: str) -> Rule | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.instruction import Compute, Instruction, OverlappedPair, StageWide, Transfer
-from recycle.shape import Shape, Worker
+from recycle.shape import MicroBatch, Shape, Worker
 
 Ints = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
@@ -83,12 +84,23 @@ def offsets_of(groups: npt.NDArray[Any], count: int) -> Rows:
 
 
 def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:
-    """Columns of instruction objects. Raises ScheduleError at a peer outside the shape or a number beyond 32 bits."""
+    """Columns of instruction objects.
+
+    Raises:
+        ScheduleError: what stands in a program is not an instruction, or not a whole one (a stage that is no whole
+            number, say); a peer lies outside the shape; a number is beyond 32 bits.
+    """
     rows: list[tuple[int, ...]] = []
     offsets = [0]
     for worker in shape.workers():
-        for instruction in programs.get(worker, ()):
-            rows.append(_row(shape, worker, instruction))
+        for position, instruction in enumerate(programs.get(worker, ())):
+            try:
+                rows.append(_row(shape, worker, instruction))
+            except (TypeError, ValueError, AttributeError):
+                raise ScheduleError(
+                    f"worker {worker}, position {position}: {_repr(instruction)} is not an instruction; one is,"
+                    f" for example, Forward(stage=0, micro_batch=MicroBatch(0, 0)); Schedule.from_text takes text"
+                ) from None
         offsets.append(len(rows))
     try:
         table = np.array(rows, dtype=np.int32).reshape(len(rows), len(Columns.FIELDS))
@@ -99,16 +111,31 @@ def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -
 
 
 def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
+    """The columns of an instruction; raises TypeError, ValueError or AttributeError where it is not a whole one."""
     kind = int(instruction.kind)
     if isinstance(instruction, Compute):
-        return (kind, instruction.stage, *instruction.micro_batch, -1, -1, -1, -1)
+        return (kind, index(instruction.stage), *_numbers(instruction.micro_batch), -1, -1, -1, -1)
     if isinstance(instruction, Transfer):
         with errors_as(ScheduleError):
             shape.require(instruction.peer, f"worker {worker}: {instruction}")
-        return (kind, instruction.stage, *instruction.micro_batch, shape.worker_index(instruction.peer), -1, -1, -1)
+        peer = shape.worker_index(instruction.peer)
+        return (kind, index(instruction.stage), *_numbers(instruction.micro_batch), peer, -1, -1, -1)
     if isinstance(instruction, StageWide):
-        return (kind, instruction.stage, -1, -1, -1, -1, -1, -1)
+        return (kind, index(instruction.stage), -1, -1, -1, -1, -1, -1)
     if isinstance(instruction, OverlappedPair):
         forward, backward = instruction.forward, instruction.backward
-        return (kind, forward.stage, *forward.micro_batch, -1, backward.stage, *backward.micro_batch)
-    raise ScheduleError(f"worker {worker}: {instruction!r} is not an instruction")
+        first, second = _numbers(forward.micro_batch), _numbers(backward.micro_batch)
+        return (kind, index(forward.stage), *first, -1, index(backward.stage), *second)
+    raise TypeError
+
+
+def _numbers(micro_batch: MicroBatch) -> tuple[int, int]:
+    pipeline, place = micro_batch
+    return index(pipeline), index(place)
+
+
+def _repr(value: object) -> str:
+    """What a program holds, with its fields where it is a broken instruction, whose text form cannot be trusted."""
+    if not isinstance(value, Instruction):
+        return repr(value)
+    return f"{type(value).__name__}({', '.join(f'{one.name}={getattr(value, one.name)!r}' for one in fields(value))})"

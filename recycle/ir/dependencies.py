@@ -388,6 +388,33 @@ def tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
     return np.unique([first(stage) for stage in range(stages)], return_inverse=True)[1].astype(np.int64)
 
 
+def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int, int]]:
+    """Where workers reduce the same two stages in unlike orders.
+
+    Args:
+        rows, workers, stages: of each reduce; of a stage's reduces on one worker the first counts.
+
+    Returns:
+        (reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker.
+    """
+    mine: dict[int, dict[int, int]] = {}
+    for row, worker, stage in zip(rows.tolist(), workers.tolist(), stages.tolist(), strict=True):
+        mine.setdefault(worker, {}).setdefault(stage, row)
+    before: dict[tuple[int, int], int] = {}
+    conflicts = []
+    for _, order in sorted(mine.items()):
+        sequence = list(order.items())
+        found: list[tuple[int, int]] = []
+        for i, (a, row) in enumerate(sequence):
+            for b, _ in sequence[i + 1 :]:
+                if (b, a) in before:
+                    found.append((row, before[b, a]))
+                else:
+                    before[a, b] = row
+        conflicts += found[:1]
+    return conflicts
+
+
 def _find(keys: Rows, wanted: Rows) -> Rows:
     """For each wanted key its (first) place in `keys`, -1 where it is not there."""
     if not len(keys):

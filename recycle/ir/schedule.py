@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from operator import index
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from recycle.profile import Profile
 from recycle.shape import MicroBatch, Shape, Worker
 
 Optimizer = Literal["staggered", "barrier"]
+Value = TypeVar("Value")
 Placement = tuple[tuple[int, ...], ...]
 """The stages that each worker hosts, by worker index."""
 
@@ -83,22 +85,21 @@ class Schedule:
     def build(
         cls,
         shape: Shape,
-        programs: Mapping[Worker, Iterable[Instruction]],
+        programs: Mapping[Worker, Iterable[Instruction]] | Mapping[str, Iterable[Instruction]],
         **options: Unpack[_Options],
     ) -> Schedule:
         """A schedule from instruction objects.
 
         Args:
-            programs: the instructions of each worker, in order; workers left out get an empty program.
+            programs: the instructions of each worker, in order, by the worker or its text ("0.1"); workers left out
+                get an empty program.
             options: those of `from_columns`.
 
         Raises:
-            ScheduleError: a program, placement, peer or failed worker lies outside the shape.
+            ScheduleError: a program, placement, peer or failed worker lies outside the shape, or a program holds what
+                is not an instruction.
         """
-        with errors_as(ScheduleError):
-            for worker in programs:
-                shape.require(worker, "programs")
-        return cls.from_columns(shape, columns_of(shape, programs), **options)
+        return cls.from_columns(shape, columns_of(shape, _by_worker(shape, programs, "programs")), **options)
 
     @classmethod
     def from_columns(
@@ -148,13 +149,7 @@ class Schedule:
             ScheduleError: an instruction cannot be parsed, or a worker lies outside the shape; the message names
                 worker and position. Everything else is for `check` to find.
         """
-        parsed: dict[Worker, str] = {}
-        for name, text in programs.items():
-            worker = _worker(shape, name, "programs")
-            if worker in parsed:
-                raise ScheduleError(f"worker {worker} has two programs")
-            parsed[worker] = text
-        return cls.from_columns(shape, parse(shape, parsed), **options)
+        return cls.from_columns(shape, parse(shape, _by_worker(shape, programs, "programs")), **options)
 
     def text(self) -> dict[str, str]:
         """The programs of the live workers as text; `from_text` reads it back."""
@@ -286,25 +281,40 @@ def _worker(shape: Shape, worker: Worker | str, where: str) -> Worker:
         return shape.require(Worker.parse(worker) if isinstance(worker, str) else worker, where)
 
 
+def _by_worker(shape: Shape, given: Mapping[Any, Value], where: str) -> dict[Worker, Value]:
+    """What is given per worker, or per its text. Raises ScheduleError at one outside the shape or named twice."""
+    found: dict[Worker, Value] = {}
+    for name, value in given.items():
+        worker = _worker(shape, name, where)
+        if worker in found:
+            raise ScheduleError(f"{where}: worker {worker} is there twice")
+        found[worker] = value
+    return found
+
+
 def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequence[int]] | None) -> Placement:
-    if placement is None:
-        return loop_placement(shape)
+    full: list[Sequence[int]] = list(loop_placement(shape))
     if isinstance(placement, Mapping):
-        full = list(loop_placement(shape))
-        given: set[Worker] = set()
-        for name, stages in placement.items():
-            worker = _worker(shape, name, "placement")
-            if worker in given:
-                raise ScheduleError(f"placement: worker {worker} is there twice")
-            given.add(worker)
-            full[shape.worker_index(worker)] = tuple(stages)
-        placement = tuple(full)
-    if len(placement) != shape.worker_count:
-        raise ScheduleError(f"placement: lists {len(placement)} workers, the shape has {shape.worker_count}")
-    for worker, stages in zip(shape.workers(), placement, strict=True):
-        for stage in stages:
-            if not isinstance(stage, int) or not 0 <= stage < shape.stages:
-                raise ScheduleError(f"placement: worker {worker}: {stage!r} is not a stage (0 to {shape.stages - 1})")
-        if len(set(stages)) < len(stages):
-            raise ScheduleError(f"placement: worker {worker} hosts a stage twice: {' '.join(map(str, stages))}")
-    return placement
+        for worker, stages in _by_worker(shape, placement, "placement").items():
+            full[shape.worker_index(worker)] = stages
+    elif placement is not None:
+        full = list(placement)
+    if len(full) != shape.worker_count:
+        raise ScheduleError(f"placement: lists {len(full)} workers, the shape has {shape.worker_count}")
+    return tuple(_hosted(shape, worker, stages) for worker, stages in zip(shape.workers(), full, strict=True))
+
+
+def _hosted(shape: Shape, worker: Worker, stages: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(stages, Iterable):
+        raise ScheduleError(f"placement: worker {worker}: {stages!r} is not a list of stages: write [{stages!r}]")
+    hosted = []
+    for stage in stages:
+        try:
+            hosted.append(index(stage))
+        except TypeError:
+            hosted.append(-1)
+        if not 0 <= hosted[-1] < shape.stages:
+            raise ScheduleError(f"placement: worker {worker}: {stage!r} is not a stage (0 to {shape.stages - 1})")
+    if len(set(hosted)) < len(hosted):
+        raise ScheduleError(f"placement: worker {worker} hosts a stage twice: {' '.join(map(str, hosted))}")
+    return tuple(hosted)

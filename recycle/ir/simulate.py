@@ -31,7 +31,9 @@ from recycle.ir.dependencies import (
     consecutive,
     dependencies,
     lane_chains,
+    reduce_conflicts,
     serial_chains,
+    tie_groups,
 )
 from recycle.ir.gaps import Gaps, find_gaps
 from recycle.ir.graph import earliest, group_edges, topological_order
@@ -128,19 +130,18 @@ def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencie
 def _arrivals(graph: Dependencies, columns: Columns, before: Rows, after: Rows) -> tuple[Rows, Rows]:
     """A reduce is collective: it begins when the last host arrives at it, so the join waits for what is before it.
 
-    Tied stages reduce as one: a worker that hosts several of them arrives with the first of its reduces.
+    Tied stages reduce as one: a worker that hosts several of them arrives with the first of its reduces, also where
+    nothing stands before that one.
     """
-    at_reduce = columns.kind[after] == ReduceGradients.kind
     join_of_row = np.full(graph.rows, -1, dtype=np.int64)
     from_join = graph.source >= graph.rows
     join_of_row[graph.target[from_join]] = graph.source[from_join]
-    source, reduce = before[at_reduce], after[at_reduce]
-    source, reduce = source[join_of_row[reduce] >= 0], reduce[join_of_row[reduce] >= 0]
-    join = join_of_row[reduce]
-    order = np.lexsort((reduce, join, columns.worker[reduce]))
-    same = (np.diff(join[order]) == 0) & (np.diff(columns.worker[reduce[order]]) == 0)
-    first = order[np.concatenate([[True], ~same])] if len(order) else order
-    return source[first], join[first]
+    reduces = np.flatnonzero((columns.kind == ReduceGradients.kind) & (join_of_row >= 0))
+    arrivals = columns.worker[reduces].astype(np.int64) * graph.nodes + join_of_row[reduces]
+    is_arrival = np.zeros(graph.rows, dtype=np.bool_)
+    is_arrival[reduces[np.unique(arrivals, return_index=True)[1]]] = True
+    arriving = is_arrival[after]
+    return before[arriving], join_of_row[after[arriving]]
 
 
 def durations(schedule: Schedule, profile: Profile) -> Floats:
@@ -313,7 +314,8 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
         serialised: each worker carries one transfer at a time, unbuffered, in program order.
 
     Raises:
-        ScheduleError: the order has a cycle, so that it could never finish (`check` shows the cycle).
+        ScheduleError: the order could never finish, because it has a cycle or because peers reduce tied stages in
+            unlike orders (`check` shows where).
     """
     profile = profile or Profile.uniform()
     graph = event_graph(lower(schedule), serialised)
@@ -325,12 +327,32 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
             f" {graph.schedule.instruction(int(stuck[0]))} on worker {worker} at position {position};"
             f" `recycle check` shows the cycle"
         )
+    _require_like_orders(graph.schedule)
     rows, nodes = graph.dependencies.rows, graph.dependencies.nodes
     seconds = np.zeros(nodes)
     seconds[:rows] = durations(graph.schedule, profile)
     start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
     period = _period(graph, seconds) if rows else 0.0
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period, graph.dependencies)
+
+
+def _require_like_orders(schedule: Schedule) -> None:
+    """Refuse workers that reduce the same tied stages in unlike orders.
+
+    Tied stages share a join, so that the graph has no circle there; each reduce is still a collective of its own.
+    """
+    if not schedule.ties:
+        return
+    columns, group = schedule.columns, tie_groups(schedule.shape.stages, schedule.ties)
+    rows = np.flatnonzero(columns.kind == ReduceGradients.kind)
+    workers, stages = columns.worker[rows].astype(np.int64), columns.stage[rows].astype(np.int64)
+    for first, other in reduce_conflicts(rows, workers, stages):
+        if group[columns.stage[first]] == group[columns.stage[other]]:
+            (here, _), (there, _) = schedule.position(first), schedule.position(other)
+            raise ScheduleError(
+                f"the schedule deadlocks: workers {here} and {there} reduce the tied stages {columns.stage[first]} and"
+                f" {columns.stage[other]} in unlike orders; reduce them in one order on both"
+            )
 
 
 def _repeat_edges(graph: EventGraph) -> tuple[Rows, Rows]:

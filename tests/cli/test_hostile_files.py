@@ -51,7 +51,7 @@ NATIVE = {
     "with no worker": (plan('"0.1": "', '"": "'), "'' is not a worker"),
     "with a program twice": (plan('"0.1": "', '"0.0": "'), "programs: '0.0' is there twice"),
     "with a program twice, escaped": (plan('"0.1": "', '"\\u0030.0": "'), "programs: '0.0' is there twice"),
-    "with a program twice, zeros": (plan('"0.1": "', '"00.0": "'), "worker 0.0 has two programs"),
+    "with a program twice, zeros": (plan('"0.1": "', '"00.0": "'), "programs: worker 0.0 is there twice"),
     "with programs twice": (plan('"ties"', '"programs": {}, "ties"'), "'programs' is there twice"),
     "with a size twice": (plan('"ranks"', '"ranks": 3, "ranks"'), "shape: 'ranks' is there twice"),
     "with a placement twice": (plan("null", '{"0.0": [0], "0.0": [1]}'), "placement: '0.0' is there twice"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import random
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,6 +256,24 @@ def test_what_is_kept_between_I_and_W_counts_with_its_share() -> None:
 def test_limits_of_another_number_of_ranks_are_refused() -> None:
     with pytest.raises(JobError, match="limits: lists 1 ranks, the schedule has 2"):
         check(gpipe(Shape(1, 2, 2)), limits=[4])
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (4, r"limits: write one number of activations per rank, for example \[4\] \* 2"),
+        ([2, math.nan], "limits: nan of rank 1 is not a number of activations"),
+        ([-1, 2], "limits: -1 of rank 0 is not a number of activations"),
+        (["2", 2], "limits: '2' of rank 0 is not a number of activations"),
+    ],
+)
+def test_limits_that_are_no_numbers_are_refused(limits: Any, message: str) -> None:
+    schedule = gpipe(Shape(1, 2, 2))
+    with pytest.raises(JobError, match=message):
+        check(schedule, limits=limits)
+    assert check(schedule, limits=np.array([2.0, math.inf])) == []
+    with pytest.raises(JobError, match="byte_limit: nan is not a number of bytes"):
+        check(schedule, byte_limit=math.nan)
 
 
 def test_errors_come_before_warnings_and_follow_worker_and_position() -> None:

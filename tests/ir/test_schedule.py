@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +51,7 @@ def test_position_skips_workers_with_empty_programs() -> None:
         ({"0.0": "0F0 0X0"}, {}, r"worker 0\.0, position 1: '0X0' is not an instruction"),
         ({"0.5": "0F0"}, {}, r"programs: worker 0\.5 is outside the grid"),
         ({"zero": "0F0"}, {}, "'zero' is not a worker"),
-        ({"0.0": "", "00.0": ""}, {}, r"worker 0\.0 has two programs"),
+        ({"0.0": "", "00.0": ""}, {}, r"programs: worker 0\.0 is there twice"),
         ({"0.0": "0SEND_F0@0.9"}, {}, r"worker 0\.0: 0SEND_F0\.0@0\.9: worker 0\.9 is outside"),
         ({}, {"failed": ["7.0"]}, r"failed workers: worker 7\.0 is outside"),
         ({}, {"optimizer": "never"}, "must be 'staggered' or 'barrier'"),
@@ -98,3 +101,29 @@ def test_saved_schedules_load_equal(tmp_path: Path) -> None:
     schedule = lower(one_f_one_b(Shape(2, 2, 2), "barrier"))
     schedule.save(tmp_path / "mine.json")
     assert Schedule.load(tmp_path / "mine.json") == schedule
+
+
+def test_programs_and_placement_take_workers_as_text_and_numpy_numbers() -> None:
+    shape, forward = Shape(1, 1, 1, 2), Forward(np.int64(1), MicroBatch(0, np.int32(0)))
+    schedule = Schedule.build(shape, {"0.0": [forward]}, placement={"0.0": np.array([1, 0])})
+    assert schedule.text() == {"0.0": "1F0.0"}
+    assert schedule.placement == ((1, 0),)
+    assert json.loads(schedule.dumps())["placement"] == {"0.0": [1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("programs", "options", "message"),
+    [
+        ({"x": []}, {}, "'x' is not a worker"),
+        ({"0.0": [], Worker(0, 0): []}, {}, r"programs: worker 0\.0 is there twice"),
+        ({"0.0": ["0F0.0"]}, {}, r"worker 0\.0, position 0: '0F0\.0' is not an instruction; .*from_text takes"),
+        ({"0.0": [Forward(0, MicroBatch(0, 0)), Forward(0, 0)]}, {}, r"position 1: Forward\(stage=0, micro_batch=0\)"),
+        ({"0.0": [Forward("0", MicroBatch(0, 0))]}, {}, r"position 0: Forward\(stage='0', micro_batch="),
+        ({"0.0": [None]}, {}, "position 0: None is not an instruction"),
+        ({}, {"placement": {"0.0": 0}}, r"placement: worker 0\.0: 0 is not a list of stages: write \[0\]"),
+        ({}, {"placement": {"0.0": [0.5]}}, r"placement: worker 0\.0: 0\.5 is not a stage \(0 to 0\)"),
+    ],
+)
+def test_what_is_no_program_and_no_placement_is_refused_by_name(programs: Any, options: Any, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        Schedule.build(Shape(1, 1, 1), programs, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from recycle import JobError, Link, Profile, Schedule, ScheduleError, Shape, Wor
 from recycle.ir import compiled
 from recycle.ir.dependencies import Cause
 from recycle.ir.families import gpipe, one_f_one_b
-from recycle.ir.instruction import Backward, Forward
+from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.simulate import Timeline
 from tests.ir.random_schedules import random_profile, random_schedule
 from tests.ir.reference_runtime import growth
@@ -359,3 +360,50 @@ def test_tied_stages_of_one_worker_reduce_as_one() -> None:
     begins = {str(timeline.schedule.instruction(row)): timeline.start[row] for row in range(len(timeline.start))}
     assert begins["3REDUCE_GRAD"] == begins["0F0.0"] + 12  # with the last gradient of stage 0
     assert begins["0REDUCE_GRAD"] == begins["3REDUCE_GRAD"] + 1
+
+
+def test_a_host_of_tied_stages_that_runs_nothing_reduces_with_its_peers() -> None:
+    text = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0 0F1.0 1F1.0 1B1.0 0B1.0", "1.0": ""}
+    schedule = Schedule.from_text(Shape(2, 1, 1, 2), text, ties=[[0, 1]])
+    assert check(schedule) == check(lower(schedule), about_to_run=True) == []
+    timeline = simulate(schedule, Profile(reduce=1.0, step=1.0))
+    assert (timeline.makespan, timeline.busy) == (12 + 2 + 2, [16, 4])
+
+
+def test_tied_stages_that_peers_reduce_in_unlike_orders_deadlock() -> None:
+    text = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0 {} 0STEP 1STEP", "1.0": "0F1.0 1F1.0 1B1.0 0B1.0 {} 0STEP 1STEP"}
+    orders = ["1REDUCE_GRAD 0REDUCE_GRAD", "0REDUCE_GRAD 1REDUCE_GRAD"]
+    for first, other in itertools.product(orders, repeat=2):
+        programs = {"0.0": text["0.0"].format(first), "1.0": text["1.0"].format(other)}
+        for ties in ([], [[0, 1]]):
+            schedule = Schedule.from_text(Shape(2, 1, 1, 2), programs, ties=ties)
+            if first == other:
+                assert check(schedule) == []
+                assert simulate(schedule).makespan == 6
+                continue
+            assert [finding.rule for finding in check(schedule)] == ["reduce-order"]
+            with pytest.raises(ScheduleError, match="the schedule deadlocks"):
+                simulate(schedule)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_valid_with_ties_runs_and_unlike_reduces_do_not(seed: int) -> None:
+    """Where check finds nothing simulate comes to an end, and the other way round."""
+    rng = random.Random(seed)
+    schedule = random_schedule(rng)
+    stages = rng.sample(range(schedule.shape.stages), min(schedule.shape.stages, rng.randint(1, 4)))
+    programs = {}
+    for worker in schedule.live:
+        updates = [ReduceGradients(stage) for stage in schedule.stages_of(worker)]
+        if rng.random() < 0.5:
+            rng.shuffle(updates)
+        steps = [OptimizerStep(stage) for stage in schedule.stages_of(worker)]
+        programs[worker] = [*schedule.program(worker), *updates, *steps]
+    placement = dict(zip(schedule.shape.workers(), schedule.placement, strict=True))
+    options = {"placement": placement, "failed": schedule.failed, "optimizer": schedule.optimizer}
+    tied = Schedule.build(schedule.shape, programs, ties=[stages], **options)
+    if check(tied):
+        with pytest.raises(ScheduleError, match="the schedule deadlocks"):
+            simulate(tied)
+    else:
+        assert simulate(tied).makespan >= simulate(schedule).makespan

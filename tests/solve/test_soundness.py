@@ -24,7 +24,7 @@ from tests.solve.exhaustive import best_of_all, count_of_orders
 
 MOST_ORDERS = 300
 needs_ortools = pytest.mark.skipif(
-    importlib.util.find_spec("ortools") is None, reason="ortools is missing: pip install '.[ortools]'"
+    importlib.util.find_spec("ortools") is None, reason="ortools is missing: pip install '.[test]'"
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.columns import Rows
-from recycle.ir.dependencies import Cause
+from recycle.ir.dependencies import Cause, reduce_conflicts
 from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients
 from recycle.ir.rules.rule import Defect, Inspection, listed, repeats, rule
 
@@ -121,7 +121,7 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect]:
     """REDUCE_GRAD is collective: it ends when all live hosts of the stage have come to it. Two workers that host the
     same two stages must therefore reduce them in the same order, or each waits in a reduce that the other has not
     reached."""
-    for row, other_row in reduce_conflicts(inspection):
+    for row, other_row in conflicting_reduces(inspection):
         yield Defect(
             f"worker {inspection.schedule.position(other_row)[0]} reduces its stages in another order:"
             f" {inspection.at(other_row)} comes first there",
@@ -131,23 +131,7 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect]:
         )
 
 
-def reduce_conflicts(inspection: Inspection) -> list[tuple[int, int]]:
-    """(reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker."""
+def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
+    """The pairs of `reduce_conflicts` among the reduces that stand on a host of their stage."""
     rows, keys = _hosted_rows(inspection, ReduceGradients)
-    stages = inspection.schedule.shape.stages
-    mine: dict[int, dict[int, int]] = {}
-    for row, key in zip(rows.tolist(), keys.tolist(), strict=True):
-        mine.setdefault(key // stages, {}).setdefault(key % stages, row)
-    before: dict[tuple[int, int], int] = {}
-    conflicts = []
-    for _, order in sorted(mine.items()):
-        sequence = list(order.items())
-        found: list[tuple[int, int]] = []
-        for i, (a, row) in enumerate(sequence):
-            for b, _ in sequence[i + 1 :]:
-                if (b, a) in before:
-                    found.append((row, before[b, a]))
-                else:
-                    before[a, b] = row
-        conflicts += found[:1]
-    return conflicts
+    return reduce_conflicts(rows, *np.divmod(keys, inspection.schedule.shape.stages))

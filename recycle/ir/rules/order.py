@@ -15,7 +15,7 @@ from recycle.ir.columns import Flags, Rows
 from recycle.ir.dependencies import Cause, compute_order
 from recycle.ir.graph import group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
-from recycle.ir.rules.optimizer import reduce_conflicts
+from recycle.ir.rules.optimizer import conflicting_reduces
 from recycle.ir.rules.rule import Defect, Inspection, firsts, rule
 from recycle.ir.rules.transfers import is_reported
 from recycle.ir.simulate import EventGraph, event_graph
@@ -111,7 +111,7 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     explained = np.isin(source * nodes + target, late_source * nodes + late_target)
     lowered_of = np.full(len(inspection.schedule.columns) + 1, -1, dtype=np.int64)
     lowered_of[inspection.origin] = np.arange(len(inspection.origin))
-    conflicting = [int(lowered_of[row]) for pair in reduce_conflicts(inspection) for row in pair]
+    conflicting = [int(lowered_of[row]) for pair in conflicting_reduces(inspection) for row in pair]
     explained |= np.isin(target, conflicting) & (source >= rows)
     # A join that waits for its own waiter, or for a row behind it on its worker: early or duplicate updates.
     kind, worker = inspection.lowered.columns.kind, inspection.lowered.columns.worker
