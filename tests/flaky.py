@@ -1,4 +1,4 @@
-"""A test that failed beside others and passes alone is flaky: it is named in the run's last lines, and remembered.
+"""A test that failed beside others and passes alone is flaky: the run ends with its failure and its name, remembered.
 
 With `--alone`, what failed runs once more in the end, one after the other in a process of its own. A run whose failures
 all pass then succeeds, unless one of them was flaky in another of the last `RUNS` runs it took part in.
@@ -51,14 +51,15 @@ class Alone:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._ran: set[str] = set()
-        self._failed: dict[str, None] = {}
+        self._failed: dict[str, str] = {}
+        self._flaky: list[str] = []
         self._lines: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = name_of(report.nodeid)
         self._ran.add(name)
         if report.failed:
-            self._failed[name] = None
+            self._failed[name] = report.longreprtext
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -70,10 +71,11 @@ class Alone:
         history = remembered(cache.get(_CACHE, {}), self._ran, flaky)
         cache.set(_CACHE, history)
         again = {name for name in flaky if sum(history[name]) > 1}
+        self._flaky = sorted(flaky)
         self._lines = [
             f"FLAKY {name}: failed beside others and passed alone"
             + (f", as in another of its last {RUNS} runs: mend it" if name in again else "")
-            for name in sorted(flaky)
+            for name in self._flaky
         ]
         self._count_as_passed(flaky - again)
         if flaky and flaky == set(self._failed) and not again:
@@ -104,6 +106,9 @@ class Alone:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
         yield
+        for name in self._flaky:  # counted as passed, so that pytest does not show them
+            terminalreporter.section(f"failed beside others: {name}")
+            terminalreporter.write_line(self._failed[name])
         for line in self._lines:
             terminalreporter.write_line(line, yellow=True)
 

@@ -55,6 +55,8 @@ def test_a_failure_that_passes_alone_is_forgiven_once_in_three_runs(tmp_path: Pa
     assert status == 0
     assert [line.partition(":")[0] for line in lines[-3:-1]] == ["FLAKY test_suite.py"] * 2
     assert re.findall(r"\d+ (?:passed|failed|flaky)", lines[-1]) == ["3 passed", "2 flaky"]
+    assert sum("failed beside others: test_suite.py::" in line for line in lines) == 2
+    assert sum(line.startswith("E  ") for line in lines) == 2
     status, lines = run(tmp_path, "-k", "not b")
     assert status == 1
     assert "as in another of its last 3 runs" in lines[-2]
