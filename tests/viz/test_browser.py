@@ -6,7 +6,6 @@ Needs Debian's `chromium` and `chromium-driver`; skipped where they are not inst
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ def test_an_exported_page_opens_from_disk_and_loads_nothing(browser: Any, run_di
     status = "return recycle.views.get('run0-3').status.textContent"
     wait(browser, lambda: browser.execute_script(status).startswith("0F0.0; forward; worker 0.0, stage 0"))
     wait(browser, lambda: browser.find_elements("css selector", ".lanes-listing tbody tr"))
-    time.sleep(0.5)  # until the address is written
+    wait(browser, lambda: "?" in browser.current_url)
     assert browser.execute_script(FOREIGN, "data:") == []
     assert browser.get_log("browser") == []
 
