@@ -52,6 +52,7 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/ir.py
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/planner_random.py
+	$(BIN)/python benchmarks/planner_rivals.py
 	$(BIN)/python -W ignore benchmarks/executor.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python -W ignore benchmarks/restart.py

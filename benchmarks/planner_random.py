@@ -67,10 +67,10 @@ class Row:
     took: float
 
 
-def drawn(family: str, number: int, seed: int) -> tuple[PricedJob, list[Worker], str]:
-    """(a job, its dead workers, both in a line of text)."""
+def drawn(family: str, number: int, seed: int, largest: int = 16) -> tuple[PricedJob, list[Worker], str]:
+    """(a job of at most so many pipelines and ranks, its dead workers, both in a line of text)."""
     draw, kind = Random(f"{seed} {family} {number}"), FAMILIES[family]
-    shape = Shape(draw.randint(2, 16), draw.randint(2, 16), 1, draw.choice(kind.chunks))
+    shape = Shape(draw.randint(2, largest), draw.randint(2, largest), 1, draw.choice(kind.chunks))
     shape = replace(shape, micro_batches=draw.randint(1, 4 * shape.ranks))
     full = shape.chunks * shape.ranks
     limit = draw.randint(shape.chunks, full) if draw.choice(kind.is_tight) else draw.choice([None, 2 * full])
