@@ -47,7 +47,8 @@ class Plan:
         schedule: compute-only, in role names; its `failed` are the dead roles.
         makespan: of one iteration from idle, in the profile's unit of time.
         period: between two iterations in steady state, as `simulate` gives it.
-        lower_bound: proven for this failure vector: no schedule has a smaller period.
+        lower_bound: proven for this failure vector: no schedule on the same placement has a smaller period. On another
+            one, as that of zb-v, there may be one.
         seconds: what planning took.
         profile: digest of the profile that it was planned with.
         limits: activations that the worker of each rank may hold; None when there is no limit.

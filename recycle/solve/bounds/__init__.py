@@ -1,4 +1,6 @@
-"""Lower bounds on the period: true for any assignment and any order, so that a plan can print its gap.
+"""Lower bounds on the period: true for any assignment to live hosts and any order, so that a plan can print its gap.
+
+The hosts of a stage are those of the loop placement, chunk c of rank r on stage c * P + r.
 
 one_chunk   closed forms where a worker hosts one chunk
 chunked     closed forms where it hosts several
