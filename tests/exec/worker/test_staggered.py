@@ -149,7 +149,8 @@ def test_a_kill_in_each_phase_of_a_staggered_iteration_changes_no_bit(phase: str
     assert_same_training(run, with_the_barrier(launch, emulated))
     assert [kind for kind in kinds(run) if kind != "undone"] == FAULT
     repeated = [line["live_workers"] for line in run.metrics].index(5)
-    assert repeated in (3, 4, 5)
+    # an iteration begins before the step of the one before is committed, so at first a death may undo that one too
+    assert repeated in ((2, 3, 4, 5) if phase in ("", ".forward") else (3, 4, 5))
     assert [step for step, mode in enumerate(modes(run)) if mode == "barrier"] == [0, repeated]
 
 
