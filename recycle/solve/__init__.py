@@ -4,12 +4,13 @@ planner         one plan, from all that follows
 library/        many plans: which vectors, in how much time (filling), and again after times changed (refreshing)
 normalize       which vector of failures to plan for, and which live workers move for it
 problem         the numbers that everything works on, and orders of operations
-assignment      which live worker runs each micro-batch at each stage; the one place where this is decided
+assignment      deals: which live worker runs each micro-batch at each stage; the one place where this is decided
 template        one pipeline, planned without failures and copied to all
 bounds/         periods that no schedule can fall below: closed forms and a linear program
 search/         list scheduling (event_loop, list_scheduling) and timing of orders (order_kernels, timing); where a
-                search begins (initial_orders); searches over policies (policy_search), over latest start times
-                (refine) and over single operations (annealing, improve); several of them at once (walks)
+                search begins (initial_orders) and that it takes the template first (from_template); searches over
+                policies (policy_search), over latest start times (refine) and over single operations (annealing,
+                improve); several of them at once (walks)
 exact/          small problems solved to optimality, as an integer program in a child process
 adapt           a given schedule, on whatever placement, without the dead workers
 fuse_backward   the backward pass is split only where that pays

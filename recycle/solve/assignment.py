@@ -1,11 +1,15 @@
-"""The assignment of micro-batches to hosts: which live worker runs each one at each stage, and in which slot.
+"""Deals: which live worker runs each micro-batch at each stage, and in which slot.
 
-Where peers are alike, an iteration is cut into slots. In each slot every pipeline runs at most one micro-batch, and no
-more pipelines run one than the stage with the fewest live workers has: so at each stage the micro-batches of dead
-workers find a live worker whose own pipeline runs nothing in the slot, and no worker has two in one slot. The pipelines
-with most left to do go first, which gives the fewest slots possible, ceil(D m / fewest live workers), and spreads what
-is re-routed evenly over time and peers. With slow workers, or several chunks per worker, each goes to the host that
-would be done with it first; and a slow worker keeps only as many of its own as it is done with by then.
+*By slots*, where peers are alike, an iteration is cut into slots. In each slot every pipeline runs at most one
+micro-batch, and no more pipelines run one than the stage with the fewest live workers has: so at each stage the
+micro-batches of dead workers find a live worker whose own pipeline runs nothing in the slot, and no worker has two of
+one stage in one slot. The pipelines with most left to do go first, which gives the fewest slots possible,
+ceil(D m / fewest live workers), and spreads what is re-routed evenly over time and peers. With several chunks per
+worker, those of one micro-batch may go to different peers.
+
+*By load* each micro-batch without a home goes to the host that would be done with it first, and a slow worker keeps
+only as many of its own as it is done with by then. Where peers are alike, no host of a stage has two more than another;
+that is less for the workers of a stage with few dead than they have by slots, which follow the poorest stage.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -22,40 +25,55 @@ from recycle.solve.problem import Operations, Problem
 
 
 @dataclass(frozen=True, eq=False)
-class Assignment:
-    """A host for every (stage, micro-batch), and a slot for every micro-batch.
+class Deal:
+    """A host for every (stage, micro-batch), and perhaps a slot for every micro-batch.
 
     Attributes:
-        host: worker of each (stage, micro-batch), by index, flat; its home if that lives and is not too slow.
-        slot: place of each micro-batch in the iteration, from 0 on.
+        host: worker of each (stage, micro-batch), by index, flat.
+        slot: place of each micro-batch in the iteration, from 0 on, where no worker has two of one stage in one slot;
+            None where they are dealt without slots.
     """
 
     host: Operations
-    slot: Operations
+    slot: Operations | None = None
 
     @property
     def slots(self) -> int:
+        """The number of slots. Raises ValueError for a deal without slots."""
+        if self.slot is None:
+            raise ValueError("the deal has no slots")
         return int(self.slot.max()) + 1
 
 
-@lru_cache(maxsize=2)
-def assign(problem: Problem) -> Assignment:
-    """The hosts and slots of all micro-batches. The latest problems' are kept, as every order begins with them."""
+def deals(problem: Problem) -> list[Deal]:
+    """The deals worth a try, one at least, the generally best first."""
+    if problem.peers_are_alike:
+        slots = by_slots(problem)
+        if not problem.dead:
+            return [slots]
+        load = by_load(problem)
+        return [slots] if np.array_equal(slots.host, load.host) else [slots, load]
+    return [by_load(problem)]
+
+
+def at_home(problem: Problem) -> Operations:
+    """[stages, pipelines, micro-batches of each], the worker where each would run if all were alive."""
     shape, stages = problem.shape, problem.shape.stages
     homes = np.arange(shape.pipelines)[None, :] * shape.ranks + np.arange(stages)[:, None] % shape.ranks
-    host = np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
-    index = np.arange(problem.micro_batches) % shape.micro_batches
-    if not problem.dead and problem.peers_are_alike:
-        return Assignment(host.ravel(), index)
-    if not problem.peers_are_alike or shape.chunks > 1:
-        _by_load(problem, host)
-        return Assignment(host.ravel(), index)
-    slots = _slots(problem)
+    return np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
+
+
+def by_slots(problem: Problem) -> Deal:
+    """The deal by slots; peers must be alike."""
+    shape, stages = problem.shape, problem.shape.stages
+    host = at_home(problem)
+    if not problem.dead:
+        return Deal(host.ravel(), np.arange(problem.micro_batches) % shape.micro_batches)
     slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
     due = [0] * shape.pipelines
     live = [{worker // shape.ranks for worker in hosts} for hosts in problem.hosts]
     taken = np.zeros((shape.ranks, shape.pipelines), dtype=np.int64)  # over all chunks of a worker
-    for place, running in enumerate(slots):
+    for place, running in enumerate(_slots(problem)):
         idle = set(range(shape.pipelines)) - set(running)
         for s in range(stages):
             rank = s % shape.ranks
@@ -68,7 +86,30 @@ def assign(problem: Problem) -> Assignment:
         for k in running:
             slot[k, due[k]] = place
             due[k] += 1
-    return Assignment(host.ravel(), slot.ravel())
+    return Deal(host.ravel(), slot.ravel())
+
+
+def by_load(problem: Problem) -> Deal:
+    """The deal by load.
+
+    Micro-batches are taken by index, each to the host that would be done with it first, so that no host gets two at the
+    same time and all hosts of a stage are done with their shares at about the same time.
+    """
+    shape, host = problem.shape, at_home(problem)
+    units = np.zeros(shape.worker_count, dtype=np.int64)  # over all chunks of a worker
+    for s, live in enumerate(problem.hosts):
+        kept = _kept(problem, live, units)
+        moved = [(j, w // shape.ranks) for w in live for j in _evenly(shape.micro_batches, kept[w])]
+        units[live] += [kept[w] for w in live]
+        load = [(problem.speed[w] * (int(units[w]) + 1), place, w) for place, w in enumerate(live)]
+        heapq.heapify(load)
+        dead = set(range(shape.pipelines)) - {w // shape.ranks for w in live}
+        for j, k in sorted([*product(range(shape.micro_batches), dead), *moved]):
+            finished, place, w = heapq.heappop(load)
+            host[s, k, j] = w
+            units[w] += 1
+            heapq.heappush(load, (finished + problem.speed[w], place, w))
+    return Deal(host.ravel())
 
 
 def assign_to_peers(home: Operations, hosts: Sequence[Sequence[int]]) -> Operations:
@@ -104,28 +145,6 @@ def _slots(problem: Problem) -> list[list[int]]:
             left[k] -= 1
         slots.append(running)
     return slots
-
-
-def _by_load(problem: Problem, host: Operations) -> None:
-    """Assign the micro-batches of dead workers, and those that a slow worker is better rid of, by load.
-
-    They are taken by index, each to the host that would be done with it first, so that no host gets two at the same
-    time and all hosts of a stage are done with their shares at about the same time.
-    """
-    shape = problem.shape
-    units = np.zeros(shape.worker_count, dtype=np.int64)  # over all chunks of a worker
-    for s, live in enumerate(problem.hosts):
-        kept = _kept(problem, live, units)
-        moved = [(j, w // shape.ranks) for w in live for j in _evenly(shape.micro_batches, kept[w])]
-        units[live] += [kept[w] for w in live]
-        load = [(problem.speed[w] * (int(units[w]) + 1), place, w) for place, w in enumerate(live)]
-        heapq.heapify(load)
-        dead = set(range(shape.pipelines)) - {w // shape.ranks for w in live}
-        for j, k in sorted([*product(range(shape.micro_batches), dead), *moved]):
-            finished, place, w = heapq.heappop(load)
-            host[s, k, j] = w
-            units[w] += 1
-            heapq.heappush(load, (finished + problem.speed[w], place, w))
 
 
 def _kept(problem: Problem, live: list[int], units: Operations) -> dict[int, int]:

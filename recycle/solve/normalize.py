@@ -162,7 +162,7 @@ def _bounded(job: PricedJob, vector: Vector) -> tuple[Problem, float]:
 
 def _period(problem: Problem, bound: float) -> float:
     """What the list scheduler reaches; a fixed number of policies, so that no clock decides about moves."""
-    return initial_orders(problem, bound, Deadline(None), max(POLICIES, OPERATIONS // problem.size))[0][0].period
+    return initial_orders(problem, bound, Deadline(None), max(POLICIES, OPERATIONS // problem.size)).best.period
 
 
 def _candidates(job: PricedJob, here: Vector, bound: float) -> list[Vector]:

@@ -32,7 +32,7 @@ from recycle.plans import (
 )
 from recycle.shape import Worker
 from recycle.solve.adapt import adapt
-from recycle.solve.assignment import assign
+from recycle.solve.assignment import by_slots
 from recycle.solve.bounds import lower_bound
 from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.exact import time_indexed
@@ -40,8 +40,8 @@ from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.incumbent import Progress, is_met
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
+from recycle.solve.search.from_template import search_from
 from recycle.solve.search.initial_orders import ALL_POLICIES, initial_orders
-from recycle.solve.search.walks import search
 from recycle.solve.template import copied_to_all, one_pipeline
 
 QUICK_SECONDS = 0.5
@@ -164,11 +164,11 @@ def _plan(
     if progress:
         progress("constructing", float("inf"))
     in_time = Deadline(QUICK_SECONDS, stop) if quick else deadline
-    initial, policy = initial_orders(problem, bound, in_time, 4 if quick else ALL_POLICIES, progress)
-    start = found = initial[0]
+    beginning = initial_orders(problem, bound, in_time, 4 if quick else ALL_POLICIES, progress)
+    start = found = beginning.best
 
     def written(order: Order) -> Schedule:
-        for_all = order if problem is whole else copied_to_all(whole, assign(whole), problem, order)
+        for_all = order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
         return with_ties(whole.schedule(for_all), job)
 
     schedule = written(start.order)
@@ -180,10 +180,8 @@ def _plan(
         progress("searching", found.period)
     exactly = not quick and steps is None and problem.size <= EXACT_UP_TO
     if not quick:
-        found = search(
-            problem,
-            initial,
-            policy,
+        found = search_from(
+            beginning,
             bound,
             steps=steps,
             seed=section.seed,

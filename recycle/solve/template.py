@@ -2,9 +2,12 @@
 
 Every pipeline runs the template slot by slot (`assignment`). A micro-batch runs when its slot does, on the pipeline
 that hosts it at that stage; a slot in which a pipeline runs nothing is a gap there. Dependencies and memory hold, as
-they hold in the template: every program is a part of one of the template's programs, and every dependency is one of the
-template's. So the period is at most the template's, which is that of a fault-free pipeline with ceil(D m / fewest live
-workers) micro-batches. Planning the template costs a D-th of planning the whole, and `refine` closes the gaps.
+they hold in the template: since no worker has two micro-batches of one stage in one slot, every program is a part of
+one of the template's programs, with each F its own I and W, and every dependency is one of the template's. So the
+period is at most the template's, which is that of a fault-free pipeline with ceil(D m / fewest live workers)
+micro-batches. With several chunks per worker this holds too, whichever peer runs each chunk. Planning the template
+costs a D-th of planning the whole, and `refine` closes the gaps. Limit: on a single rank with several chunks, a
+micro-batch whose chunks go to different peers has a transfer on its way that the template has not.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.shape import Shape
-from recycle.solve.assignment import Assignment
+from recycle.solve.assignment import Deal
 from recycle.solve.problem import Order, Problem
 
 
@@ -31,13 +34,13 @@ def one_pipeline(problem: Problem, micro_batches: int) -> Problem:
     )
 
 
-def copied_to_all(problem: Problem, assignment: Assignment, template: Problem, order: Order) -> Order:
-    """The order in which every pipeline follows `order`, one of `one_pipeline`, in its slots."""
+def copied_to_all(problem: Problem, deal: Deal, template: Problem, order: Order) -> Order:
+    """The order in which every pipeline follows `order`, one of `one_pipeline`, in the slots of `deal`."""
     place = np.empty(template.size, dtype=np.int64)
     for program in order:
         place[program] = np.arange(len(program))
-    mine = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, assignment.slot].ravel()
-    host = np.tile(assignment.host, problem.kinds)
+    mine = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, deal.slot].ravel()
+    host = np.tile(deal.host, problem.kinds)
     line = np.lexsort((mine, host))
     ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
     return [program.tolist() for program in np.split(line, ends)]

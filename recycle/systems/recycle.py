@@ -318,7 +318,7 @@ def _period(problem: Problem) -> float:
     if not problem.dead and problem.peers_are_alike:
         problem = one_pipeline(problem, problem.shape.micro_batches)
     policies = max(1, min(POLICIES, OPERATIONS // problem.size))
-    return initial_orders(problem, closed_form(problem), Deadline(None), policies)[0][0].period
+    return initial_orders(problem, closed_form(problem), Deadline(None), policies).best.period
 
 
 def _misfit(setting: Setting) -> DoesNotFit | None:

@@ -1,9 +1,9 @@
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 
 from recycle.profile import Profile
 from recycle.shape import Worker
-from recycle.solve.assignment import assign
+from recycle.solve.assignment import at_home, by_load, by_slots, deals
 from recycle.solve.problem import Problem
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
@@ -11,32 +11,56 @@ from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 def pipelines_at(problem, stage, pipeline):
     m = problem.shape.micro_batches
     first = stage * problem.micro_batches + pipeline * m
-    return [problem.shape.worker_at(w).pipeline for w in assign(problem).host[first : first + m]]
+    return [problem.shape.worker_at(w).pipeline for w in deals(problem)[0].host[first : first + m]]
+
+
+def of_each_stage(problem, deal):
+    """Micro-batches of each live host, by stage."""
+    host = deal.host.reshape(problem.shape.stages, -1)
+    return [[int((row == w).sum()) for w in hosts] for row, hosts in zip(host, problem.hosts, strict=True)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(small_jobs())
-def test_every_micro_batch_has_a_live_host_and_nobody_has_two_in_one_slot(case):
+def test_by_slots_every_micro_batch_has_a_live_host_and_nobody_has_two_of_a_stage_in_one_slot(case):
     made, dead = case
     problem = Problem.of(made, dead)
-    assume(problem.shape.chunks == 1)
-    assignment, n = assign(problem), problem.micro_batches
-    host = assignment.host.reshape(problem.shape.stages, n)
+    deal, n = by_slots(problem), problem.micro_batches
+    host = deal.host.reshape(problem.shape.stages, n)
     for stage, row in enumerate(host.tolist()):
         assert set(row) <= set(problem.hosts[stage])
-        assert len({*zip(row, assignment.slot.tolist(), strict=True)}) == n
+        assert len({*zip(row, deal.slot.tolist(), strict=True)}) == n
         for g, w in enumerate(row):
             home = g // problem.shape.micro_batches * problem.shape.ranks + stage % problem.shape.ranks
             assert w == home or home not in problem.hosts[stage]
     fewest = min(len(hosts) for hosts in problem.hosts)
-    assert assignment.slots == max(problem.shape.micro_batches, -(-n // fewest))
-    by_pipeline = assignment.slot.reshape(problem.shape.pipelines, -1)
+    assert deal.slots == max(problem.shape.micro_batches, -(-n // fewest))
+    by_pipeline = deal.slot.reshape(problem.shape.pipelines, -1)
     assert (np.diff(by_pipeline, axis=1) > 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_jobs())
+def test_by_load_alike_hosts_differ_by_one_micro_batch_at_most_and_what_has_a_home_stays(case):
+    made, dead = case
+    problem = Problem.of(made, dead)
+    deal = by_load(problem)
+    assert all(max(counts) - min(counts) <= 1 for counts in of_each_stage(problem, deal))
+    homes = at_home(problem).ravel()
+    live = np.isin(homes, [w for hosts in problem.hosts for w in hosts])
+    assert (deal.host == homes)[live].all()
+
+
+def test_stages_with_unlike_numbers_of_dead_are_dealt_evenly_by_load():
+    problem = Problem.of(job(4, 2, 6), [Worker(0, 0), Worker(2, 0), Worker(2, 1)])
+    slots, load = deals(problem)
+    assert of_each_stage(problem, load) == [[12, 12], [8, 8, 8]]
+    assert slots.slots == 12
 
 
 def test_no_peer_takes_two_more_than_another():
     problem = Problem.of(job(4, 4, 8), [Worker(1, 3), Worker(2, 3)])
-    taken = np.bincount(assign(problem).host.reshape(4, -1)[3], minlength=16)
+    taken = np.bincount(by_slots(problem).host.reshape(4, -1)[3], minlength=16)
     assert sorted(taken[problem.hosts[3]]) == [16, 16]
 
 
@@ -52,7 +76,7 @@ def test_a_slow_peer_takes_fewer_re_routed_micro_batches():
 def test_a_slow_worker_keeps_what_it_is_done_with_as_early_as_its_peers():
     profile = Profile(speed={"1.1": 3.0})
     made = job(3, 2, 4)
-    hosts = assign(Problem.of(made, (), profile)).host.reshape(2, 12)
+    hosts = by_load(Problem.of(made, (), profile)).host.reshape(2, 12)
     assert np.bincount(hosts[1], minlength=6)[[1, 3, 5]].tolist() == [5, 2, 5]
     assert hosts[0].tolist() == [0] * 4 + [2] * 4 + [4] * 4
     assert pipelines_at(Problem.of(made, (), profile), 1, 0) == [0] * 4

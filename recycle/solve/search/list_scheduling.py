@@ -12,9 +12,8 @@ Whenever a worker is idle it takes the first that applies:
 
 Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F, which keeps the pipeline's pace even; backwards
 first drains what is in flight, which suits ample memory. Ready forwards and backwards are taken by micro-batch index,
-then pipeline; with chunks the deepest forward first, or both by groups of micro-batches. A dead worker's micro-batches
-go to its live peers as `assignment` says. A `Policy` holds what may be varied; `portfolio` lists a few of which one
-does well nearly always.
+then pipeline; with chunks the deepest forward first, or both by groups of micro-batches. Who runs what is the policy's
+deal. A `Policy` holds what may be varied; `portfolio` lists a few of which one does well nearly always.
 
 It cannot deadlock: a backward frees memory whenever one is ready, the last stage can always run one after its
 forward, and with several chunks per worker each chunk leaves a free slot for every deeper one.
@@ -26,13 +25,13 @@ improvement of project scheduling is made of such steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
-from recycle.solve.assignment import assign
+from recycle.solve.assignment import Deal, deals
 from recycle.solve.problem import Floats, Operations, Order, Problem, flat
 from recycle.solve.search.event_loop import UNLIMITED, Rule, scheduled
 from recycle.solve.search.random_numbers import seeded
@@ -43,6 +42,7 @@ class Policy:
     """The preferences of the list scheduler; per-stage lists have one entry per stage.
 
     Attributes:
+        deal: the host of each micro-batch at each stage.
         hold: micro-batches between F and I that a host may have, below its memory cap; at least the number of chunks.
         weights: W that may wait before a forward has to stand back.
         forward_first: a forward that may run goes before a ready I.
@@ -56,6 +56,7 @@ class Policy:
             0: the deepest chunk's forward first, and backwards by micro-batch.
     """
 
+    deal: Deal
     hold: tuple[int, ...]
     weights: tuple[int, ...]
     forward_first: tuple[bool, ...]
@@ -66,16 +67,17 @@ class Policy:
     group: int = 0
 
 
-def default_policy(problem: Problem) -> Policy:
-    """Backwards, then forwards, and W when nothing else can run."""
-    stages = problem.shape.stages
-    return Policy((UNLIMITED,) * stages, (UNLIMITED,) * stages, (False,) * stages, (False,) * stages)
+def default_policy(problem: Problem, deal: Deal | None = None) -> Policy:
+    """Backwards, then forwards, and W when nothing else can run; by the generally best deal when it is left out."""
+    anything, no = (UNLIMITED,) * problem.shape.stages, (False,) * problem.shape.stages
+    return Policy(deal or deals(problem)[0], anything, anything, no, no)
 
 
-def portfolio(problem: Problem) -> Iterator[Policy]:
-    """A few policies, the generally best first."""
+def portfolio(problem: Problem, deal: Deal | None = None) -> Iterator[Policy]:
+    """A few policies, the generally best first; of the generally best deal when it is left out."""
+    plain = default_policy(problem, deal)
     for group in groups(problem):
-        for policy in _portfolio(problem):
+        for policy in _portfolio(problem, plain):
             yield replace(policy, group=group)
 
 
@@ -85,9 +87,8 @@ def groups(problem: Problem) -> tuple[int, ...]:
     return tuple(dict.fromkeys((0, ranks, max(2, ranks // 2)))) if problem.shape.chunks > 1 else (0,)
 
 
-def _portfolio(problem: Problem) -> Iterator[Policy]:
+def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
     stages, ranks = problem.shape.stages, problem.shape.ranks
-    plain = default_policy(problem)
     leads = (0.0, 2.0) if problem.dead else (0.0,)
     yield plain
     evennesses = (0.0,) if problem.is_even else (0.0, 1.0)
@@ -95,7 +96,7 @@ def _portfolio(problem: Problem) -> Iterator[Policy]:
         for weight_first in (True, False) if problem.split else (False,):
             yield replace(
                 plain,
-                hold=_warm_up(problem, more),
+                hold=warm_up(problem, more),
                 weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
                 forward_first=(True,) * stages,
                 weight_first=(weight_first,) * stages,
@@ -105,7 +106,7 @@ def _portfolio(problem: Problem) -> Iterator[Policy]:
     limits = [plain.weights]
     if problem.split:
         limits += [(1,) * stages, (2,) * stages, tuple(max(1, s % ranks) for s in range(stages)), (4,) * stages]
-    for hold in (plain.hold, _warm_up(problem, 0), _warm_up(problem, 1), _warm_up(problem, 3)):
+    for hold in (plain.hold, warm_up(problem, 0), warm_up(problem, 1), warm_up(problem, 3)):
         for weights in limits:
             for weight_first in (False, True) if problem.split else (False,):
                 for lead in leads:
@@ -115,7 +116,7 @@ def _portfolio(problem: Problem) -> Iterator[Policy]:
                         yield policy
 
 
-def _warm_up(problem: Problem, more: int) -> tuple[int, ...]:
+def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
     """Per stage: the forwards before the first backward in 1F1B (with chunks: in interleaved 1F1B), and `more`."""
     stages, ranks, chunks = problem.shape.stages, problem.shape.ranks, problem.shape.chunks
     if chunks == 1:
@@ -124,8 +125,8 @@ def _warm_up(problem: Problem, more: int) -> tuple[int, ...]:
 
 
 def hosts_under(problem: Problem, policy: Policy) -> Operations:
-    """Worker of each (stage, micro-batch), flat: as assigned, but for the policy's exchanges."""
-    host = assign(problem).host.copy()
+    """Worker of each (stage, micro-batch), flat: as dealt, but for the policy's exchanges."""
+    host = policy.deal.host.copy()
     for s, g, h in policy.swaps:
         g, h = s * problem.micro_batches + g, s * problem.micro_batches + h
         host[g], host[h] = host[h], host[g]
@@ -189,6 +190,7 @@ def schedule_by_priority(
     *,
     patience: float = 0.0,
     weight_patience: float = 0.0,
+    hold: Sequence[int] | None = None,
 ) -> Order:
     """The order that these priorities give, complete and within the caps.
 
@@ -196,6 +198,7 @@ def schedule_by_priority(
         host: worker of each (stage, micro-batch), flat.
         priority: of each operation, the smallest first.
         patience, weight_patience: how long an F or I, and a W, stands back for what is more urgent and on its way.
+        hold: per stage, micro-batches between F and I that a host may have; as many as memory allows when left out.
 
     Raises:
         PlanError: see `event_loop.scheduled`.
@@ -205,7 +208,7 @@ def schedule_by_priority(
     rule = Rule(
         priority=priority,
         by_priority=1,
-        hold=anything,
+        hold=anything if hold is None else np.array(hold),
         weights=anything,
         forward_first=no,
         weight_first=no,

@@ -81,7 +81,10 @@ def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
         evenness = random.choice((0.0, 0.25, 0.5, 0.75, 1.0))
     return replace(
         policy,
-        **{name: tuple(entries) for name, entries in lists.items()},
+        hold=tuple(lists["hold"]),
+        weights=tuple(lists["weights"]),
+        forward_first=tuple(lists["forward_first"]),
+        weight_first=tuple(lists["weight_first"]),
         swaps=swaps,
         lead=lead,
         evenness=evenness,

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from recycle.ir.families import interleaved, looped_bfs
 from recycle.ir.simulate import simulate
 from recycle.shape import Worker
+from recycle.solve.assignment import by_load
 from recycle.solve.bounds import lower_bound
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
-from recycle.solve.search.list_scheduling import hosts_under, portfolio, schedule_by_policy
+from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
 from tests.solve.exhaustive import best_of_all
 from tests.solve.jobs import job
 
@@ -91,8 +92,7 @@ def test_no_family_beats_the_bound_of_the_memory_that_it_takes(pipelines, ranks,
 
 def test_re_routed_units_are_dealt_out_evenly_over_all_chunks_of_a_worker():
     problem = Problem.of(job(4, 8, 16, chunks=2), [Worker(1, 3)])
-    policy = next(portfolio(problem))
-    host = hosts_under(problem, policy).reshape(16, 64)
+    host = by_load(problem).host.reshape(16, 64)
     units = [int((host[[3, 11]] == k * 8 + 3).sum()) for k in (0, 2, 3)]
     assert (sum(units), max(units)) == (128, 43)
 

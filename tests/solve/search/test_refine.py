@@ -36,7 +36,7 @@ def test_refining_keeps_schedules_valid_and_never_makes_them_worse(case):
     made, dead = case
     problem = Problem.of(made, dead)
     bound = lower_bound(problem)
-    begun, _ = initial_orders(problem, bound, Deadline(None), 3)
+    begun = initial_orders(problem, bound, Deadline(None), 3).orders
     found = refine(problem, begun, bound, steps=20, seed=1, deadline=Deadline(None))
     assert check(problem.schedule(found.order), profile=made.profile(), limits=made.activation_limits()) == []
     assert bound - 1e-9 <= found.period <= min(one.period for one in begun) + 1e-9
@@ -45,7 +45,7 @@ def test_refining_keeps_schedules_valid_and_never_makes_them_worse(case):
 def test_an_order_without_gaps_to_close_is_followed_to_the_letter():
     problem = Problem.of(worked_example(8), [DEAD])
     order = min(
-        (one.order for one in initial_orders(problem, 27.0, Deadline(None))[0]),
+        (one.order for one in initial_orders(problem, 27.0, Deadline(None)).orders),
         key=lambda o: time_order(problem, o).period,
     )
     timing = time_order(problem, order)
@@ -83,7 +83,7 @@ def test_the_compiled_loop_makes_the_same_order(in_both_ways):
 
 def test_the_same_seed_and_steps_give_the_same_order():
     problem = Problem.of(worked_example(5), [DEAD])
-    begun, _ = initial_orders(problem, 27.0, Deadline(None))
+    begun = initial_orders(problem, 27.0, Deadline(None)).orders
     runs = [refine(problem, begun, 27.0, steps=60, seed=4, deadline=Deadline(None)) for _ in range(2)]
     assert runs[0] == runs[1]
 
@@ -93,7 +93,7 @@ def test_the_same_seed_and_steps_give_the_same_order():
 def test_refining_closes_gaps_of_the_template(dead, template, period):
     """The best that was known of the first row is 116."""
     problem = Problem.of(job(8, 8, 32, 8), [Worker(*one) for one in dead])
-    begun, _ = initial_orders(problem, 0.0, Deadline(None), 2)
+    begun = initial_orders(problem, 0.0, Deadline(None), 2).orders
     assert min(one.period for one in begun) <= template
     assert refine(problem, begun, 0.0, steps=50, seed=0, deadline=Deadline(None)).period <= period
 

@@ -1,0 +1,29 @@
+import pytest
+
+from recycle.shape import Worker
+from recycle.solve.deadline import Deadline
+from recycle.solve.problem import Problem
+from recycle.solve.search.initial_orders import ALL_POLICIES, initial_orders
+from recycle.solve.search.timing import time_order
+from tests.solve.jobs import job
+
+
+def begun(made, dead, most):
+    return initial_orders(Problem.of(made, [Worker(*one) for one in dead]), 0.0, Deadline(None), most)
+
+
+@pytest.mark.parametrize(
+    ("shape", "limit", "dead", "most", "period"),
+    [((8, 8, 16), 2, [(3, 1)], 8, 617), ((4, 4, 8), 4, [(3, 1)], 8, 94), ((6, 4, 6), 2, [(3, 1)], 8, 130)],
+)
+def test_with_chunks_and_dead_workers_the_template_leads(shape, limit, dead, most, period):
+    found = begun(job(*shape, limit, chunks=2), dead, most)
+    template = found.template.beginning
+    assert found.best.period <= period
+    assert found.best.period <= template.best.period
+    assert time_order(template.problem, template.best.order).period == template.best.period
+
+
+def test_stages_with_unlike_numbers_of_dead_meet_their_bound_when_dealt_by_load():
+    per_stage = {key: [1.0, 3.0] for key in ("forward", "backward_input", "backward_weight")}
+    assert begun(job(4, 2, 12, **per_stage), [(0, 0), (2, 0), (2, 1)], ALL_POLICIES).best.period == 144
