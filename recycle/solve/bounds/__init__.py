@@ -29,8 +29,7 @@ def lower_bound(problem: Problem, deadline: Deadline | None = None) -> float:
     deadline = deadline or Deadline(None)
     if problem.grain not in (0, 1):
         return problem.grain * lower_bound(problem.in_grains(), deadline)
-    bound = closed_form(problem)
-    return bound if problem.shape.chunks > 1 else fluid.raise_bound(problem, bound, _chains(problem), deadline)
+    return fluid.raise_bound(problem, closed_form(problem), _chains(problem), deadline)
 
 
 def closed_form(problem: Problem) -> float:
@@ -45,17 +44,18 @@ def closed_form(problem: Problem) -> float:
 
 
 def _chains(problem: Problem) -> list[tuple[int, ...]]:
-    """Stages to look at together: all of a short pipeline; else the first with those that other bounds point to."""
-    found = one_chunk.detours(problem)
-    stages = range(problem.shape.stages)
-    if len(stages) <= ALL_STAGES:
-        return [tuple(stages), *_in_pairs(max(found)[1:])]
-    _, _, longest = max(one for one in found if one[1] == 0)
-    loaded = max(stages, key=lambda s: one_chunk.load(problem, s))
-    held = max(stages, key=lambda s: one_chunk.memory(problem, s))
-    return _in_pairs((0, longest), (0, loaded), (0, held), max(found)[1:])
-
-
-def _in_pairs(*pairs: tuple[int, int]) -> list[tuple[int, ...]]:
-    """Each pair once, a stage beside itself once."""
-    return list(dict.fromkeys(tuple(sorted(set(pair))) for pair in pairs))
+    """Stages to look at together: those of the ranks that other bounds point to, and all of a short pipeline."""
+    shape, forms = problem.shape, one_chunk if problem.shape.chunks == 1 else chunked
+    found, ranks = forms.detours(problem), range(shape.ranks)
+    if shape.stages <= ALL_STAGES:
+        together = [tuple(ranks), max(found)[1:]]
+    else:
+        _, _, longest = max(one for one in found if one[1] == 0)
+        loaded = max(ranks, key=lambda r: forms.load(problem, r))
+        held = max(ranks, key=lambda r: forms.memory(problem, r))
+        together = [(0, longest), (0, loaded), (0, held), max(found)[1:], (held,)]
+        together = together if shape.chunks == 1 else together[::-1]
+    return [
+        tuple(s for s in range(shape.stages) if s % shape.ranks in chosen)
+        for chosen in dict.fromkeys(map(frozenset, together))
+    ]

@@ -2,13 +2,14 @@
 
 A *unit* is one micro-batch in one chunk. Units may be assigned to the live hosts of a rank in any way; a bound is the
 smallest period in which the hosts have room for all of them (`_least`). S is the first start among all hosts of
-rank r, w* the host that has it. Whatever rank r does begins with a forward of its first chunk (a deeper one comes after
-it in its micro-batch), so w* starts with one, and no host of the rank can run a backward before S + `way`: one
-micro-batch through all the stages from r on and back to the deepest chunk of the rank. Until then a host runs forwards
-only, no more than its memory admits, and waits for the rest: `idle`.
+rank r, w* the host that has it. As w* begins its next program after S + T only, and its reduces wait for every host,
+all work of the rank lies in S to S + T. It begins with a forward of the first chunk (a deeper one comes after it in its
+micro-batch), so no host can run a backward before S + `way`: one micro-batch through all the stages from r on and back
+to the deepest chunk of the rank. Until then a host runs forwards only, no more than its memory admits, and waits for
+the rest: `idle`.
 
-    load    a worker's program takes its work, and w* also its idle time, then reduce and step of all its stages, which
-            it does one after the other; the next iteration's program comes after that
+    load    every host takes its idle time and its work, and reduces and steps all stages one after the other: those
+            that it reduces after its last W, w* reduces after it too
     memory  Little's law: slot-seconds that the units of a rank need, over the slots of its hosts; then reduce and step
             of one stage, as those of the others may come before the last slot is free
     detour  E_q - S_q for q <= r < P: from q's first start through the stages to rank r, where *every* host idles before
@@ -17,8 +18,8 @@ only, no more than its memory admits, and waits for the rest: `idle`.
             gradient goes back to q, whose W and step follow
 
 Hosts of the same speed and memory have room for as much, so a bound takes time in the ranks and kinds of host, not in
-the workers. Under the barrier S is at least the arrival of the first micro-batch, and every host's work, idle time
-included, comes after it. Limits: links are the fastest ones, workers on the way the fastest hosts.
+the workers. Under the barrier S is at least the arrival of the first micro-batch. Limits: links are the fastest ones,
+workers on the way the fastest hosts.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, floor, gcd, inf
 
+from recycle.solve.bounds.one_chunk import rounded
 from recycle.solve.problem import TOLERANCE, Problem
 
 _HALVINGS = 60
@@ -36,36 +38,27 @@ Room = Callable[[float], float]
 
 def period(problem: Problem) -> float:
     """Lower bound on the period with a staggered optimizer."""
-    bound = max(max(_load(problem, r, alone=True), _memory(problem, r)) for r in range(problem.shape.ranks))
-    return max(bound, _longest_detour(problem, from_idle=False))
+    bound = max(max(load(problem, r), memory(problem, r)) for r in range(problem.shape.ranks))
+    return rounded(problem, max(bound, max(detours(problem))[0]))
 
 
 def makespan(problem: Problem) -> float:
     """Lower bound on one iteration from idle, which is the period under the barrier."""
     bound = 0.0
     for r in range(problem.shape.ranks):
-        bound = max(bound, _fill(problem, r) + max(_load(problem, r, alone=False), _memory(problem, r)))
-    return max(bound, _longest_detour(problem, from_idle=True))
+        bound = max(bound, _fill(problem, r) + max(load(problem, r), memory(problem, r)))
+    return rounded(problem, max(bound, max(detours(problem, from_idle=True))[0]))
 
 
-def _load(problem: Problem, rank: int, alone: bool) -> float:
-    """Work of the hosts and the idle time before the first backward, of w* `alone` or of every host."""
+def load(problem: Problem, rank: int) -> float:
+    """Work of the hosts and the idle time of each before the first backward, then reduce and step of all stages."""
     stages, kinds = _stages(problem, rank), problem.kinds_of_host[rank]
     work = [problem.forward[s] + problem.backward[s] + problem.weight[s] for s in stages]
-    total = problem.micro_batches * sum(work)
-    idle = {w: _room(problem, work, w, _idle(problem, rank, w)) for w in kinds}
-    if not alone:
-        bound = _least(problem, [(count, idle[w]) for w, count in kinds.items()], total)
-    else:
-        busy = {w: _room(problem, work, w, 0.0) for w in kinds}
-        bound = inf
-        for first in kinds:
-            others = [(count - (w == first), busy[w]) for w, count in kinds.items()]
-            bound = min(bound, _least(problem, [*others, (1, idle[first])], total))
-    return bound + problem.rank_update_seconds[rank]
+    rooms = [(count, _room(problem, work, w, _idle(problem, rank, w))) for w, count in kinds.items()]
+    return _least(problem, rooms, problem.micro_batches * sum(work)) + problem.rank_update_seconds[rank]
 
 
-def _memory(problem: Problem, rank: int) -> float:
+def memory(problem: Problem, rank: int) -> float:
     """Each unit holds a slot from its F through the trip to the last stage and back until its I, then a share."""
     slots = sum(problem.cap[w] for w in problem.hosts[rank])
     if slots == inf:
@@ -78,20 +71,27 @@ def _memory(problem: Problem, rank: int) -> float:
     return problem.micro_batches * held / slots + update
 
 
-def _longest_detour(problem: Problem, from_idle: bool) -> float:
-    """Largest over q <= r of: first start of stage q, by way of all that rank r must do, until q has stepped.
+def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int, int]]:
+    """(length, q, r) for ranks q <= r: first start of stage q, by way of all that rank r must do, until q has stepped.
 
     Args:
         from_idle: count from the start of the iteration in place of q's first start.
+
+    Returns:
+        For each rank r the one from rank 0 and the longest.
     """
-    longest = way = 0.0
-    before = -inf
+    found: list[tuple[float, int, int]] = []
+    way, longest = 0.0, (-inf, 0)
     for r in range(problem.shape.ranks):
         mine = problem.weight[r] * problem.fastest[r] + problem.update_seconds[r]
-        before = max(before, mine - way + (_fill(problem, r) if from_idle else 0.0))
-        longest = max(longest, before + way + _last_backward(problem, r))
+        mine += _fill(problem, r) if from_idle else 0.0
+        longest = max(longest, (mine - way, r))
+        if r == 0:
+            first = mine
+        length = way + _last_backward(problem, r)
+        found += [(length + first, 0, r), (length + longest[0], longest[1], r)]
         way += (problem.forward[r] + problem.backward[r]) * problem.fastest[r] + 2 * problem.hop
-    return longest
+    return found
 
 
 def _last_backward(problem: Problem, rank: int) -> float:

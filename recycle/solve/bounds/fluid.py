@@ -1,28 +1,35 @@
 """A lower bound from a linear program: one iteration as a fluid that flows through a few stages and back.
 
-For each host group, `done(kind, t)` is how many operations of a kind are processed by time t, parts of running ones
-included. Every schedule gives such functions, whatever its assignment and order, and they obey
+For some hosts of a stage, `done(kind, t)` is how many operations of a kind are processed by time t, parts of running
+ones included. Every schedule gives such functions, whatever its assignment and order, and they obey
 
-    rate       the sum over kinds of time * (done(t') - done(t)) is at most hosts * (t' - t)
+    rate       the sum over the kinds and chunks of a host of time * (done(t') - done(t)) is at most hosts * (t' - t)
     order      what needs an operation that ends `gap` earlier: next(t) <= done(t - gap - min(time, next's time)),
                as a running operation cannot be further than the same share of its predecessor, that much earlier
     memory     forwards(t) <= slots + (1 - stash) * inputs(t - min(F, I)) + stash * weights(t - min(F, W)): the rule
-               started F - freed <= slots, averaged over the F time before t, where done is the average of started
-    sharing    of n hosts alike one gets at least ceil(micro-batches / n), so the others together at most the rest.
+               started F - freed <= slots, averaged over the F time before t, where done is the average of started; the
+               chunks of a host share its slots, and the shortest F is that time
+    sharing    of n hosts alike one gets at least ceil(units / n), where a unit is a micro-batch in a chunk, so the
+               others together at most the rest
+    heads      done(t) = 0 until a micro-batch can have come from the first of the chosen stages
+    tails      everything is done when what follows it must begin, so that this ends in time.
 
 Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is the first start at the first of them
-(with the barrier: at stage 0), so done(0) = 0. If no such fluid is through with that stage's last micro-batch
-at T - update_seconds, then E - S of that stage is more than T, and so is the period. Sampled on a grid, a function is
-replaced by its value at the next grid point, which only weakens the rows. A solver proposes multipliers; the proof is
-weak duality, computed here from the rows, so that neither its tolerances nor its limits can make a bound wrong.
+(with the barrier: at stage 0), which holds for all stages of its rank, as they come later. If no such fluid is through
+with all of these at T - update_seconds, then E - S of that rank is more than T, and so is the period (see `chunked`).
 
-Limits: one chunk per worker; windows of the other stages are left out with the staggered optimizer.
+Sampled on a grid, a function is replaced by its value at the next grid point, which only weakens the rows. A solver
+proposes multipliers; the proof is weak duality, computed here from the rows, so that neither its tolerances nor its
+limits can make a bound wrong.
+
+Limits: windows of the other ranks are left out with the staggered optimizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil, floor
+from math import ceil, floor, inf
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,11 +53,9 @@ def raise_bound(
 
     Args:
         bound: a proven lower bound on the period.
-        chains: stages in ascending order; with the barrier only those from stage 0 on count.
+        chains: as of `through`; with the barrier only those from stage 0 on count.
         deadline: no linear program is begun that would end after it.
     """
-    if problem.shape.chunks > 1:
-        return bound
     pace = Pace(deadline or Deadline(None))
     for stages in chains:
         if problem.staggered or stages[0] == 0:
@@ -87,9 +92,14 @@ def _climb(problem: Problem, bound: float, stages: tuple[int, ...], pace: Pace) 
 
 
 def through(problem: Problem, window: float, stages: Sequence[int]) -> float:
-    """No more micro-batches than this can be through with the first of `stages` within `window` of its first start."""
+    """No more micro-batches than this can be through with the rank of the first of `stages` in a window.
+
+    Args:
+        window: time from the first start at the first of the stages until the rank has stepped.
+        stages: in ascending order; the first is the first chunk of its rank, with the barrier stage 0.
+    """
     fluid = _FluidRelaxation(problem, window, stages)
-    fluid.add_groups()
+    fluid.add_crews()
     fluid.add_ways()
     fluid.add_goal()
     return fluid.most()
@@ -108,21 +118,33 @@ def grid(problem: Problem, end: float) -> Floats:
     return np.concatenate([near, between[1:-1], end - near[::-1]])
 
 
+class _Crew(NamedTuple):
+    """Hosts of one rank, and the units (micro-batches in chunks) that they may have at most."""
+
+    hosts: list[int]
+    units: int
+
+
 class _FluidRelaxation:
     """The linear program: a column for each (group, kind, grid point), rows `coefficients * columns <= most`.
 
-    A group is (stage, its hosts, micro-batches it may have at most).
+    A group is what a crew does at one of the chosen stages.
     """
 
     def __init__(self, problem: Problem, window: float, stages: Sequence[int]) -> None:
         self.problem, self.window, self.stages = problem, window, stages
-        counted = stages[:1] if problem.staggered else stages
+        ranks = problem.shape.ranks
+        counted = [s for s in stages if s % ranks == stages[0] % ranks] if problem.staggered else stages
         self.ends = {s: window - problem.update_seconds[s] for s in counted}
         self.times = grid(problem, max(max(self.ends.values()), problem.unit))
         self.points = len(self.times)
-        self.groups: list[tuple[int, list[int], int]] = []
-        for s in stages:
-            self.groups += _host_groups(problem, s)
+        self.crews: list[_Crew] = []
+        self.groups: list[tuple[int, _Crew]] = []
+        for rank in dict.fromkeys(s % ranks for s in stages):
+            chunks = [s for s in stages if s % ranks == rank]
+            crews = _crews(problem, rank, len(chunks))
+            self.crews += crews
+            self.groups += [(s, crew) for s in chunks for crew in crews]
         self.goal = len(self.groups) * problem.kinds * self.points
         self.rows: list[Integers] = []
         self.columns: list[Integers] = []
@@ -130,32 +152,40 @@ class _FluidRelaxation:
         self.limits: list[Floats] = []
         self.row_count = 0
 
-    def add_groups(self) -> None:
-        """What each group obeys on its own: monotone, rate, order, memory."""
-        problem, kinds = self.problem, self.problem.kinds
-        before, after = np.arange(self.points - 1), np.arange(1, self.points)
-        for g, (s, hosts, _) in enumerate(self.groups):
-            base = problem.times.reshape(3, -1)[:, s]
+    def add_crews(self) -> None:
+        """What each crew obeys on its own: monotone, order, rate, memory, its share of the units."""
+        problem, n = self.problem, self.problem.micro_batches
+        before, after, one = np.arange(self.points - 1), np.arange(1, self.points), np.zeros(1, dtype=np.int64)
+        for crew in self.crews:
+            groups = [(g, s) for g, (s, its) in enumerate(self.groups) if its is crew]
             rate = []
-            for kind in range(kinds):
-                self._add([(before, self._at(g, kind, before), 1.0), (before, self._at(g, kind, after), -1.0)], 0.0)
-                rate.append((before, self._at(g, kind, after), base[kind]))
-                rate.append((before, self._at(g, kind, before), -base[kind]))
-            self._add(rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in hosts))
-            if kinds == 3:
-                self._follow([(g, 2)], [(g, 1, 1.0, self._least(s, 1, s, 2))], 0.0)
-            self._add_memory(g)
+            for g, s in groups:
+                for kind in range(problem.kinds):
+                    earlier, later = self._at(g, kind, before), self._at(g, kind, after)
+                    self._add([(before, earlier, 1.0), (before, later, -1.0)], 0.0)
+                    time = float(problem.times[kind * problem.shape.stages + s])
+                    rate += [(before, later, time), (before, earlier, -time)]
+                if problem.split:
+                    self._follow([(g, 2)], [(g, 1, 1.0, self._least(s, 1, s, 2))], 0.0)
+            self._add(rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in crew.hosts))
+            if crew.units < n * len(groups):
+                self._add([(one, self._at(g, 0, one + self.points - 1), 1.0) for g, _ in groups], float(crew.units))
+            self._add_memory(crew, groups)
 
-    def _add_memory(self, g: int) -> None:
-        problem, (s, hosts, most) = self.problem, self.groups[g]
+    def _add_memory(self, crew: _Crew, groups: list[tuple[int, int]]) -> None:
+        problem = self.problem
         stash = problem.stash if problem.split else 0.0
-        caps = [min(problem.cap[w], float(most)) for w in hosts]
+        caps = [min(problem.cap[w], float(crew.units)) for w in crew.hosts]
         slots = sum(floor(cap + TOLERANCE) for cap in caps) if stash in (0.0, 1.0) else sum(caps)
-        if slots < most:
+        if slots < crew.units:
+            shortest = min(self._time(s, 0) for _, s in groups)
             freed = [
-                (g, kind, share, self._least(s, 0, s, kind)) for kind, share in ((1, 1 - stash), (2, stash)) if share
+                (g, kind, share, min(shortest, self._time(s, kind)))
+                for g, s in groups
+                for kind, share in ((1, 1 - stash), (2, stash))
+                if share
             ]
-            self._follow([(g, 0)], freed, slots)
+            self._follow([(g, 0) for g, _ in groups], freed, slots)
 
     def add_ways(self) -> None:
         """Forwards from each chosen stage to the next, inputs back, and from each through the rest of the model."""
@@ -172,13 +202,41 @@ class _FluidRelaxation:
                 self._follow([(g, 1)], [(g, 0, 1.0, turn)], 0.0)
 
     def add_goal(self) -> None:
-        """The goal is at most what every counted stage has done by its end; no stage has more than there is."""
-        n, kind, one = self.problem.micro_batches, self.problem.kinds - 1, np.zeros(1, dtype=np.int64)
+        """The goal is at most what every chosen stage has done of each kind when its last must have ended."""
+        n, one = self.problem.micro_batches, np.zeros(1, dtype=np.int64)
+        last = one + self.points - 1
         for s in self.stages:
-            self._add([(one, self._at(g, 0, one + self.points - 1), 1.0) for g in self._of(s)], float(n))
-        for s, end in self.ends.items():
-            at = one + min(int(np.searchsorted(self.times, end - TOLERANCE)), self.points - 1)
+            self._add([(one, self._at(g, 0, last), 1.0) for g in self._of(s)], float(n))
+        for (kind, s), end in self._tails().items():
+            at = np.minimum(np.searchsorted(self.times, [end - TOLERANCE]), last)
             self._add([(one, one + self.goal, 1.0), *((one, self._at(g, kind, at), -1.0) for g in self._of(s))], 0.0)
+
+    def _heads(self) -> dict[tuple[int, int], float]:
+        """Before this no operation of a (kind, chosen stage) starts: the way of one micro-batch from the first."""
+        problem, way = self.problem, 0.0
+        heads: dict[tuple[int, int], float] = {}
+        for s in range(self.stages[0], problem.shape.stages):
+            back = way + self._time(s, 0) + problem.way_back[s]
+            heads |= {(0, s): way, (1, s): back, (2, s): back + self._time(s, 1)}
+            way += self._time(s, 0) + problem.hop
+        return {(kind, s): heads[kind, s] for s in self.stages for kind in range(problem.kinds)}
+
+    def _tails(self) -> dict[tuple[int, int], float]:
+        """At this every operation of a (kind, chosen stage) has ended, as what follows it ends in the window too."""
+        problem, hop, end = self.problem, self.problem.hop, inf
+        tails: dict[tuple[int, int], float] = {}
+        for s in range(self.stages[0], problem.shape.stages):
+            if s in self.ends:
+                end = min(end, self.ends[s] - (self._time(s, 2) if problem.split else 0.0))
+            tails[1, s], tails[2, s] = end, self.ends.get(s, inf)
+            end -= self._time(s, 1) + hop
+        end = inf
+        for s in range(problem.shape.stages - 1, self.stages[0] - 1, -1):
+            end = min(end, tails[1, s] - self._time(s, 1))
+            tails[0, s] = end
+            end -= self._time(s, 0) + hop
+        found = {(kind, s): tails[kind, s] for s in self.stages for kind in range(problem.kinds)}
+        return {place: end for place, end in found.items() if end < inf}
 
     def most(self) -> float:
         """An upper bound on the goal by weak duality, from whatever multipliers the solver ends with."""
@@ -188,10 +246,12 @@ class _FluidRelaxation:
         coefficients, limits = np.concatenate(self.coefficients), np.concatenate(self.limits)
         count = self.goal + 1
         highest = np.full(count, float(self.problem.micro_batches))
-        for g, (_, _, most) in enumerate(self.groups):
+        heads = self._heads()
+        for g, (s, crew) in enumerate(self.groups):
             for kind in range(self.problem.kinds):
-                highest[self._at(g, kind, np.arange(self.points))] = most
-                highest[self._at(g, kind, np.zeros(1, dtype=np.int64))] = 0
+                idle = np.searchsorted(self.times, heads[kind, s] + TOLERANCE)
+                highest[self._at(g, kind, np.arange(self.points))] = min(crew.units, self.problem.micro_batches)
+                highest[self._at(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
         gain[self.goal] = 1.0
         by_column = np.argsort(columns, kind="stable")
@@ -218,7 +278,7 @@ class _FluidRelaxation:
         return float(limits @ multipliers + np.maximum(0.0, left) @ highest)
 
     def _of(self, stage: int) -> list[int]:
-        return [g for g, (s, _, _) in enumerate(self.groups) if s == stage]
+        return [g for g, (s, _) in enumerate(self.groups) if s == stage]
 
     def _at(self, group: int, kind: int, point: Integers) -> Integers:
         return (group * self.problem.kinds + kind) * self.points + point
@@ -249,10 +309,9 @@ class _FluidRelaxation:
         self.row_count += count
 
 
-def _host_groups(problem: Problem, stage: int) -> list[tuple[int, list[int], int]]:
-    """The hosts of a stage: one that gets an even share at least, and the others; in one group where they differ."""
-    hosts, n = problem.hosts[stage], problem.micro_batches
-    alike = len({(problem.speed[w], problem.cap[w]) for w in hosts}) == 1
-    if len(hosts) == 1 or not alike or n % len(hosts) == 0:
-        return [(stage, hosts, n)]
-    return [(stage, hosts[:1], n), (stage, hosts[1:], n - ceil(n / len(hosts)))]
+def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:
+    """The hosts of a rank: one that gets an even share at least, and the others; in one crew where they differ."""
+    hosts, units = problem.hosts[rank], problem.micro_batches * chunks
+    if len(hosts) == 1 or len(problem.kinds_of_host[rank]) > 1 or units % len(hosts) == 0:
+        return [_Crew(hosts, units)]
+    return [_Crew(hosts[:1], units), _Crew(hosts[1:], units - ceil(units / len(hosts)))]

@@ -24,7 +24,7 @@ def period(problem: Problem) -> float:
     """
     stages = range(problem.shape.stages)
     bound = max(max(load(problem, s), round_trip(problem, s), memory(problem, s)) for s in stages)
-    return _rounded(problem, max(bound, max(detours(problem))[0]))
+    return rounded(problem, max(bound, max(detours(problem))[0]))
 
 
 def makespan(problem: Problem) -> float:
@@ -38,7 +38,7 @@ def makespan(problem: Problem) -> float:
         bound = max(bound, fill + max(load(problem, s), round_trip(problem, s), memory(problem, s)))
         bound = max(bound, fill + last_backward(problem, s) + drain)
         bound = max(bound, fill + _once(problem, s) + problem.update_seconds[s])
-    return _rounded(problem, bound)
+    return rounded(problem, bound)
 
 
 def load(problem: Problem, stage: int) -> float:
@@ -103,7 +103,8 @@ def detours(problem: Problem) -> list[tuple[float, int, int]]:
     return found
 
 
-def _rounded(problem: Problem, bound: float) -> float:
+def rounded(problem: Problem, bound: float) -> float:
+    """What a bound proves where all times are whole."""
     return float(ceil(bound - 1e-6)) if problem.is_integral else bound
 
 

@@ -22,7 +22,8 @@ from tests.solve.jobs import job
         ((1, 4, 8), 2, None, [], 8 * 2 * 3),
         ((1, 4, 8), 2, 8, [], 48 + 3),  # rank 0: 8 F down and 3 I back up to stage 4, and 8 forwards to do meanwhile
         ((1, 4, 8), 2, 6, [], 48 + 5),
-        ((2, 4, 8), 2, 8, [], 51),  # one of the two waits; the other cannot take a whole unit more in less
+        ((2, 4, 8), 2, 8, [], 51),  # both of the two wait
+        ((16, 8, 6), 2, 16, [], 47),  # no rank reduces before its last host is done
         ((2, 4, 8), 2, 8, [(1, 2)], 96),
         ((4, 4, 8), 2, None, [(1, 2)], 22 * 3),  # 64 units on 3 hosts
         ((4, 8, 16), 2, None, [(1, 3)], 43 * 3),
@@ -36,7 +37,7 @@ def test_the_bounds_of_unit_times(shape, chunks, limit, dead, bound):
 def test_a_bound_of_many_workers_takes_no_longer_than_a_few():
     problem = Problem.of(job(32, 64, 64, 128, chunks=2), [Worker(3, 7)])
     begun = time.process_time()
-    assert lower_bound(problem) == 399
+    assert lower_bound(problem) == 64 * 2 * 3 + 64  # 192 slots to stage 127 and back to 64, and 128 forwards
     assert time.process_time() - begun < 2.0
 
 
@@ -78,6 +79,7 @@ def test_no_bound_is_above_the_optimum_of_an_exhaustive_search(shape, keys, opti
     assert (found, proven) == (optimum, bound)
 
 
+@pytest.mark.search
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3), st.integers(2, 4), st.integers(1, 3), st.integers(2, 3), st.booleans())
 def test_no_family_beats_the_bound_of_the_memory_that_it_takes(pipelines, ranks, groups, chunks, staggered):
