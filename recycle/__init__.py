@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from recycle.errors import JobError, PlanError, RecycleError, RunError, ScheduleError
-from recycle.ir.check import Finding, check
+from recycle.ir.check import Finding, Findings, check
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
@@ -18,6 +18,7 @@ from recycle.shape import MicroBatch, Shape, Worker
 
 __all__ = [
     "Finding",
+    "Findings",
     "Job",
     "JobError",
     "Link",

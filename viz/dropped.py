@@ -17,7 +17,7 @@ import numpy as np
 from recycle.errors import RecycleError, ScheduleError
 from recycle.files import entries
 from recycle.ir import formats, native
-from recycle.ir.check import Finding, check
+from recycle.ir.check import Finding, Findings, check
 from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.schedule import Schedule
@@ -54,7 +54,7 @@ class Dropped:
 
     name: str
     schedule: Schedule | None
-    findings: tuple[Finding, ...]
+    findings: Findings
     timeline: Timeline | None
     lanes: LaneTable | None
     problem: str
@@ -100,7 +100,7 @@ def read_dropped(contents: str, name: str) -> Dropped:
     try:
         return inspect(_content(contents, name), name)
     except RecycleError as error:
-        return Dropped(name, None, (), None, None, str(error))
+        return Dropped(name, None, Findings(), None, None, str(error))
 
 
 def inspect(content: bytes, name: str) -> Dropped:
@@ -122,7 +122,7 @@ def inspect(content: bytes, name: str) -> Dropped:
         schedule, left_out = saved
     _refuse_large(schedule.shape, len(schedule.columns), name)
     profile = Profile.uniform()
-    findings = tuple(check(schedule, profile=profile))
+    findings = check(schedule, profile=profile)
     violations = [
         int(schedule.columns.offsets[schedule.shape.worker_index(Worker.parse(f.worker))]) + f.position
         for f in findings

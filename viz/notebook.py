@@ -44,7 +44,7 @@ class Picture:
     def __repr__(self) -> str:
         source = self.source
         problem = f", {source.problem}" if source.problem else ""
-        errors = sum(finding.severity == "error" for finding in source.findings)
+        errors = source.findings.number("error")
         wrong = f", {errors} error(s) found by check" if errors else ""
         large = "" if len(source.lanes) <= SVG_LIMIT else "; too many operations for a picture, use recycle view"
         return f"<Picture of {source.schedule!r}: {len(source.lanes)} operations{problem}{wrong}{large}>"

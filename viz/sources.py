@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recycle.errors import RecycleError
 from recycle.ir import formats
-from recycle.ir.check import Finding, check
+from recycle.ir.check import Findings, check
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, simulate
 from recycle.profile import Profile
@@ -33,7 +33,7 @@ class ScheduleFile:
     schedule: Schedule
     timeline: Timeline | None
     lanes: LaneTable
-    findings: tuple[Finding, ...]
+    findings: Findings
     problem: str
 
     @property
@@ -69,7 +69,7 @@ def load_schedule(path: str | Path, profile: Profile | None = None) -> ScheduleF
 def schedule_source(path: Path, schedule: Schedule, profile: Profile | None = None) -> ScheduleFile:
     """A schedule as if it had been read from `path`, checked and timed as `load_schedule` does."""
     profile = profile or Profile.uniform()
-    findings = tuple(check(schedule, profile=profile))
+    findings = check(schedule, profile=profile)
     release_memory()
     timeline, lanes, problem = timed(schedule, profile)
     release_memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +14,15 @@ import typer
 from recycle.cli.pricing import job_limits
 from recycle.errors import ScheduleError
 from recycle.ir import formats
-from recycle.ir.check import Finding, explain
+from recycle.ir.check import Finding, Findings, explain
 from recycle.ir.check import check as findings_of
 from recycle.ir.rules import all_rules
+from recycle.ir.rules.rule import MOST_DESCRIBED
 from recycle.ir.schedule import Schedule
 from recycle.shape import Worker
 
 SHOWN = 30
-"""Findings printed for people; `--json` prints them all."""
+"""Findings printed for people; `--json` prints all, of each rule the first `MOST_DESCRIBED`."""
 AROUND = 4
 """Instructions drawn before and after the one that a finding points at."""
 
@@ -50,11 +52,12 @@ def check(
     else:
         profile, limits, byte_limit = job_limits(schedule, file, job)
         findings = findings_of(schedule, profile=profile, limits=limits, byte_limit=byte_limit)
-    errors = sum(finding.severity == "error" for finding in findings)
+    errors = findings.number("error")
     if as_json:
-        print(json.dumps({"file": str(file), "valid": not errors, "findings": [_finding_as_json(f) for f in findings]}))
+        listed = [_finding_as_json(finding) for finding in findings]
+        print(json.dumps({"file": str(file), "valid": not errors, "findings": listed, "more": findings.more}))
     else:
-        _print(file, schedule, findings, errors)
+        _print(file, schedule, findings)
     if errors or (strict and findings):
         raise typer.Exit(1)
 
@@ -80,7 +83,7 @@ def _explain(code: str, as_json: bool) -> None:
         print(f"{rule.code} ({rule.severity}): {rule.title}\n\n{rule.documentation}")
 
 
-def _print(file: Path, schedule: Schedule, findings: list[Finding], errors: int) -> None:
+def _print(file: Path, schedule: Schedule, findings: Findings) -> None:
     for finding in findings[:SHOWN]:
         where = f" on worker {finding.worker}" if finding.worker else ""
         where += f", position {finding.position}: {finding.instruction}" if finding.position is not None else ""
@@ -89,11 +92,14 @@ def _print(file: Path, schedule: Schedule, findings: list[Finding], errors: int)
             print(textwrap.fill(line, 116, initial_indent="    ", subsequent_indent="    ", break_long_words=False))
         if finding.worker and finding.position is not None:
             print(f"    {_excerpt(schedule, finding.worker, finding.position)}")
-    if len(findings) > SHOWN:
-        print(f"... and {len(findings) - SHOWN} more findings (--json prints them all)")
-    warnings = len(findings) - errors
+    left_out = Counter(finding.rule for finding in findings[SHOWN:]) + Counter(findings.more)
+    if left_out:
+        of_rules = ", ".join(f"{count:,} of {rule}" for rule, count in left_out.most_common())
+        where = f"lists the first {MOST_DESCRIBED:,} of each rule" if findings.more else "prints them all"
+        print(f"... and {left_out.total():,} more findings: {of_rules} (--json {where})")
     if findings:
-        print(f"{file}: {errors} error(s), {warnings} warning(s); recycle check --explain CODE explains a rule")
+        errors, warnings = findings.number("error"), findings.number("warning")
+        print(f"{file}: {errors:,} error(s), {warnings:,} warning(s); recycle check --explain CODE explains a rule")
     else:
         print(f"{file}: valid, {len(schedule.columns)} instructions")
 

@@ -52,7 +52,7 @@ def simulate(
     priced = pricing.overridden(given, overlap, comm)
     timeline = timed(schedule, priced, serialised=serialised)
     gaps = timeline.gaps(limits, byte_limit)
-    errors = sum(finding.severity == "error" for finding in check(schedule, profile=priced))
+    errors = check(schedule, profile=priced).number("error")
     if errors:
         print(f"recycle: {file} breaks {errors} rule(s), see recycle check {file}", file=sys.stderr)
     if as_json:

@@ -7,17 +7,36 @@ itself what needs what. A defect is reported once, by the rule nearest its cause
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from recycle.errors import JobError
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
+from recycle.ir.rules.rule import Severity
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 from recycle.shape import Worker
 
-__all__ = ["Finding", "check", "explain"]
+__all__ = ["Finding", "Findings", "check", "explain"]
+
+
+class Findings(list[Finding]):
+    """What `check` found: a list of findings, of each rule at most the first `MOST_DESCRIBED`.
+
+    Attributes:
+        more: code of a rule -> how many more findings it has than are in the list, for those that have more.
+    """
+
+    def __init__(self, findings: Iterable[Finding] = (), more: Mapping[str, int] | None = None) -> None:
+        super().__init__(findings)
+        self.more = dict(more or {})
+
+    def number(self, severity: Severity) -> int:
+        """How many findings there are of a severity, those that are not in the list included."""
+        severities = {finding.rule: finding.severity for finding in self}
+        listed = sum(finding.severity == severity for finding in self)
+        return listed + sum(count for rule, count in self.more.items() if severities[rule] == severity)
 
 
 def check(
@@ -27,8 +46,10 @@ def check(
     limits: Sequence[float] | None = None,
     byte_limit: float | None = None,
     about_to_run: bool = False,
-) -> list[Finding]:
-    """All findings, errors first, by worker and position; an empty list means that the schedule is valid.
+) -> Findings:
+    """The findings, errors first, by worker and position; an empty list means that the schedule is valid.
+
+    Of each rule at most the first 1,000 are listed; `Findings.more` says how many more it has.
 
     Args:
         schedule: lowered, partly lowered or compute-only. Positions in findings are those of this schedule.
@@ -48,15 +69,19 @@ def check(
         raise JobError(f"byte_limit: {byte_limit!r} is not a number of bytes")
     inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run)
     findings: list[Finding] = []
+    more: dict[str, int] = {}
     for rule in all_rules():
         if not (rule.presumes_valid and any(finding.severity == "error" for finding in findings)):
-            findings += rule.findings(inspection)
+            found, left_out = rule.findings(inspection)
+            findings += found
+            if left_out:
+                more[rule.code] = left_out
 
     def place(finding: Finding) -> tuple[bool, int, int]:
         worker = -1 if finding.worker is None else shape.worker_index(Worker.parse(finding.worker))
         return finding.severity != "error", worker, -1 if finding.position is None else finding.position
 
-    return sorted(findings, key=place)
+    return Findings(sorted(findings, key=place), more)
 
 
 def _require_limits(limits: Sequence[float], ranks: int) -> None:

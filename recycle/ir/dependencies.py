@@ -14,6 +14,8 @@ STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -121,6 +123,48 @@ class Missing(NamedTuple):
     value: Value | None
 
 
+@dataclass(frozen=True, eq=False)
+class Unmet:
+    """All needs that nothing meets, as columns, because a broken file may have millions: iterating makes `Missing`.
+
+    Attributes:
+        per_pipeline: m, the micro-batches of a pipeline.
+        row, why: as in `Missing`.
+        value: `ValueKind` of what is missing, -1 where `Missing.value` is None.
+        stage, micro_batch: who would make it; the micro-batch as global id.
+    """
+
+    per_pipeline: int
+    row: Rows
+    why: Rows
+    value: Rows
+    stage: Rows
+    micro_batch: Rows
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __iter__(self) -> Iterator[Missing]:
+        return map(self.at, range(len(self)))
+
+    def at(self, place: int) -> Missing:
+        """The entry in one place."""
+        value = None
+        if self.value[place] >= 0:
+            micro_batch = MicroBatch(*divmod(int(self.micro_batch[place]), self.per_pipeline))
+            value = Value(ValueKind(int(self.value[place])), int(self.stage[place]), micro_batch)
+        return Missing(int(self.row[place]), Why(int(self.why[place])), value)
+
+    def take(self, places: Rows | npt.NDArray[np.bool_]) -> Unmet:
+        """The entries in these places."""
+        columns = (column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch))
+        return Unmet(self.per_pipeline, *columns)
+
+    def because(self, why: Why) -> Unmet:
+        """The entries with this reason."""
+        return self.take(self.why == why)
+
+
 @dataclass(frozen=True)
 class Dependencies:
     """A graph over the rows of a schedule.
@@ -134,7 +178,7 @@ class Dependencies:
         source, target: edges of one iteration.
         cause: `Cause` of each edge.
         carried_source, carried_target: edges from one iteration into the next.
-        missing: needs that nothing meets.
+        missing: needs that nothing meets, by row, then reason.
         sends: row of the send that each row receives from, -1 for other rows.
     """
 
@@ -145,7 +189,7 @@ class Dependencies:
     cause: npt.NDArray[np.uint8]
     carried_source: Rows
     carried_target: Rows
-    missing: tuple[Missing, ...]
+    missing: Unmet
     sends: Rows
 
 
@@ -223,7 +267,7 @@ class _Builder:
         self.micro_batches = self.shape.global_micro_batches
         self.edges: list[tuple[Rows, Rows, Cause]] = []
         self.carried: list[tuple[Rows, Rows]] = []
-        self.missing: list[Missing] = []
+        self.missing: list[list[Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
         self.producer = {kind: self._producers(kind) for kind in ValueKind}
 
@@ -240,8 +284,14 @@ class _Builder:
         source, target = np.concatenate(sources), np.concatenate(targets)
         cause = np.repeat(np.array(causes, dtype=np.uint8), [len(edges) for edges in sources])
         carried_source, carried_target = (np.concatenate(ends) for ends in zip(*self.carried, strict=True))
-        missing = tuple(sorted(self.missing, key=lambda m: (m.row, m.why)))
+        missing = self._unmet()
         return Dependencies(rows, nodes, source, target, cause, carried_source, carried_target, missing, self.sends)
+
+    def _unmet(self) -> Unmet:
+        none = [np.empty(0, dtype=np.int64)] * 5
+        columns = (np.concatenate(parts) for parts in zip(none, *self.missing, strict=True))
+        unmet = Unmet(self.shape.micro_batches, *columns)
+        return unmet.take(np.lexsort((unmet.why, unmet.row)))
 
     def crossings(self) -> Crossings:
         found: list[tuple[Rows, Rows, Rows]] = []
@@ -281,10 +331,11 @@ class _Builder:
         return pieces[made_by >= 0], made_by[made_by >= 0]
 
     def _miss(self, pieces: Rows, why: Why, value: ValueKind, offset: int) -> None:
-        for piece in pieces.tolist():
-            micro_batch = MicroBatch(*divmod(int(self.work.micro_batch[piece]), self.shape.micro_batches))
-            need = Value(value, int(self.work.stage[piece]) + offset, micro_batch)
-            self.missing.append(Missing(int(self.work.row[piece]), why, need))
+        if not len(pieces):
+            return
+        alike = (np.full(len(pieces), number, dtype=np.int64) for number in (why, value))
+        work = self.work
+        self.missing.append([work.row[pieces], *alike, work.stage[pieces] + offset, work.micro_batch[pieces]])
 
     def _edge(self, source: Rows, target: Rows, cause: Cause) -> None:
         self.edges.append((source, target, cause))
@@ -308,7 +359,7 @@ class _Builder:
             return
         receive = CARRIERS[value][1]
         receives = self._rows(receive)
-        received = _find(
+        received = find(
             self._key(receives, worker[receives], self.work.stage[receives] + receive.row.needs[0].offset),
             self._key(pieces, worker[pieces], self.work.stage[pieces] + offset),
         )
@@ -327,7 +378,7 @@ class _Builder:
         send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], stage[sends])
         keys = self._key(receives, peer[row[receives]] * lane + worker[receives], stage[receives] + offset)
         most = len(sends) + len(receives) + 1
-        found = _find(_numbered(send_keys, most), _numbered(keys, most))
+        found = find(_numbered(send_keys, most), _numbered(keys, most))
         there = found >= 0
         self._edge(row[sends[found[there]]], row[receives[there]], Cause.TRANSFER)
         self.sends[row[receives[there]]] = row[sends[found[there]]]
@@ -349,17 +400,20 @@ class _Builder:
             if follower.row.follows is None:
                 continue
             firsts, thens = self._rows(follower.row.follows), self._rows(follower)
-            found = _find(host[firsts], host[thens])
+            found = find(host[firsts], host[thens])
             there = found >= 0
             self._edge(row[firsts[found[there]]], row[thens[there]], Cause.STEP)
-            self.missing += [Missing(int(row[piece]), Why.NO_PREDECESSOR, None) for piece in thens[~there].tolist()]
+            if not there.all():
+                lone = row[thens[~there]]
+                none = np.full(len(lone), -1, dtype=np.int64)
+                self.missing.append([lone, np.full(len(lone), Why.NO_PREDECESSOR, dtype=np.int64), none, none, none])
         self._edge(row[steps], np.full(len(steps), all_steps), Cause.STEP)
         if self.schedule.optimizer == "barrier":
             self._edge(np.full(len(steps), commit), row[steps], Cause.STEP)
             self.carried.append((np.full(len(begins), all_steps), row[begins]))
         else:
             self.carried.append((np.full(len(steps), commit), row[steps]))
-            stepped = _find(host[steps], host[begins])
+            stepped = find(host[steps], host[begins])
             there = stepped >= 0
             self.carried.append((row[steps[stepped[there]]], row[begins[there]]))
         return all_steps + 1
@@ -400,22 +454,36 @@ def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int,
     mine: dict[int, dict[int, int]] = {}
     for row, worker, stage in zip(rows.tolist(), workers.tolist(), stages.tolist(), strict=True):
         mine.setdefault(worker, {}).setdefault(stage, row)
-    before: dict[tuple[int, int], int] = {}
+    hosts = Counter(stage for order in mine.values() for stage in order)
+    agreed: list[dict[int, int]] = []
+    at_odds: dict[tuple[int, ...], tuple[int, int, dict[int, int]] | None] = {}
     conflicts = []
     for _, order in sorted(mine.items()):
-        sequence = list(order.items())
-        found: list[tuple[int, int]] = []
-        for i, (a, row) in enumerate(sequence):
-            for b, _ in sequence[i + 1 :]:
-                if (b, a) in before:
-                    found.append((row, before[b, a]))
-                else:
-                    before[a, b] = row
-        conflicts += found[:1]
+        sequence = tuple(stage for stage in order if hosts[stage] > 1)
+        if len(sequence) > 1 and sequence not in at_odds:
+            found = [(*pair, other) for other in agreed if (pair := _first_swapped(sequence, other))]
+            at_odds[sequence] = min(found, key=lambda one: one[:2], default=None)
+            agreed += [] if found else [order]
+        if conflict := at_odds.get(sequence):
+            here, there, other = conflict
+            conflicts.append((order[sequence[here]], other[sequence[there]]))
     return conflicts
 
 
-def _find(keys: Rows, wanted: Rows) -> Rows:
+def _first_swapped(sequence: tuple[int, ...], other: dict[int, int]) -> tuple[int, int] | None:
+    """Places of the first two stages of `sequence` that `other` (stage -> row) has the other way round."""
+    row = np.array([other.get(stage, -1) for stage in sequence])
+    both = np.flatnonzero(row >= 0)
+    row = row[both]
+    least_behind = np.minimum.accumulate(row[::-1])[::-1]
+    swapped = np.flatnonzero(least_behind < row)
+    if not len(swapped):
+        return None
+    behind = swapped[0] + np.flatnonzero(row[swapped[0] :] < row[swapped[0]])[0]
+    return int(both[swapped[0]]), int(both[behind])
+
+
+def find(keys: Rows, wanted: Rows) -> Rows:
     """For each wanted key its (first) place in `keys`, -1 where it is not there."""
     if not len(keys):
         return np.full(len(wanted), -1, dtype=np.int64)

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.dependencies import Why
+from recycle.ir.dependencies import Why, find
 from recycle.ir.instruction import Backward, BackwardInput, Compute, Forward, is_kind
 from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, register
-from recycle.ir.rules.rule import Defect, Inspection, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, Rest, described, repeats, rest, rule
 
 
 @rule("redundant", "a redundant forward that could not stand in for anything")
-def redundant(inspection: Inspection) -> Iterator[Defect]:
+def redundant(inspection: Inspection) -> Iterator[Defect | Rest]:
     """R runs a stage's forward a second time, on the worker of the stage before, which would do the backward too if
     the stage's own worker died. So its input is the output of an F on the same worker; it comes before that worker's
     own backward of the micro-batch, which shows that the stage is alive; it stands there once, on a worker that does
@@ -33,31 +33,34 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     key = pieces.worker * inspection.cells + inspection.cell
     forward = key[(pieces.kind == Forward.kind) & pieces.valid]
     backward = np.flatnonzero(is_kind(pieces.kind, (Backward, BackwardInput)) & pieces.valid)
-    first_backward = dict(zip(key[backward][::-1].tolist(), pieces.row[backward][::-1].tolist(), strict=True))
-    apart = {inspection.given(missing.row) for missing in inspection.graph.missing if missing.why == Why.NOT_LOCAL}
-    again = set(repeats(key[at])[0].tolist())
-    doubled = set(np.flatnonzero(np.isin(key[at], forward)).tolist())
-    for place, piece in enumerate(at.tolist()):
-        row, stage = int(pieces.row[piece]), int(pieces.stage[piece])
-        before = first_backward.get(int(key[piece]) - shape.global_micro_batches, row)
+    rows, stages = pieces.row[at], pieces.stage[at]
+    again = np.zeros(len(at), dtype=np.bool_)
+    again[repeats(key[at])[0]] = True
+    doubled = np.isin(key[at], forward)
+    apart = np.isin(rows, inspection.origin[inspection.graph.missing.because(Why.NOT_LOCAL).row])
+    found = find(key[backward], key[at] - shape.global_micro_batches)
+    shown_live = np.append(pieces.row[backward], len(inspection.schedule.columns))[found]
+    wrong = np.flatnonzero((stages == 0) | again | doubled | apart | (shown_live < rows))
+    for place, row, stage, before in described(wrong, rows[wrong], stages[wrong], shown_live[wrong]):
         if stage == 0:
             yield Defect("stage 0 has no stage before it, whose worker would hold its copy", "remove it", row)
-        elif place in again:
+        elif again[place]:
             yield Defect("the same redundant forward is there already", "remove one of the two", row)
-        elif place in doubled:
+        elif doubled[place]:
             yield Defect(f"this worker runs the forward of stage {stage} itself", "remove the redundant one", row)
-        elif row in apart:
+        elif apart[place]:
             yield Defect(
                 f"the output of stage {stage - 1} is made on another worker, and none is sent for a redundant forward",
                 f"move it to the worker that runs stage {stage - 1} of this micro-batch",
                 row,
             )
-        elif before < row:
+        else:
             yield Defect(
                 f"{inspection.at(before)} comes before it, which shows that stage {stage} lives",
                 "move it before that backward, or remove it",
                 row,
             )
+    yield rest(wrong)
 
 
 @register(

@@ -70,7 +70,7 @@ def test_a_flood_of_findings_is_cut_for_people_only(command: Command, tmp_path: 
     Schedule.from_text(Shape(2, 2, 6), text).save(tmp_path / "twice.json")
     outcome = command("check", tmp_path / "twice.json")
     assert outcome.out.count("error duplicate") == 30
-    assert "... and 18 more findings (--json prints them all)" in outcome.out
+    assert "... and 18 more findings: 18 of duplicate (--json prints them all)" in outcome.out
     assert len(command("check", tmp_path / "twice.json", "--json").json["findings"]) == 48
 
 
@@ -135,3 +135,19 @@ def test_an_unknown_rule_is_refused_with_the_list(command: Command) -> None:
 def test_a_lowered_file_of_a_family_passes_strictly(command: Command, tmp_path: Path) -> None:
     lower(one_f_one_b(Shape(3, 4, 6))).save(tmp_path / "l.json")
     assert command("check", tmp_path / "l.json", "--strict").status == 0
+
+
+def test_a_flood_of_findings_is_listed_in_part_and_counted(command: Command, tmp_path: Path) -> None:
+    text = {"0.0": "0F0 " * 5000 + "0F1 0B0 0B1", "0.1": "1F0 1B0 1F1"}
+    Schedule.from_text(Shape(1, 2, 2), text).save(tmp_path / "flood.json")
+    outcome = command("check", tmp_path / "flood.json")
+    assert outcome.status == 1
+    assert (
+        "... and 4,970 more findings: 4,969 of duplicate, 1 of missing (--json lists the first 1,000 of each rule)\n"
+        in outcome.out
+    )
+    assert "flood.json: 5,000 error(s), 0 warning(s)" in outcome.out
+    found = command("check", tmp_path / "flood.json", "--json").json
+    assert found["more"] == {"duplicate": 3999}
+    assert [finding["rule"] for finding in found["findings"]] == ["duplicate"] * 1000 + ["missing"]
+    assert "breaks 5000 rule(s)" in command("simulate", tmp_path / "flood.json").err

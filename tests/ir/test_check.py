@@ -7,6 +7,7 @@ import gc
 import math
 import random
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,64 @@ def test_no_program_of_nonsense_makes_the_checker_raise(rng: random.Random) -> N
     findings = check(schedule, limits=[1.0] * shape.ranks, byte_limit=2.0, about_to_run=rng.random() < 0.5)
     assert findings
     assert lower(schedule).columns is not None
+
+
+def test_a_flood_of_findings_is_counted_and_hides_no_other_rule() -> None:
+    flood = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 " * 5000 + "0F1 0B0 0B1", "0.1": RANK_1.replace(",", " ")})
+    findings = check(flood)
+    assert len(findings) == 1000
+    assert findings.more == {"duplicate": 3999}
+    assert (findings.number("error"), findings.number("warning")) == (4999, 0)
+    assert summary(findings)[-1] == ("duplicate", "0.0", 1000, "0F0.0")
+
+
+@settings(bounded, max_examples=100)
+@given(randoms, st.booleans())
+def test_of_each_rule_the_first_findings_are_described_and_the_others_counted(
+    rng: random.Random, lowered: bool
+) -> None:
+    schedule = random_schedule(rng, most=3)
+    schedule = lower(schedule) if lowered else schedule
+    for _ in range(rng.randint(1, 6)):
+        broken = break_one_place(rng, schedule)
+        schedule = broken.schedule if broken else schedule
+    everything = check(schedule)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recycle.ir.rules.rule.MOST_DESCRIBED", 1)
+        first = check(schedule)
+    assert everything.more == {}
+    counts = Counter(finding.rule for finding in everything)
+    assert Counter(finding.rule for finding in first) == dict.fromkeys(counts, 1)
+    assert first.more == {rule: count - 1 for rule, count in counts.items() if count > 1}
+    assert [one for one in everything if one in first] == first
+    for severity in ("error", "warning"):
+        assert first.number(severity) == sum(finding.severity == severity for finding in everything)
+
+
+def test_a_circle_through_many_workers_is_told_in_part() -> None:
+    pipelines, text = 30, {}
+    for k in range(pipelines):
+        after = (k + 1) % pipelines
+        text[f"{k}.0"] = f"0F{k}.0 0B{k}.0 0F{k}.1 0B{k}.1"
+        text[f"{k}.1"] = f"1F{k}.1 1B{k}.1 1F{after}.0 1B{after}.0"
+    (finding,) = check(Schedule.from_text(Shape(pipelines, 2, 2), text))
+    assert finding.rule == "deadlock"
+    told = finding.message.split(": ", 1)[1].split("; ")
+    assert len(told) == 41
+    assert told[20].startswith("... and ")
+    assert len(finding.others) == 39
+
+
+def test_reduces_of_many_stages_in_unlike_orders_are_found_at_once() -> None:
+    stages = 3000
+    work = [" ".join(f"{s}F{k}.0" for s in range(stages)) + " " + " ".join(f"{s}B{k}.0" for s in range(stages)[::-1])
+            for k in range(2)]  # fmt: skip
+    ends = [" ".join(f"{s}REDUCE_GRAD" for s in order) for order in (range(stages), [*range(stages - 2), 2999, 2998])]
+    steps = " ".join(f"{s}STEP" for s in range(stages))
+    text = {f"{k}.0": f"{work[k]} {ends[k]} {steps}" for k in range(2)}
+    assert summary(check(Schedule.from_text(Shape(2, 1, 1, stages), text))) == [
+        ("reduce-order", "1.0", 3 * stages - 2, "2999REDUCE_GRAD")
+    ]
 
 
 def test_nothing_of_a_checked_schedule_stays_behind() -> None:

@@ -23,7 +23,7 @@ def contents(content: bytes) -> str:
 
 def test_a_native_file_is_read_checked_and_timed(broken: Schedule) -> None:
     found = read_dropped(contents(broken.dumps().encode()), "plan.json")
-    assert (found.name, found.problem, found.findings) == ("plan.json", "", ())
+    assert (found.name, found.problem, found.findings) == ("plan.json", "", [])
     assert found.schedule == broken
     assert found.timeline is not None
     assert found.timeline.makespan == 11.0
@@ -33,7 +33,7 @@ def test_a_torch_csv_is_read() -> None:
     found = read_dropped(contents(b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"), "plan.csv")
     assert found.schedule is not None
     assert found.schedule.shape == Shape(1, 2, 2)
-    assert found.findings == ()
+    assert found.findings == []
 
 
 def test_a_finding_lies_where_its_instruction_is_drawn(broken: Schedule) -> None:
@@ -74,7 +74,7 @@ def test_what_cannot_be_read_of_a_file_is_left_out_and_the_rest_is_drawn() -> No
         "worker 0.0, position 2: '0Q0.1' is not an instruction: expected for example 2F1.5, 2SEND_F1.5@0.3 or 2STEP",
         "programs: worker 0.9 is outside the grid of 1 pipelines (0 to 0) by 2 ranks (0 to 1)",
     )
-    assert found.findings == ()
+    assert found.findings == []
     assert found.lanes is not None
     assert found.timeline is not None
     assert found.timeline.makespan == 9.0

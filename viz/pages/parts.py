@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, dcc, html
 from dash.development.base_component import Component
 
-from recycle.ir.check import Finding, explain
+from recycle.ir.check import Findings, explain
 from viz.figures import axes
 from viz.figures.palette import PAINTS
 from viz.lanes import LaneTable
@@ -114,7 +114,7 @@ def _row(cells: Sequence[Cell], is_named: bool) -> html.Tr:
     return html.Tr([html.Th(first, scope="row") if is_named else html.Td(first), *map(html.Td, others)])
 
 
-def findings(title: str, found: Sequence[Finding], most: int, buttons: Sequence[Cell] = ()) -> html.Section:
+def findings(title: str, found: Findings, most: int, buttons: Sequence[Cell] = ()) -> html.Section:
     """What the checker found, at most `most` of it, a row each; with a button for each where there are `buttons`."""
     rows = []
     for place, finding in enumerate(found[:most]):
@@ -129,8 +129,8 @@ def findings(title: str, found: Sequence[Finding], most: int, buttons: Sequence[
         ]
         rows.append([*row, *buttons[place : place + 1]])
     head = ["", "rule", "worker, position", "instruction", "what is wrong, and what to do", *([""] if buttons else [])]
-    more = len(found) - most
-    caption = f"The first {most}; {more:,} more from `recycle check`." if more > 0 else ""
+    more = len(found[most:]) + sum(found.more.values())
+    caption = f"The first {len(rows)}; {more:,} more from `recycle check`." if more else ""
     return card(title, table(head, rows, "findings"), caption=caption)
 
 

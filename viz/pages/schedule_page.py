@@ -139,6 +139,5 @@ FIGURES_CAPTION = (
 
 
 def _verdict(file: ScheduleFile) -> str:
-    errors = sum(finding.severity == "error" for finding in file.findings)
-    counts = [(errors, "error"), (len(file.findings) - errors, "warning")]
+    counts = [(file.findings.number("error"), "error"), (file.findings.number("warning"), "warning")]
     return ", ".join(parts.counted(count, what) for count, what in counts if count) or "valid"

@@ -81,8 +81,8 @@ class ValidatePage(Page):
         if file.schedule is None:
             text = f"{file.name} could not be read as a schedule."
             return [parts.problems([file.problem]), parts.empty(text, "docs/file-format.md describes the files.")]
-        errors = sum(finding.severity == "error" for finding in file.findings) + len(file.left_out)
-        warnings = sum(finding.severity == "warning" for finding in file.findings)
+        errors = file.findings.number("error") + len(file.left_out)
+        warnings = file.findings.number("warning")
         left_out = [f"left out, because it cannot be read: {line}" for line in file.left_out]
         problems = [*left_out, *([file.problem] if file.problem else [])]
         verdict = self.verdict(file, errors, warnings)

@@ -9,18 +9,18 @@ import numpy as np
 from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, Transfer, is_kind
 from recycle.ir.kinds import MOST_KINDS
-from recycle.ir.rules.rule import Defect, Inspection, firsts, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, repeats, rest, rule
 
 
 @rule("stage-range", "a stage that the shape does not have")
-def stage_range(inspection: Inspection) -> Iterator[Defect]:
+def stage_range(inspection: Inspection) -> Iterator[Defect | Rest]:
     """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot be
     placed anywhere. Change the stage, or the shape that the schedule was built with. Reported once per worker."""
     stages, pieces = inspection.schedule.shape.stages, inspection.pieces
     hint = f"stages count from 0 to {stages - 1}: change the stage or the shape"
     outside = (pieces.stage < 0) | (pieces.stage >= stages)
-    for row, more in _per_worker(inspection, pieces.row[outside]):
-        yield Defect(f"the shape has {stages} stage(s), none with this number{more}", hint, row)
+    message = f"the shape has {stages} stage(s), none with this number"
+    yield from _per_worker(inspection, pieces.row[outside], message, hint)
     for tie in inspection.schedule.ties:
         strange = [stage for stage in tie if not 0 <= stage < stages]
         if strange:
@@ -28,51 +28,55 @@ def stage_range(inspection: Inspection) -> Iterator[Defect]:
 
 
 @rule("micro-batch-range", "a micro-batch that the shape does not have")
-def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
+def micro_batch_range(inspection: Inspection) -> Iterator[Defect | Rest]:
     """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Any other
     is data that nobody loads. Change the micro-batch, or the shape that the schedule was built with. Reported once
     per worker."""
     shape, pieces = inspection.schedule.shape, inspection.pieces
     in_stage = (pieces.stage >= 0) & (pieces.stage < shape.stages)
     last = f"{shape.pipelines - 1}.{shape.micro_batches - 1}"
-    for row, more in _per_worker(inspection, pieces.row[in_stage & ~pieces.valid]):
-        yield Defect(
-            f"the shape ({shape}) has no such micro-batch{more}",
-            f"micro-batches run from 0.0 to {last}: rename it, or enlarge the shape",
-            row,
-        )
+    yield from _per_worker(
+        inspection,
+        pieces.row[in_stage & ~pieces.valid],
+        f"the shape ({shape}) has no such micro-batch",
+        f"micro-batches run from 0.0 to {last}: rename it, or enlarge the shape",
+    )
 
 
-def _per_worker(inspection: Inspection, rows: Rows) -> Iterator[tuple[int, str]]:
-    """The first of the rows of each worker, and a note on the others."""
+def _per_worker(inspection: Inspection, rows: Rows, message: str, hint: str) -> Iterator[Defect | Rest]:
+    """A defect at the first of the rows of each worker, with a note on the others."""
     rows = np.unique(rows)
-    for _, place, entries in firsts(inspection.schedule.columns.worker[rows]):
+    _, places, counts = firsts(inspection.schedule.columns.worker[rows])
+    for row, entries in described(rows[places], counts):
         more = f" (and {entries - 1} more on this worker)" if entries > 1 else ""
-        yield int(rows[place]), more
+        yield Defect(message + more, hint, row)
+    yield rest(places)
 
 
 @rule("duplicate", "a forward or backward is there twice")
-def duplicate(inspection: Inspection) -> Iterator[Defect]:
+def duplicate(inspection: Inspection) -> Iterator[Defect | Rest]:
     """Each micro-batch is used exactly once per iteration and stage. A second F, B, I or W of the same micro-batch
     and stage would count its gradient twice, on whichever worker it stands. Remove one of the two."""
     pieces, at = inspection.pieces, inspection.computes
     at = at[np.argsort(pieces.row[at], kind="stable")]
     again, first = repeats(inspection.cell[at] * MOST_KINDS + pieces.kind[at])
-    for row, original in zip(pieces.row[at[again]].tolist(), pieces.row[at[first]].tolist(), strict=True):
+    for row, original in described(pieces.row[at[again]], pieces.row[at[first]]):
         yield Defect(
             f"the same work is there already: {inspection.at(original)}",
             "each micro-batch counts once per stage: remove one of the two",
             row,
             others=(original,),
         )
+    yield rest(again)
 
 
 @rule("mixed-backward", "a whole backward beside one of its halves")
-def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
+def mixed_backward(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A backward is written either as one B or as I and W. B together with I or W of the same micro-batch and stage
     computes the same gradient twice. Keep B, or keep I and W."""
     _, whole, *halves = inspection.counts.values()
-    for cell in np.flatnonzero((whole > 0) & (sum(halves) > 0)).tolist():
+    cells = np.flatnonzero((whole > 0) & (sum(halves) > 0))
+    for (cell,) in described(cells):
         row = int(_rows(inspection, cell, BackwardInput, BackwardWeight)[0])
         b = int(_rows(inspection, cell, Backward)[0])
         yield Defect(
@@ -81,6 +85,7 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
             row,
             others=(b,),
         )
+    yield rest(cells)
 
 
 def _rows(inspection: Inspection, cell: int, *classes: type[Instruction]) -> Rows:
@@ -88,7 +93,7 @@ def _rows(inspection: Inspection, cell: int, *classes: type[Instruction]) -> Row
 
 
 @rule("missing", "a forward or backward that is not there")
-def missing(inspection: Inspection) -> Iterator[Defect]:
+def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
     """Every stage must run F and B, or F, I and W, of every micro-batch of all pipelines, those of a failed worker
     too: a peer takes them. Micro-batches that a whole stage or the whole schedule leaves out are reported together.
     Add the instruction that is missing, or correct the shape."""
@@ -105,45 +110,47 @@ def missing(inspection: Inspection) -> Iterator[Defect]:
         yield from _incomplete(inspection, token, name, hole)
 
 
-def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
+def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect | Rest]:
     """Micro-batches that no stage runs, then those that single stages leave out."""
     hint = "add its forward and backward, on its home worker or on a peer; or correct the shape"
     nowhere = absent.all(axis=0)
     if nowhere.any():
         yield Defect(f"no stage runs micro-batch {inspection.micro_batches(np.flatnonzero(nowhere))}", hint)
     orphaned = ~inspection.hosted[~inspection.dead].any(axis=0)
-    for stage in np.flatnonzero((absent & ~nowhere).any(axis=1) & ~orphaned).tolist():
+    stages = np.flatnonzero((absent & ~nowhere).any(axis=1) & ~orphaned)
+    for (stage,) in described(stages):
         names = inspection.micro_batches(np.flatnonzero(absent[stage] & ~nowhere))
         yield Defect(f"stage {stage} does not run micro-batch {names}", hint)
+    yield rest(stages)
 
 
-def _incomplete(inspection: Inspection, token: str, name: str, hole: Flags) -> Iterator[Defect]:
+def _incomplete(inspection: Inspection, token: str, name: str, hole: Flags) -> Iterator[Defect | Rest]:
     """One defect per worker and stage, at the first instruction whose other part is missing."""
     pieces, shape = inspection.pieces, inspection.schedule.shape
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
-    at = at[np.argsort(pieces.row[at], kind="stable")]
-    for key, place, _ in firsts(pieces.worker[at] * shape.stages + pieces.stage[at]):
-        worker, stage = divmod(key, shape.stages)
-        mine = at[(pieces.worker[at] == worker) & (pieces.stage[at] == stage)]
-        numbers = np.unique(pieces.micro_batch[mine])
+    key = pieces.worker[at] * shape.stages + pieces.stage[at]
+    by_key = np.lexsort((pieces.row[at], key))
+    at, (keys, places, counts) = at[by_key], firsts(key[by_key])
+    for one, place, entries in described(keys, places, counts):
+        worker, stage = divmod(one, shape.stages)
+        numbers = np.unique(pieces.micro_batch[at[place : place + entries]])
         yield Defect(
             f"the {name} of stage {stage} is missing for micro-batch {inspection.micro_batches(numbers)}",
             f"add {stage}{token}{inspection.micro_batch(numbers[0])} to worker {shape.worker_at(worker)}",
             int(pieces.row[at[place]]),
         )
+    yield rest(keys)
 
 
 @rule("apart", "a backward is not on the worker that ran its forward")
-def apart(inspection: Inspection) -> Iterator[Defect]:
+def apart(inspection: Inspection) -> Iterator[Defect | Rest]:
     """B, I and W need the activation that their F left on its worker, and W what its I left there; activations are
     never sent to another worker of the same stage. So all halves of a micro-batch run where its F ran: move them
     together."""
     worker = inspection.schedule.columns.worker
-    for found in inspection.apart:
-        assert found.value is not None
-        row, cell = inspection.given(found.row), inspection.cell_of(found.value.stage, found.value.micro_batch)
-        if row is None or not inspection.complete[cell] or inspection.misplaced[cell]:
-            continue
+    cells, rows = inspection.cells_of(inspection.apart), inspection.origin[inspection.apart.row]
+    reported = (rows >= 0) & inspection.complete[cells] & ~inspection.misplaced[cells]
+    for cell, row in described(cells[reported], rows[reported]):
         makers = _rows(inspection, cell, Forward, BackwardInput).tolist()
         made_by = [maker for maker in makers if worker[maker] != worker[row]]
         yield Defect(
@@ -152,6 +159,7 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
             row,
             others=tuple(made_by[:1]),
         )
+    yield rest(cells[reported])
 
 
 @rule("not-lowered", "a schedule about to run without its transfers, reduces or steps")

@@ -12,7 +12,7 @@ import numpy as np
 from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause, reduce_conflicts
 from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients
-from recycle.ir.rules.rule import Defect, Inspection, listed, repeats, rule
+from recycle.ir.rules.rule import Defect, Inspection, Rest, described, listed, repeats, rest, rule
 
 
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
@@ -23,7 +23,7 @@ def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, 
     return pieces.row[at], pieces.worker[at] * inspection.schedule.shape.stages + pieces.stage[at]
 
 
-def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str) -> Iterator[Defect]:
+def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str) -> Iterator[Defect | Rest]:
     if not inspection.has_optimizer:
         return
     shape, token = inspection.schedule.shape, cls.token
@@ -34,17 +34,19 @@ def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str
     if not (inspection.pieces.kind == cls.kind).any():
         yield Defect(f"the schedule has no {token} at all: no stage {verb}", hint)
         return
-    for w in np.flatnonzero(absent.any(axis=1)).tolist():
+    workers = np.flatnonzero(absent.any(axis=1))
+    for (w,) in described(workers):
         stages = np.flatnonzero(absent[w]).tolist()
         yield Defect(
             f"worker {shape.worker_at(w)} hosts stage {listed(stages)} and never {verb} it",
             f"add {stages[0]}{token}: {hint}",
             worker=shape.worker_at(w),
         )
+    yield rest(workers)
 
 
 @rule("missing-reduce", "a host that never reduces its stage")
-def missing_reduce(inspection: Inspection) -> Iterator[Defect]:
+def missing_reduce(inspection: Inspection) -> Iterator[Defect | Rest]:
     """REDUCE_GRAD sums a stage's gradient over all live workers that host it, also those that computed nothing: all
     of them need the sum for the same step, and the others wait for them. One per host and stage."""
     yield from _absent(
@@ -53,7 +55,7 @@ def missing_reduce(inspection: Inspection) -> Iterator[Defect]:
 
 
 @rule("missing-step", "a host that never steps its stage")
-def missing_step(inspection: Inspection) -> Iterator[Defect]:
+def missing_step(inspection: Inspection) -> Iterator[Defect | Rest]:
     """Every live worker that hosts a stage keeps its own copy of the parameters and must step it in each iteration,
     or the copies drift apart. One STEP per host and stage, after its REDUCE_GRAD."""
     yield from _absent(
@@ -62,46 +64,52 @@ def missing_step(inspection: Inspection) -> Iterator[Defect]:
 
 
 @rule("duplicate-update", "a stage reduced or stepped twice on one worker")
-def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
+def duplicate_update(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice. Remove it."""
     for cls in (ReduceGradients, OptimizerStep):
         rows, keys = _hosted_rows(inspection, cls)
-        for row in rows[repeats(keys)[0]].tolist():
+        again = rows[repeats(keys)[0]]
+        for (row,) in described(again):
             yield Defect(
                 f"the stage has its {cls.token} on this worker already",
                 "once per iteration, host and stage: remove one of the two",
                 row,
             )
+        yield rest(again)
 
 
 @rule("early-reduce", "a reduce before the stage's last gradient")
-def early_reduce(inspection: Inspection) -> Iterator[Defect]:
+def early_reduce(inspection: Inspection) -> Iterator[Defect | Rest]:
     """REDUCE_GRAD takes the stage's gradient as it is; what W or B adds later is lost, or waits for the reduce that
     waits for it. It comes after the last W or B of its stage, and of the stages tied to it, on its worker."""
-    for late, reduce in early(inspection, Cause.REDUCE, ReduceGradients):
+    reduces, behind = early(inspection, Cause.REDUCE, ReduceGradients)
+    for reduce, late in described(reduces, behind):
         yield Defect(
             f"{inspection.at(late)} adds to this gradient afterwards",
             "move the REDUCE_GRAD behind the stage's last W or B on this worker",
             reduce,
             others=(late,),
         )
+    yield rest(reduces)
 
 
 @rule("early-step", "a step before a reduce that the barrier waits for")
-def early_step(inspection: Inspection) -> Iterator[Defect]:
+def early_step(inspection: Inspection) -> Iterator[Defect | Rest]:
     """With optimizer = "barrier" no stage steps before all stages have reduced. A worker that hosts several stages
     therefore reduces all of them before it steps any; the other way round it waits for itself."""
-    for late, step in early(inspection, Cause.STEP, OptimizerStep):
+    steps, behind = early(inspection, Cause.STEP, OptimizerStep)
+    for step, late in described(steps, behind):
         yield Defect(
             f"the barrier waits for {inspection.at(late)}, which comes later",
             'move every REDUCE_GRAD of the worker before its first STEP, or use optimizer = "staggered"',
             step,
             others=(late,),
         )
+    yield rest(steps)
 
 
-def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> Iterator[tuple[int, int]]:
-    """(last row that a join waits for, row of `cls` before it that waits for the join), both on one worker."""
+def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tuple[Rows, Rows]:
+    """(rows of `cls` that wait for a join, last row that the join waits for behind each), both on one worker."""
     graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
     into = np.flatnonzero((graph.target >= graph.rows) & (graph.source < graph.rows))
     out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows) & (graph.cause == cause))
@@ -110,14 +118,16 @@ def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> Itera
     np.maximum.at(last, (graph.target[into] - graph.rows, worker[graph.source[into]]), graph.source[into])
     waiting = graph.target[out]
     late = last[graph.source[out] - graph.rows, worker[waiting]]
-    for row, behind in sorted(zip(waiting[late > waiting].tolist(), late[late > waiting].tolist(), strict=True)):
-        given, given_behind = inspection.given(row), inspection.given(behind)
-        if given is not None and given_behind is not None and not inspection.stray_updates[[given, given_behind]].any():
-            yield given_behind, given
+    given, behind = inspection.origin[waiting[late > waiting]], inspection.origin[late[late > waiting]]
+    known = (given >= 0) & (behind >= 0)
+    known[known] = ~(inspection.stray_updates[given[known]] | inspection.stray_updates[behind[known]])
+    given, behind = given[known], behind[known]
+    by_row = np.lexsort((behind, given))
+    return given[by_row], behind[by_row]
 
 
 @rule("reduce-order", "peers that reduce two stages in different orders")
-def reduce_order(inspection: Inspection) -> Iterator[Defect]:
+def reduce_order(inspection: Inspection) -> Iterator[Defect | Rest]:
     """REDUCE_GRAD is collective: it ends when all live hosts of the stage have come to it. Two workers that host the
     same two stages must therefore reduce them in the same order, or each waits in a reduce that the other has not
     reached."""

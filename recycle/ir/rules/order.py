@@ -16,34 +16,38 @@ from recycle.ir.dependencies import Cause, compute_order
 from recycle.ir.graph import group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import conflicting_reduces
-from recycle.ir.rules.rule import Defect, Inspection, firsts, rule
-from recycle.ir.rules.transfers import is_reported
+from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, rest, rule
+from recycle.ir.rules.transfers import are_reported
 from recycle.ir.simulate import EventGraph, event_graph
 
 _CYCLES = 5
 """Independent cycles that are reported at most."""
 _STARTS = 8
 """Instructions of a cycle from which a shorter one is looked for."""
+_MOST_VISITED = 1_000_000
+"""Instructions that are looked at for a shorter cycle, in all."""
+_TOLD = 40
+"""Instructions of a cycle that a message names, half of them from its beginning, half from its end."""
 
 
 @rule("order", "an instruction before what it needs on its own worker")
-def order(inspection: Inspection) -> Iterator[Defect]:
+def order(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A worker runs its program from front to back. What an instruction needs from its own worker must stand before
     it: a B or I behind its F (and behind the next stage's B, where that is on the same worker), a W behind its I, a
     SEND behind its producer, a RECV before its consumer, a STEP behind its REDUCE_GRAD."""
     source, target = _local_disorder(inspection)
-    misplaced = inspection.rows_in(inspection.misplaced)
-    reported: set[int] = set()
-    for need, row in zip(inspection.origin[source].tolist(), inspection.origin[target].tolist(), strict=True):
-        if row in reported or misplaced[row]:
-            continue
-        reported.add(row)
+    needs, rows = inspection.origin[source], inspection.origin[target]
+    placed = ~inspection.rows_in(inspection.misplaced)[rows]
+    needs, rows = needs[placed], rows[placed]
+    _, places, _ = firsts(rows)
+    for need, row in described(needs[places], rows[places]):
         yield Defect(
             f"it needs {inspection.at(need)}, which comes later",
             f"move {inspection.schedule.instruction(need)} before it",
             row,
             others=(need,),
         )
+    yield rest(places)
 
 
 def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
@@ -151,9 +155,9 @@ def _on_or_between_cycles(source: Rows, target: Rows, nodes: int) -> Flags:
 
 def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
     """A cycle reached from `node` by going to the first predecessor again and again."""
-    place: dict[int, int] = {}
+    place = np.full(len(offsets) - 1, -1, dtype=np.int64)
     path: list[int] = []
-    while node not in place:
+    while place[node] < 0:
         place[node] = len(path)
         path.append(node)
         node = int(before[offsets[node]])
@@ -161,17 +165,20 @@ def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
 
 
 def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
-    """A shortest cycle through one of the first nodes of `cycle`, by breadth-first search."""
-    best = cycle
+    """A shortest cycle through one of the first nodes of `cycle`, by breadth-first search as far as it goes."""
+    best, left = cycle, _MOST_VISITED
     for start in cycle[:_STARTS]:
         came_from: dict[int, int] = {}
         queue = deque([start])
-        while queue and start not in came_from:
+        while queue and start not in came_from and left > 0:
             node = queue.popleft()
+            left -= 1
             for previous in before[offsets[node] : offsets[node + 1]].tolist():
                 if previous not in came_from:
                     came_from[previous] = node
                     queue.append(previous)
+        if start not in came_from:
+            break
         path = [start]
         while came_from[path[-1]] != start:
             path.append(came_from[path[-1]])
@@ -188,30 +195,39 @@ def _describe(inspection: Inspection, events: EventGraph, cycle: list[int]) -> t
         return None, f"{len(cycle)} events that lowering added", ()
     turn = list(given).index(min(given))
     shown = [*list(given)[turn:], *list(given)[:turn]]
-    steps = _program_steps(events)
-    follows = [(needed, node) in steps for node, needed in zip(shown, shown[1:] + shown[:1], strict=True)]
+    follows = _program_steps(events, np.array(shown[1:] + shown[:1]), np.array(shown)).tolist()
     begins = [place for place in range(len(shown)) if not (follows[place] and follows[place - 1])]
     if begins[0]:  # the steps before it are drawn together with the last ones
         begins = begins[-1:] + begins[:-1]
     rows = [given[shown[place]] for place in begins]
     name = inspection.schedule.instruction
+    waits = list(zip(begins, rows, rows[1:] + rows[:1], strict=True))
+    left_out = len(waits) - _TOLD
+    if left_out > 0:
+        waits[_TOLD // 2 : -_TOLD // 2] = []
     parts = [
         f"{inspection.at(row)} {'comes after' if follows[place] else 'waits for'} {name(needed)}"
-        for place, row, needed in zip(begins, rows, rows[1:] + rows[:1], strict=True)
+        for place, row, needed in waits
     ]
-    return rows[0], "; ".join(parts), tuple(rows[1:])
+    if left_out > 0:
+        parts.insert(_TOLD // 2, f"... and {left_out} more ...")
+    return rows[0], "; ".join(parts), tuple(row for _, row, _ in waits[1:])
 
 
-def _program_steps(events: EventGraph) -> set[tuple[int, int]]:
-    columns = events.schedule.columns
-    before, after = compute_order(columns)
-    steps = set(zip(before.tolist(), after.tolist(), strict=True))
-    data = events.dependencies.source, events.dependencies.target
-    return steps - set(zip(data[0].tolist(), data[1].tolist(), strict=True))
+def _program_steps(events: EventGraph, before: Rows, after: Rows) -> Flags:
+    """Which of these pairs of nodes follow each other on their worker, without a need between them."""
+    nodes = events.dependencies.nodes
+
+    def among(source: Rows, target: Rows) -> Flags:
+        near = np.isin(target, after)
+        return np.isin(before * nodes + after, source[near] * nodes + target[near])
+
+    data = events.dependencies
+    return among(*compute_order(events.schedule.columns)) & ~among(data.source, data.target)
 
 
 @rule("late-send", "a send behind other work than its producer", "warning")
-def late_send(inspection: Inspection) -> Iterator[Defect]:
+def late_send(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A SEND takes its place right after the instruction that makes its value. With other work between them the
     receiver waits longer for nothing, as sends never hold up computing. Reported once per worker."""
     if not inspection.has_transfers:
@@ -224,17 +240,19 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
     producer, send = producer[own], send[own]
     worked = np.cumsum(~is_kind(c.kind, Transfer))
     late = worked[send] > worked[producer]
-    late[late] = [not is_reported(inspection, int(inspection.origin[row])) for row in send[late].tolist()]
+    late[late] = ~are_reported(inspection, inspection.origin[send[late]])
     producer, send = producer[late], send[late]
     by_row = np.argsort(send)
     producer, send = producer[by_row], send[by_row]
-    for _, place, count in firsts(c.worker[send]):
-        row, made = inspection.given(int(send[place])), inspection.given(int(producer[place]))
-        if row is not None and made is not None:
-            more = f" (and {count - 1} more sends of this worker)" if count > 1 else ""
-            yield Defect(
-                f"other work stands between it and its producer, {inspection.at(made)}{more}",
-                "move the send right behind its producer",
-                row,
-                others=(made,),
-            )
+    _, places, counts = firsts(c.worker[send])
+    rows, makers = inspection.origin[send[places]], inspection.origin[producer[places]]
+    given = (rows >= 0) & (makers >= 0)
+    for row, made, count in described(rows[given], makers[given], counts[given]):
+        more = f" (and {count - 1} more sends of this worker)" if count > 1 else ""
+        yield Defect(
+            f"other work stands between it and its producer, {inspection.at(made)}{more}",
+            "move the send right behind its producer",
+            row,
+            others=(made,),
+        )
+    yield rest(rows[given])

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recycle.ir.columns import Flags, Floats, Ints, Rows
-from recycle.ir.dependencies import Dependencies, Missing, Why, Work, work
+from recycle.ir.dependencies import Dependencies, Unmet, Why, Work, work
 from recycle.ir.graph import group_edges
 from recycle.ir.instruction import (
     Backward,
@@ -38,6 +38,9 @@ from recycle.shape import MicroBatch, Worker
 Severity = Literal["error", "warning"]
 SHOWN = 6
 """Names that a message lists before it says how many more there are."""
+MOST_DESCRIBED = 1000
+"""Findings of one rule that are described. Of the others only the number is told: a file of a few megabytes may have
+millions, each of which would take more memory than what it is about."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,13 @@ class Defect:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """What a rule's function yields behind the defects that it describes: how many more there are."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class Rule:
     """One row of the table of rules.
 
@@ -94,30 +104,42 @@ class Rule:
         code: what findings carry and `recycle check --explain` takes.
         title: the rule in a few words.
         severity: of every finding of this rule.
-        find: yields the defects; its docstring is the rule's documentation.
+        find: yields the defects, or the first `MOST_DESCRIBED` and the `Rest`; its docstring is the rule's
+            documentation.
         presumes_valid: what it finds means nothing in a schedule with errors.
     """
 
     code: str
     title: str
     severity: Severity
-    find: Callable[[Inspection], Iterable[Defect]]
+    find: Callable[[Inspection], Iterable[Defect | Rest]]
     presumes_valid: bool = False
 
     @property
     def documentation(self) -> str:
         return inspect.cleandoc(self.find.__doc__ or "")
 
-    def findings(self, inspection: Inspection) -> Iterator[Finding]:
-        schedule = inspection.schedule
+    def findings(self, inspection: Inspection) -> tuple[list[Finding], int]:
+        """(at most the first `MOST_DESCRIBED` findings, how many more there are)."""
+        found: list[Finding] = []
+        more = 0
         for defect in self.find(inspection):
-            worker, position, instruction = defect.worker, None, None
-            if defect.row is not None:
-                worker, position = schedule.position(defect.row)
-                instruction = str(schedule.instruction(defect.row))
-            name = None if worker is None else str(worker)
-            others = tuple(_program_position(schedule, row) for row in defect.others)
-            yield Finding(self.code, self.severity, name, position, instruction, defect.message, defect.hint, others)
+            if isinstance(defect, Rest):
+                more += defect.count
+            elif len(found) == MOST_DESCRIBED:
+                more += 1
+            else:
+                found.append(self._finding(inspection.schedule, defect))
+        return found, more
+
+    def _finding(self, schedule: Schedule, defect: Defect) -> Finding:
+        worker, position, instruction = defect.worker, None, None
+        if defect.row is not None:
+            worker, position = schedule.position(defect.row)
+            instruction = str(schedule.instruction(defect.row))
+        name = None if worker is None else str(worker)
+        others = tuple(_program_position(schedule, row) for row in defect.others)
+        return Finding(self.code, self.severity, name, position, instruction, defect.message, defect.hint, others)
 
 
 def _program_position(schedule: Schedule, row: int) -> ProgramPosition:
@@ -127,7 +149,7 @@ def _program_position(schedule: Schedule, row: int) -> ProgramPosition:
 
 def rule(
     code: str, title: str, severity: Severity = "error", presumes_valid: bool = False
-) -> Callable[[Callable[[Inspection], Iterable[Defect]]], Rule]:
+) -> Callable[[Callable[[Inspection], Iterable[Defect | Rest]]], Rule]:
     """Make a rule of a function."""
     return lambda find: Rule(code, title, severity, find, presumes_valid)
 
@@ -258,23 +280,17 @@ class Inspection:
         return misplaced
 
     @cached_property
-    def apart(self) -> list[Missing]:
+    def apart(self) -> Unmet:
         """Backwards that are not on the worker that holds what they need, once per cell; lowered rows."""
-        kind = self.lowered.columns.kind
-        required = is_kind(kind, kinds_where(lambda row: row.required))
-        found: dict[int, Missing] = {}
-        for missing in self.graph.missing:
-            if missing.why == Why.NOT_LOCAL and missing.value is not None and required[missing.row]:
-                found.setdefault(self.cell_of(missing.value.stage, missing.value.micro_batch), missing)
-        return list(found.values())
+        far = self.graph.missing.because(Why.NOT_LOCAL)
+        far = far.take(is_kind(self.lowered.columns.kind[far.row], kinds_where(lambda row: row.required)))
+        return far.take(np.sort(np.unique(self.cells_of(far), return_index=True)[1]))
 
     @cached_property
     def broken(self) -> Flags:
         """Cells with a defect of their own; what else goes wrong around them is a consequence."""
         broken = ~self.complete | self.misplaced
-        for missing in self.apart:
-            if missing.value is not None:
-                broken[self.cell_of(missing.value.stage, missing.value.micro_batch)] = True
+        broken[self.cells_of(self.apart)] = True
         return broken
 
     def rows_in(self, cells: Flags) -> Flags:
@@ -299,8 +315,9 @@ class Inspection:
         shape = self.schedule.shape
         return stage * shape.global_micro_batches + micro_batch.pipeline * shape.micro_batches + micro_batch.index
 
-    def is_broken(self, stage: int, micro_batch: MicroBatch) -> bool:
-        return 0 <= stage < self.schedule.shape.stages and bool(self.broken[self.cell_of(stage, micro_batch)])
+    def cells_of(self, unmet: Unmet) -> Rows:
+        """The cells of what is missing."""
+        return unmet.stage * self.schedule.shape.global_micro_batches + unmet.micro_batch
 
     def micro_batch(self, number: int) -> MicroBatch:
         """The micro-batch with this global number."""
@@ -345,7 +362,17 @@ def repeats(keys: Rows) -> tuple[Rows, Rows]:
     return again, first[back[again]]
 
 
-def firsts(keys: Rows | Ints) -> Iterator[tuple[int, int, int]]:
-    """(key, place of its first entry, how many entries it has) of each distinct key, ascending."""
-    distinct = np.unique(keys, return_index=True, return_counts=True)
-    return zip(*(column.tolist() for column in distinct), strict=True)
+def firsts(keys: Rows | Ints) -> tuple[Rows, Rows, Rows]:
+    """(key, place of its first entry, how many entries it has) of each distinct key, ascending; as columns."""
+    key, place, entries = np.unique(keys, return_index=True, return_counts=True)
+    return key.astype(np.int64), place, entries
+
+
+def described(*columns: Rows) -> Iterator[tuple[int, ...]]:
+    """Of columns side by side those entries that a rule describes: the first `MOST_DESCRIBED`."""
+    return zip(*(column[:MOST_DESCRIBED].tolist() for column in columns), strict=True)
+
+
+def rest(column: Rows) -> Rest:
+    """What `described` leaves out."""
+    return Rest(max(0, len(column) - MOST_DESCRIBED))

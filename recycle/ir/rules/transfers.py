@@ -6,12 +6,14 @@ say) is reported once, by its nearest cause, and not again for each of its ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
-from recycle.ir.columns import Rows
-from recycle.ir.dependencies import Value, Why
+from recycle.ir.columns import Flags, Rows
+from recycle.ir.dependencies import Unmet, Why
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
@@ -25,22 +27,22 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
-from recycle.ir.rules.rule import Defect, Inspection, firsts, repeats, rule
-from recycle.shape import MicroBatch, Worker
+from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, repeats, rest, rule
+from recycle.shape import Worker
 
 
-def _reported_as(inspection: Inspection, code: str) -> list[Defect]:
+def _reported_as(inspection: Inspection, code: str) -> list[Defect | Rest]:
     return _examined(inspection).found.get(code, [])
 
 
-def is_reported(inspection: Inspection, row: int) -> bool:
-    """Whether a finding about the value of the transfer in a given row is there, so that no more need be said of it."""
+def are_reported(inspection: Inspection, rows: Rows) -> Flags:
+    """Whether a finding about the value of the transfer in each given row is there, so that no more need be said."""
     examination = _examined(inspection)
-    return examination.is_reported(examination.value(row))
+    return examination.are_reported(examination.values(rows))
 
 
 @rule("wrong-peer", "the two ends of a transfer name different workers")
-def wrong_peer(inspection: Inspection) -> list[Defect]:
+def wrong_peer(inspection: Inspection) -> list[Defect | Rest]:
     """A SEND names the worker that receives, the RECV the worker that sends. Where the value is sent to one worker
     and awaited by another (or from another), both ends wait for ever. A transfer from a worker to itself is wrong
     too: a value that stays on its worker needs none."""
@@ -48,48 +50,48 @@ def wrong_peer(inspection: Inspection) -> list[Defect]:
 
 
 @rule("duplicate-transfer", "a value sent or received twice")
-def duplicate_transfer(inspection: Inspection) -> list[Defect]:
+def duplicate_transfer(inspection: Inspection) -> list[Defect | Rest]:
     """Transfers are matched by their order between two workers, so a second SEND or RECV of the same value shifts
     every later one onto wrong data. Remove it."""
     return _reported_as(inspection, "duplicate-transfer")
 
 
 @rule("not-made-here", "a send of a value that its worker does not make")
-def not_made_here(inspection: Inspection) -> list[Defect]:
+def not_made_here(inspection: Inspection) -> list[Defect | Rest]:
     """A worker can send only what one of its own instructions makes: SEND_F the activation of an F, SEND_B the
     gradient of an I or B, of the same stage and micro-batch. Move the SEND to the worker that runs the producer."""
     return _reported_as(inspection, "not-made-here")
 
 
 @rule("unreceived", "a send that nobody receives")
-def unreceived(inspection: Inspection) -> list[Defect]:
+def unreceived(inspection: Inspection) -> list[Defect | Rest]:
     """A SEND without a RECV at the other end fills a buffer that is never emptied, or blocks, and shifts later
     transfers between the two workers onto wrong data. Add the RECV, or remove the SEND."""
     return _reported_as(inspection, "unreceived")
 
 
 @rule("unsent", "a receive that nobody sends to")
-def unsent(inspection: Inspection) -> list[Defect]:
+def unsent(inspection: Inspection) -> list[Defect | Rest]:
     """A RECV without a SEND at the other end waits for ever. Add the SEND, or remove the RECV."""
     return _reported_as(inspection, "unsent")
 
 
 @rule("no-transfer", "a value that is needed on another worker and never sent")
-def no_transfer(inspection: Inspection) -> list[Defect]:
+def no_transfer(inspection: Inspection) -> list[Defect | Rest]:
     """In a schedule with transfers every value that crosses to another worker needs its SEND and RECV. Add the pair,
     or take all transfers out and `lower` the schedule again."""
     return _reported_as(inspection, "no-transfer")
 
 
 @rule("unused-transfer", "a value received where nothing needs it", "warning")
-def unused_transfer(inspection: Inspection) -> list[Defect]:
+def unused_transfer(inspection: Inspection) -> list[Defect | Rest]:
     """The transfer is in order at both ends, but no instruction of the receiving worker needs the value. It costs
     time on its lane and a buffer. Remove both ends."""
     return _reported_as(inspection, "unused-transfer")
 
 
 @rule("fifo", "receives in another order than the sends")
-def fifo(inspection: Inspection) -> Iterator[Defect]:
+def fifo(inspection: Inspection) -> Iterator[Defect | Rest]:
     """Transfers between two workers are matched by order alone: the n-th SEND goes into the n-th RECV. With the two
     ends in different orders a worker computes on the wrong micro-batch, and nothing raises. Reported once per
     directed pair of workers, at the first RECV that gets another value."""
@@ -105,8 +107,9 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
     lane = c.peer[receive].astype(np.int64) * workers + c.worker[receive]
     by_receive, by_send = np.lexsort((receive, lane)), np.lexsort((send, lane))
     differ = np.flatnonzero(send[by_receive] != send[by_send])
-    for _, place, wrong in firsts(lane[by_receive][differ]):
-        row, arrives = int(receive[by_receive[differ[place]]]), int(send[by_send[differ[place]]])
+    _, places, counts = firsts(lane[by_receive][differ])
+    rows, arriving = receive[by_receive[differ[places]]], send[by_send[differ[places]]]
+    for row, arrives, wrong in described(rows, arriving, counts):
         yield Defect(
             f"what arrives here is {inspection.at(arrives)}, matched by order ({wrong} receives of this pair of workers"
             f" get another value)",
@@ -114,6 +117,7 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
             row,
             others=(arrives,),
         )
+    yield rest(places)
 
 
 def _examined(inspection: Inspection) -> _TransferExamination:
@@ -123,43 +127,69 @@ def _examined(inspection: Inspection) -> _TransferExamination:
     return examination
 
 
-def _consumer(value: Value) -> int:
-    """The stage that a transfer brings the value to."""
-    return value.stage - CARRIERS[value.kind][1].row.needs[0].offset
+@dataclass(frozen=True)
+class _Values:
+    """What some transfers carry or some instructions wait for, as columns.
+
+    Attributes:
+        kind: `ValueKind`.
+        stage, micro_batch: who makes it, -1 or P * V where there is no such stage; the micro-batch as global id.
+    """
+
+    kind: Rows
+    stage: Rows
+    micro_batch: Rows
+
+    def take(self, places: Rows | Flags) -> _Values:
+        return _Values(self.kind[places], self.stage[places], self.micro_batch[places])
+
+
+def _consumer(kind: int) -> int:
+    """Where a transfer brings a value of this kind: the stage, relative to that which makes it."""
+    return -CARRIERS[ValueKind(kind)][1].row.needs[0].offset
+
+
+_CONSUMER = np.array([_consumer(kind) for kind in CARRIERS], dtype=np.int64)
+_CARRIED, _MAKER = (np.zeros(MOST_KINDS, dtype=np.int64) for _ in range(2))
+"""Number of a transfer's kind -> what it carries; the stage that makes that, relative to the transfer's own."""
+for _end in chain.from_iterable(CARRIERS.values()):
+    _CARRIED[_end.kind], _MAKER[_end.kind] = _end.row.needs[0].value, _end.row.needs[0].offset
 
 
 class _TransferExamination:
     """Looks for defects of transfers, from the nearest causes to the farthest, and reports each value once.
 
     Attributes:
-        found: code of the rule that reports it -> defects.
-        reported: the values that have a defect here, or a dead worker at one end.
+        found: code of the rule that reports it -> defects, and how many more there are.
     """
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection, self.schedule, self.shape = inspection, inspection.schedule, inspection.schedule.shape
         self.columns = self.schedule.columns
-        self.found: dict[str, list[Defect]] = {}
-        self.reported: set[Value] = set()
+        self.found: dict[str, list[Defect | Rest]] = {}
+        self._reported = np.zeros((len(CARRIERS), self.shape.stages + 2, self.shape.global_micro_batches), np.bool_)
         if inspection.has_transfers:
             self._examine()
 
-    def value(self, row: int) -> Value:
-        """What the transfer in a given row carries."""
-        c = self.columns
-        need = KIND_CLASSES[c.kind[row]].row.needs[0]
-        return Value(need.value, int(c.stage[row]) + need.offset, MicroBatch(int(c.pipeline[row]), int(c.index[row])))
+    def values(self, rows: Rows) -> _Values:
+        """What the transfers in given rows carry."""
+        kind, pieces = self.columns.kind[rows], self.inspection.pieces
+        return _Values(_CARRIED[kind], pieces.stage[rows] + _MAKER[kind], pieces.micro_batch[rows])
 
-    def is_reported(self, value: Value) -> bool:
-        """Whether a defect of the value is reported, or its producer or consumer has one from which others follow."""
-        broken, micro_batch = self.inspection.is_broken, value.micro_batch
-        return value in self.reported or broken(value.stage, micro_batch) or broken(_consumer(value), micro_batch)
+    def are_reported(self, values: _Values) -> Flags:
+        """Whether a defect of each value is reported, or its producer or consumer has one from which others follow."""
+        reported: Flags = self._reported[values.kind, values.stage + 1, values.micro_batch]
+        for stage in (values.stage, values.stage + _CONSUMER[values.kind]):
+            inside = (stage >= 0) & (stage < self.shape.stages)
+            cells = np.where(inside, stage, 0) * self.shape.global_micro_batches + values.micro_batch
+            reported = reported | (inside & self.inspection.broken[cells])
+        return reported
 
     def _examine(self) -> None:
         inspection, c, pieces = self.inspection, self.columns, self.inspection.pieces
         rows = np.flatnonzero(is_kind(pieces.kind, Transfer) & pieces.valid)  # a transfer's row is its piece
         gone = inspection.dead[c.worker[rows]] | inspection.dead[c.peer[rows]]
-        self.reported.update(self.value(row) for row in rows[gone].tolist())
+        self._mark(self.values(rows[gone]))
         rows = rows[~gone]
         self._to_itself(rows[c.peer[rows] == c.worker[rows]])
         self._twice(rows)
@@ -173,109 +203,149 @@ class _TransferExamination:
         self._untransferred()
         self._unused(np.sort(receives))
 
-    def _report(self, code: str, row: int, message: str, hint: str, *others: int, value: Value | None = None) -> None:
-        """Report a row for a value, that of the transfer which it holds when left out."""
-        value = value or self.value(row)
-        if not self.is_reported(value):
-            self.reported.add(value)
-            self.found.setdefault(code, []).append(Defect(message, hint, row, others=others))
+    def _keys(self, values: _Values) -> Rows:
+        """Each value as one number."""
+        stage = values.kind * (self.shape.stages + 2) + values.stage + 1
+        return stage * self.shape.global_micro_batches + values.micro_batch
+
+    def _mark(self, values: _Values) -> None:
+        self._reported[values.kind, values.stage + 1, values.micro_batch] = True
+
+    def _report(self, code: str, values: _Values, describe: Callable[[int], Defect]) -> None:
+        """Report each of the values once, unless it is reported already.
+
+        Args:
+            describe: place among the values -> defect.
+        """
+        fresh = np.flatnonzero(~self.are_reported(values))
+        kept = values.take(fresh)
+        places = fresh[np.sort(np.unique(self._keys(kept), return_index=True)[1])]
+        self._mark(kept)
+        self.found.setdefault(code, []).extend((*(describe(place) for (place,) in described(places)), rest(places)))
 
     def _to_itself(self, rows: Rows) -> None:
-        for row in rows.tolist():
-            self._report(
-                "wrong-peer", row, "a transfer from a worker to itself",
+        self._report(
+            "wrong-peer",
+            self.values(rows),
+            lambda place: Defect(
+                "a transfer from a worker to itself",
                 "remove both ends if the consumer is on this worker, else name the other worker",
-            )  # fmt: skip
+                int(rows[place]),
+            ),
+        )
 
     def _twice(self, rows: Rows) -> None:
         c = self.columns
         ends = (c.worker[rows].astype(np.int64) * self.shape.worker_count + c.peer[rows]) * MOST_KINDS + c.kind[rows]
         keys = np.unique(ends, return_inverse=True)[1].astype(np.int64)
         again, first = repeats(keys * self.inspection.cells + self.inspection.cell[rows])
-        for row, original in zip(rows[again].tolist(), rows[first].tolist(), strict=True):
+        again, first = rows[again], rows[first]
+
+        def describe(place: int) -> Defect:
+            row, original = int(again[place]), int(first[place])
             verb = "sent" if issubclass(KIND_CLASSES[c.kind[row]], Send) else "received"
-            self._report(
-                "duplicate-transfer", row, f"the value is {verb} already: {self.inspection.at(original)}",
-                "remove one of the two", original,
-            )  # fmt: skip
+            message = f"the value is {verb} already: {self.inspection.at(original)}"
+            return Defect(message, "remove one of the two", row, others=(original,))
+
+        self._report("duplicate-transfer", self.values(again), describe)
 
     def _not_made(self) -> None:
-        is_send = is_kind(self.inspection.lowered.columns.kind, Send)
-        for missing in self.inspection.graph.missing:
-            row, value = self.inspection.given(missing.row), missing.value
-            if missing.why != Why.NOT_LOCAL or not is_send[missing.row] or value is None or row is None:
-                continue
-            makers = self._workers_with(value.stage, value)
-            where = f"worker {makers[0]} makes this value" if makers else "nobody makes this value"
-            self._report(
-                "not-made-here", row, f"{where}, not worker {self.schedule.position(row)[0]}",
-                "move the send to the worker that runs its producer",
-                *self._rows_with(value.stage, value)[:1],
-            )  # fmt: skip
+        far = self.inspection.graph.missing.because(Why.NOT_LOCAL)
+        rows, values = self._given(far.take(is_kind(self.inspection.lowered.columns.kind[far.row], Send)))
 
-    def _rows_with(self, stage: int, value: Value) -> list[int]:
-        """Rows that run `stage` of the micro-batch (its forward's side for activations, else its backward's)."""
-        inspection = self.inspection
+        def describe(place: int) -> Defect:
+            row, made_in = int(rows[place]), self._rows_with(values, place)
+            where = f"worker {self._worker(made_in[0])} makes this value" if made_in else "nobody makes this value"
+            message = f"{where}, not worker {self._worker(row)}"
+            return Defect(message, "move the send to the worker that runs its producer", row, others=made_in[:1])
+
+        self._report("not-made-here", values, describe)
+
+    def _given(self, unmet: Unmet) -> tuple[Rows, _Values]:
+        """The given rows among those that miss something, and what they miss."""
+        unmet = unmet.take(self.inspection.origin[unmet.row] >= 0)
+        return self.inspection.origin[unmet.row], _Values(unmet.value, unmet.stage, unmet.micro_batch)
+
+    def _worker(self, row: int) -> Worker:
+        return self.schedule.position(row)[0]
+
+    def _rows_with(self, values: _Values, place: int, onward: int = 0) -> tuple[int, ...]:
+        """Rows that run the stage `onward` from the one that makes a value (its forward's side for activations, else
+        its backward's)."""
+        inspection, stage = self.inspection, int(values.stage[place]) + onward
         if not 0 <= stage < self.shape.stages:
-            return []
-        classes = (Forward,) if value.kind == ValueKind.ACTIVATION else (Backward, BackwardInput)
-        here = inspection.in_cell(inspection.cell_of(stage, value.micro_batch), *classes)
-        rows: list[int] = inspection.pieces.row[here].tolist()
-        return rows
-
-    def _workers_with(self, stage: int, value: Value) -> list[Worker]:
-        return [self.schedule.position(row)[0] for row in self._rows_with(stage, value)]
+            return ()
+        classes = (Forward,) if values.kind[place] == ValueKind.ACTIVATION else (Backward, BackwardInput)
+        cell = stage * self.shape.global_micro_batches + int(values.micro_batch[place])
+        return tuple(inspection.pieces.row[inspection.in_cell(cell, *classes)].tolist())
 
     def _loose(self, rows: Rows) -> None:
         """Ends without a partner: two of one value belong together, one alone lacks the other."""
         is_send = is_kind(self.columns.kind[rows], Send)
-        sends = {self.value(row): row for row in rows[is_send][::-1].tolist()}
-        receives = {self.value(row): row for row in rows[~is_send][::-1].tolist()}
-        for value in sends.keys() & receives.keys():
-            self._mismatch(value, sends[value], receives[value])
-        for row in rows[is_send].tolist():
-            value = self.value(row)
-            self._lacks(row, value, "unreceived", "receives", _consumer(value), CARRIERS[value.kind][1])
-        for row in rows[~is_send].tolist():
-            value = self.value(row)
-            self._lacks(row, value, "unsent", "sends", value.stage, CARRIERS[value.kind][0])
+        self._mismatched(rows[is_send], rows[~is_send])
+        self._lacking("unreceived", "receives", rows[is_send])
+        self._lacking("unsent", "sends", rows[~is_send])
 
-    def _lacks(self, row: int, value: Value, code: str, verb: str, stage: int, end: type[Transfer]) -> None:
-        """Report a transfer in `row` whose other `end`, that of `stage`, is missing."""
-        worker, peer = self.schedule.position(row)[0], self.shape.worker_at(self.columns.peer[row])
-        place = "before its consumer" if issubclass(end, Receive) else "behind its producer"
-        hint = f"add {stage}{end.token}{value.micro_batch}@{worker} to worker {peer} {place}"
-        if not 0 <= stage < self.shape.stages:
-            needs, this = ("needs", "send") if issubclass(end, Receive) else ("makes", "receive")
-            hint = f"no stage {needs} this value: remove the {this}"
-        self._report(code, row, f"worker {peer} never {verb} it", hint, *self._rows_with(stage, value)[:1])
+    def _lacking(self, code: str, verb: str, rows: Rows) -> None:
+        """Report transfers whose other end is missing."""
+        values = self.values(rows)
 
-    def _mismatch(self, value: Value, send: int, receive: int) -> None:
-        """The end that disagrees with where the value is made and needed is the wrong one."""
-        at, schedule = self.inspection.at, self.schedule
-        sender, receiver = schedule.position(send)[0], schedule.position(receive)[0]
-        makers = self._workers_with(value.stage, value)
-        users = self._workers_with(_consumer(value), value)
-        send_fits = sender in makers and self.shape.worker_at(self.columns.peer[send]) in users
-        row, other = (receive, send) if send_fits or receiver not in users else (send, receive)
-        right = (sender if row == receive else receiver) if receiver in users else None
-        hint = f"name worker {right} in it" if right else f"move it to worker {(users or [receiver])[0]}"
-        self._report("wrong-peer", row, f"the other end is {at(other)}, and the two do not match", hint, other)
+        def describe(place: int) -> Defect:
+            row, kind = int(rows[place]), int(values.kind[place])
+            worker, peer = self._worker(row), self.shape.worker_at(self.columns.peer[row])
+            onward = _consumer(kind) if code == "unreceived" else 0
+            end = CARRIERS[ValueKind(kind)][code == "unreceived"]
+            stage = int(values.stage[place]) + onward
+            micro_batch = self.inspection.micro_batch(values.micro_batch[place])
+            where = "before its consumer" if issubclass(end, Receive) else "behind its producer"
+            hint = f"add {stage}{end.token}{micro_batch}@{worker} to worker {peer} {where}"
+            if not 0 <= stage < self.shape.stages:
+                needs, this = ("needs", "send") if issubclass(end, Receive) else ("makes", "receive")
+                hint = f"no stage {needs} this value: remove the {this}"
+            others = self._rows_with(values, place, onward)[:1]
+            return Defect(f"worker {peer} never {verb} it", hint, row, others=others)
+
+        self._report(code, values, describe)
+
+    def _mismatched(self, sends: Rows, receives: Rows) -> None:
+        """Both ends of one value, which do not match."""
+        sent, received = self._keys(self.values(sends)), self._keys(self.values(receives))
+        _, first_send, first_receive = np.intersect1d(sent, received, return_indices=True)
+        sends, receives = sends[first_send], receives[first_receive]
+        values = self.values(sends)
+
+        def describe(place: int) -> Defect:
+            send, receive = int(sends[place]), int(receives[place])
+            sender, receiver = self._worker(send), self._worker(receive)
+            makers = [self._worker(row) for row in self._rows_with(values, place)]
+            users = [self._worker(row) for row in self._rows_with(values, place, _consumer(values.kind[place]))]
+            # The end that disagrees with where the value is made and needed is the wrong one.
+            send_fits = sender in makers and self.shape.worker_at(self.columns.peer[send]) in users
+            row, other = (receive, send) if send_fits or receiver not in users else (send, receive)
+            right = (sender if row == receive else receiver) if receiver in users else None
+            hint = f"name worker {right} in it" if right else f"move it to worker {(users or [receiver])[0]}"
+            message = f"the other end is {self.inspection.at(other)}, and the two do not match"
+            return Defect(message, hint, row, others=(other,))
+
+        self._report("wrong-peer", values, describe)
 
     def _untransferred(self) -> None:
-        for missing in self.inspection.graph.missing:
-            row, value = self.inspection.given(missing.row), missing.value
-            if missing.why != Why.NOT_RECEIVED or value is None or row is None:
-                continue
-            makers = self._workers_with(value.stage, value)
-            send, receive = (end.token for end in CARRIERS[value.kind])
-            where = f" on worker {makers[0]}" if makers else ""
-            self._report(
-                "no-transfer", row,
-                f"it needs what stage {value.stage} makes of micro-batch {value.micro_batch}{where}, and no transfer"
-                " brings it here",
-                f"add a {send} there and a {receive} here", *self._rows_with(value.stage, value)[:1], value=value,
-            )  # fmt: skip
+        rows, values = self._given(self.inspection.graph.missing.because(Why.NOT_RECEIVED))
+
+        def describe(place: int) -> Defect:
+            stage, micro_batch = values.stage[place], self.inspection.micro_batch(values.micro_batch[place])
+            made_in = self._rows_with(values, place)
+            send, receive = (end.token for end in CARRIERS[ValueKind(values.kind[place])])
+            where = f" on worker {self._worker(made_in[0])}" if made_in else ""
+            needed = f"what stage {stage} makes of micro-batch {micro_batch}{where}"
+            return Defect(
+                f"it needs {needed}, and no transfer brings it here",
+                f"add a {send} there and a {receive} here",
+                int(rows[place]),
+                others=made_in[:1],
+            )
+
+        self._report("no-transfer", values, describe)
 
     def _unused(self, rows: Rows) -> None:
         pieces = self.inspection.pieces
@@ -288,11 +358,15 @@ class _TransferExamination:
                         needed.append(self._made_for(users, need.offset))
             mine = rows[self.columns.kind[rows] == receive.kind]
             brought = self._made_for(mine, receive.row.needs[0].offset)
-            for row in mine[~np.isin(brought, np.concatenate(needed))].tolist():
-                self._report(
-                    "unused-transfer", row, f"nothing on worker {self.schedule.position(row)[0]} needs this value",
-                    "remove the receive and its send",
-                )  # fmt: skip
+            self._report_unused(mine[~np.isin(brought, np.concatenate(needed))])
+
+    def _report_unused(self, rows: Rows) -> None:
+        def describe(place: int) -> Defect:
+            row = int(rows[place])
+            message = f"nothing on worker {self._worker(row)} needs this value"
+            return Defect(message, "remove the receive and its send", row)
+
+        self._report("unused-transfer", self.values(rows), describe)
 
     def _made_for(self, pieces: Rows, offset: int) -> Rows:
         """The worker of each piece, and the value that the stage `offset` from it makes of its micro-batch, as one

@@ -12,7 +12,7 @@ from recycle.ir.families import one_f_one_b
 from tests.viz.components import canvases, graphs, of_type, plain, words
 from viz.app import build_app
 from viz.dropped import MOST_BYTES, Dropped, inspect
-from viz.pages.validate_page import KEPT, ValidatePage
+from viz.pages.validate_page import FINDINGS_SHOWN, KEPT, ValidatePage
 
 
 def dropped(schedule: Schedule, name: str = "mine.json") -> Dropped:
@@ -43,6 +43,13 @@ def test_findings_carry_rule_place_message_and_hint(wrong: Dropped) -> None:
     assert [button["id"] for button in of_type(component, "Button")] == [
         {"type": "validate-show", "what": "finding", "place": 0}
     ]
+
+
+def test_a_flood_of_findings_is_counted_in_the_verdict_and_below_the_table() -> None:
+    flood = dropped(Schedule.from_text(Shape(1, 1, 1), {"0.0": "0F0 " * 3000 + "0B0"}))
+    texts = words(plain(ValidatePage().answer(flood)))
+    assert "mine.json: Not valid (2,999 errors, 0 warnings)" in texts
+    assert f"The first {FINDINGS_SHOWN}; {2999 - FINDINGS_SHOWN:,} more from `recycle check`." in texts
 
 
 def test_a_press_goes_to_the_place(wrong: Dropped) -> None:
