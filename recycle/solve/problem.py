@@ -2,9 +2,8 @@
 
 An operation is one F, I or W (with the backward pass whole: one F or B) of one stage and one micro-batch, numbered
 `(kind * stages + stage) * micro_batches + micro_batch`. An `Order` is a sequence of operations per worker; it is all
-that the searches handle, and it becomes a `Schedule` at the end. Limits: a transfer is a delay here, without its
-lane's queue, and where links differ every one takes as long as the slowest (bounds: as the fastest); `simulate` has
-the last word on every figure.
+that the searches handle, and it becomes a `Schedule` at the end. Limits: where links differ every transfer takes as
+long as the slowest (bounds: as the fastest); `simulate` has the last word on every figure.
 """
 
 from __future__ import annotations
@@ -219,6 +218,11 @@ class Problem:
         return self.links[-1]
 
     @property
+    def lanes(self) -> int:
+        """Numbers for the directed pairs of workers that may have transfers; 0 where links take no time."""
+        return 2 * self.shape.worker_count * self.shape.pipelines if self.link > 0 else 0
+
+    @property
     def optimizer(self) -> Optimizer:
         return "staggered" if self.staggered else "barrier"
 
@@ -318,8 +322,12 @@ class Problem:
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether timing an order here leaves nothing out: no lanes to queue for, one stage per worker."""
-        return self.link == 0 and self.shape.chunks == 1
+        """Whether timing an order leaves nothing out.
+
+        It takes unlike links for the slowest, and with the barrier it adds each rank's step to its own reduce, where
+        `simulate` lets all steps wait for the last reduce.
+        """
+        return len(self.links) == 1 and (self.staggered or len(set(self.rank_update_seconds)) == 1)
 
     @cached_property
     def grain(self) -> float:

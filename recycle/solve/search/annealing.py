@@ -1,8 +1,10 @@
 """One round of simulated annealing on the question "is there an order with this period?".
 
 Moves: one operation to another place of its program (the worker's memory depends on that program alone, so it is tested
-first); two micro-batches of a stage exchange places, on one worker or, for re-routed ones, between hosts; a due time
-shifts. With the barrier every due time is the target, and none shifts. What a state costs is said in `order_kernels`.
+first); two micro-batches of a stage exchange places, on one worker or, if both are mobile, between hosts; a mobile one
+goes to another live host, which runs it at about the same time; a due time shifts. A micro-batch is mobile at a stage
+where its home is dead, or where hosts differ in speed. With the barrier every due time is the target, and none shifts.
+What a state costs is said in `order_kernels`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from recycle.ir.columns import Flags
 from recycle.ir.compiled import run
 from recycle.solve.problem import Operations, Order, Problem
 from recycle.solve.search.order_kernels import Annealing, anneal_order, timed_order
@@ -55,15 +58,20 @@ def anneal(
         steps: moves to try.
         hot, cold: first and last temperature, in the problem's typical operation time.
     """
+    is_mobile = _is_mobile(problem)
     annealing = Annealing(
         due=np.array(due if problem.staggered else [target] * len(due), dtype=np.float64),
         target=float(target),
         quantum=max(problem.grain, problem.unit / 4),
-        rerouted=_rerouted(problem),
+        mobile=np.flatnonzero(is_mobile),
+        is_mobile=is_mobile.astype(np.int64),
+        live=_live(problem),
         hot=hot * problem.unit,
         cold=cold * problem.unit,
         steps=steps,
         random=seeded(seed),
+        latest=np.zeros(problem.size),
+        places=np.zeros(3, dtype=np.int64),
     )
     # a round is one of many, so that whether compiling pays is decided by the search that they belong to
     (met, tried), _, changed, annealing = run(anneal_order, 0, problem.arrays, timed_order(problem, order), annealing)
@@ -72,11 +80,16 @@ def anneal(
     return Annealed(programs, [float(time) for time in annealing.due], bool(met), int(tried))
 
 
-def _rerouted(problem: Problem) -> Operations:
-    """1 for each (stage, micro-batch) whose home worker is dead, flat."""
-    m, ranks = problem.shape.micro_batches, problem.shape.ranks
-    dead = np.zeros((problem.shape.pipelines, ranks), dtype=np.int64)
-    for worker in problem.dead:
-        dead[worker] = 1
-    home, stage = np.arange(problem.micro_batches) // m, np.arange(problem.shape.stages) % ranks
-    return dead[home[None, :], stage[:, None]].ravel()
+def _live(problem: Problem) -> Operations:
+    """1 for each live worker."""
+    return np.array([worker not in problem.dead for worker in problem.shape.workers()], dtype=np.int64)
+
+
+def _is_mobile(problem: Problem) -> Flags:
+    """Whether another host may suit each (stage, micro-batch), flat; none without re-routing."""
+    stages, ranks = problem.shape.stages, problem.shape.ranks
+    is_dead = _live(problem).reshape(-1, ranks) == 0
+    home = np.arange(problem.micro_batches) // problem.shape.micro_batches
+    unlike = np.array([len({problem.speed[w] for w in hosts}) > 1 for hosts in problem.hosts])
+    mobile: Flags = is_dead[home][:, np.arange(stages) % ranks].T | unlike[:, None]
+    return (mobile & problem.reroute).ravel()

@@ -6,9 +6,9 @@ The loop keeps the clock, what has arrived at each worker, and how many activati
     by priority   the ready operation of the lowest priority; a worker may wait idle for a more urgent one that is
                   known to arrive soon (a parallel schedule generation scheme by latest start times)
 
-Assumptions: a transfer takes `link` seconds, and any number of them travel at once; a worker's W run in the order of
-their backward passes. When memory is tested for a forward, one slot is set aside for each deeper chunk of the worker,
-without which a forward could wait for ever.
+Assumptions: a transfer takes `link` seconds, and a lane, which is a directed pair of workers, carries one at a time, in
+the order of the sender's program; a worker's W run in the order of their backward passes. When memory is tested for a
+forward, one slot is set aside for each deeper chunk of the worker, without which a forward could wait for ever.
 """
 
 from __future__ import annotations
@@ -57,20 +57,22 @@ class Rule(NamedTuple):
 class Queues(NamedTuple):
     """What every worker can run, holds and runs, while the loop is at work.
 
-    A lane is one stage of one worker, and has a queue of F and a queue of backward passes. L is the number of lanes.
+    Each stage of each worker has a queue of F and a queue of backward passes; there are Q of either.
 
     Attributes:
         host: [stages * micro-batches], worker of each (stage, micro-batch).
-        lanes: [L + 1], where the (stage, micro-batch) of each lane begin.
-        line: [2 * stages * micro-batches], the F of all lanes, then the backward passes, of each lane by priority.
+        begins: [Q + 1], where the (stage, micro-batch) of each queue begin.
+        line: [2 * stages * micro-batches], the F of all queues, then the backward passes, of each queue by priority.
         place: the inverse of `line`.
         ready: [2 * stages * micro-batches], 1 at the place of each operation that has arrived and not begun.
-        head, tail: [2 * L], bounds on the ready places of each queue.
-        waiting: [stages * micro-batches], the W that each worker may run, from its first lane's begin on.
+        head, tail: [2 * Q], bounds on the ready places of each queue.
+        waiting: [stages * micro-batches], the W that each worker may run, from its first queue's begin on.
         waiting_head, waiting_tail: [workers], how many of these it has begun, and how many there are.
         held: [workers], activations in memory.
         in_flight: [workers], micro-batches between F and backward.
         running: [workers], the operation at work, -1 if none.
+        arrives: [workers], when the result of that operation has arrived where it goes, if that is another worker.
+        lane_free: [lanes], when the last transfer of each lane ends, that of the operation at work included.
         expected, urgency: [2 * workers], when the most urgent F, and backward, that has been announced arrives at each
             worker, and its priority.
         woken, is_woken: [workers], the workers to ask at this instant, and 1 for each of them.
@@ -78,7 +80,7 @@ class Queues(NamedTuple):
     """
 
     host: Operations
-    lanes: Operations
+    begins: Operations
     line: Operations
     place: Operations
     ready: Operations
@@ -90,6 +92,8 @@ class Queues(NamedTuple):
     held: Floats
     in_flight: Operations
     running: Operations
+    arrives: Floats
+    lane_free: Floats
     expected: Floats
     urgency: Floats
     woken: Operations
@@ -122,9 +126,9 @@ def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: R
 def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
     shape, plane = problem.shape, len(host)
     workers, count = shape.worker_count, shape.worker_count * shape.chunks
-    lane = host * shape.chunks + problem.stage_of // shape.ranks
-    lanes = np.concatenate([[0], np.cumsum(np.bincount(lane, minlength=count))])
-    line = np.concatenate([np.lexsort((priority[k * plane : (k + 1) * plane], lane)) + k * plane for k in (0, 1)])
+    queue = host * shape.chunks + problem.stage_of // shape.ranks
+    begins = np.concatenate([[0], np.cumsum(np.bincount(queue, minlength=count))])
+    line = np.concatenate([np.lexsort((priority[k * plane : (k + 1) * plane], queue)) + k * plane for k in (0, 1)])
     place = np.empty(2 * plane, dtype=np.int64)
     place[line] = np.arange(2 * plane)
 
@@ -133,11 +137,11 @@ def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
 
     return Queues(
         host=host,
-        lanes=lanes,
+        begins=begins,
         line=line,
         place=place,
         ready=zeros(2 * plane),
-        head=np.concatenate([lanes[:-1], plane + lanes[:-1]]),
+        head=np.concatenate([begins[:-1], plane + begins[:-1]]),
         tail=zeros(2 * count) - 1,
         waiting=zeros(plane),
         waiting_head=zeros(workers),
@@ -145,6 +149,8 @@ def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
         held=np.zeros(workers),
         in_flight=zeros(workers),
         running=zeros(workers) - 1,
+        arrives=np.zeros(workers),
+        lane_free=np.zeros(problem.lanes),
         expected=np.full(2 * workers, -1.0),
         urgency=np.zeros(2 * workers),
         woken=zeros(workers),
@@ -163,14 +169,15 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     times, speed, cap, wakes = problem.times, problem.speed, problem.cap, problem.wakes
     priority, hold, weights, by_priority = rule.priority, rule.hold, rule.weights, rule.by_priority
     forward_first, weight_first, noise, random = rule.forward_first, rule.weight_first, rule.noise, rule.random
-    host, lanes, line, place = queues.host, queues.lanes, queues.line, queues.place
+    host, begins, line, place = queues.host, queues.begins, queues.line, queues.place
     ready, head, tail = queues.ready, queues.head, queues.tail
     waiting, waiting_head, waiting_tail = queues.waiting, queues.waiting_head, queues.waiting_tail
     held, in_flight, running, begun = queues.held, queues.in_flight, queues.running, queues.begun
     expected, urgency, woken, is_woken = queues.expected, queues.urgency, queues.woken, queues.is_woken
+    arrives, lane_free = queues.arrives, queues.lane_free
     plane = problem.stages * n
     chunks = problem.stages // ranks
-    count_of_lanes = len(lanes) - 1
+    count_of_queues = len(begins) - 1
     workers = len(held)
     events = [(0.0, g) for g in range(n)]
     heapq.heapify(events)
@@ -191,7 +198,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     in_flight[w] -= 1
                     held[w] -= 1.0 - stash if split else 1.0
                     if split:
-                        waiting[lanes[w * chunks] + waiting_tail[w]] = x + plane
+                        waiting[begins[w * chunks] + waiting_tail[w]] = x + plane
                         waiting_tail[w] += 1
                 code = wakes[x]
                 if not is_woken[w]:
@@ -201,15 +208,15 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 if code < 0:
                     continue
                 if link > 0.0 and host[code % plane] != w:
-                    heapq.heappush(events, (now + link, code))
+                    heapq.heappush(events, (arrives[w], code))
                     continue
             w = host[code % plane]
             kind = code // plane
             k = place[code]
-            lane = kind * count_of_lanes + w * chunks + code % plane // n // ranks
+            queue = kind * count_of_queues + w * chunks + code % plane // n // ranks
             ready[k] = 1
-            head[lane] = min(head[lane], k)
-            tail[lane] = max(tail[lane], k)
+            head[queue] = min(head[queue], k)
+            tail[queue] = max(tail[queue], k)
             if not is_woken[w]:
                 is_woken[w] = 1
                 woken[count] = w
@@ -226,18 +233,18 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             is_blocked = False
             for chunk in range(chunks - 1, -1, -1):
                 deeper = chunks - 1 - chunk
-                lane = w * chunks + chunk
-                k = _first_ready(ready, head, tail, lane)
+                queue = w * chunks + chunk
+                k = _first_ready(ready, head, tail, queue)
                 if k >= 0 and in_flight[w] < hold[s + chunk * ranks] - deeper:
                     if held[w] + 1.0 > cap[w] - deeper + 1e-9:
                         is_blocked = True
                     elif forward < 0 or priority[line[k]] < priority[forward]:
                         forward = line[k]
-                k = _first_ready(ready, head, tail, count_of_lanes + lane)
+                k = _first_ready(ready, head, tail, count_of_queues + queue)
                 if k >= 0 and (backward < 0 or priority[line[k]] < priority[backward]):
                     backward = line[k]
             pending = waiting_tail[w] - waiting_head[w]
-            weight = waiting[lanes[w * chunks] + waiting_head[w]] if pending > 0 else -1
+            weight = waiting[begins[w * chunks] + waiting_head[w]] if pending > 0 else -1
             # --- the choice
             if by_priority:
                 x = forward
@@ -288,19 +295,27 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             until = now + times[x // n] * speed[w]
             heapq.heappush(events, (until, -w - 1))
             after = wakes[x]
-            if by_priority and after >= 0 and host[after % plane] != w:
-                k = after // plane * workers + host[after % plane]
-                if expected[k] <= now + 1e-9 or priority[after] < urgency[k]:
-                    expected[k] = until + link
-                    urgency[k] = priority[after]
+            if after >= 0 and host[after % plane] != w:
+                v = host[after % plane]
+                if link > 0.0:
+                    # from three ranks on, activations and gradients go to different ranks
+                    lane = (w + (workers if kind == 1 and ranks > 2 else 0)) * (workers // ranks) + v // ranks
+                    until = max(until, lane_free[lane]) + link
+                    lane_free[lane] = until
+                    arrives[w] = until
+                if by_priority:
+                    k = after // plane * workers + v
+                    if expected[k] <= now + 1e-9 or priority[after] < urgency[k]:
+                        expected[k] = until
+                        urgency[k] = priority[after]
     return done
 
 
 @called_by_kernels
-def _first_ready(ready: Operations, head: Operations, tail: Operations, lane: int) -> int:
+def _first_ready(ready: Operations, head: Operations, tail: Operations, queue: int) -> int:
     """The place of the first ready operation of a queue, -1 if there is none."""
-    k = head[lane]
-    while k <= tail[lane] and ready[k] == 0:
+    k = head[queue]
+    while k <= tail[queue] and ready[k] == 0:
         k += 1
-    head[lane] = k
-    return k if k <= tail[lane] else -1
+    head[queue] = k
+    return k if k <= tail[queue] else -1

@@ -3,7 +3,8 @@
 The forward pass starts every operation as early as its worker, the order and its dependency allow; operations are
 visited worker by worker, and a worker that has to wait is taken up again when what it waits for has ended. After a
 change of the order only what began at or after the earliest changed operation is timed again, beside the times that
-stand. Transfers take `link` seconds, any number of them at once.
+stand. A lane, which is a directed pair of workers, carries one transfer at a time for `link` seconds each, in the order
+of the sender's program: so a transfer begins when its operation and the lane's transfer before it have ended.
 
 Annealing asks whether an order has a period T. The state is one sequence of operations per worker and a due time D_r
 for each rank r. A worker of rank r may begin at D_r - T and should be done, reduce and step included, by D_r; the cost
@@ -21,10 +22,12 @@ from recycle.ir.compiled import called_by_kernels
 from recycle.solve.problem import Floats, Operations, Order, Problem, ProblemArrays, flat
 from recycle.solve.search.random_numbers import draw
 
-MOVED, EXCHANGED, SHIFTED, TOO_LARGE = 1, 2, 3, 4
-"""What a step tried: an operation moved, two micro-batches exchanged, a due time shifted, a move beyond the memory."""
+MOVED, EXCHANGED, SHIFTED, REHOSTED = 1, 2, 3, 4
+"""What a step tried: an operation moved, two micro-batches exchanged, a due time shifted, a micro-batch re-hosted."""
 PER_THOUSAND_MOVED, PER_THOUSAND_MOVED_FAR, PER_THOUSAND_NOT_SHIFTED = 860, 100, 985
 """Of 1,000 steps: those that move an operation, those of them that move it far, and those that shift no due time."""
+PER_THOUSAND_MOVED_OR_REHOSTED = 890
+"""Of 1,000 steps: those that move an operation or, where micro-batches are mobile, give one another host."""
 NEVER = 1e300
 
 
@@ -38,12 +41,16 @@ class TimedOrder(NamedTuple):
         place: [operations], of each operation in `sequence`.
         release: [W], the time from which a worker may begin.
         begin, end: [operations], the times that stand.
-        new_begin, new_end: [operations], the times of the latest pass.
+        arrival: [operations], when what each operation sends to another worker has arrived; unset where it sends none.
+        arrived: [operations], when all that the worker has sent up to here has arrived.
+        new_begin, new_end, new_arrival, new_arrived: [operations], the times of the latest pass.
         timed_in: [operations], number of the latest pass that timed each operation; below 0 if none has.
         visited: [operations], those of the latest pass, each after all that it waits for.
         stack: [operations + W + 1], workers to take up.
         next, first: [W], place of the operation to time next, and of the first one that the pass times.
         free: [W], when each worker has ended what is timed.
+        lane_first, lane_free: [lanes], when the first transfer of each lane begins at the latest, and when its last one
+            ends then. Numbered by `_lane`.
     """
 
     sequence: Operations
@@ -53,14 +60,20 @@ class TimedOrder(NamedTuple):
     release: Floats
     begin: Floats
     end: Floats
+    arrival: Floats
+    arrived: Floats
     new_begin: Floats
     new_end: Floats
+    new_arrival: Floats
+    new_arrived: Floats
     timed_in: Operations
     visited: Operations
     stack: Operations
     next: Operations
     first: Operations
     free: Floats
+    lane_first: Floats
+    lane_free: Floats
 
 
 class Annealing(NamedTuple):
@@ -70,20 +83,28 @@ class Annealing(NamedTuple):
         due: [P], due time of each rank; changed by the round.
         target: the period to reach.
         quantum: seconds by which a due time shifts.
-        rerouted: [stages * micro-batches], 1 where the home worker is dead.
+        mobile: the (stage, micro-batch) that another host may suit better, flat.
+        is_mobile: [stages * micro-batches], 1 for each of them.
+        live: [W], 1 for each live worker.
         hot, cold: first and last temperature, in seconds.
         steps: moves to try.
         random: [1], state of the random generator.
+        latest: [operations], working space for right-shifted starts.
+        places: [3], working space for where a re-hosted micro-batch came from.
     """
 
     due: Floats
     target: float
     quantum: float
-    rerouted: Operations
+    mobile: Operations
+    is_mobile: Operations
+    live: Operations
     hot: float
     cold: float
     steps: int
     random: Operations
+    latest: Floats
+    places: Operations
 
 
 def timed_order(problem: Problem, order: Order) -> TimedOrder:
@@ -94,6 +115,8 @@ def timed_order(problem: Problem, order: Order) -> TimedOrder:
     host[sequence] = np.repeat(np.arange(workers), np.diff(offsets))
     place[sequence] = np.arange(len(sequence))
     begin, end, new_begin, new_end = np.zeros((4, size))
+    arrival, arrived, new_arrival, new_arrived = np.zeros((4, size if problem.link > 0 else 0))
+    lane_first, lane_free = np.zeros((2, problem.lanes))
     return TimedOrder(
         sequence=sequence,
         offsets=offsets,
@@ -102,14 +125,20 @@ def timed_order(problem: Problem, order: Order) -> TimedOrder:
         release=np.zeros(workers),
         begin=begin,
         end=end,
+        arrival=arrival,
+        arrived=arrived,
         new_begin=new_begin,
         new_end=new_end,
+        new_arrival=new_arrival,
+        new_arrived=new_arrived,
         timed_in=np.full(size, -2, dtype=np.int64),
         visited=np.zeros(len(sequence), dtype=np.int64),
         stack=np.zeros(len(sequence) + workers + 1, dtype=np.int64),
         next=np.zeros(workers, dtype=np.int64),
         first=np.zeros(workers, dtype=np.int64),
         free=np.zeros(workers),
+        lane_first=lane_first,
+        lane_free=lane_free,
     )
 
 
@@ -121,9 +150,14 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
         since: no operation that begins earlier is affected by what has changed; -NEVER to time everything.
         number: of this pass, another one for each.
     """
+    # fields are bound to names here and not read in the loops, where each reading would count references
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
-    new_end, timed_in, free = order.new_end, order.timed_in, order.free
+    begin, end, arrival, arrived = order.begin, order.end, order.arrival, order.arrived
+    new_begin, new_end, new_arrival, new_arrived = order.new_begin, order.new_end, order.new_arrival, order.new_arrived
+    timed_in, visited, stack, place_of_next = order.timed_in, order.visited, order.stack, order.next
+    first, free, release = order.first, order.free, order.release
     needs, feeds, n, link = problem.needs, problem.feeds, problem.micro_batches, problem.link
+    times, speed = problem.times, problem.speed
     workers = len(offsets) - 1
     waiting = 0
     expected = 0
@@ -133,107 +167,181 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
             high = offsets[w + 1]
             while low < high:
                 middle = (low + high) // 2
-                if order.begin[sequence[middle]] < since:
+                if begin[sequence[middle]] < since:
                     low = middle + 1
                 else:
                     high = middle
-        order.first[w] = low
-        order.next[w] = low
+        first[w] = low
+        place_of_next[w] = low
         expected += offsets[w + 1] - low
-        free[w] = order.end[sequence[low - 1]] if low > offsets[w] else order.release[w]
-        order.stack[waiting] = w
+        free[w] = end[sequence[low - 1]] if low > offsets[w] else release[w]
+        stack[waiting] = w
         waiting += 1
     count = 0
     while waiting > 0:
         waiting -= 1
-        w = order.stack[waiting]
+        w = stack[waiting]
         ready = free[w]
-        k = order.next[w]
+        k = place_of_next[w]
         while k < offsets[w + 1]:
             x = sequence[k]
             before = needs[x]
             if before >= 0:
                 v = host[before]
                 if timed_in[before] == number:
-                    arrived = new_end[before]
-                elif place[before] < order.first[v]:
-                    arrived = order.end[before]
+                    there = new_arrival[before] if link > 0.0 and v != w else new_end[before]
+                elif place[before] < first[v]:
+                    there = arrival[before] if link > 0.0 and v != w else end[before]
                 else:
                     break
-                if v != w:
-                    arrived += link
-                if arrived > ready:
-                    ready = arrived
-            order.new_begin[x] = ready
-            ready += problem.times[x // n] * problem.speed[w]
+                if there > ready:
+                    ready = there
+            new_begin[x] = ready
+            ready += times[x // n] * speed[w]
             new_end[x] = ready
             timed_in[x] = number
-            order.visited[count] = x
+            visited[count] = x
             count += 1
-            k += 1
             after = feeds[x]
-            if after >= 0:
-                v = host[after]
-                if v != w and order.next[v] == place[after]:
-                    order.stack[waiting] = v
-                    waiting += 1
+            v = host[after] if after >= 0 else w
+            if link > 0.0:
+                # --- its transfer begins after the lane's latest, looked for among what is under way still
+                sent = ready
+                last = ready
+                i = k - 1
+                if i >= offsets[w]:
+                    y = sequence[i]
+                    last = max(last, new_arrived[y] if i >= first[w] else arrived[y])
+                while v != w and i >= offsets[w]:
+                    y = sequence[i]
+                    if (new_arrived[y] if i >= first[w] else arrived[y]) <= ready:
+                        break
+                    following = feeds[y]
+                    if following >= 0 and host[following] == v:
+                        sent = max(sent, new_arrival[y] if i >= first[w] else arrival[y])
+                        break
+                    i -= 1
+                if v != w:
+                    new_arrival[x] = sent + link
+                    last = max(last, sent + link)
+                new_arrived[x] = last
+            k += 1
+            if v != w and place_of_next[v] == place[after]:
+                stack[waiting] = v
+                waiting += 1
         free[w] = ready
-        order.next[w] = k
+        place_of_next[w] = k
     return count if count == expected else -1
 
 
-def time_from_idle(problem: ProblemArrays, order: TimedOrder, last: Floats, latest: Floats) -> tuple[float, float]:
+@called_by_kernels
+def _lane(goes_back: bool, w: int, v: int, workers: int, ranks: int) -> int:
+    """Number of the lane from worker w to worker v.
+
+    Args:
+        goes_back: gradients are sent over it and go to another rank than activations, as from three ranks on.
+    """
+    return (w + (workers if goes_back else 0)) * (workers // ranks) + v // ranks
+
+
+def time_from_idle(problem: ProblemArrays, order: TimedOrder, due: Floats, latest: Floats) -> tuple[float, float]:
     """The kernel of `timing`: (period, makespan), infinite for an order that comes to a halt.
 
     Args:
-        last: [stages], is filled with the end of the last operation of each stage.
+        due: [P], is filled with when the workers of each rank are done, reduce and step included; with the barrier they
+            all are at the makespan.
         latest: [operations], is filled with right-shifted starts.
     """
-    offsets, sequence, stages = order.offsets, order.sequence, problem.stages
-    workers = len(offsets) - 1
     count = forward_pass(problem, order, -NEVER, 0)
     if count < 0:
         return np.inf, np.inf
-    for t in range(count):
-        x = order.visited[t]
-        s = x // problem.micro_batches % stages
-        if order.new_end[x] > last[s]:
-            last[s] = order.new_end[x]
+    for w in range(len(order.free)):
+        r = w % problem.ranks
+        due[r] = max(due[r], order.free[w] + problem.update_seconds[r])
     makespan = 0.0
-    for s in range(stages):
-        makespan = max(makespan, last[s] + problem.update_seconds[s % problem.ranks])
+    for r in range(problem.ranks):
+        makespan = max(makespan, due[r])
+    if not problem.staggered:
+        for r in range(problem.ranks):
+            due[r] = makespan
+    period = _right_shift(problem, order, count, due, latest)
+    return period if problem.staggered else makespan, makespan
+
+
+@called_by_kernels
+def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Floats, latest: Floats) -> float:
+    """The period with every operation as late as due times and its successors allow, if each stage steps on its own.
+
+    Args:
+        count: of `visited`, which are all operations.
+        due: [P], as in `time_from_idle`.
+        latest: [operations], is filled with the starts.
+    """
+    offsets, sequence, host, link = order.offsets, order.sequence, order.host, problem.link
+    place, visited, lane_first = order.place, order.visited, order.lane_first
+    feeds, times, speed, update_seconds = problem.feeds, problem.times, problem.speed, problem.update_seconds
+    plane, n, ranks = problem.stages * problem.micro_batches, problem.micro_batches, problem.ranks
+    workers = len(speed)
+    for lane in range(len(lane_first)):
+        lane_first[lane] = NEVER
     for t in range(count - 1, -1, -1):
-        x = order.visited[t]
-        w = order.host[x]
-        s = x // problem.micro_batches % stages
-        until = last[s] if problem.staggered else makespan - problem.update_seconds[s % problem.ranks]
-        k = order.place[x] + 1
+        x = visited[t]
+        w = host[x]
+        until = due[w % ranks] - update_seconds[w % ranks]
+        k = place[x] + 1
         if k < offsets[w + 1] and latest[sequence[k]] < until:
             until = latest[sequence[k]]
-        after = problem.feeds[x]
+        after = feeds[x]
         if after >= 0:
-            sent = latest[after] - (problem.link if order.host[after] != w else 0.0)
+            sent = latest[after]
+            v = host[after]
+            if link > 0.0 and v != w:
+                lane = _lane(x >= plane and ranks > 2, w, v, workers, ranks)
+                sent = min(sent, lane_first[lane]) - link
+                lane_first[lane] = sent
             if sent < until:
                 until = sent
-        latest[x] = until - problem.times[x // problem.micro_batches] * problem.speed[w]
-    if not problem.staggered:
-        return makespan, makespan
+        latest[x] = until - times[x // n] * speed[w]
     period = 0.0
     for w in range(workers):
         if offsets[w + 1] > offsets[w]:
-            ends = 0.0
-            for s in range(w % problem.ranks, stages, problem.ranks):
-                ends = max(ends, last[s] + problem.update_seconds[s % problem.ranks])
-            period = max(period, ends - latest[sequence[offsets[w]]])
-    return period, makespan
+            period = max(period, due[w % ranks] - latest[sequence[offsets[w]]])
+    if link > 0.0:
+        period = max(period, _longest_lane(problem, order, latest))
+    return period
+
+
+@called_by_kernels
+def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> float:
+    """The time that a lane takes, if its first transfer begins at the latest and all others as early as they can."""
+    sequence, host, feeds, link = order.sequence, order.host, problem.feeds, problem.link
+    lane_first, lane_free, times, speed = order.lane_first, order.lane_free, problem.times, problem.speed
+    plane, n, ranks, workers = problem.stages * problem.micro_batches, problem.micro_batches, problem.ranks, len(speed)
+    for lane in range(len(lane_first)):
+        lane_free[lane] = lane_first[lane]
+    for k in range(len(sequence)):
+        x = sequence[k]
+        w = host[x]
+        after = feeds[x]
+        if after >= 0 and host[after] != w:
+            lane = _lane(x >= plane and ranks > 2, w, host[after], workers, ranks)
+            lane_free[lane] = max(lane_free[lane], latest[x] + times[x // n] * speed[w]) + link
+    longest = 0.0
+    for lane in range(len(lane_first)):
+        longest = max(longest, lane_free[lane] - lane_first[lane])
+    return longest
 
 
 def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing) -> tuple[bool, int]:
     """The kernel of `annealing`: (whether the target is met, moves tried); `order` and `due` change in place."""
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
+    begin, end, arrival, arrived = order.begin, order.end, order.arrival, order.arrived
+    new_begin, new_end, new_arrival, new_arrived = order.new_begin, order.new_end, order.new_arrival, order.new_arrived
+    visited, release, free, update_seconds = order.visited, order.release, order.free, problem.update_seconds
     n, ranks, random, due = problem.micro_batches, problem.ranks, annealing.random, annealing.due
-    plane = problem.stages * n
+    link, plane = problem.link, problem.stages * n
     kinds = 3 if problem.split else 2
+    lanes_may_overrun = link > 0.0 and problem.staggered
     size = len(sequence)
     current = NEVER
     heat = annealing.hot
@@ -244,8 +352,10 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
         j = 0
         a = 0
         b = 0
+        donor = 0
         shift = 0.0
         since = -NEVER
+        is_within_cap = True
         if step >= 0:
             heat *= cooling
             roll = (draw(random) >> 8) % 1000
@@ -265,19 +375,36 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                     j = min(j, place[x + plane] - 1)
                 if j == i:
                     continue
-                since = order.begin[sequence[min(i, j)]]
+                since = begin[sequence[min(i, j)]]
                 _move(order, i, j)
                 move = MOVED
-                if ((kind == 0 and j < i) or (kind > 0 and j > i)) and _is_beyond_cap(problem, order, host[x]):
-                    move = TOO_LARGE
+                if (kind == 0 and j < i) or (kind > 0 and j > i):
+                    is_within_cap = not _is_beyond_cap(problem, order, host[x])
+            elif roll < PER_THOUSAND_MOVED_OR_REHOSTED and len(annealing.mobile) > 0:
+                a = annealing.mobile[(number >> 8) % len(annealing.mobile)]
+                donor = host[a]
+                b = donor % ranks + (draw(random) >> 8) % (len(annealing.live) // ranks) * ranks
+                if b == donor or annealing.live[b] == 0:
+                    continue
+                since = begin[a]
+                if link > 0.0:
+                    since = min(since, _sent_to(problem, order, a))
+                for kind in range(kinds):
+                    x = a + kind * plane
+                    annealing.places[kind] = place[x]
+                    _rehost(order, x, b, _place_by_time(order, x, b))
+                move = REHOSTED
+                is_within_cap = not _is_beyond_cap(problem, order, b)
             elif roll < PER_THOUSAND_NOT_SHIFTED or not problem.staggered:
                 a = x % plane
                 b = a // n * n + (draw(random) >> 8) % n
-                if a == b or (host[a] != host[b] and (annealing.rerouted[a] == 0 or annealing.rerouted[b] == 0)):
+                if a == b or (host[a] != host[b] and (annealing.is_mobile[a] == 0 or annealing.is_mobile[b] == 0)):
                     continue
                 since = NEVER
                 for x in range(a, kinds * plane, plane):
-                    since = min(since, order.begin[x], order.begin[x - a + b])
+                    since = min(since, begin[x], begin[x - a + b])
+                if link > 0.0 and host[a] != host[b]:
+                    since = min(since, _sent_to(problem, order, a), _sent_to(problem, order, b))
                 _exchange(order, a, b, kinds, plane)
                 move = EXCHANGED
             else:
@@ -287,34 +414,58 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 move = SHIFTED
         cost = NEVER
         count = 0
-        if move != TOO_LARGE:
+        if is_within_cap:
             if move == 0 or move == SHIFTED:
                 for w in range(len(offsets) - 1):
-                    order.release[w] = due[w % ranks] - annealing.target
+                    release[w] = due[w % ranks] - annealing.target
             count = forward_pass(problem, order, since, step)
             if count >= 0:
                 cost = 0.0
                 for w in range(len(offsets) - 1):
-                    late = order.free[w] + problem.update_seconds[w % ranks] - due[w % ranks]
+                    late = free[w] + update_seconds[w % ranks] - due[w % ranks]
                     if late > 1e-9 and offsets[w + 1] > offsets[w]:
                         cost += late
         if cost <= current or (cost < NEVER and exp((current - cost) / heat) * 2147483647.0 > draw(random)):
             current = cost
             for k in range(count):
-                x = order.visited[k]
-                order.begin[x] = order.new_begin[x]
-                order.end[x] = order.new_end[x]
-            if cost <= 1e-9:
+                x = visited[k]
+                begin[x] = new_begin[x]
+                end[x] = new_end[x]
+                if link > 0.0:
+                    arrival[x] = new_arrival[x]
+                    arrived[x] = new_arrived[x]
+            if cost <= 1e-9 and (not lanes_may_overrun or _fits(problem, order, annealing, -4 - step)):
                 return True, step + 1
         elif move == SHIFTED:
             due[a] -= shift
             for w in range(a, len(offsets) - 1, ranks):
-                order.release[w] = due[a] - annealing.target
+                release[w] = due[a] - annealing.target
         elif move == EXCHANGED:
             _exchange(order, a, b, kinds, plane)
+        elif move == REHOSTED:
+            for kind in range(kinds - 1, -1, -1):
+                _rehost(order, a + kind * plane, donor, annealing.places[kind])
         else:
             _move(order, j, i)
     return False, annealing.steps
+
+
+@called_by_kernels
+def _fits(problem: ProblemArrays, order: TimedOrder, annealing: Annealing, number: int) -> bool:
+    """Whether the lanes too start over after the target period, where all workers are on time."""
+    count = forward_pass(problem, order, -NEVER, number)
+    return _right_shift(problem, order, count, annealing.due, annealing.latest) <= annealing.target + 1e-9
+
+
+@called_by_kernels
+def _sent_to(problem: ProblemArrays, order: TimedOrder, a: int) -> float:
+    """When the first operation begins whose result goes to (stage, micro-batch) a; NEVER if there is none."""
+    since = NEVER
+    plane = problem.stages * problem.micro_batches
+    for x in (a, a + plane):
+        if problem.needs[x] >= 0:
+            since = min(since, order.begin[problem.needs[x]])
+    return since
 
 
 @called_by_kernels
@@ -328,6 +479,32 @@ def _move(order: TimedOrder, i: int, j: int) -> None:
         order.place[y] = k
     order.sequence[j] = x
     order.place[x] = j
+
+
+@called_by_kernels
+def _rehost(order: TimedOrder, x: int, v: int, j: int) -> None:
+    """Take operation x out of its program into worker v's, to place j of the sequence."""
+    w = order.host[x]
+    _move(order, order.place[x], j)
+    for u in range(w + 1, v + 1):
+        order.offsets[u] -= 1
+    for u in range(v + 1, w + 1):
+        order.offsets[u] += 1
+    order.host[x] = v
+
+
+@called_by_kernels
+def _place_by_time(order: TimedOrder, x: int, v: int) -> int:
+    """The place of the sequence that operation x of another worker has to go to if v is to begin it when it began."""
+    low = order.offsets[v]
+    high = order.offsets[v + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if order.begin[order.sequence[middle]] < order.begin[x]:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low - 1 if order.host[x] < v else low)
 
 
 @called_by_kernels

@@ -1,5 +1,4 @@
 import itertools
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -66,18 +65,6 @@ def test_the_compiled_loops_make_and_time_the_same_order(in_both_ways):
     plainly, timing = in_both_ways(lambda: time_order(problem, plain))
     assert (timing.period, timing.makespan, timing.due) == (plainly.period, plainly.makespan, plainly.due)
     assert (timing.latest_starts == plainly.latest_starts).all()
-
-
-def test_right_shift_gives_the_simulators_period():
-    made = job(4, 4, 8, 4, link=0.25, step=0.5)
-    for seed in range(5):
-        dead = random.Random(seed).sample([Worker(k, r) for k in range(3) for r in range(4)], 2)
-        problem = Problem.of(made, dead)
-        order = schedule_by_policy(problem)
-        exact = simulate(problem.schedule(order), made.profile())
-        timing = time_order(problem, order)
-        assert exact.period == pytest.approx(timing.period)
-        assert exact.makespan == pytest.approx(timing.makespan)
 
 
 def test_a_stage_without_live_workers_is_refused_by_name():

@@ -1,0 +1,111 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recycle.ir.check import check
+from recycle.ir.compiled import run
+from recycle.ir.simulate import simulate
+from recycle.shape import Worker
+from recycle.solve.problem import Problem
+from recycle.solve.search import annealing
+from recycle.solve.search.annealing import anneal
+from recycle.solve.search.list_scheduling import hosts_in, schedule_by_policy
+from recycle.solve.search.order_kernels import NEVER, forward_pass, timed_order
+from recycle.solve.search.timing import time_order
+from tests.solve.jobs import job
+
+HOT = 20.0
+"""Nearly every move is taken."""
+
+
+def slow(problem, worker, factor):
+    """The problem with one worker slower than its peers."""
+    speed = list(problem.speed)
+    speed[worker] = factor
+    return replace(problem, speed=tuple(speed))
+
+
+PROBLEMS = [
+    Problem.of(job(3, 3, 4, 4), [Worker(1, 1)]),
+    Problem.of(job(3, 3, 4, 3, link=2.0), [Worker(1, 1), Worker(2, 2)]),
+    Problem.of(job(3, 3, 4, link=1.0, decoupled=False, staggered=False), [Worker(1, 1)]),
+    Problem.of(job(2, 2, 4, 4, chunks=2, link=1.0), [Worker(1, 1)]),
+    Problem.of(job(2, 1, 4, 4, chunks=2, link=1.0)),
+    slow(Problem.of(job(3, 2, 4, 3, link=0.5)), 2, 3.0),
+]
+
+
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+def test_times_that_stand_are_those_of_the_order(number, monkeypatch):
+    """A step times again only what may have changed; at the end all times must be those of a full pass."""
+    problem, ends = PROBLEMS[number], []
+    monkeypatch.setattr(annealing, "run", lambda *arguments: ends.append(run(*arguments)) or ends[-1])
+    for seed in range(3):
+        order = schedule_by_policy(problem)
+        timing = time_order(problem, order)
+        result = anneal(problem, order, timing.due, timing.period - 9, steps=700, seed=seed, hot=HOT, cold=HOT)
+        assert result.order != order
+        assert not result.met
+        *_, stands, round_of = ends.pop()
+        state = timed_order(problem, result.order)
+        release = [round_of.due[w % problem.shape.ranks] - round_of.target for w in range(problem.shape.worker_count)]
+        state.release[:] = release
+        count, *_, state, _, _ = run(forward_pass, 0, problem.arrays, state, -NEVER, 0)
+        assert count == problem.size
+        assert state.new_begin == stands.begin
+        assert state.new_end == stands.end
+        sent = [x for x in range(problem.size) if (y := problem.feeds[x]) >= 0 and state.host[y] != state.host[x]]
+        assert (problem.link == 0) or [state.new_arrival[x] for x in sent] == [stands.arrival[x] for x in sent]
+
+
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+def test_any_moves_keep_a_schedule_valid(number):
+    problem = PROBLEMS[number]
+    order = schedule_by_policy(problem)
+    timing = time_order(problem, order)
+    result = anneal(problem, order, timing.due, timing.period - 9, steps=1500, seed=5, hot=HOT, cold=HOT)
+    limits = [cap for cap in problem.cap[: problem.shape.ranks] if cap < float("inf")]
+    assert check(problem.schedule(result.order), limits=limits or None) == []
+
+
+def test_micro_batches_whose_home_is_dead_change_hosts_in_any_number():
+    problem = PROBLEMS[0]
+    order = schedule_by_policy(problem)
+    timing = time_order(problem, order)
+    before = hosts_in(problem, order)
+    shares = set()
+    for seed in range(4):
+        result = anneal(problem, order, timing.due, timing.period - 9, steps=500, seed=seed, hot=HOT, cold=HOT)
+        after = hosts_in(problem, result.order)
+        shares.add(tuple(len(result.order[w]) // 3 for w in (1, 4, 7)))
+        places = np.argwhere((before != after).reshape(3, 12)).tolist()
+        assert all(stage == 1 and 4 <= micro_batch < 8 for stage, micro_batch in places)
+    assert len(shares) > 1
+    assert all(sum(share) == 12 for share in shares)
+
+
+def test_a_slow_worker_hands_over_more_than_it_was_dealt():
+    """Three stages of three pipelines; the deal is even, and worker 1.1 takes three times as long."""
+    problem = slow(Problem.of(job(3, 3, 6, reroute=False)), 4, 3.0)
+    order = schedule_by_policy(problem)
+    start = time_order(problem, order)
+    free = replace(problem, reroute=True)
+    due, target = start.due, start.period - 12
+    stuck, result = (anneal(one, order, due, target, steps=10_000, hot=0.3, cold=0.05) for one in (problem, free))
+    assert not stuck.met
+    assert result.met
+    period = time_order(free, result.order).period
+    assert period <= target
+    assert len(result.order[4]) < len(order[4]) == 18
+
+
+def test_a_target_counts_as_met_only_when_lanes_too_start_over_in_time():
+    """Each lane carries 18 transfers of 2.5 per iteration, so that no order is faster than 45."""
+    made = job(1, 2, 6, chunks=2, link=2.5)
+    problem = Problem.of(made)
+    order = schedule_by_policy(problem)
+    timing = time_order(problem, order)
+    result = anneal(problem, order, timing.due, 44.0, steps=3000, seed=3, hot=0.3, cold=0.05)
+    assert not result.met
+    assert simulate(problem.schedule(result.order), made.profile()).period >= 45
