@@ -23,7 +23,7 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
-from recycle.exec.planning.planning import Planner
+from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
 from recycle.exec.transport.transports import transport_of

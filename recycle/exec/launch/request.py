@@ -10,7 +10,8 @@ from recycle.errors import JobError, ScheduleError
 from recycle.exec.faults.faults import Fault, check_faults
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
-from recycle.exec.planning.planning import Planner, require_valid
+from recycle.exec.planning.planner_process import Planner
+from recycle.exec.planning.planning import require_valid
 from recycle.exec.processes.processes import ForkServer
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.specification import RunSpecification

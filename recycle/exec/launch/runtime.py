@@ -147,6 +147,7 @@ class CoordinatorRuntime:
             self._start()
         elif self.coordinator.phase is not GenerationPhase.FINISHED:
             self._start_dead_workers()
+        self._plans.look()
             self._checkpoints.tick([str(worker) for worker in self.coordinator.live], self.coordinator.record.committed)
             try:
                 self.coordinator.tick()

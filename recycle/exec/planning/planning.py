@@ -2,70 +2,36 @@
 
 `exec` does not know how to plan. It is handed a planner, a function importable by name, and calls it in child
 processes, so that heartbeats never wait for a solver: one child works through the likely vectors, the other answers
-what is wanted this moment. Plans are kept by failure vector and used in the names of the processes that are alive,
-so that every survivor keeps its position and what is re-routed is what the dead worker was home to. Where peers are
-not alike a vector does not say enough, and plans are made for the dead processes themselves.
+what is wanted this moment. Only what no child answers is planned in a thread of this process. Plans are kept by failure
+vector and used in the names of the processes that are alive, so that every survivor keeps its position and what is
+re-routed is what the dead worker was home to. Where peers are not alike a vector does not say enough, and plans are
+made for the dead processes themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import os
 import queue
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-import msgspec
-from msgspec import Struct
-
-from recycle.child import Child, serve
 from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Mode
+from recycle.exec.planning.planner_process import Answer, Planner, PlannerProcess, Question, answer
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
 from recycle.ir.check import check
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
-from recycle.job import Job, PricedJob, price
+from recycle.job import PricedJob
 from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_ties
 from recycle.profile import Profile
 from recycle.shape import Worker
-
-Planner = Callable[..., str]
-"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it.
-
-Where peers are not alike it is called with `failed`, the dead workers, too, and plans in the names of the processes.
-Where the run's own schedule places stages in a way of its own it is called with `like=schedule` too, and plans on that
-placement.
-"""
-
-
-class Question(Struct, frozen=True):
-    """What a planner's child is asked.
-
-    Attributes:
-        vector: dead workers per stage.
-        quick: without any search.
-        failed: the dead workers, where the plan shall be for them alone.
-        profile: file of the profile to plan with; the job's own when left out.
-    """
-
-    vector: Vector
-    quick: bool = False
-    failed: tuple[str, ...] | None = None
-    profile: str | None = None
-
-
-Answer = tuple[Question, str, str]
-"""(question, text of the plan file, or why there is none)."""
 
 
 class PlanService:
@@ -101,23 +67,40 @@ class PlanService:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._asked: set[_Key] = set()
         self._background = self._urgent = None
-        self._other: _PlannerProcess | None = None
-        self._children: list[_PlannerProcess] = []
+        self._other: PlannerProcess | None = None
+        self._children: list[PlannerProcess] = []
         self._with_profile: list[Answer] = []
         if planner is not None:
-            self._background, self._urgent = self._child(planner), self._child(planner)
-            for question in self._likely():
-                self._background.ask(question)
+            self._background, self._urgent = self._child(planner, self._likely()), self._child(planner)
 
-    def _child(self, planner: Planner) -> _PlannerProcess:
-        self._children.append(_PlannerProcess(self._job, planner, self._answers, self._waker, self._like))
+    def _child(self, planner: Planner, questions: Iterable[Question] = ()) -> PlannerProcess:
+        self._children.append(PlannerProcess(self._job, planner, self._answers, self._waker, self._like, questions))
         return self._children[-1]
+
+    def look(self) -> None:
+        """See to it that whatever was asked is answered; to be called again and again.
+
+        What is wanted this moment and no child has answered is planned here, without a search, in a thread.
+        """
+        for child in self._children:
+            for question in child.look():
+                if question.quick:
+                    self._warn("no planner process answers; a plan that is needed now is made by the coordinator")
+                    threading.Thread(target=self._plan_here, args=(question,), daemon=True).start()
+                elif question.profile is not None:
+                    self._answers.put((question, "", "no planner process answers"))
+
+    def _plan_here(self, question: Question) -> None:
+        assert self._planner is not None
+        self._answers.put((question, *answer(self._planner, self._job, self._like, question)))
+        self._waker.wake()
 
     def _likely(self) -> Iterator[Question]:
         """What to plan ahead for; where peers are not alike, no failure and each single one."""
         shape, ahead = self._job.shape, self._job.planner.ahead
         if self._by_vector:
-            yield from (Question(vector) for vector in likely_vectors(shape, ahead))
+            most = shape.ranks * (shape.pipelines - 1)
+            yield from (Question(vector) for vector in likely_vectors(shape, min(ahead, most)))
             return
         for failures in range(min(ahead, 1) + 1):
             for failed in combinations(shape.workers(), failures):
@@ -241,74 +224,3 @@ def require_valid(schedule: Schedule, job: PricedJob) -> None:
         place = f"worker {first.worker}, position {first.position}: " if first.worker is not None else ""
         more = f" ({len(errors) - 1} more errors; see `recycle check`)" if len(errors) > 1 else ""
         raise ScheduleError(f"the schedule does not pass check: {place}{first.rule}: {first.message}{more}")
-
-
-class _PlannerProcess:
-    """A planner in a process of its own.
-
-    It is told the job and the schedule whose placement plans keep, then a question per line; it answers each with the
-    text of a plan file, and why there is none.
-    """
-
-    def __init__(
-        self, job: Job, planner: Planner, answers: queue.SimpleQueue[Answer], waker: Waker, like: Schedule | None
-    ) -> None:
-        self._answers, self._waker, self._pending = answers, waker, list[Question]()
-        name = f"{planner.__module__}:{planner.__qualname__}"
-        self._child = Child("recycle.exec.planning.planning", name, environment={"OMP_NUM_THREADS": "1"})
-        self._child.send((job.to_toml(), None if like is None else like.dumps()))
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether it still has something to answer."""
-        return bool(self._pending)
-
-    def ask(self, question: Question) -> None:
-        self._pending.append(question)
-        self._child.send(question)
-
-    def _read(self) -> None:
-        for line in self._child.lines():
-            self._answers.put((self._pending[0], *msgspec.json.decode(line, type=tuple[str, str])))
-            self._pending.pop(0)
-            self._waker.wake()
-        for question in self._pending:
-            self._answers.put((question, "", "the planner's process ended"))
-        self._waker.wake()
-
-    def close(self) -> None:
-        self._child.kill()
-        self._reader.join()
-        self._child.close()
-
-
-def _serve(parent: str, name: str) -> None:
-    """The child: answer one question after the other; a solver's chatter goes elsewhere."""
-    requests, answers = serve(parent)
-    os.nice(5)
-    module, _, function = name.partition(":")
-    planner = getattr(importlib.import_module(module), function)
-    first = requests.readline()
-    if not first.endswith(b"\n"):
-        return  # the launcher has ended
-    text, placement = msgspec.json.decode(first, type=tuple[str, str | None])
-    own = price(Job.from_toml(text))
-    like = {} if placement is None else {"like": Schedule.loads(placement)}
-    for line in requests:
-        question = msgspec.json.decode(line, type=Question)
-        known: Any = {} if question.failed is None else {"failed": [Worker.parse(name) for name in question.failed]}
-        text, error = "", ""
-        try:
-            job = own
-            if question.profile is not None:
-                job = own.with_sections(times=msgspec.structs.replace(own.times, profile=question.profile))
-            text = planner(job, question.vector, question.quick, **known, **like)
-        except Exception as failure:  # whatever a planner raises is the answer, and the child lives on
-            error = f"{type(failure).__name__}: {failure}"
-        answers.write(msgspec.json.encode((text, error)) + b"\n")
-
-
-if __name__ == "__main__":
-    _serve(*sys.argv[1:])

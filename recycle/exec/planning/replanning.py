@@ -15,7 +15,8 @@ from recycle.errors import RecycleError
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Report
 from recycle.exec.planning.drift import DriftMonitor
-from recycle.exec.planning.planning import PlanService, Question
+from recycle.exec.planning.planner_process import Question
+from recycle.exec.planning.planning import PlanService
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate

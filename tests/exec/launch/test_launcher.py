@@ -121,7 +121,7 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     family = _descendants(launcher.pid)
     commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in family]
     assert sum("recycle.exec.processes.forkserver" in command for command in commands) == 5  # with its four workers
-    assert sum("recycle.exec.planning.planning" in command for command in commands) == 2
+    assert sum("recycle.exec.planning.planner_process" in command for command in commands) == 2
     stopped = next(pid for pid in family if pid in processes_writing_below(str(tmp_path / "run" / "logs" / "1.1.log")))
     os.kill(stopped, signal.SIGSTOP)  # one that cannot end by itself
     launcher.send_signal(sent)
