@@ -23,6 +23,7 @@ from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
+from recycle.exec.membership.failure_detector import FailureDetector
 from recycle.exec.membership.interfaces import Processes
 from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import Commit, GenerationRecord
@@ -96,7 +97,13 @@ class CoordinatorRuntime:
             keeps=self._checkpoints.due,
         )
         self._restart = Restart(request, self.coordinator, self._checkpoints, directory, restarts)
-        self._start_deadline = time.monotonic() + job.membership.start_deadline
+        self._expect_starts()
+
+    def _expect_starts(self) -> None:
+        """Processes are about to be started: deadlines for that count from now."""
+        limits = self._job.membership
+        self._start_deadline = time.monotonic() + limits.start_deadline
+        self._starting = FailureDetector(self._job, dead_after=limits.warm_up)
 
     def begin(self, earlier: Earlier | None = None) -> None:
         """Begin the run, or go on from the checkpoint that an earlier part of it left; before the first tick."""
@@ -140,14 +147,14 @@ class CoordinatorRuntime:
             RunError: the run cannot go on. RoleLost, a RunError: another agent coordinates it by now.
         """
         self._record_strikes()
+        self._plans.look()
         if self._restart.under_way:
             self._restart.tick()
-            self._start_deadline = time.monotonic() + self._job.membership.start_deadline
+            self._expect_starts()
         elif not self._is_started:
             self._start()
         elif self.coordinator.phase is not GenerationPhase.FINISHED:
             self._start_dead_workers()
-        self._plans.look()
             self._checkpoints.tick([str(worker) for worker in self.coordinator.live], self.coordinator.record.committed)
             try:
                 self.coordinator.tick()
@@ -172,14 +179,21 @@ class CoordinatorRuntime:
         if self._can_go_back and missing:
             self._go_back(StageLost(f"nodes {' '.join(missing)} are gone again"), live)
             return
-        slow = [str(worker) for worker in live if not self.coordinator.is_ready(worker)]
+        slow = [worker for worker in live if not self.coordinator.is_ready(worker)]
+        if not missing:
+            silent = self._starting.lost(slow, self.coordinator.read_heartbeats, time.monotonic())
+            for worker, cause in silent.items():
+                self._processes.kill(worker)
+                self._fail_to_start(worker, f"had {cause}")
+                return
         if not missing and not slow:
             self._is_started, self._last_commit = True, time.monotonic()
             return
         agents = f"agents of nodes {' '.join(missing)}"
         if time.monotonic() > self._start_deadline:
-            late, limit = agents if missing else f"workers {' '.join(slow)}", self._job.membership.start_deadline
-            raise RunError(f"{late} were not ready within {limit:g} s; see {self._directory.logs}")
+            late, limit = " ".join(map(str, slow)), self._job.membership.start_deadline
+            whoever = agents if missing else f"workers {late}"
+            raise RunError(f"{whoever} were not ready within {limit:g} s; see {self._directory.logs}")
         waited_for = agents if missing else f"{len(live)} workers"
         if waited_for != self._announced:
             self._announced = waited_for

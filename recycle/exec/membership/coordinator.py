@@ -142,7 +142,7 @@ class Coordinator:
             return
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
-            lost |= self._detector.lost(self.live, self._read_heartbeats, self.now())
+            lost |= self._detector.lost(self.live, self.read_heartbeats, self.now())
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is GenerationPhase.RUNNING and self._commit():
             pass
@@ -168,7 +168,7 @@ class Coordinator:
         names = self._members(self.live)
         found = self.store.read_all([schema.FinalKey(name) for name in names])
         final = {name: digests for name, digests in zip(names, found, strict=True) if digests is not None}
-        gone |= self._detector.lost(self.live, self._read_heartbeats, self.now(), final)
+        gone |= self._detector.lost(self.live, self.read_heartbeats, self.now(), final)
         waits = {worker for worker in self.live if not final.keys() >= set(self._members([worker]))}
         for worker in sorted(waits & gone.keys()):
             self.processes.kill(worker)
@@ -424,7 +424,8 @@ class Coordinator:
             checkpoint=self.keeps(step, step + 1 >= self.steps),
         )
 
-    def _read_heartbeats(self, names: Sequence[str]) -> list[Heartbeat | None]:
+    def read_heartbeats(self, names: Sequence[str]) -> list[Heartbeat | None]:
+        """The last heartbeats of processes, by their names; None before the first."""
         return self.store.read_all([schema.HeartbeatKey(name) for name in names])
 
     def _repeat(self, cause: str) -> None:

@@ -39,10 +39,12 @@ class FailureDetector:
 
     Args:
         job: its `[membership]` section holds every deadline.
+        dead_after: seconds without a heartbeat, in place of that section's.
     """
 
-    def __init__(self, job: PricedJob) -> None:
+    def __init__(self, job: PricedJob, dead_after: float | None = None) -> None:
         self._limits = job.membership
+        self._dead_after = job.membership.dead_after if dead_after is None else dead_after
         self._profiled = profiled_seconds(job)
         self._tensor_ranks = range(job.grid.tensor_parallel)
         self._beats: dict[_Member, _Heard] = {}
@@ -86,8 +88,8 @@ class FailureDetector:
         starved = self._common_silence([now - beat.changed for _, _, beat in watched])
         lost: dict[Worker, str] = {}
         for worker, which, beat in watched:
-            if now - beat.changed > limits.dead_after + starved:
-                lost.setdefault(worker, f"{which}no heartbeat for {limits.dead_after:g} s")
+            if now - beat.changed > self._dead_after + starved:
+                lost.setdefault(worker, f"{which}no heartbeat for {self._dead_after:g} s")
             elif now - beat.progressed > beat.patience + starved:
                 lost.setdefault(worker, f"{which}no progress for {beat.patience:g} s in {beat.last.doing}")
         return lost

@@ -20,6 +20,9 @@ from recycle.exec.transport.transports import known_environment
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.shape import Worker
 
+END_SECONDS = 5.0
+"""How long the end of a run waits for processes that it has killed, or whose start it does not know of."""
+
 
 def worker_environment(threads: int, of_transport: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process that computes as a worker does.
@@ -63,22 +66,37 @@ class ForkServer:
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
         self._asked = 0
-        self._pending = b""
+        self._pending, self._unsent = b"", b""
         variables = worker_environment(threads, known_environment() if environment is None else environment)
         kinds = (kind, "checkpoints") if checkpoints else (kind,)
         with (log or Path(os.devnull)).open("ab") as output:
             self._child = Child("recycle.exec.processes.forkserver", *kinds, environment=variables, errors=output)
         self.answers = self._child.answers
-        os.set_blocking(self.answers.fileno(), False)
+        for pipe in (self.answers, self._child.requests):
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        return self._child.process.pid
 
     def fork(self, specification: str, log: Path) -> int:
         """Ask for a worker process whose output goes to `log`; returns the number of the request."""
         self._asked += 1
-        self._child.send({"id": self._asked, "log": str(log), "specification": specification})
+        request = {"id": self._asked, "log": str(log), "specification": specification}
+        self._unsent += msgspec.json.encode(request) + b"\n"
+        self._send()
         return self._asked
+
+    def _send(self) -> None:
+        """Write as much as the server's pipe takes: one that stands still keeps nobody waiting."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._child.requests.fileno(), self._unsent) :]
 
     def hear(self) -> None:
         """Take what the server says: `pids` and exit `statuses` of requests. Raises RunError when it has ended."""
+        self._send()
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
         for line in lines:
             said = msgspec.json.decode(line)
@@ -193,9 +211,14 @@ class LocalProcesses:
             if request in self._server.pids and member not in self._descriptors:
                 with contextlib.suppress(ProcessLookupError):
                     self._descriptors[member] = os.pidfd_open(self._server.pids[request])
+                    self._poll.register(self._descriptors[member], select.POLLIN)
 
     def _status(self, member: _Member) -> int | None:
-        return self._server.statuses.get(self._requests[member])
+        """How a process ended, as the server says, or the kernel as long as the server has not taken note of it."""
+        request = self._requests[member]
+        if request not in self._server.statuses and member in self._descriptors:
+            return _unnoted_status(self._server.pids[request], self._descriptors[member])
+        return self._server.statuses.get(request)
 
     def gone(self) -> dict[Worker, str]:
         """Workers of which a process ended since the last call, with how; one that ends well does so with its last.
@@ -209,6 +232,7 @@ class LocalProcesses:
             del self._requests[worker, rank]
             descriptor = self._descriptors.pop((worker, rank), None)
             if descriptor is not None:
+                self._poll.unregister(descriptor)
                 os.close(descriptor)
             if worker not in self._failed and (status or not self._members(worker)):
                 self._failed[worker] = rank
@@ -242,15 +266,38 @@ class LocalProcesses:
         return _tail(self.log(worker, self._failed.get(worker, 0)))
 
     def end(self, patience: float) -> None:
-        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest."""
+        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest.
+
+        What the server was asked for and has not said to have started by then is not waited for: it ends by itself,
+        without a store.
+        """
         deadline = time.monotonic() + patience
         with contextlib.suppress(RunError):
-            while self._requests:
+            while self._requests and time.monotonic() < deadline + END_SECONDS:
                 self.gone()
                 if time.monotonic() > deadline:
                     for worker in {worker for worker, _ in self._requests}:
                         self.kill(worker)
                 self.wait(0.05)
+
+
+def _unnoted_status(pid: int, descriptor: int) -> int | None:
+    """How a process ended that its parent has not waited for yet; None when it has not ended, or was waited for.
+
+    Args:
+        descriptor: of the process; by it another one with its id is told apart.
+    """
+    ended = select.poll()
+    ended.register(descriptor, select.POLLIN)
+    if not ended.poll(0):
+        return None
+    try:
+        *_, status = fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        known = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
+    except OSError:
+        return None
+    is_it = fields[0] == "Z" and known[known.index("Pid:") + 1] == str(pid)
+    return os.waitstatus_to_exitcode(int(status)) if is_it else None
 
 
 def _tail(log: Path, lines: int = 8) -> str:

@@ -54,9 +54,6 @@ def run_worker(text: str) -> None:
     tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
     plugin = transport_of(job)
     device = plugin.device(specification.local_index)
-    stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
-    if specification.restored is not None:
-        load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
     store = open_store(run.store, run.run, job.membership)
     transport = plugin(
         TransportSettings(
@@ -73,7 +70,11 @@ def run_worker(text: str) -> None:
         print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(3)
 
+    # It beats from here on: to make stages and to read a checkpoint may take long.
     member = Member(store, name, job.membership.heartbeat, transport.wake, end, specification.generation)
+    stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
+    if specification.restored is not None:
+        load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
     saver = Saver(checkpoints, name, worker.rank, stages, store, tensor_parallel)
     injector = start_injector(name, run.faults, tensor_parallel, store, lambda: _poison(stages))
     member.ready(specification.incarnation)

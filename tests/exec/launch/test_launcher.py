@@ -9,12 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from recycle import Job, JobError, RunError
+from recycle.cli.planner import plan_for_training
+from recycle.exec.faults.faults import parse_fault
+from recycle.exec.launch.launcher import train
 from recycle.exec.launch.observer import Observer
+from recycle.exec.processes.processes import ForkServer
 from recycle.job import price
 from recycle.runs import read_lines, read_logs
 from tests.exec.runs import Run, job, kinds, processes_writing_below
@@ -69,9 +74,9 @@ def test_a_run_directory_holds_everything_that_the_run_is_known_by(launch: Run, 
     ]
 
 
-class _KillAtStart(Observer):
-    def __init__(self, directory: Path, worker: str) -> None:
-        self.log = directory / "logs" / f"{worker}.log"
+class _StrikeAtStart(Observer):
+    def __init__(self, directory: Path, worker: str, sent: signal.Signals) -> None:
+        self.log, self._sent = directory / "logs" / f"{worker}.log", sent
 
     def waiting(self, what: str) -> None:
         deadline = time.monotonic() + 30
@@ -79,7 +84,7 @@ class _KillAtStart(Observer):
             found = processes_writing_below(str(self.log))
             if found:
                 self.log.write_text("about to load the weights\n")
-                os.kill(found[0], signal.SIGKILL)
+                os.kill(found[0], self._sent)
                 return
             time.sleep(0.001)
 
@@ -87,8 +92,73 @@ class _KillAtStart(Observer):
 def test_a_worker_that_dies_while_starting_ends_the_run_with_its_last_lines(launch: Run, tmp_path: Path) -> None:
     says = r"worker 0\.1 killed by SIGKILL during start-up; its last lines: about to load the weights"
     with pytest.raises(RunError, match=says):
-        launch(job(2, 2, 2, kind="gpt"), STEPS, observer=_KillAtStart(tmp_path, "0.1"), directory=tmp_path)
+        launch(
+            job(2, 2, 2, kind="gpt"),
+            STEPS,
+            observer=_StrikeAtStart(tmp_path, "0.1", signal.SIGKILL),
+            directory=tmp_path,
+        )
     assert not processes_writing_below(str(tmp_path))
+
+
+def test_a_worker_that_is_stopped_while_starting_is_found_by_its_silence(launch: Run, tmp_path: Path) -> None:
+    """Long before the deadline by which all must have started."""
+    of = job(2, 2, 2, kind="gpt", membership={"warm_up": 2.0, "dead_after": 1.0, "start_deadline": 60.0})
+    started = time.monotonic()
+    with pytest.raises(RunError, match=r"worker 0\.1 had no heartbeat for 2 s during start-up"):
+        launch(of, STEPS, observer=_StrikeAtStart(tmp_path, "0.1", signal.SIGSTOP), directory=tmp_path)
+    assert time.monotonic() - started < 40
+    assert not processes_writing_below(str(tmp_path))
+
+
+class _StopServer(Observer):
+    """Stops the fork server at a step."""
+
+    def __init__(self, server: ForkServer, step: int) -> None:
+        self._pid, self._step = server.pid, step
+
+    def committed(self, line: dict) -> None:
+        if line["step"] == self._step:
+            os.kill(self._pid, signal.SIGSTOP)
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    """One that the test may strike."""
+    server = ForkServer("emulated")
+    yield server
+    server.close()
+
+
+def test_a_run_ends_and_finds_deaths_at_once_though_its_fork_server_stands_still(
+    server: ForkServer, launch: Run, tmp_path: Path
+) -> None:
+    of = job(3, 2, 2, membership={"dead_after": 30.0})
+    reference = launch(of, 6)
+    run = train(
+        of,
+        tmp_path,
+        steps=6,
+        faults=[parse_fault("kill:1.1@3"), parse_fault("exception:0.0@4")],
+        planner=plan_for_training,
+        observer=_StopServer(server, 1),
+        server=server,
+    )
+    assert run.losses == reference.losses
+    assert [line["live_workers"] for line in run.metrics] == [6, 6, 6, 5, 4, 4]
+    assert {event["worker"]: event["cause"] for event in run.events if event["kind"] == "detected"} == {
+        "1.1": "killed by SIGKILL",
+        "0.0": "ended with exit code 1",
+    }
+    assert not processes_writing_below(str(tmp_path))
+
+
+def test_a_fork_server_that_stands_still_at_the_start_ends_the_run(server: ForkServer, tmp_path: Path) -> None:
+    """It is asked for more processes than its pipe holds requests."""
+    of = job(6, 4, 2, membership={"warm_up": 1.0, "dead_after": 0.5})
+    os.kill(server.pid, signal.SIGSTOP)
+    with pytest.raises(RunError, match=r"worker 0\.0 had no heartbeat for 1 s during start-up"):
+        train(of, tmp_path, steps=2, planner=plan_for_training, server=server)
 
 
 def _descendants(pid: int) -> set[int]:
