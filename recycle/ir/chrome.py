@@ -30,6 +30,9 @@ T = TypeVar("T")
 
 TRACKS = ("compute", "send", "recv")
 """The threads of one process."""
+MOST_OBJECTS, MOST_BYTES_BESIDE = 2**24, 2**25
+"""JSON objects of a file, of which an event takes one to three, and bytes of what it says beside its events. In memory
+each small value takes many times its text."""
 MOST_SECONDS = 2.0**53 / 1e9
 """Beyond this (104 days) a double no longer counts every nanosecond."""
 
@@ -189,8 +192,30 @@ class Head(msgspec.Struct, frozen=True):
     distributedInfo: dict[str, Any] = {}
 
 
+class _Unread(msgspec.Struct, frozen=True):
+    otherData: msgspec.Raw = msgspec.Raw()
+    distributedInfo: msgspec.Raw = msgspec.Raw()
+
+
+def head(content: bytes, name: str) -> Head:
+    """What the file says beside its events. Raises ScheduleError that begins with `name`, also when it is too much."""
+    for key, value in msgspec.structs.asdict(decode(content, _Unread, name)).items():
+        if (size := len(memoryview(value))) > MOST_BYTES_BESIDE:
+            raise ScheduleError(f"{name}: {key}: {size:,} bytes, at most {MOST_BYTES_BESIDE:,}")
+    return decode(content, Head, name)
+
+
 def unpacked(content: bytes, name: str) -> bytes:
-    """`content`, unzipped if it is gzip. Raises ScheduleError that begins with `name`."""
+    """`content`, unzipped if it is gzip. Raises ScheduleError that begins with `name`, also for too many events."""
+    text = _unzipped(content, name)
+    if (objects := text.count(b"{")) > MOST_OBJECTS:
+        raise ScheduleError(
+            f"{name}: too large: {objects:,} JSON objects, at most {MOST_OBJECTS:,}: trace fewer iterations"
+        )
+    return text
+
+
+def _unzipped(content: bytes, name: str) -> bytes:
     if not content.startswith(b"\x1f\x8b"):
         return content
     stream = zlib.decompressobj(wbits=31)

@@ -15,6 +15,9 @@ from recycle.errors import ScheduleError, errors_as
 from recycle.ir.instruction import Compute, Instruction, OverlappedPair, StageWide, Transfer
 from recycle.shape import MicroBatch, Shape, Worker
 
+MOST_INSTRUCTIONS = 2**22
+"""Instructions of a schedule that is read from a file: checking as many takes 3 GB. The largest jobs of today have a
+few hundred thousand."""
 Ints = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
 """Rows of columns, nodes of graphs, or offsets into them."""
@@ -76,6 +79,15 @@ class Columns:
     def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Columns:
         """The given rows in the given order, grouped by `offsets`."""
         return Columns(offsets=offsets, **{name: getattr(self, name)[rows] for name in self.FIELDS})
+
+
+def require_few(instructions: int, where: str = "") -> None:
+    """Raise ScheduleError, its message behind `where`, when a file holds more than `MOST_INSTRUCTIONS`."""
+    if instructions > MOST_INSTRUCTIONS:
+        raise ScheduleError(
+            f"{where}too large: {instructions:,} instructions, a file may hold {MOST_INSTRUCTIONS:,}: write fewer"
+            " micro-batches or pipelines, which repeat each other"
+        )
 
 
 def offsets_of(groups: npt.NDArray[Any], count: int) -> Rows:

@@ -10,6 +10,7 @@ text and what it must hold; `Schedule.dumps` and `Schedule.loads` turn a schedul
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -17,9 +18,12 @@ import msgspec
 
 from recycle.errors import ScheduleError
 from recycle.files import entries
+from recycle.ir.columns import MOST_INSTRUCTIONS, require_few
 from recycle.shape import Shape
 
 FORMAT, VERSION = "recycle-schedule", 1
+_SHORTEST = len("0F0 ")
+"""Characters of an instruction at least, with the blank behind it."""
 _MOST_BYTES_BESIDE = 2**25
 """Bytes of all but the programs: more than the placement of a million workers. In memory, small values take many times
 their text."""
@@ -79,6 +83,8 @@ def decode(text: str | bytes) -> NativeFile:
     missing = {"pipelines", "ranks", "micro_batches"} - set(file.shape)
     if missing:
         raise ScheduleError(f"shape: {sorted(missing)[0]} is missing")
+    if sum(map(len, file.programs.values())) > _SHORTEST * MOST_INSTRUCTIONS:
+        require_few(sum(1 for text in file.programs.values() for _ in re.finditer(r"\S+", text)), "programs: ")
     return file
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Schedule, Shape
+from recycle import Schedule, ScheduleError, Shape
 from recycle.ir.families import one_f_one_b
+from recycle.ir.formats import chrome_trace
 from tests.cli.command import Command
 
 PLAN = one_f_one_b(Shape(1, 2, 2)).dumps()
@@ -71,8 +72,71 @@ CSV = {
     "with a NUL byte": (b"0F0,0B0\n1F0,\0", r"row 2 (rank 1), cell 2: '\x00' is not an action"),
     "nested deep": (b"0F0," + b"(" * 100_000, "row 1 (rank 0), cell 2: '((((((((((((((((((((("),
     "of one giant cell": (b"0F0," + b"9" * 10**6, "line 1: field larger than field limit"),
-    "of nothing but commas": (b"," * 2**24, "too large: at most 67108864 characters and 8388608 cells"),
+    "of nothing but commas": (
+        b"," * 2**24,
+        "too large: 16,777,216 instructions, a file may hold 4,194,304: write fewer",
+    ),
 }
+
+
+MANY = {
+    "many.json": (
+        one_f_one_b(Shape(1, 2, 2)).dumps().encode(),
+        "programs: too large: 8 instructions, a file may hold 7",
+    ),
+    "many.csv": (b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1", "too large: 7 instructions, a file may hold 6"),
+    "table.json": (
+        b'{"format": "megatron-schedule-table", "version": 1, "ranks": 3, "table": [[0, 0], [1, 0]]}',
+        "table: on 3 ranks too large: 12 instructions, a file may hold 11",
+    ),
+    "orders.json": (
+        b'{"format": "megatron-schedule-table", "version": 1, "ranks": 1, "orders": [[1, 1, 1, 1, 1, 1]]}',
+        "orders[0], its forwards: on 1 ranks too large: 12 instructions, a file may hold 11",
+    ),
+    "plan.trace.json": (
+        "".join(chrome_trace.dumps(one_f_one_b(Shape(1, 2, 2)))).encode(),
+        "too large: 20 instructions, ",
+    ),
+}
+"""Just above a limit that takes the place of four million."""
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_file_of_more_instructions_than_the_limit_is_refused(
+    command: Command, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, complaint = MANY[name]
+    (tmp_path / name).write_bytes(content)
+    count = int(complaint.split("too large: ")[1].split()[0])
+    for most in (count, count - 1):
+        for module in ("columns", "native"):
+            monkeypatch.setattr(f"recycle.ir.{module}.MOST_INSTRUCTIONS", most)
+        outcome = command("check", tmp_path / name)
+        assert ("too large" in outcome.err) == (most < count), outcome
+    assert outcome.refused(f"{name}: {complaint}")
+    assert "write fewer micro-batches or pipelines" in outcome.err
+
+
+def test_words_are_counted_whatever_lies_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recycle.ir.native.MOST_INSTRUCTIONS", 1)
+    monkeypatch.setattr("recycle.ir.columns.MOST_INSTRUCTIONS", 4)
+    text = PLAN.replace("0F0.0 0F0.1", "0F0.0\\t\\n  0F0.1")
+    with pytest.raises(ScheduleError, match="programs: too large: 8 instructions, a file may hold 4"):
+        Schedule.loads(text)
+    monkeypatch.setattr("recycle.ir.columns.MOST_INSTRUCTIONS", 8)
+    assert Schedule.loads(text) == Schedule.loads(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b'{"traceEvents": [' + b"{}," * 2**24 + b"{}]}", "too large: 16,777,218 JSON objects, at most 16,777,216"),
+        (b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}', "otherData: 33,554,441 bytes, at most"),
+    ],
+)
+def test_a_trace_of_too_much_is_refused(command: Command, tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "plan.trace.json").write_bytes(content)
+    assert command("check", tmp_path / "plan.trace.json").refused(f"plan.trace.json: {complaint}")
 
 
 @pytest.mark.parametrize("what", NATIVE)
@@ -130,7 +194,7 @@ def test_a_gigabyte_of_nothing_and_what_is_no_file_end_at_once_in_little_memory(
         "pipe.json": "cannot be read (not a regular file: write what it gives to one first)",
         "zero.json": "cannot be read (not a regular file: write what it gives to one first)",
         "largest.json": "not valid JSON, perhaps truncated: Input data was truncated",
-        "largest.csv": "too large: at most 67108864 characters and 8388608 cells",
+        "largest.csv": "too large: 268,435,456 characters, at most 67,108,864",
     }
     files = [tmp_path / name for name in expected]
     assert checked_in_a_child(files, memory=2**30) == [

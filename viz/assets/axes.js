@@ -4,9 +4,24 @@
   "use strict";
   const TICK_PIXELS = 80, FEWEST_TICKS = 4, MOST_TICKS = 9;
 
+  /* Sizes as the observer last told them. Asking a graph itself makes the browser lay the page out on the spot, several times
+     for each movement of the pointer. */
+  const sizes = new WeakMap();
+  const observer = new ResizeObserver((entries) => {
+    for (const { target, borderBoxSize: [{ inlineSize, blockSize }] } of entries) sizes.set(target, { width: inlineSize, height: blockSize });
+  });
+
+  function sizeOf(plot) {
+    if (!sizes.has(plot)) {
+      sizes.set(plot, plot.getBoundingClientRect());
+      observer.observe(plot);
+    }
+    return sizes.get(plot);
+  }
+
   /* Pixels of the graph and of its axes, and what these show; null while there are none. */
   recycle.axes = function (plot) {
-    const { layout } = plot, { width, height } = plot.getBoundingClientRect();
+    const { layout } = plot, { width, height } = sizeOf(plot);
     if (!layout || !layout.xaxis || !layout.xaxis.range || !width) return null;
     const { l, t, r, b } = layout.margin;
     return {

@@ -16,11 +16,14 @@ does. The one exception is a single group, N = m: never stuck, but below P micro
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from recycle.errors import ScheduleError
-from recycle.ir.families.every_pipeline import every_pipeline
-from recycle.ir.instruction import Backward, Forward, Instruction
+from recycle.ir.families.every_pipeline import placed, tiled
 from recycle.ir.schedule import Optimizer, Schedule
-from recycle.shape import MicroBatch, Shape
+from recycle.shape import Shape
 
 
 def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: int | None = None) -> Schedule:
@@ -42,20 +45,18 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
             f"interleaved: group_size must be micro_batches = {m}, or at least ranks = {ranks} and leave no last group"
             f" of fewer, got {size}"
         )
-    order = units(m, chunks, size)
-    programs = []
-    for rank in range(ranks):
-        forwards = [Forward(chunk * ranks + rank, MicroBatch(0, j)) for chunk, j in order]
-        backwards = [Backward((chunks - 1 - chunk) * ranks + rank, MicroBatch(0, j)) for chunk, j in order]
-        warm_up = min(len(order), (chunks - 1) * size + 2 * (ranks - 1 - rank))
-        steady = len(order) - warm_up
-        program: list[Instruction] = [*forwards[:warm_up]]
-        for forward, backward in zip(forwards[warm_up:], backwards[:steady], strict=True):
-            program += (forward, backward)
-        program += backwards[steady:]
-        programs.append(program)
+    chunk, index = np.array(units(m, chunks, size)).T
+    n, rank = len(index), np.arange(ranks)[:, None]
+    warm_up = np.minimum(n, (chunks - 1) * size + 2 * (ranks - 1 - rank))
+    i = np.arange(n)[None, :]
+    # Where the i-th forward and the i-th backward stand: behind the warm-up they alternate until the forwards end.
+    forward = np.where(i < warm_up, i, 2 * i - warm_up)
+    backward = np.minimum(warm_up + 2 * i + 1, n + i)
+    columns = placed(forward, backward, chunk * ranks + rank, (chunks - 1 - chunk) * ranks + rank, index)
     given = {} if group_size is None else {"group_size": group_size}
-    return every_pipeline(shape, programs, optimizer=optimizer, metadata={"family": "interleaved", **given})
+    metadata = {"family": "interleaved", **given}
+    one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata=metadata)
+    return tiled(one, shape)
 
 
 def units(micro_batches: int, chunks: int, size: int) -> list[tuple[int, int]]:

@@ -12,9 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from recycle.errors import ScheduleError
-from recycle.ir.columns import Columns
-from recycle.ir.families.every_pipeline import tiled
-from recycle.ir.instruction import Backward, Forward
+from recycle.ir.families.every_pipeline import placed, tiled
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import Shape
 
@@ -29,16 +27,7 @@ def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
     # Where F j and B j stand in the program of each rank: F behind the warm-up follow a B each, B alternate with them.
     forward = np.where(j < warm_up, j, 2 * j - warm_up + 1)
     backward = np.minimum(warm_up + 2 * j, m + j)
-    kind, index = (np.empty((ranks, 2 * m), dtype=np.int64) for _ in range(2))
-    for at, what in ((forward, Forward.kind), (backward, Backward.kind)):
-        np.put_along_axis(kind, at, int(what), axis=1)
-        np.put_along_axis(index, at, j, axis=1)
-    columns = Columns.from_arrays(
-        2 * m * np.arange(ranks + 1),
-        kind=kind.ravel(),
-        stage=np.repeat(np.arange(ranks), 2 * m),
-        pipeline=np.zeros(kind.size),
-        index=index.ravel(),
-    )
+    stage = np.arange(ranks)[:, None]
+    columns = placed(forward, backward, stage, stage, j[0])
     one = Schedule.from_columns(replace(shape, pipelines=1), columns, optimizer=optimizer, metadata={"family": "1f1b"})
     return tiled(one, shape)

@@ -34,7 +34,7 @@ import numpy as np
 from recycle.errors import JobError, ScheduleError, errors_as
 from recycle.files import read_whole
 from recycle.ir import chrome, native
-from recycle.ir.columns import Rows, offsets_of
+from recycle.ir.columns import Rows, offsets_of, require_few
 from recycle.ir.dependencies import Cause, dependencies
 from recycle.ir.formats import profiler_trace, run_trace
 from recycle.ir.instruction import (
@@ -221,7 +221,7 @@ def loads(content: bytes, name: str = "trace") -> Schedule:
         ScheduleError: the file is none of them, or an event of it is not whole; names the event.
     """
     content = chrome.unpacked(content, name)
-    other = {} if content.lstrip().startswith(b"[") else chrome.decode(content, chrome.Head, name).otherData
+    other = {} if content.lstrip().startswith(b"[") else chrome.head(content, name).otherData
     return _READERS.get(str(other.get("format")), profiler_trace.loads)(content, name)
 
 
@@ -266,7 +266,7 @@ class _FlowEnd(msgspec.Struct, frozen=True, tag_field="ph", tag="f"):
 
 
 def _from_timeline(content: bytes, name: str) -> Schedule:
-    other = chrome.decode(content, chrome.Head, name).otherData
+    other = chrome.head(content, name).otherData
     if other.get("version") != VERSION:
         raise ScheduleError(
             f"{name}: version {other.get('version')!r} is not known; this recycle reads version {VERSION}"
@@ -288,6 +288,7 @@ def _placed(shape: Shape, counts: Any, content: bytes, name: str) -> dict[Worker
     events = chrome.decode(
         content, chrome.Events[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd], name
     ).traceEvents
+    require_few(sum(isinstance(event, _Slice) for event in events), f"{name}: ")
     whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= len(events) for count in counts)
     if not whole or len(counts) != shape.worker_count:
         raise ScheduleError(

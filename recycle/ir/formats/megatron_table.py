@@ -34,6 +34,7 @@ import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import decoded
+from recycle.ir.columns import require_few
 from recycle.ir.families.interleaved import interleaved, units
 from recycle.ir.families.one_f_one_b import one_f_one_b
 from recycle.ir.instruction import Compute, Forward, Instruction, OverlappedPair, is_kind
@@ -81,6 +82,7 @@ def loads(content: bytes, name: str = "table") -> Schedule:
             f' "version": {VERSION}, "ranks": P, "table": [[micro_batch, chunk], ...]}}'
         )
     with errors_as(ScheduleError, name):
+        require_few(content.count(b",") // 2)  # of a table alone half of them lie between two entries
         return _read(decoded(content, _File, ScheduleError))
 
 
@@ -108,6 +110,7 @@ def _read(file: _File) -> Schedule:
     if len(table) != micro_batches * chunks:
         needed = f"{micro_batches} micro-batches in {chunks} chunk(s) need {micro_batches * chunks}"
         raise ScheduleError(f"{source}: {len(table)} entries, but {needed}")
+    require_few(2 * file.ranks * len(table), f"{source}: on {file.ranks} ranks ")
     size = _group_size(table)
     expected = units(micro_batches, chunks, size)
     for place, ((micro_batch, chunk), (right_chunk, right)) in enumerate(zip(table, expected, strict=True)):
@@ -117,7 +120,8 @@ def _read(file: _File) -> Schedule:
                 f" [{right}, {right_chunk}]"
             )
     schedule = _run_by_megatron(Shape(1, file.ranks, micro_batches, chunks), size)
-    for rank, (found_order, right_order) in enumerate(zip(file.orders or (), _orders(schedule), strict=False)):
+    right_orders = _orders(schedule) if file.orders else []
+    for rank, (found_order, right_order) in enumerate(zip(file.orders or (), right_orders, strict=True)):
         if (difference := _first_difference(found_order, right_order)) is not None:
             place, there, wanted = difference
             raise ScheduleError(f"orders[{rank}][{place}] is {there}, Megatron's order has {wanted}")

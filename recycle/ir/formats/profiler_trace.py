@@ -34,6 +34,8 @@ from recycle.shape import Worker
 _log = logging.getLogger(__name__)
 
 _LABEL = "PP:"
+_MARK = f'"{_LABEL}'.encode()
+"""What an event with a label has in its text; the others, of any kind and by any tool, are left as they are."""
 _ON_DEVICE = "gpu_user_annotation"
 """Category under which the profiler repeats labels on the streams of a GPU."""
 
@@ -74,7 +76,7 @@ def load_ranks(traces: Iterable[tuple[str, bytes]], name: str) -> Schedule:
     """
     ranks: dict[int, tuple[str, list[_Action]]] = {}
     for file, content in traces:
-        rank = chrome.decode(content, chrome.Head, file).distributedInfo.get("rank")
+        rank = chrome.head(content, file).distributedInfo.get("rank")
         if not isinstance(rank, int):
             raise ScheduleError(f"{file}: distributedInfo.rank is missing: it is no rank's trace of torch's profiler")
         if rank in ranks:
@@ -84,7 +86,7 @@ def load_ranks(traces: Iterable[tuple[str, bytes]], name: str) -> Schedule:
 
 
 class _Event(msgspec.Struct, frozen=True):
-    """An event of any kind, by any tool."""
+    """An event that may be a label."""
 
     ph: Any = None
     name: Any = None
@@ -112,11 +114,15 @@ def _first_stage(actions: Iterable[_Action]) -> int:
 def _actions(content: bytes, name: str) -> list[_Action]:
     """The labelled actions of a trace of torch's profiler, in file order."""
     if content.lstrip().startswith(b"["):
-        events = chrome.decode(content, list[_Event], name)
+        events = chrome.decode(content, list[msgspec.Raw], name)
     else:
-        events = chrome.decode(content, chrome.Events[_Event], name).traceEvents
+        events = chrome.decode(content, chrome.Events[msgspec.Raw], name).traceEvents
     found = []
-    for place, event in enumerate(events):
+    for place, text in enumerate(events):
+        raw = bytes(text)
+        if raw.startswith(b"{") and _MARK not in raw:
+            continue
+        event = chrome.decode(raw, _Event, f"{name}: traceEvents[{place}]")
         if not isinstance(event.name, str) or not event.name.startswith(_LABEL) or str(event.cat).lower() == _ON_DEVICE:
             continue
         where = f"{name}: traceEvents[{place}]: {event.name[:60]!r}"

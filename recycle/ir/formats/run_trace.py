@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from recycle.errors import JobError, RecycleError, ScheduleError, errors_as
-from recycle.files import read_whole, write_whole
+from recycle.files import decoded, read_whole, write_whole
 from recycle.ir import chrome
 from recycle.ir.instruction import Forward
 from recycle.ir.schedule import Schedule
@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 FORMAT, VERSION = "recycle-trace", 1
 MOST_BYTES = 2**32
 """Size of the largest trace or log that is read; a long run fills far more than a schedule."""
+_MOST_FACTS = 2**20
+"""Bytes of what one event says."""
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
@@ -78,7 +80,7 @@ class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
 
 
 class _Instant(msgspec.Struct, frozen=True, tag_field="ph", tag="i"):
-    args: dict[str, Any] = {}
+    args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Other(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ def read_trace(path: str | Path) -> Trace:
 def parse_trace(content: bytes, name: str) -> Trace:
     """The trace in a file's content, as `read_trace` says; `name` begins every error message. Raises ScheduleError."""
     try:
-        other = msgspec.convert(chrome.decode(content, chrome.Head, name).otherData, _Other)
+        other = msgspec.convert(chrome.head(content, name).otherData, _Other)
     except msgspec.ValidationError as error:
         raise ScheduleError(f"{name}: is not a trace that recycle wrote: otherData: {error}") from None
     if (other.format, other.version) != (FORMAT, VERSION):
@@ -112,7 +114,7 @@ def parse_trace(content: bytes, name: str) -> Trace:
     file = chrome.decode(content, chrome.Events[_Slice | _Instant | chrome.Title], name)
     for place, event in enumerate(file.traceEvents):
         if isinstance(event, _Instant):
-            events.append(event.args)
+            events.append(_facts(event.args, f"{name}: traceEvents[{place}]: args"))
         if not isinstance(event, _Slice):
             continue
         try:
@@ -126,6 +128,15 @@ def parse_trace(content: bytes, name: str) -> Trace:
             raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
     with errors_as(ScheduleError, name):
         return builder.build(events)
+
+
+def _facts(args: msgspec.Raw, where: str) -> dict[str, Any]:
+    """A line of `events.jsonl`, which is short."""
+    if (size := len(memoryview(args))) > _MOST_FACTS:
+        raise ScheduleError(f"{where}: {size:,} bytes, at most {_MOST_FACTS:,}")
+    with errors_as(ScheduleError, where):
+        facts: dict[str, Any] = decoded(args, dict[str, Any], ScheduleError)
+    return facts
 
 
 def loads(content: bytes, name: str) -> Schedule:

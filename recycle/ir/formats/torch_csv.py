@@ -25,6 +25,7 @@ import re
 import numpy as np
 
 from recycle.errors import ScheduleError, errors_as
+from recycle.ir.columns import require_few
 from recycle.ir.formats.torch_actions import (
     Program,
     final_steps,
@@ -49,8 +50,7 @@ from recycle.shape import Worker
 
 _log = logging.getLogger(__name__)
 
-_MOST_CHARACTERS, _MOST_CELLS, _MOST_RANKS = 2**26, 2**23, 2**16
-"""A million instructions with their transfers take half of either; every cell becomes an object."""
+_MOST_CHARACTERS, _MOST_RANKS = 2**26, 2**16
 _LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
 
 
@@ -124,10 +124,11 @@ def dumps(schedule: Schedule) -> str:
 
 
 def _rows(text: str, warnings: list[str]) -> list[list[str]]:
-    if len(text) > _MOST_CHARACTERS or sum(map(text.count, ",\r\n")) > _MOST_CELLS:
-        raise ScheduleError(f"too large: at most {_MOST_CHARACTERS} characters and {_MOST_CELLS} cells")
+    if len(text) > _MOST_CHARACTERS:
+        raise ScheduleError(f"too large: {len(text):,} characters, at most {_MOST_CHARACTERS:,}")
+    require_few(sum(map(text.count, ",\r\n")))
     if (lines := max(text.count("\n"), text.count("\r"))) > _MOST_RANKS:
-        raise ScheduleError(f"too large: {lines} lines, at most {_MOST_RANKS} ranks")
+        raise ScheduleError(f"too large: {lines:,} lines, at most {_MOST_RANKS:,} ranks")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         rows = [[cell.strip() for cell in row] for row in reader]

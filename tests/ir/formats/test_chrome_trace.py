@@ -298,7 +298,7 @@ def slice_with(name: str, **entries: Any) -> bytes:
         (b"\x1f\x8b\x08nothing", "not a whole gzip file"),
         (b"{}", "missing required field `traceEvents`"),
         (b'{"traceEvents": 5}', "Expected `array`, got `int` - at `traceEvents`"),
-        (b'{"traceEvents": [5]}', r"Expected `object`, got `int` - at `traceEvents\[0\]`"),
+        (b'{"traceEvents": [5]}', r"traceEvents\[0\]: Expected `object`, got `int`"),
         (b'{"traceEvents": [], "otherData": 5}', "Expected `object`, got `int` - at `otherData`"),
         (b'{"traceEvents": []}', "no event is named PP:<action>"),
         (b'{"traceEvents": [], "otherData": {"format": "other"}}', "no event is named PP:<action>"),

@@ -413,5 +413,5 @@ def test_what_torch_lowers_from_our_file_is_read_and_valid(torch_schedules: Any,
 
 def test_a_file_of_lines_without_end_is_refused_before_they_become_objects(tmp_path: Path) -> None:
     (tmp_path / "plan.csv").write_text("0F0\n" * 70_000)
-    with pytest.raises(ScheduleError, match=r"plan\.csv: too large: 70000 lines, at most 65536 ranks"):
+    with pytest.raises(ScheduleError, match=r"plan\.csv: too large: 70,000 lines, at most 65,536 ranks"):
         formats.read(tmp_path / "plan.csv")
