@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recycle.errors import JobError, PlanError, RecycleError, RunError, ScheduleError
+from recycle.errors import JobError, PlanError, RecycleError, RunError, ScheduleError, ScheduleWarning
 from recycle.ir.check import Finding, Findings, check
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
@@ -29,6 +29,7 @@ __all__ = [
     "RunError",
     "Schedule",
     "ScheduleError",
+    "ScheduleWarning",
     "Shape",
     "Timeline",
     "Worker",

@@ -26,6 +26,10 @@ class ScheduleError(RecycleError):
     """A schedule that cannot be parsed, read or run; names the file, worker and position."""
 
 
+class ScheduleWarning(UserWarning):
+    """A schedule whose figures are not those of a whole iteration."""
+
+
 class PlanError(RecycleError):
     """No plan exists or can be made for the live set asked for."""
 

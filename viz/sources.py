@@ -10,7 +10,7 @@ from recycle.errors import RecycleError
 from recycle.ir import formats
 from recycle.ir.check import Findings, check
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.simulate import Timeline, timeline_of
 from recycle.profile import Profile
 from recycle.runs import TRACE
 from viz.free_memory import release_memory
@@ -85,7 +85,7 @@ def timed(
         violations: rows of the lowered schedule that break a rule.
     """
     try:
-        timeline = simulate(schedule, profile)
+        timeline = timeline_of(schedule, profile)
     except RecycleError as error:
         return None, LaneTable.until_stuck(schedule, profile, violations), str(error)
     return timeline, LaneTable.from_timeline(timeline, violations=violations), ""

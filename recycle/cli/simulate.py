@@ -17,8 +17,7 @@ from recycle.ir import formats
 from recycle.ir.check import check
 from recycle.ir.gaps import GapCause, Gaps
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline
-from recycle.ir.simulate import simulate as timed
+from recycle.ir.simulate import Timeline, timeline_of
 from recycle.ir.text_grid import DRAWN
 from recycle.shape import Worker
 
@@ -50,7 +49,7 @@ def simulate(
         pricing.job_limits(schedule, file, job) if job is not None else (pricing.base(times, profile), None, None)
     )
     priced = pricing.overridden(given, overlap, comm)
-    timeline = timed(schedule, priced, serialised=serialised)
+    timeline = timeline_of(schedule, priced, serialised=serialised)
     gaps = timeline.gaps(limits, byte_limit)
     errors = check(schedule, profile=priced).number("error")
     if errors:

@@ -27,6 +27,8 @@ from recycle.ir.columns import Columns, Rows
 from recycle.ir.instruction import (
     CARRIERS,
     Backward,
+    BackwardInput,
+    BackwardWeight,
     Compute,
     Forward,
     Instruction,
@@ -228,6 +230,20 @@ def work(schedule: Schedule) -> Work:
     valid = (stage >= 0) & (stage < shape.stages) & (wide | inside)
     micro_batch = np.where(wide, -1, pipeline * shape.micro_batches + index)
     return Work(row, kind, stage, micro_batch, c.worker[row].astype(np.int64), valid)
+
+
+def incomplete_count(schedule: Schedule) -> int:
+    """How many pairs of stage and micro-batch lack their F, or their B and one of I and W."""
+    pieces, shape = work(schedule), schedule.shape
+    cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
+
+    def there(cls: type[Instruction]) -> npt.NDArray[np.bool_]:
+        flags = np.zeros(shape.stages * shape.global_micro_batches, dtype=np.bool_)
+        flags[cell[pieces.valid & (pieces.kind == cls.kind)]] = True
+        return flags
+
+    whole = there(Forward) & (there(Backward) | (there(BackwardInput) & there(BackwardWeight)))
+    return int(len(whole) - np.count_nonzero(whole))
 
 
 def dependencies(schedule: Schedule) -> Dependencies:

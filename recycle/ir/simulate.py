@@ -12,6 +12,7 @@ off the critical path, and proven by a fixed point: with that period no start ti
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from recycle.errors import ScheduleError
+from recycle.errors import ScheduleError, ScheduleWarning
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.dependencies import (
     Cause,
@@ -30,6 +31,7 @@ from recycle.ir.dependencies import (
     compute_order,
     consecutive,
     dependencies,
+    incomplete_count,
     lane_chains,
     reduce_conflicts,
     serial_chains,
@@ -306,12 +308,33 @@ class Timeline:
 
 
 def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
-    """Time a schedule.
+    """Time a schedule. Warns with a `ScheduleWarning` where some forward or backward is missing: the figures then are
+    those of the rest.
 
     Args:
-        schedule: lowered or compute-only; what is missing is implied, as `lower` writes it.
+        schedule: lowered or compute-only; transfers, reduces and steps that are missing are implied, as `lower` writes
+            them.
         profile: seconds and bytes; one unit for each of F, I and W when left out.
         serialised: each worker carries one transfer at a time, unbuffered, in program order.
+
+    Raises:
+        ScheduleError: as `timeline_of`.
+    """
+    timeline = timeline_of(schedule, profile, serialised=serialised)
+    if count := incomplete_count(schedule):
+        shape = schedule.shape
+        warnings.warn(
+            f"the schedule is incomplete: {count} of {shape.stages * shape.global_micro_batches} pairs of stage and"
+            " micro-batch lack their forward or a part of their backward, so its times are those of the rest;"
+            " recycle.check says which",
+            ScheduleWarning,
+            stacklevel=2,
+        )
+    return timeline
+
+
+def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
+    """What `simulate` gives, without its warning: for callers who tell what is missing in their own way.
 
     Raises:
         ScheduleError: the order could never finish, because it has a cycle or because peers reduce tied stages in

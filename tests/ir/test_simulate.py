@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,12 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle import JobError, Link, Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
+from recycle import (
+    JobError,
+    Link,
+    Profile,
+    Schedule,
+    ScheduleError,
+    ScheduleWarning,
+    Shape,
+    Worker,
+    check,
+    lower,
+    simulate,
+)
 from recycle.ir import compiled
-from recycle.ir.dependencies import Cause
-from recycle.ir.families import gpipe, one_f_one_b
+from recycle.ir.dependencies import Cause, incomplete_count
+from recycle.ir.families import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
-from recycle.ir.simulate import Timeline
+from recycle.ir.simulate import Timeline, timeline_of
 from tests.ir.random_schedules import random_profile, random_schedule
 from tests.ir.reference_runtime import growth
 
@@ -162,6 +175,7 @@ def test_bytes_follow_the_stage() -> None:
     assert timeline.peak_activations == [1, 1]
 
 
+@pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
 def test_the_row_of_the_peak_is_the_first_that_reaches_it() -> None:
     timeline = simulate(one_f_one_b(Shape(1, 4, 8)), Profile.uniform(link=0.5))
     schedule = timeline.schedule
@@ -238,6 +252,7 @@ def test_a_serialised_transport_carries_one_transfer_of_a_worker_at_a_time() -> 
     assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
 
 
+@pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
 def test_nothing_to_time_takes_no_time() -> None:
     assert simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).makespan == 0
     still = simulate(one_f_one_b(Shape(2, 2, 2)), Profile(0.0, 0.0, 0.0))
@@ -407,3 +422,19 @@ def test_what_is_valid_with_ties_runs_and_unlike_reduces_do_not(seed: int) -> No
             simulate(tied)
     else:
         assert simulate(tied).makespan >= simulate(schedule).makespan
+
+
+def test_an_incomplete_schedule_is_timed_with_a_warning_that_counts_what_is_missing() -> None:
+    shape = Shape(1, 2, 2)
+    text = {"0.0": "0F0 0F1 0B0 0I1", "0.1": "1F0 1B0 1B1 1F7"}
+    with pytest.warns(ScheduleWarning, match="2 of 4 pairs of stage and micro-batch lack .* recycle.check says which"):
+        timeline = simulate(Schedule.from_text(shape, {**text, "0.1": "1F0 1B0"}))
+    assert timeline.makespan == 7
+    assert incomplete_count(Schedule.from_text(shape, text)) == 2
+    assert incomplete_count(Schedule.from_text(shape, {})) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        simulate(one_f_one_b(shape))
+        simulate(lower(zb_h1(shape)))
+        simulate(dualpipe_v(Shape(1, 2, 4, 2)))
+        timeline_of(Schedule.from_text(shape, text))

@@ -50,7 +50,7 @@ from recycle.ir.instruction import (
 from recycle.ir.lower import lower_with_origin
 from recycle.ir.memory import activation_changes
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.simulate import Timeline, timeline_of
 from recycle.ir.trace import away_from
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
@@ -82,7 +82,7 @@ def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
     """
     profile = profile or Profile()
     lowered, origin = lower_with_origin(schedule)
-    timeline = simulate(lowered, profile)
+    timeline = timeline_of(lowered, profile)
     if timeline.makespan > chrome.MOST_SECONDS:
         raise ScheduleError(
             f"a makespan of {timeline.makespan:g} cannot be written to the nanosecond, one unit being one second:"

@@ -31,7 +31,7 @@ from recycle.ir.instruction import (
 from recycle.ir.kinds import kinds_where
 from recycle.ir.lower import implied_kinds, lower_with_origin
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import EventGraph, event_graph, simulate
+from recycle.ir.simulate import EventGraph, event_graph, timeline_of
 from recycle.profile import Profile
 from recycle.shape import MicroBatch, Worker
 
@@ -331,7 +331,7 @@ class Inspection:
     def _starts(self) -> Floats:
         """Start of each given row from idle, under the profile."""
         start = np.zeros(len(self.schedule.columns) + 1)  # the last entry takes what lowering added
-        start[self.origin] = simulate(self.lowered, self.profile).start
+        start[self.origin] = timeline_of(self.lowered, self.profile).start
         return start
 
     def time_of(self, row: int) -> str:
