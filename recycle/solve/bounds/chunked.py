@@ -10,8 +10,8 @@ the rest: `idle`.
 
     load    every host takes its idle time and its work, and reduces and steps all stages one after the other: those
             that it reduces after its last W, w* reduces after it too
-    memory  Little's law: slot-seconds that the units of a rank need, over the slots of its hosts; then reduce and step
-            of one stage, as those of the others may come before the last slot is free
+    memory  Little's law: slot-seconds that the units of a rank need, over the slots of its hosts, and the same in whole
+            units; then reduce and step of one stage, as those of the others may come before the last slot is free
     detour  E_q - S_q for q <= r < P: from q's first start through the stages to rank r, where *every* host idles before
             its first backward, all F and backwards of the rank and the W that memory asks for before the last F (see
             `one_chunk.last_backward`); the last backward of stage r comes after those of the deeper chunks, and its
@@ -28,10 +28,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, floor, gcd, inf
 
-from recycle.solve.bounds.one_chunk import rounded
-from recycle.solve.problem import TOLERANCE, Problem
+import numpy as np
 
-_HALVINGS = 60
+from recycle.solve.bounds.one_chunk import rounded
+from recycle.solve.problem import TOLERANCE, Floats, Problem
+
+_HALVINGS = 45
 Room = Callable[[float], float]
 """How much of the work a worker has room for in so much time."""
 
@@ -59,16 +61,69 @@ def load(problem: Problem, rank: int) -> float:
 
 
 def memory(problem: Problem, rank: int) -> float:
-    """Each unit holds a slot from its F through the trip to the last stage and back until its I, then a share."""
-    slots = sum(problem.cap[w] for w in problem.hosts[rank])
+    """Slot-seconds that the units need, over the slots; and what the slots have room for in whole units.
+
+    Each unit holds a slot from its F through the trip to the last stage and back until its I, then a share.
+    """
+    slots, units = sum(problem.cap[w] for w in problem.hosts[rank]), problem.micro_batches
     if slots == inf:
         return 0.0
-    held = 0.0
-    for s in _stages(problem, rank):
-        own = problem.forward[s] + problem.backward[s] + problem.stash * problem.weight[s]
-        held += own * problem.fastest[rank] + problem.way_back[s]
-    update = min(problem.update_seconds[s] for s in _stages(problem, rank))
-    return problem.micro_batches * held / slots + update
+    held = _held(problem, rank)
+    weight = [problem.weight[s] * problem.fastest[rank] for s in _stages(problem, rank)]
+    little = units * (sum(held) + problem.stash * sum(weight)) / slots
+    return max(little, _through_slots(problem, rank, 0.0)) + min(
+        problem.update_seconds[s] for s in _stages(problem, rank)
+    )
+
+
+def _through_slots(problem: Problem, rank: int, after: float) -> float:
+    """Time from the first start of a rank until all units have gone through the whole slots of its hosts.
+
+    What is held at once has distinct slots, and those of a host are first taken one F after another.
+
+    Args:
+        after: part of the last unit of each slot that need not have ended.
+    """
+    if any(problem.cap[w] == inf for w in problem.hosts[rank]):
+        return 0.0
+    held = _held(problem, rank)
+    if problem.stash == 1:
+        held = [
+            t + problem.weight[s] * problem.fastest[rank] for t, s in zip(held, _stages(problem, rank), strict=True)
+        ]
+    forward = min(problem.forward[s] for s in _stages(problem, rank)) * problem.fastest[rank]
+    units = problem.micro_batches * len(held)
+
+    def room_of(worker: int) -> Room:
+        taken = np.arange(min(floor(problem.cap[worker] + TOLERANCE), units)) * forward
+
+        def room(time: float) -> float:
+            return float(_filled(np.maximum(0.0, time + after - taken), held).sum())
+
+        return room
+
+    rooms = [(count, room_of(w)) for w, count in problem.kinds_of_host[rank].items()]
+    total, slots = problem.micro_batches * sum(held), sum(problem.cap[w] for w in problem.hosts[rank])
+    return _least(problem, rooms, total, total / slots)
+
+
+def _filled(times: Floats, lengths: Sequence[float]) -> Floats:
+    """The most of each of these times that whole units of two lengths, the longer one first, can fill."""
+    if len(lengths) > 2:
+        return times
+    longer, shorter = lengths
+    filled = np.zeros_like(times)
+    for count in range(floor(times.max(initial=0.0) / longer + TOLERANCE) + 1):
+        left = times - count * longer
+        whole = count * longer + np.floor(left / shorter + TOLERANCE) * shorter
+        filled = np.where(left >= -TOLERANCE, np.maximum(filled, whole), filled)
+    return filled
+
+
+def _held(problem: Problem, rank: int) -> list[float]:
+    """Per chunk of a rank: least time from the start of an F there to the end of its I."""
+    own = [problem.forward[s] + problem.backward[s] for s in _stages(problem, rank)]
+    return [t * problem.fastest[rank] + problem.way_back[s] for t, s in zip(own, _stages(problem, rank), strict=True)]
 
 
 def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int, int]]:
@@ -100,8 +155,9 @@ def _last_backward(problem: Problem, rank: int) -> float:
     both = [problem.forward[s] + problem.backward[s] for s in stages]
     idle = {w: _idle(problem, rank, w) for w in kinds}
     rooms = [(count, _room(problem, both, w, idle[w])) for w, count in kinds.items()]
-    once = both[0] * problem.fastest[rank] + problem.way_back[rank]
-    bound = max(once, _least(problem, rooms, problem.micro_batches * sum(both)))
+    after = max(problem.weight[s] for s in stages) * problem.fastest[rank] if problem.stash == 1 else 0.0
+    bound = max(_held(problem, rank)[0], _through_slots(problem, rank, after))
+    bound = max(bound, _least(problem, rooms, problem.micro_batches * sum(both)))
     units = problem.micro_batches * len(stages)
     weight = min(problem.weight[s] for s in stages)
     if not problem.split or weight <= 0:
@@ -148,17 +204,18 @@ def _room(problem: Problem, work: Sequence[float], worker: int, idle: float) -> 
     return room
 
 
-def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float) -> float:
+def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float, first: float | None = None) -> float:
     """The smallest time, from below, in which hosts together have room for `total`.
 
     Args:
         rooms: (how many hosts, the room of each of them).
+        first: where the search begins.
     """
 
     def is_short(time: float) -> bool:
         return sum(count * room(time) for count, room in rooms) < total - TOLERANCE
 
-    low, high = 0.0, total
+    low, high = 0.0, first or total
     while is_short(high):
         low, high = high, 2 * high
     for _ in range(_HALVINGS):

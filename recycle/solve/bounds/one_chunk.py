@@ -62,19 +62,19 @@ def round_trip(problem: Problem, stage: int) -> float:
 
 
 def memory(problem: Problem, stage: int) -> float:
-    """Little's law: slot-seconds that the micro-batches of the most loaded host need, over its slots.
+    """What the most loaded host needs to take all its micro-batches through its slots: the larger of two terms.
 
     Each micro-batch holds one slot from the start of its F to the end of its I, at least the trip to the last stage
-    and back, then the stashed share until the end of its W.
+    and back, then the stashed share until the end of its W. Little's law: the slot-seconds needed, over the slots.
+    In whole micro-batches: the last one starts at `_last_start`, and its I and W are still to come.
     """
 
     def window(worker: int, count: int) -> float:
-        if problem.cap[worker] == inf:
+        if problem.cap[worker] == inf or not count:
             return 0.0
-        speed = problem.speed[worker]
-        held = _trip(problem, stage, worker)
-        held += (problem.backward[stage] + problem.stash * problem.weight[stage]) * speed
-        return count * held / problem.cap[worker]
+        once = _held(problem, stage, worker) + problem.weight[stage] * problem.speed[worker]
+        stashed = once - (1 - problem.stash) * problem.weight[stage] * problem.speed[worker]
+        return max(count * stashed / problem.cap[worker], _last_start(problem, stage, worker, count) + once)
 
     return fewest(problem, stage, window) + problem.update_seconds[stage]
 
@@ -113,8 +113,9 @@ def last_backward(problem: Problem, stage: int) -> float:
 
     The idle time lies before the first backward. The last F has to find a free slot: of the `count` micro-batches that
     are started with it at most `cap` may be held, where one between I and W counts as `stash`, and at most count - 1
-    have had their I. What that leaves over must have had its W, and the last I comes after the last F. With the
-    backward whole nothing follows the last one, so that memory bounds it too.
+    have had their I. What that leaves over must have had its W, and the last I comes after the last F. It comes a trip
+    after the start of the last micro-batch, too. With the backward whole nothing follows the last one, so that
+    Little's law bounds it as well.
     """
 
     def window(worker: int, count: int) -> float:
@@ -122,7 +123,8 @@ def last_backward(problem: Problem, stage: int) -> float:
         over = count - problem.cap[worker] - (1 - problem.stash) * (count - 1)
         weights = max(0, ceil(over / problem.stash - TOLERANCE)) if problem.split and over > TOLERANCE else 0
         before = weights * problem.weight[stage] * problem.speed[worker]
-        return count * both + before + _idle(problem, stage, worker, count)
+        last = _last_start(problem, stage, worker, count) + _held(problem, stage, worker) if count else 0.0
+        return max(count * both + before + _idle(problem, stage, worker, count), last)
 
     bound = fewest(problem, stage, window)
     return bound if problem.split else max(bound, memory(problem, stage) - problem.update_seconds[stage])
@@ -174,6 +176,28 @@ def _work(problem: Problem, stage: int) -> float:
 def _trip(problem: Problem, stage: int, worker: int) -> float:
     """R_s: from the start of a micro-batch's F on `worker` until its I can start there."""
     return problem.forward[stage] * problem.speed[worker] + problem.way_back[stage]
+
+
+def _held(problem: Problem, stage: int, worker: int) -> float:
+    """From the start of a micro-batch's F on `worker` to the end of its I there."""
+    return _trip(problem, stage, worker) + problem.backward[stage] * problem.speed[worker]
+
+
+def _last_start(problem: Problem, stage: int, worker: int, count: int) -> float:
+    """From a host's first start to that of its last micro-batch.
+
+    F follow each other, and with M whole slots the j-th is preceded by at least j - M activations that are freed, so
+    that it starts no earlier than the time for which an activation is held after the (j - M)-th.
+    """
+    forward = problem.forward[stage] * problem.speed[worker]
+    if problem.cap[worker] >= count:
+        return (count - 1) * forward
+    slots = floor(problem.cap[worker] + TOLERANCE)
+    held = _held(problem, stage, worker)
+    if problem.stash == 1:
+        held += problem.weight[stage] * problem.speed[worker]
+    rounds, rest = divmod(count - 1, slots)
+    return rounds * max(held, slots * forward) + rest * forward
 
 
 def _idle(problem: Problem, stage: int, worker: int, count: int) -> float:

@@ -1,5 +1,6 @@
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from recycle.ir.families import interleaved, looped_bfs
 from recycle.ir.simulate import simulate
 from recycle.shape import Worker
 from recycle.solve.assignment import by_load
-from recycle.solve.bounds import lower_bound
+from recycle.solve.bounds import chunked, lower_bound
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
@@ -32,6 +33,18 @@ from tests.solve.jobs import job
 def test_the_bounds_of_unit_times(shape, chunks, limit, dead, bound):
     problem = Problem.of(job(*shape, limit, chunks=chunks), [Worker(*w) for w in dead])
     assert lower_bound(problem) == bound
+
+
+def test_slots_take_whole_units_of_two_lengths():
+    filled = chunked._filled(np.array([4.9, 5.0, 9.0, 12.0, 13.0]), [8.0, 5.0])
+    assert filled.tolist() == [0.0, 5.0, 8.0, 10.0, 13.0]
+
+
+@pytest.mark.parametrize(("limit", "bound"), [(2, 29), (3, 20), (4, 17)])
+def test_memory_counts_whole_units(limit, bound):
+    problem = Problem.of(job(1, 2, 4, limit, chunks=2))  # 4 units held for 8 + 1 and 4 for 4 + 1, 56 in all
+    # 2 slots by 29: 2 * 9 + 2 * 5 = 28 in that which begins an F later, and 9 + 4 * 5 = 29
+    assert chunked.memory(problem, 0) == bound
 
 
 def test_a_bound_of_many_workers_takes_no_longer_than_a_few():

@@ -79,7 +79,7 @@ def test_large_instances_are_bounded_by_the_way_through_the_dead_stage(dead, bou
 
 @pytest.mark.parametrize(
     ("shape", "limit", "closed", "bound"),
-    [((1, 2, 4), 2, 28, 33), ((1, 4, 8), 2, 104, 108), ((1, 4, 8), 4, 55, 62), ((2, 4, 8), 3, 70, 78)],
+    [((1, 2, 4), 2, 29, 33), ((1, 4, 8), 2, 105, 108), ((1, 4, 8), 4, 55, 62), ((2, 4, 8), 3, 71, 78)],
 )
 def test_chunks_of_a_rank_share_its_memory(shape, limit, closed, bound):
     problem, ranks = Problem.of(job(*shape, limit, chunks=2)), shape[1]

@@ -56,7 +56,7 @@ def test_each_bound_on_stage_2_of_the_worked_example():
     problem = Problem.of(worked_example([4, 3, 2, 1]), [DEAD])
     assert one_chunk.load(problem, 2) == 9 * 3
     assert one_chunk.round_trip(problem, 2) == 9 * 3 + (1 + 2 - 2)
-    assert one_chunk.memory(problem, 2) == 9 * (3 + 1 + 1) / 2
+    assert one_chunk.memory(problem, 2) == 5 * (3 + 1 + 1)  # of 9 micro-batches one slot takes 5
     assert one_chunk.arrivals(problem)[2] == 2
     assert one_chunk.departures(problem)[2] == 2 + 1
 
@@ -107,3 +107,17 @@ def test_the_way_through_a_later_stage_bounds_an_earlier_one():
     )  # F of stages 0 and 1, stage 2, I of stages 1 and 0, the last W
     stashed = Problem.of(worked_example([4, 3, 2, 1], weight_stash=0.5), [DEAD])
     assert one_chunk.last_backward(stashed, 2) == 9 * 2 + 6 + 1  # 9 - 2 - 0.5 * 8 slots over, half a slot each
+
+
+@pytest.mark.parametrize(
+    ("limit", "stash", "last_start", "bound"),
+    [
+        (2, 1.0, 2 * 13, 39),  # 5 micro-batches in 2 slots, each held for 13: two rounds before the fifth
+        (3, 1.0, 13 + 1, 27),  # the fifth is second in its round
+        (2, 0.0, 2 * 12, 37),  # held until the I only
+    ],
+)
+def test_the_last_micro_batch_waits_for_whole_rounds_of_slots(limit, stash, last_start, bound):
+    problem = Problem.of(job(1, 6, 5, [limit, 6, 6, 6, 6, 6], weight_stash=stash, backward_weight=1))
+    assert one_chunk._last_start(problem, 0, 0, 5) == last_start
+    assert one_chunk.memory(problem, 0) == bound
