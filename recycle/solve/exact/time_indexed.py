@@ -8,9 +8,9 @@ slot t; they never fall, so that each row needs few of them:
     order      what needs an operation has started only as long ago as that one has ended, and the link has been passed
     capacity   at most one operation of a worker runs in a slot
     memory     forwards started - freed <= slots, where I frees 1 - stash and W (or B) the rest
-    window     staggered: a stage's work lies in [open, open + T - u], with u its reduce and step, and `open` free but
-               for stage 0, where it is 0; that is the same as E_s - S_w <= T for each of its hosts; barrier: all work
-               lies in [0, T - u]
+    window     staggered: the work of a rank lies in [open, open + T - u], with u the reduce and step of a stage, and
+               `open` free but for rank 0, where it is 0; that is the same as E_s - S_w <= T for each of its hosts;
+               barrier: all work lies in [0, T - u]. A worker's work and all its reduces and steps fill at most T
 
 Micro-batches are alike, and so are hosts of one stage with the same speed and memory; symmetric copies are cut away.
 Exchanging what two micro-batches do from some point on keeps a schedule one as long as they share every host before
@@ -23,8 +23,9 @@ Starts may be whole: rounding down keeps a schedule of a whole period. A stagger
 period may also lie between whole ones, a mean over at most as many stages as there are; so a proof that T is out of
 reach raises the bound to T + 1 / stages, and the word "optimal" is about whole periods.
 
-Written with python-mip and solved by HiGHS. Limits: one chunk per worker; links of one time for the bound to rise;
-times with a common unit; sizes that a solver can take, which ends at about a hundred operations and 30 slots.
+Written with python-mip and solved by HiGHS. Limits: links of one time for the bound to rise, and without queues, nor
+are the updates of several chunks in one order, so that a schedule found may take longer than T; times with a common
+unit; sizes that a solver can take, which ends at about a hundred operations and 30 slots.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def solve(
     if lacking:
         return Solved(start, period, bound, f"infeasible: {lacking}")
     unit = problem.grain
-    if not unit or problem.shape.chunks > 1 or len(problem.links) > 1:
+    if not unit or len(problem.links) > 1:
         return Solved(start, period, bound, "not modelled")
     first, last = ceil(bound / unit - TOLERANCE), ceil(period / unit - TOLERANCE) - 1
     if first > last:
@@ -113,9 +114,9 @@ def _lacking(problem: Problem) -> str | None:
         if not hosts:
             return f"stage {s}, workers: none is alive"
         for w in hosts:
-            if problem.cap[w] < 1:
-                worker = f"{w // problem.shape.ranks}.{w % problem.shape.ranks}"
-                return f"stage {s}, memory: worker {worker} may hold {problem.cap[w]:g} activations and needs 1"
+            if problem.cap[w] < problem.shape.chunks:
+                worker, needed = f"{w // problem.shape.ranks}.{w % problem.shape.ranks}", problem.shape.chunks
+                return f"stage {s}, memory: worker {worker} may hold {problem.cap[w]:g} activations and needs {needed}"
     return None
 
 
@@ -158,18 +159,19 @@ class TimeGrid:
 
     @cached_property
     def _hosts(self) -> list[list[int]]:
-        """Of each (stage, micro-batch); of hosts that are alike no more than there are micro-batches up to its own."""
+        """Of each (stage, micro-batch); for the first chunk no more alike ones than micro-batches up to its own."""
         problem, m, n = self.problem, self.problem.shape.micro_batches, self.problem.micro_batches
         found: list[list[int]] = []
         for s, live in enumerate(problem.hosts):
             if self.stays_home:
-                homes = [g // m * problem.shape.ranks + s for g in range(n)]
+                homes = [g // m * problem.shape.ranks + s % problem.shape.ranks for g in range(n)]
                 found += [[home] if home in live else live for home in homes]
                 continue
             kinds: dict[tuple[float, float], list[int]] = {}
             for w in live:
                 kinds.setdefault((problem.speed[w], problem.cap[w]), []).append(w)
-            found += [sorted(w for alike in kinds.values() for w in alike[: g + 1]) for g in range(n)]
+            most = [g + 1 if s < problem.shape.ranks else len(live) for g in range(n)]
+            found += [sorted(w for alike in kinds.values() for w in alike[:count]) for count in most]
         return found
 
     def length(self, x: int, worker: int) -> int:
@@ -232,16 +234,17 @@ class TimeGrid:
 
     @property
     def opens(self) -> list[range]:
-        """Slots in which each stage's window may open."""
+        """Slots in which each rank's window may open."""
         return self.heads_and_tails[1]
 
     @cached_property
     def heads_and_tails(self) -> tuple[list[range], list[range]]:
-        """(windows of the operations, of the stages' openings), tightened against each other until nothing moves."""
+        """(windows of the operations, of the ranks' openings), tightened against each other until nothing moves."""
         problem, stages, n = self.problem, self.problem.shape.stages, self.problem.micro_batches
+        ranks = problem.shape.ranks
         stage = [x // n % stages for x in range(problem.size)]
         earliest, latest = [0] * problem.size, [2 * self.slots] * problem.size
-        opening = [(2 * self.slots if problem.staggered and s else 0) for s in range(stages)]
+        opening = [(2 * self.slots if problem.staggered and r else 0) for r in range(ranks)]
         before = None
         while before != (earliest, latest, opening):
             before = (list(earliest), list(latest), list(opening))
@@ -253,19 +256,20 @@ class TimeGrid:
                 earliest[y] = max(earliest[y], earliest[x])
                 latest[x] = min(latest[x], latest[y])
             for x, s in enumerate(stage):
-                latest[x] = min(latest[x], opening[s] + self.slots - self.update_slots(s) - self.shortest(x))
-                opening[s] = min(opening[s], latest[x])
+                closing = opening[s % ranks] + self.slots - self.update_slots(s)
+                latest[x] = min(latest[x], closing - self.shortest(x))
+                opening[s % ranks] = min(opening[s % ranks], latest[x])
             if any(first > last for first, last in zip(earliest, latest, strict=True)):
                 break
         windows = [range(first, last + 1) for first, last in zip(earliest, latest, strict=True)]
         opens = [
-            range(min(earliest[s * n : s * n + n]) * problem.staggered, last + 1) for s, last in enumerate(opening)
+            range(min(earliest[r * n : r * n + n]) * problem.staggered, last + 1) for r, last in enumerate(opening)
         ]
         return windows, [range(1), *opens[1:]]
 
     @property
     def is_open(self) -> bool:
-        """Whether every operation, and every stage's window, has a slot to start in."""
+        """Whether every operation, and every rank's window, has a slot to start in."""
         return all(len(window) > 0 for window in (*self.windows, *self.opens))
 
     @property
@@ -363,11 +367,12 @@ class _Program:
     def _worker(self, w: int) -> None:
         """Work within one period; capacity and memory of one worker in every slot."""
         grid, problem = self.grid, self.grid.problem
-        n, plane, stage = problem.micro_batches, grid.plane, w % problem.shape.ranks
-        mine = [x for x in range(plane) if x // n == stage and w in grid.hosts(x)]
+        n, plane, ranks = problem.micro_batches, grid.plane, problem.shape.ranks
+        mine = [x for x in range(plane) if x // n % ranks == w % ranks and w in grid.hosts(x)]
         rows = [x + kind * plane for x in mine for kind in range(problem.kinds)]
         work: list[tuple[float, int | None]] = [(grid.length(x, w), self.by[x, w][-1]) for x in rows]
-        self._row(work, "<", grid.slots - grid.update_slots(stage))
+        updates = sum(grid.update_slots(s) for s in range(w % ranks, problem.shape.stages, ranks))
+        self._row(work, "<", grid.slots - updates)
         stash = problem.stash if problem.split else 0.0
         for slot in range(min(grid.windows[x][0] for x in rows), max(grid.windows[x][-1] for x in rows) + 1):
             running = [(1.0, self._started(x, w, slot)) for x in rows]
@@ -379,20 +384,20 @@ class _Program:
                 self._row(held, "<", problem.cap[w] + TOLERANCE)
 
     def _windows(self) -> None:
-        """No start before its stage's window opens, no end after it has closed."""
+        """No start before its rank's window opens, no end after it has closed."""
         grid, n = self.grid, self.grid.problem.micro_batches
         last = (grid.problem.kinds - 1) * grid.plane
-        for s, opens in enumerate(grid.opens):
+        ranks = grid.problem.shape.ranks
+        for x in range(grid.plane):
+            s, hosts = x // n, grid.hosts(x)
             length = grid.slots - grid.update_slots(s)
-            for slot, is_open in zip(opens, [*self.open[s], None], strict=True):
-                for x in range(s * n, s * n + n):
-                    hosts = grid.hosts(x)
-                    ended = [(1, self._ended(last + x, w, slot + length)) for w in hosts]
-                    if is_open is None:  # at the last of its slots the window is open, whatever else holds
-                        self._row(ended, "=", 1)
-                        continue
-                    self._row([(-1, is_open), *((1, self._started(x, w, slot)) for w in hosts)], "<", 0)
-                    self._row([(-1, is_open), *ended], ">", 0)
+            for slot, is_open in zip(grid.opens[s % ranks], [*self.open[s % ranks], None], strict=True):
+                ended = [(1, self._ended(last + x, w, slot + length)) for w in hosts]
+                if is_open is None:  # at the last of its slots the window is open, whatever else holds
+                    self._row(ended, "=", 1)
+                    continue
+                self._row([(-1, is_open), *((1, self._started(x, w, slot)) for w in hosts)], "<", 0)
+                self._row([(-1, is_open), *ended], ">", 0)
 
 
 def _in_child(request: tuple[object, ...], seconds: float) -> list[Any]:

@@ -22,7 +22,7 @@ def worst_start(problem):
     """One micro-batch after the other, all on the first host of each stage."""
     order = [[] for _ in problem.cap]
     for g, kind in itertools.product(range(problem.micro_batches), range(problem.kinds)):
-        for s in range(problem.shape.stages):
+        for s in range(problem.shape.stages) if kind == 0 else reversed(range(problem.shape.stages)):
             x = (kind * problem.shape.stages + s) * problem.micro_batches + g
             order[problem.hosts[s][0]].append(x)
     return order
@@ -48,6 +48,10 @@ def worst_start(problem):
             55,
         ),
         ((2, 2, 1), [Worker(1, 1)], {"forward": [3, 2], "backward_input": 3, "step": 2, "staggered": False}, 19),
+        ((1, 2, 1), [], {"limit": 2, "chunks": 2}, 9),
+        ((1, 2, 1), [], {"limit": 2, "chunks": 2, "staggered": False, "link": 1}, 15),
+        ((2, 1, 1), [], {"limit": 2, "chunks": 2}, 6),
+        ((1, 2, 1), [], {"limit": 2, "chunks": 2, "backward_weight": [4.0, 1.0, 3.0, 1.0], "weight_stash": 0.5}, 14),
     ],
 )
 def test_the_model_finds_the_optimum_of_an_exhaustive_search(shape, dead, keys, optimum):
@@ -137,10 +141,8 @@ def test_what_no_order_can_do_with_is_named():
     assert solve(gone, start, 7.0, 1).status == "infeasible: stage 1, workers: none is alive"
 
 
-def test_what_has_no_common_unit_or_several_chunks_is_not_modelled():
+def test_what_has_no_common_unit_is_not_modelled():
     odd = Problem.of(job(1, 2, 2, forward=[1.0, 3**0.5]))
     assert odd.grain == 0
     assert solve(odd, schedule_by_policy(odd), 0.0, 1).status == "not modelled"
-    chunked = Problem.of(job(1, 2, 2, chunks=2))
-    assert solve(chunked, schedule_by_policy(chunked), 0.0, 1).status == "not modelled"
     assert Problem.of(job(1, 2, 2, forward=[1.5, 3.0], backward_input=4.5, backward_weight=6.0)).grain == 1.5
