@@ -3,11 +3,11 @@
     python benchmarks/cp_sat.py [--seconds N] [--random N]
 
 CP-SAT gets the whole problem: which live host runs each micro-batch on each stage, every order, memory as a cumulative
-resource and the period as the longest window of a rank. The rows of the worked example are printed with the planner's
-bound and plan beside its own; `--random` then draws small jobs of every kind (dead and slow workers, links, chunks,
-ties) and counts bounds above the period of a valid schedule, which must be none. Needs ortools (in the extras `test`
-and `bench`), which works in a process of its own, as its copy of HiGHS and the planner's do not go together. Limits:
-transfers do not queue; reduce and step stand at the end of each program; times that some factor makes whole.
+resource, transfers that queue, and the period as the longest window of a rank or lane. The rows of the worked example
+are printed with the planner's bound and plan beside its own; `--random` then draws small jobs of every kind (dead and
+slow workers, links, chunks, ties) and counts bounds above the period of a valid schedule, which must be none. Needs
+ortools (in the extras `test` and `bench`), which works in a process of its own, as its copy of HiGHS and the planner's
+do not go together. Limits: reduce and step stand at the end of each program; times that some factor makes whole.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -141,12 +142,20 @@ def _model(problem: Problem, cut: int) -> tuple[Any, Any, list[Any], list[Any], 
                     model.add(first[w] <= start[rows[0]]).only_enforce_if(here)
                 _hold(model, problem, held[w], start, end, rows, here, horizon)
     hop = round(problem.link * cut) if shape.ranks > 1 else 0
+    lanes: dict[tuple[int, int], list[Any]] = {}
+    period = model.new_int_var(0, horizon, "period")
     for x, (made, here) in enumerate(zip(problem.needs.tolist(), problem.needs_here.tolist(), strict=True)):
         if made >= 0:
-            model.add(start[x] >= end[made] + hop)
+            sent = model.new_int_var(0, horizon, f"sent{x}") if hop else end[made]
+            model.add(sent >= end[made])
+            model.add(start[x] >= sent + hop)
+            ends = [[(w, on) for (s, g, w), on in chosen.items() if s * n + g == y % plane] for y in (made, x)]
+            for (sender, sends), (receiver, receives) in product(*ends) if hop else ():
+                lanes.setdefault((sender, receiver), []).append((end[made], sent, _both(model, sends, receives)))
         if here >= 0:
             model.add(start[x] >= end[here])
-    period = model.new_int_var(0, horizon, "period")
+    for lane, transfers in lanes.items():
+        _queue(model, transfers, hop, model.new_int_var(0, horizon, f"opened{lane}"), period)
     for w, intervals in busy.items():
         rank = w % shape.ranks
         finish = round(problem.rank_update_seconds[rank] * cut)
@@ -166,6 +175,33 @@ def _model(problem: Problem, cut: int) -> tuple[Any, Any, list[Any], list[Any], 
             model.add(start[g] <= start[g + 1])
     model.minimize(period)
     return model, period, start, end, chosen
+
+
+def _queue(model: Any, transfers: list[tuple[Any, Any, Any]], hop: int, opened: Any, period: Any) -> None:
+    """One lane, one transfer at a time, in the order in which they are made; all of them within a period.
+
+    Args:
+        transfers: (when it is made, when it is sent, whether it takes this lane).
+        opened: when the first may be sent.
+    """
+    for _, sent, crosses in transfers:
+        model.add(opened <= sent).only_enforce_if(crosses)
+        model.add(sent + hop - opened <= period).only_enforce_if(crosses)
+    for (made, sent, crosses), (other_made, other_sent, other_crosses) in combinations(transfers, 2):
+        comes_first = model.new_bool_var("")
+        model.add(made <= other_made).only_enforce_if(comes_first, crosses, other_crosses)
+        model.add(sent + hop <= other_sent).only_enforce_if(comes_first, crosses, other_crosses)
+        model.add(other_made <= made).only_enforce_if(~comes_first, crosses, other_crosses)
+        model.add(other_sent + hop <= sent).only_enforce_if(~comes_first, crosses, other_crosses)
+
+
+def _both(model: Any, one: Any, other: Any) -> Any:
+    """Whether both are chosen, where True stands for a choice without an alternative."""
+    if one is True or other is True:
+        return other if one is True else one
+    both = model.new_bool_var("")
+    model.add_bool_or([~one, ~other, both])
+    return both
 
 
 def _first_named(problem: Problem, hosts: list[int], micro_batch: int) -> list[int]:
