@@ -31,6 +31,10 @@ _PER_STAGE = (
 _PAIR = re.compile(rf"{_NUMBER}\.{_NUMBER}>{_NUMBER}\.{_NUMBER}")
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number)
+
+
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a transfer between one directed pair of workers costs: `latency` + bytes / `bandwidth` seconds.
 
@@ -96,23 +100,28 @@ class Profile:
         for name in (*_PER_STAGE, "latency"):
             value = getattr(self, name)
             for entry in value if isinstance(value, list) else [0.0 if value is None else value]:
-                if not 0 <= entry < math.inf:
-                    raise JobError(f"profile: {name} must be finite and at least 0, got {entry}")
+                if not _is_number(entry) or not 0 <= entry < math.inf:
+                    raise JobError(f"profile: {name} must be finite and at least 0, got {entry!r}")
         for name in ("weight_stash", "redundant_stash"):
-            if not 0 <= getattr(self, name) <= 1:
+            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
                 raise JobError(f"profile: {name} must lie between 0 and 1, got {getattr(self, name)}")
+        for name in ("links", "speed"):
+            if not isinstance(getattr(self, name), dict):
+                raise JobError(f"profile: {name} must be a dict, got {getattr(self, name)!r}")
         for worker in self.speed:
             if str(Worker.parse(worker)) != worker:
                 raise JobError(f"profile: speed: write {Worker.parse(worker)} in place of {worker!r}")
         positive = [("bandwidth", self.bandwidth), *((f"speed of {w}", f) for w, f in self.speed.items())]
         for pair, link in self.links.items():
             _require_pair(pair)
-            if not 0 <= link.latency < math.inf:
+            if not isinstance(link, Link):
+                raise JobError(f"profile: link {pair} must be a Link, got {link!r}")
+            if not _is_number(link.latency) or not 0 <= link.latency < math.inf:
                 raise JobError(f"profile: latency of link {pair} must be finite and at least 0, got {link.latency}")
             positive.append((f"bandwidth of link {pair}", link.bandwidth))
         for name, value in positive:
-            if value is not None and not 0 < value < math.inf:
-                raise JobError(f"profile: {name} must be finite and above 0, got {value}")
+            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+                raise JobError(f"profile: {name} must be finite and above 0, got {value!r}")
 
     @classmethod
     def uniform(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import index
 from typing import NamedTuple
 
 from recycle.errors import JobError
@@ -69,8 +70,13 @@ class Shape:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            try:
+                size = 0 if isinstance(value, bool) else index(value)
+            except TypeError:
+                size = 0
+            if size < 1:
                 raise JobError(f"shape: {name} must be a whole number of at least 1, got {value!r}")
+            object.__setattr__(self, name, size)  # an int, where NumPy counted
         copies, cells = self.stages * self.pipelines, self.stages * max(self.global_micro_batches, self.worker_count)
         if copies > _MOST_COPIES or cells > _MOST_CELLS:
             raise JobError(

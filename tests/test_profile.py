@@ -1,7 +1,9 @@
 """Profile: what instructions cost, and which files and numbers are refused."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from recycle import JobError, Link, Profile, Shape, Worker
@@ -119,3 +121,22 @@ def test_peers_are_alike_unless_a_speed_or_a_link_names_one_of_them():
     assert not Profile(links={"*.0>0.1": Link(1.0)}).are_peers_alike
     assert not Profile(links={"0.0>*.1": Link(1.0)}).are_peers_alike
     assert not Profile(speed={"0.0": 2.0}).are_peers_alike
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"forward": "a"}, "forward must be finite and at least 0, got 'a'"),
+        ({"forward": ["a", 1.0]}, "forward must be finite and at least 0, got 'a'"),
+        ({"forward": np.array([1.0, 2.0])}, "forward must be finite and at least 0, got array"),
+        ({"weight_stash": "a"}, "weight_stash must lie between 0 and 1"),
+        ({"bandwidth": "a"}, "bandwidth must be finite and above 0, got 'a'"),
+        ({"speed": 3}, "speed must be a dict, got 3"),
+        ({"links": 3}, "links must be a dict, got 3"),
+        ({"links": {"0.0>0.1": 3}}, "link 0.0>0.1 must be a Link, got 3"),
+        ({"links": {"0.0>0.1": Link("a")}}, "latency of link 0.0>0.1 must be finite and at least 0"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=f"^profile: {message}"):
+        Profile(**given)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from recycle.errors import JobError
+from recycle.ir.memory import require_limits
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
 from recycle.ir.rules.rule import Severity
 from recycle.ir.schedule import Schedule
@@ -64,8 +65,8 @@ def check(
     """
     shape, profile = schedule.shape, profile or Profile.uniform()
     if limits is not None:
-        _require_limits(limits, shape.ranks)
-    if byte_limit is not None and not byte_limit >= 0:
+        require_limits(limits, shape.ranks)
+    if byte_limit is not None and not (isinstance(byte_limit, int | float | np.number) and byte_limit >= 0):
         raise JobError(f"byte_limit: {byte_limit!r} is not a number of bytes")
     inspection = Inspection(schedule, profile, limits, byte_limit, about_to_run)
     findings: list[Finding] = []
@@ -82,16 +83,6 @@ def check(
         return finding.severity != "error", worker, -1 if finding.position is None else finding.position
 
     return Findings(sorted(findings, key=place), more)
-
-
-def _require_limits(limits: Sequence[float], ranks: int) -> None:
-    if not isinstance(limits, Sequence | np.ndarray):
-        raise JobError(f"limits: write one number of activations per rank, for example [{limits}] * {ranks}")
-    if len(limits) != ranks:
-        raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {ranks}")
-    for rank, limit in enumerate(limits):
-        if not isinstance(limit, int | float | np.number) or not limit >= 0:
-            raise JobError(f"limits: {limit!r} of rank {rank} is not a number of activations (0 or more)")
 
 
 def explain(code: str) -> Rule | None:

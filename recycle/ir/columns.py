@@ -99,13 +99,16 @@ def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -
     """Columns of instruction objects.
 
     Raises:
-        ScheduleError: what stands in a program is not an instruction, or not a whole one (a stage that is no whole
-            number, say); a peer lies outside the shape; a number is beyond 32 bits.
+        ScheduleError: a program is no list, or holds what is not an instruction, or not a whole one (a stage that is no
+            whole number, say); a peer lies outside the shape; a number is beyond 32 bits.
     """
     rows: list[tuple[int, ...]] = []
     offsets = [0]
     for worker in shape.workers():
-        for position, instruction in enumerate(programs.get(worker, ())):
+        program = programs.get(worker, ())
+        if not isinstance(program, Iterable):
+            raise ScheduleError(f"programs: worker {worker}: {program!r} is not a list of instructions")
+        for position, instruction in enumerate(program):
             try:
                 rows.append(_row(shape, worker, instruction))
             except (TypeError, ValueError, AttributeError):

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recycle.errors import JobError
 from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.instruction import Compute, OverlappedPair, StageWide, Transfer, is_kind
 from recycle.ir.kinds import kinds_where
-from recycle.ir.memory import TOLERANCE, activation_changes, static_bytes
+from recycle.ir.memory import TOLERANCE, activation_changes, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
 from recycle.shape import Worker
 
@@ -133,12 +132,11 @@ def find_gaps(timeline: Timeline, limits: Sequence[float] | None = None, byte_li
             Without either, memory holds nothing back.
 
     Raises:
-        JobError: `limits` has not one entry per rank.
+        JobError: as `memory.require_limits`.
     """
     schedule, c = timeline.schedule, timeline.schedule.columns
-    ranks = schedule.shape.ranks
-    if limits is not None and len(limits) != ranks:
-        raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {ranks}")
+    if limits is not None:
+        require_limits(limits, schedule.shape.ranks)
     tolerance = timeline.makespan * TOLERANCE
     row, start = _gaps_before_rows(timeline)
     end = timeline.start[row]

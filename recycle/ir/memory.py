@@ -4,8 +4,11 @@ their stages. Both follow from the order and the placement alone; no times are n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from recycle.errors import JobError
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.dependencies import work
 from recycle.ir.instruction import Backward, Instruction, OverlappedPair
@@ -70,3 +73,14 @@ def static_bytes(schedule: Schedule, profile: Profile) -> list[float]:
     """Bytes that the stages of each worker need whatever the schedule."""
     static = profile.per_stage("static", schedule.shape.stages)
     return [sum(static[s] for s in stages) for stages in schedule.placement]
+
+
+def require_limits(limits: Sequence[float], ranks: int) -> None:
+    """Raise JobError when `limits` has not one number per rank, or a limit is negative or no number."""
+    if not isinstance(limits, Sequence | np.ndarray):
+        raise JobError(f"limits: write one number of activations per rank, for example [{limits}] * {ranks}")
+    if len(limits) != ranks:
+        raise JobError(f"limits: lists {len(limits)} ranks, the schedule has {ranks}")
+    for rank, limit in enumerate(limits):
+        if not isinstance(limit, int | float | np.number) or not limit >= 0:
+            raise JobError(f"limits: {limit!r} of rank {rank} is not a number of activations (0 or more)")

@@ -121,8 +121,11 @@ class Schedule:
             optimizer, ties, metadata: the schedule's attributes.
 
         Raises:
-            ScheduleError: the placement or a failed worker lies outside the shape, or the optimizer is unknown.
+            ScheduleError: the placement or a failed worker lies outside the shape, the optimizer is unknown, or an
+                option is not of its type.
         """
+        if isinstance(failed, str | Worker) or not isinstance(failed, Iterable):
+            raise ScheduleError(f"failed workers: {failed!r} is not a list of workers: write for example ['0.1']")
         dead = frozenset(_worker(shape, worker, "failed workers") for worker in failed)
         if optimizer not in ("staggered", "barrier"):
             raise ScheduleError(f"optimizer must be 'staggered' or 'barrier', got {optimizer!r}")
@@ -132,8 +135,8 @@ class Schedule:
             _placement(shape, placement),
             dead,
             optimizer,
-            tuple(tuple(group) for group in ties),
-            dict(metadata or {}),
+            _ties(ties),
+            _metadata(metadata),
         )
 
     @classmethod
@@ -149,7 +152,11 @@ class Schedule:
             ScheduleError: an instruction cannot be parsed, or a worker lies outside the shape; the message names
                 worker and position. Everything else is for `check` to find.
         """
-        return cls.from_columns(shape, parse(shape, _by_worker(shape, programs, "programs")), **options)
+        texts = _by_worker(shape, programs, "programs")
+        for worker, text in texts.items():
+            if not isinstance(text, str):
+                raise ScheduleError(f"programs: worker {worker}: {text!r} is not text: write for example '0F0.0 0B0.0'")
+        return cls.from_columns(shape, parse(shape, texts), **options)
 
     def text(self) -> dict[str, str]:
         """The programs of the live workers as text; `from_text` reads it back."""
@@ -165,8 +172,13 @@ class Schedule:
         return {}
 
     def program(self, worker: Worker) -> tuple[Instruction, ...]:
-        """The instructions of `worker`, in order. Made from the columns on first use."""
+        """The instructions of `worker`, in order. Made from the columns on first use.
+
+        Raises:
+            ScheduleError: the worker lies outside the shape.
+        """
         if worker not in self._programs:
+            worker = _worker(self.shape, worker, "program")
             w = self.shape.worker_index(worker)
             rows = range(int(self.columns.offsets[w]), int(self.columns.offsets[w + 1]))
             self._programs[worker] = tuple(self.instruction(row) for row in rows)
@@ -283,6 +295,8 @@ def _worker(shape: Shape, worker: Worker | str, where: str) -> Worker:
 
 def _by_worker(shape: Shape, given: Mapping[Any, Value], where: str) -> dict[Worker, Value]:
     """What is given per worker, or per its text. Raises ScheduleError at one outside the shape or named twice."""
+    if not isinstance(given, Mapping):
+        raise ScheduleError(f"{where}: {given!r} is not a mapping from workers: write {{'0.0': ...}}")
     found: dict[Worker, Value] = {}
     for name, value in given.items():
         worker = _worker(shape, name, where)
@@ -297,11 +311,26 @@ def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequen
     if isinstance(placement, Mapping):
         for worker, stages in _by_worker(shape, placement, "placement").items():
             full[shape.worker_index(worker)] = stages
-    elif placement is not None:
+    elif isinstance(placement, Iterable):
         full = list(placement)
+    elif placement is not None:
+        raise ScheduleError(f"placement: {placement!r} is not a mapping from workers: write {{'0.0': [0]}}")
     if len(full) != shape.worker_count:
         raise ScheduleError(f"placement: lists {len(full)} workers, the shape has {shape.worker_count}")
     return tuple(_hosted(shape, worker, stages) for worker, stages in zip(shape.workers(), full, strict=True))
+
+
+def _ties(ties: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(tuple(map(index, group)) for group in ties)
+    except TypeError:
+        raise ScheduleError(f"ties: {ties!r} is not a list of groups of stages: write for example [[0, 3]]") from None
+
+
+def _metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise ScheduleError(f"metadata: {metadata!r} is not a mapping: write for example {{'note': 'by hand'}}")
+    return dict(metadata or {})
 
 
 def _hosted(shape: Shape, worker: Worker, stages: Iterable[int]) -> tuple[int, ...]:

@@ -133,6 +133,7 @@ def test_a_worker_without_instructions_has_nothing_left_and_a_failed_one_no_gap(
     assert told(simulate(bare), "1.0") == []
 
 
+@pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
 def test_nothing_to_time_has_no_gaps() -> None:
     assert len(simulate(Schedule.from_text(Shape(1, 1, 1), {}, failed=["0.0"])).gaps()) == 0
     assert len(simulate(one_f_one_b(Shape(2, 2, 2)), Profile(0.0, 0.0, 0.0)).gaps([9, 9])) == 0

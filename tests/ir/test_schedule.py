@@ -127,3 +127,50 @@ def test_programs_and_placement_take_workers_as_text_and_numpy_numbers() -> None
 def test_what_is_no_program_and_no_placement_is_refused_by_name(programs: Any, options: Any, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         Schedule.build(Shape(1, 1, 1), programs, **options)
+
+
+ONE_RANK = Shape(1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("programs", "options", "message"),
+    [
+        (None, {}, r"programs: None is not a mapping from workers: write \{'0\.0': \.\.\.\}"),
+        ([[]], {}, r"programs: \[\[\]\] is not a mapping from workers"),
+        ({"0.0": 5}, {}, r"programs: worker 0\.0: 5 is not a list of instructions"),
+        ({}, {"ties": 3}, r"ties: 3 is not a list of groups of stages: write for example \[\[0, 3\]\]"),
+        ({}, {"ties": [3]}, r"ties: \[3\] is not a list of groups"),
+        ({}, {"ties": [["0", 1]]}, r"ties: \[\['0', 1\]\] is not a list of groups"),
+        ({}, {"failed": "0.0"}, r"failed workers: '0\.0' is not a list of workers: write for example \['0\.1'\]"),
+        ({}, {"failed": Worker(0, 0)}, r"failed workers: Worker\(pipeline=0, rank=0\) is not a list of workers"),
+        ({}, {"failed": 3}, "failed workers: 3 is not a list of workers"),
+        ({}, {"metadata": [1]}, r"metadata: \[1\] is not a mapping"),
+        ({}, {"placement": 3}, "placement: 3 is not a mapping from workers"),
+    ],
+)
+def test_what_is_not_of_its_type_is_refused_by_name(programs: Any, options: Any, message: str) -> None:
+    with pytest.raises(ScheduleError, match=rf"^{message}"):
+        Schedule.build(ONE_RANK, programs, **options)
+
+
+@pytest.mark.parametrize("program", [5, b"0F0.0", ["0F0.0"], None])
+def test_a_program_that_is_no_text_is_refused_by_worker(program: Any) -> None:
+    with pytest.raises(
+        ScheduleError, match=r"^programs: worker 0\.0: .* is not text: write for example '0F0\.0 0B0\.0'"
+    ):
+        Schedule.from_text(ONE_RANK, {"0.0": program})
+
+
+def test_numbers_that_numpy_counted_are_written_as_others() -> None:
+    shape = Shape(*np.array([1, 2, 3]))
+    assert shape == Shape(1, 2, 3)
+    assert type(shape.ranks) is int
+    schedule = Schedule.build(shape, {}, ties=[np.array([0, 1])])
+    assert Schedule.loads(schedule.dumps()).ties == ((0, 1),)
+
+
+def test_a_program_is_found_by_the_text_of_its_worker() -> None:
+    schedule = one_f_one_b(Shape(1, 2, 2))
+    assert schedule.program("0.1") == schedule.program(Worker(0, 1))  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match=r"^program: worker 9\.9 is outside the grid"):
+        schedule.program(Worker(9, 9))
