@@ -15,7 +15,6 @@ generation is over; so are their groups, because freeing one would wait for it.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -23,17 +22,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.exec.transport.base import TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
+from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, first_line
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.job import Job
 from recycle.shape import Worker
 
-FORM_SECONDS = (0.001, 0.05)
-"""How often a group that forms looks for its members: at first, and after a while."""
 _WORLD, _TENSOR = -1, -2
 """Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
 
@@ -146,43 +144,11 @@ class GlooTransport(GroupTransport):
         return TransportError(message)
 
 
-class _FormingStore(Store):
-    """The store that groups form on: the worker's own client, with waits that end when the generation is over.
-
-    A client of its own would do too, but opening one looks its address up in the DNS with the interpreter lock held,
-    which took 5 s where no name server answered, in the middle of a recovery.
-    """
-
-    def __init__(self, client: Any, over: threading.Event) -> None:
-        super().__init__()
-        self._client, self._over = client, over
-
-    def set(self, key: str, value: str) -> None:
-        self._client.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        value: bytes = self._client.get(key)
-        return value
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._client.check(keys))
-
-    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=300)) -> None:
-        deadline = time.monotonic() + timeout.total_seconds()
-        pause, longest = FORM_SECONDS
-        while not self._client.check(keys):
-            if self._over.is_set() or time.monotonic() > deadline:
-                raise RuntimeError(f"waited for {keys[0]} in vain")
-            time.sleep(pause)
-            pause = min(1.5 * pause, longest)
-
-
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:
     """A gloo group of `size` ranks, as soon as all have come. Raises RuntimeError once `over` is set, or too late."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=settings.address)]
     options._timeout = timedelta(seconds=settings.limits.form_timeout)
-    patient = _FormingStore(settings.store, over)  # PrefixStore does not keep it alive
-    return gloo(PrefixStore(name, patient), rank, size, options)
+    store = FormingStore(settings.store, over)
+    return gloo(PrefixStore(name, store), rank, size, options)

@@ -1,0 +1,271 @@
+"""Communicators of the simulated accelerator, which behave as NCCL's do, over TCP between processes.
+
+- Forming blocks until all have come, and each end may fail alone.
+- An operation is queued on the communicator's own stream, behind what the device has been given to compute until then,
+  and the call returns; `wait` orders later computations behind it, and returns too. Its buffer is full of NaN until the
+  data is there.
+- A kernel spins until its peer comes. A peer that is dead, and one whose connection is closed, is one that does not
+  come: only an abort ends the kernel.
+- A sender waits until its receiver has come: nothing is buffered.
+- To abort a communicator alone waits, when its own kernels have been told, for the whole device, on which another
+  communicator may spin: a deadlock. In a group all are told first.
+- What an operation read and wrote is kept until somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tests.exec.accelerator.device import Device
+
+ID_BYTES = 128
+"""Of what rank 0 leaves in the store for the others, in binary, as an `ncclUniqueId`."""
+SPIN_SECONDS = 0.02
+_ADDRESS = struct.Struct("!H4s16s")
+
+
+class Work:
+    """An operation that was queued."""
+
+    def __init__(self, communicator: Communicator, done: threading.Event) -> None:
+        self._communicator, self._done = communicator, done
+
+    def wait(self) -> bool:
+        """Let what is computed from now on wait for the operation; the host goes on."""
+        self._communicator.device.wait(self._done)
+        self._communicator.kept.pop(self, None)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+
+class Aborted(Exception):
+    """The kernel ends: its communicator was aborted."""
+
+
+class Communicator:
+    """One rank's end.
+
+    Args:
+        device: of this process.
+        store: torch store, for this communicator alone.
+        rank, size: as for any torch backend.
+        address: of this machine.
+        seconds: after which it gives up forming with RuntimeError.
+
+    Attributes:
+        kept: tensors of each operation that nobody has waited for.
+    """
+
+    def __init__(
+        self, device: Device, store: Any, rank: int, size: int, address: str = "127.0.0.1", seconds: float = 60.0
+    ) -> None:
+        device.check()
+        self.device, self._rank, self._size = device, rank, size
+        self.kept: dict[Work, list[torch.Tensor]] = {}
+        self._aborted = threading.Event()
+        self._peers = self._gather(store, address, seconds) if rank == 0 else {0: self._join(store, seconds)}
+        for peer in self._peers.values():
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.settimeout(None)
+        self._stream = device.stream("communicator")
+
+    def _gather(self, store: Any, address: str, seconds: float) -> dict[int, socket.socket]:
+        """Rank 0: leave the address in the store, and wait for all others."""
+        secret = os.urandom(16)
+        with socket.create_server((address, 0)) as listener:
+            blob = _ADDRESS.pack(listener.getsockname()[1], socket.inet_aton(address), secret)
+            store.set("unique id", blob.ljust(ID_BYTES, b"\xff"))
+            deadline, peers = time.monotonic() + seconds, dict[int, socket.socket]()
+            while len(peers) < self._size - 1:
+                listener.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    peer, _ = listener.accept()
+                except TimeoutError:
+                    raise RuntimeError("not all ranks came") from None
+                said = peer.recv(20, socket.MSG_WAITALL)
+                if len(said) == 20 and said[4:] == secret:
+                    peers[struct.unpack("!I", said[:4])[0]] = peer
+            for peer in peers.values():
+                try:
+                    peer.sendall(b"g")
+                except OSError:
+                    continue  # it has died since it came; that is nothing that rank 0 notices
+        return peers
+
+    def _join(self, store: Any, seconds: float) -> socket.socket:
+        blob = store.get("unique id")
+        port, packed, secret = _ADDRESS.unpack(blob[: _ADDRESS.size])
+        try:
+            peer = socket.create_connection((socket.inet_ntoa(packed), port), seconds)
+            peer.sendall(struct.pack("!I", self._rank) + secret)
+            if peer.recv(1) != b"g":
+                raise RuntimeError("rank 0 has gone")
+        except OSError as error:
+            raise RuntimeError(f"rank 0 does not answer: {error}") from None
+        return peer
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        (tensor,) = tensors
+
+        def kernel() -> None:
+            self._read(peer, 1)
+            self._write(peer, _bytes(tensor))
+
+        return self._queue(kernel, [tensor])
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        (tensor,) = tensors
+
+        def kernel() -> None:
+            spoil(tensor)
+            self._write(peer, b"r")
+            self._receive(peer, tensor)
+
+        return self._queue(kernel, [tensor])
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Work:
+        """The sum, in the order of the ranks, on all of them."""
+        (tensor,) = tensors
+
+        def kernel() -> None:
+            parts = self._exchanged(tensor, self._rank == 0)
+            spoil(tensor)
+            if self._rank == 0:
+                total = parts[0]
+                for part in parts[1:]:
+                    total += part
+                for peer in self._peers:
+                    self._write(peer, _bytes(total))
+                tensor.copy_(total)
+            else:
+                self._receive(0, tensor)
+
+        return self._queue(kernel, [tensor])
+
+    def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Work:
+        """Every rank's tensor, on all of them."""
+        (parts,), (tensor,) = outputs, tensors
+
+        def kernel() -> None:
+            for part in parts:
+                spoil(part)
+            found = self._exchanged(tensor, self._rank == 0)
+            for rank, part in enumerate(parts):
+                if self._rank == 0:
+                    for peer in self._peers:
+                        self._write(peer, _bytes(found[rank]))
+                    part.copy_(found[rank])
+                else:
+                    self._receive(0, part)
+
+        return self._queue(kernel, [*parts, tensor])
+
+    def _exchanged(self, tensor: torch.Tensor, is_root: bool) -> list[torch.Tensor]:
+        """On the root everybody's tensor, by rank; elsewhere nothing."""
+        if not is_root:
+            self._write(0, _bytes(tensor))
+            return []
+        parts = [tensor.clone() for _ in range(self._size)]
+        for rank in range(1, self._size):
+            self._receive(rank, parts[rank])
+        return parts
+
+    def _queue(self, kernel: Callable[[], None], tensors: list[torch.Tensor]) -> Work:
+        if self._aborted.is_set():
+            raise RuntimeError("the communicator was aborted")
+        before = self.device.reached()
+
+        def run() -> None:
+            before.wait()
+            try:
+                kernel()
+            except Aborted:
+                return
+
+        work = Work(self, self._stream.launch(run))
+        self.kept[work] = tensors
+        return work
+
+    def _receive(self, peer: int, tensor: torch.Tensor) -> None:
+        flat = tensor.detach().view(-1).view(torch.uint8)
+        raw = self._read(peer, flat.numel())
+        flat.copy_(torch.frombuffer(raw, dtype=torch.uint8))
+
+    def _read(self, peer: int, count: int) -> bytearray:
+        found = bytearray()
+        while len(found) < count:
+            self._spin([self._peers[peer]], [])
+            try:
+                piece = self._peers[peer].recv(count - len(found))
+            except OSError:
+                piece = b""
+            if not piece:
+                self._never()
+            found += piece
+        return found
+
+    def _write(self, peer: int, raw: bytes) -> None:
+        left = memoryview(raw)
+        while left:
+            self._spin([], [self._peers[peer]])
+            try:
+                left = left[self._peers[peer].send(left, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                self._never()
+
+    def _spin(self, readable: Sequence[socket.socket], writable: Sequence[socket.socket]) -> None:
+        while not self._aborted.is_set():
+            if any(select.select(readable, writable, [], SPIN_SECONDS)):
+                return
+        raise Aborted
+
+    def _never(self) -> None:
+        """The peer will not come any more, of which nothing tells a kernel."""
+        self._aborted.wait()
+        raise Aborted
+
+    def abort(self) -> None:
+        """End all its kernels, alone."""
+        abort_group([self])
+
+    def _tell(self) -> None:
+        self.device.abort()
+        self._aborted.set()
+
+    def _free(self) -> None:
+        self.device.drain()
+        self.device.forget(self._stream)
+        for peer in self._peers.values():
+            peer.close()
+
+
+def abort_group(communicators: Sequence[Communicator]) -> None:
+    """Abort communicators of one process together."""
+    for communicator in communicators:
+        communicator._tell()
+    for communicator in communicators:
+        communicator._free()
+
+
+def spoil(tensor: torch.Tensor) -> None:
+    """What a buffer holds until the data is there."""
+    with torch.no_grad():
+        tensor.fill_(math.nan)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,169 @@
+"""A simulated accelerator: streams that run what the host queues on them, while the host goes on.
+
+What CUDA does and a CPU does not, and what our code must therefore not rely on, is all that it has: a launch only
+queues; a full queue blocks the host; an error in a kernel shows in a later call, and in every one after that; a
+kernel's first use waits until the whole device is idle, unless modules are loaded eagerly. A kernel here is a Python
+function that runs in its stream's thread; it computes with torch on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+QUEUE = 1024
+"""Kernels that a stream takes before a launch blocks the host."""
+Kernel = Callable[[], object]
+
+
+class Stream:
+    """Runs kernels in the order of their launch.
+
+    Args:
+        device: takes their errors.
+        length: of the launch queue.
+    """
+
+    def __init__(self, device: Device, name: str, length: int = QUEUE) -> None:
+        self._device, self._length = device, length
+        self._queue: deque[tuple[Kernel, threading.Event]] = deque()
+        self._changed = threading.Condition()
+        self._is_idle, self._ended = True, False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def launch(self, kernel: Kernel) -> threading.Event:
+        """Queue a kernel; what is returned is set when it has run, or failed. Blocks while the queue is full."""
+        self._device.check()
+        done = threading.Event()
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._queue) < self._length or self._ended)
+            if self._ended:
+                raise RuntimeError("the communicator was aborted")
+            self._queue.append((kernel, done))
+            self._is_idle = False
+            self._changed.notify_all()
+        return done
+
+    def drain(self) -> None:
+        """Wait until all that was launched has run."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_idle)
+
+    def end(self) -> None:
+        """Take nothing more; what is queued still runs."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is one of its kernels."""
+        return threading.current_thread() is self._thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_idle = not self._queue
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._queue) or self._ended)
+                if not self._queue:
+                    return
+                kernel, done = self._queue[0]
+            try:
+                if not self._device.failed:
+                    kernel()
+            except Exception as error:
+                self._device.fail(f"{type(error).__name__}: {error}")
+            done.set()
+            with self._changed:
+                self._queue.popleft()
+                self._changed.notify_all()
+
+
+class Device:
+    """One accelerator, with a stream for computations; each communicator has one more.
+
+    Args:
+        queue: length of the launch queues.
+        eager: whether all kernels are loaded from the start; by default as CUDA is told by the environment.
+    """
+
+    def __init__(self, queue: int = QUEUE, eager: bool | None = None) -> None:
+        self.queue = queue
+        self._eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER" if eager is None else eager
+        self._error: str | None = None
+        self._computes_garbage = False
+        self._loaded: set[str] = set()
+        self._streams: list[Stream] = []
+        self.compute = self.stream("compute")
+
+    def stream(self, name: str) -> Stream:
+        """Another stream."""
+        stream = Stream(self, name, self.queue)
+        self._streams.append(stream)
+        return stream
+
+    def launch(self, kernel: Kernel, name: str = "") -> None:
+        """Queue a computation; in another one it runs at once. `name` is what has to be loaded once."""
+        if self.compute.is_current:
+            kernel()
+            return
+        if name not in self._loaded and not self._eager:
+            self.drain()
+        self._loaded.add(name)
+        self.compute.launch(kernel)
+
+    def wait(self, event: threading.Event) -> None:
+        """Let what is computed from now on wait for `event`; the host goes on."""
+        if self.compute.is_current:
+            event.wait()
+        elif not event.is_set():
+            self.compute.launch(event.wait)
+
+    def reached(self) -> threading.Event:
+        """Set when all that was computed until now is done."""
+        if self.compute.is_current:
+            event = threading.Event()
+            event.set()
+            return event
+        return self.compute.launch(lambda: None)
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle. Raises RuntimeError when it has failed, now or ever before."""
+        self.drain()
+        self.check()
+        self._computes_garbage = False
+
+    def drain(self) -> None:
+        """Wait until the device is idle."""
+        for stream in tuple(self._streams):
+            stream.drain()
+
+    def check(self) -> None:
+        """Raise RuntimeError when the device has failed."""
+        if self._error is not None:
+            raise RuntimeError(f"accelerator error: {self._error}")
+
+    def fail(self, error: str) -> None:
+        """A kernel failed: nothing runs any more, and every later call says so."""
+        if not self._computes_garbage:
+            self._error = self._error or error
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def abort(self) -> None:
+        """A communicator is aborted: what is queued goes on with whatever is in its buffers, which is nobody's error.
+
+        A real kernel computes garbage of garbage; the checks of an emulated stage would raise an exception.
+        """
+        self._computes_garbage = True
+
+    def forget(self, stream: Stream) -> None:
+        """A stream of an aborted communicator, which has drained."""
+        stream.end()
+        self._streams.remove(stream)
