@@ -34,10 +34,10 @@ from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
+from tests.exec.accelerator.transport import Simulated
 from tests.warm import warm_context
 
 MESSAGE = ((4, 3), torch.float32)
-CPU = torch.device("cpu")
 ANSWER_SECONDS = 240.0
 ENTRIES = 5
 LIMITS = MembershipSection(transport_timeout=60.0, dead_after=30.0, form_timeout=20.0)
@@ -96,7 +96,7 @@ def _serve(port: int, pipe: Any) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False)
     watch = store.clone()
     settings = TransportSettings(store, limits=LIMITS)
-    plugins = {"gloo": Gloo(settings), "lanes": Lanes(settings)}
+    plugins = {"gloo": Gloo(settings), "lanes": Lanes(settings), "accelerator": Simulated(settings)}
     while (case := pipe.recv()) is not None:
         try:
             _case(store, watch, plugins, *case)
@@ -165,9 +165,10 @@ def _iterate(
         elif isinstance(instruction, RecvActivation | RecvGradient):
             pending[instruction] = transport.receive(instruction)
         elif isinstance(instruction, ReduceGradients):
-            for receive in list(pending):
+            found_of = {receive: pending.pop(receive)() for receive in list(pending)}
+            transport.settle()
+            for receive, found in found_of.items():
                 sender = receive.stage + (1 if isinstance(receive, RecvGradient) else -1)
-                found = pending.pop(receive)()
                 assert torch.equal(found, _content(receive, sender, iteration)), f"{receive} of {iteration}: {found}"
             buffers = [_addend(role, instruction.stage, iteration), _addend(role, instruction.stage, -iteration)]
             transport.reduce(instruction.stage, buffers)
@@ -197,12 +198,8 @@ class Lanes(Gloo):
 
 
 class GlooLanes(LaneTransport):
-    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
-        super().__init__(groups, CPU)
-        self._settings = settings
-
     def _make(self, name: str, rank: int, size: int) -> Any:
         return form_group(self._settings, name, rank, size, self._over)
 
-    def _abort(self, group: Any) -> None:
+    def _abort(self, groups: Sequence[Any]) -> None:
         """Gloo's waits end when the plug-in shuts the sockets."""

@@ -32,7 +32,8 @@ class Member:
         store: the main thread's client; heartbeat and watch get clones.
         name: of this process, by the position it started in: `k.r`, see members.py.
         heartbeat: seconds between beats.
-        interrupt: called from the watch thread while the current generation is over; wakes the main thread.
+        interrupt: called from the watch thread while the current generation is over; wakes the main thread. The next
+            generation does not begin here before it has returned.
         lost: called with the reason when the store does not answer any more; the process should end then.
         generation: the last one before this worker; a run that is resumed counts on from its earlier ones.
 

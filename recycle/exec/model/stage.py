@@ -11,6 +11,7 @@ it or when. With `exact` accumulation the sum does not depend on order either.
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -109,6 +110,11 @@ class Stage(ABC):
         Tied stages of one worker have these tensors in common.
         """
         return []
+
+    def spoil_gradients(self) -> None:
+        """Have the gradients that are summed so far be no numbers, as after a fault of the hardware."""
+        for buffer in self.gradient_buffers():
+            buffer.fill_(math.nan)
 
     @abstractmethod
     def loss_sum(self) -> float | None:

@@ -1,12 +1,15 @@
-"""What transports over process groups share: receives posted ahead in lane order, sends kept until they have arrived.
+"""What transports over process groups share: receives posted ahead in lane order, sent tensors kept until they arrived.
 
 Which group carries a lane, and how a wait on it ends when a peer is gone, is each transport's own: gloo.py, nccl.py.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -67,6 +70,8 @@ class GroupTransport(ABC):
     Args:
         groups: what to form.
         device: where messages lie.
+
+    A subclass whose groups have no timeout of their own sets `_patience`, the seconds of a wait.
     """
 
     def __init__(self, groups: GroupsOfGeneration, device: torch.device) -> None:
@@ -77,8 +82,9 @@ class GroupTransport(ABC):
         self._sums: dict[int, Any] = {}
         _LEFT_BEHIND[:] = [(running, group) for running, group in _LEFT_BEHIND if not running.done()]
         self._thread = ThreadPoolExecutor(1)
+        self._patience = math.inf
         self._iteration = 0
-        self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
+        self._sent: dict[Worker, deque[tuple[int, Any, torch.Tensor]]] = {}
         self._lanes: dict[Worker, list[Transfer]] = {}
         self._posted: dict[Transfer, Pending] = {}
         self._places: dict[Instruction, int] = {}
@@ -87,9 +93,27 @@ class GroupTransport(ABC):
     def form(self) -> None:
         """Form the groups. Raises TransportError when they do not form."""
 
-    def _settle(self) -> None:
-        """Wait until what a wait on a group has only queued on the device is done."""
+    def _synchronize(self) -> None:
+        """Wait until what a wait on a group has only queued on the device is done. Raises RuntimeError if it failed."""
         return
+
+    def settle(self) -> None:
+        """Wait until the device has done all that was queued on it, so that it may be said to others.
+
+        Raises:
+            TransportError: the generation ends first, the device failed, or the transport timeout expired.
+        """
+        self._settle_behind(self._synchronize)
+
+    def _settle_behind(self, action: Callable[[], Any], group: Any = None) -> None:
+        self._wait_in_thread(action, group, self._patience)
+        # The end of a generation lets a device go on with whatever is in its buffers.
+        if self._over.is_set():
+            raise TransportError("the generation is over")
+
+    def _posted_ahead(self) -> int:
+        """How many receives of each lane are posted before the program comes to them."""
+        return POSTED_AHEAD
 
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
         group, rank = self._incoming[peer]
@@ -100,9 +124,8 @@ class GroupTransport(ABC):
         return self._try(partial(group.send, [tensor], rank, tag))
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
-        for sending, _ in self._sent.pop(iteration - 2, []):
-            self._wait(sending)
         self._iteration = iteration
+        self._drop_sent(iteration - 2)
         self._places = lane_places(program)
         self._lanes, self._posted = {}, {}
         for instruction in program:
@@ -110,7 +133,7 @@ class GroupTransport(ABC):
                 self._lanes.setdefault(instruction.peer, []).append(instruction)
         for lane in self._lanes.values():
             lane.reverse()
-            for _ in range(POSTED_AHEAD):
+            for _ in range(self._posted_ahead()):
                 self._post_next(lane)
 
     def _post_next(self, lane: list[Transfer]) -> None:
@@ -130,9 +153,20 @@ class GroupTransport(ABC):
         return pending
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+        self._drop_sent(self._iteration - 2)
         tensor = tensor.contiguous()
         sending = self._start_send(instruction.peer, tensor, self._tag(instruction))
-        self._sent.setdefault(self._iteration, []).append((sending, tensor))
+        self._sent.setdefault(instruction.peer, deque()).append((self._iteration, sending, tensor))
+
+    def _drop_sent(self, iteration: int) -> None:
+        """Let go of what is known to have arrived, without waiting, and wait for what was sent until `iteration`.
+
+        Gloo says only in a wait that a tensor has arrived. On a device a wait costs nothing once it has, and frees what
+        the backend keeps of it.
+        """
+        for sent in self._sent.values():
+            while sent and (sent[0][0] <= iteration or sent[0][1].is_completed()):
+                self._wait(sent.popleft()[1])
 
     def _tag(self, instruction: Transfer) -> int:
         """Place in the lane and parity of the iteration: two iterations may be under way on a lane, never three."""
@@ -141,7 +175,8 @@ class GroupTransport(ABC):
     def receive(self, instruction: Transfer) -> Pending:
         while instruction not in self._posted:
             self._post_next(self._lanes[instruction.peer])
-        self._post_next(self._lanes[instruction.peer])
+        if self._posted_ahead():
+            self._post_next(self._lanes[instruction.peer])
         return self._posted.pop(instruction)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
@@ -152,12 +187,9 @@ class GroupTransport(ABC):
         def add_up() -> None:
             for buffer in buffers:
                 group.allreduce([buffer]).wait()
-            self._settle()
+            self._synchronize()
 
-        self._wait_in_thread(add_up, group)
-        # The end of a generation may let a device go on with whatever was in the buffer.
-        if self._over.is_set():
-            raise TransportError("the generation is over")
+        self._settle_behind(add_up, group)
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Start to give `tensor`, contiguous, to the worker's other tensor ranks and to get theirs.
@@ -179,7 +211,7 @@ class GroupTransport(ABC):
             self._wait(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
 
     def release(self) -> None:
-        """End the groups at once where that wakes whoever waits on them; called from any thread."""
+        """Begin to end the groups where that wakes whoever waits on them, and return; called from any thread."""
         return
 
     def close(self) -> None:
@@ -187,29 +219,32 @@ class GroupTransport(ABC):
         self._outgoing, self._incoming, self._sums = {}, {}, {}
         self._thread.shutdown(wait=False)
 
-    def _wait_in_thread(self, action: Callable[[], Any], group: Any = None) -> Any:
+    def _wait_in_thread(self, action: Callable[[], Any], group: Any = None, seconds: float = math.inf) -> Any:
         """The result of `action`, a wait on `group` that may not end when the group is woken.
 
         Raises:
-            TransportError: it failed, or the generation ends first and it is left behind, and `group` with it.
+            TransportError: it failed or, and then it is left behind and `group` with it, the generation ends first or
+                it takes longer than `seconds`.
         """
         self._waiting(True)
         running = self._thread.submit(action)
         try:
-            return self._until_over(running)
+            return self._until_over(running, time.monotonic() + seconds)
         except TransportError:
             _LEFT_BEHIND.append((running, group))
             raise
         finally:
             self._waiting(False)
 
-    def _until_over(self, running: Future[Any]) -> Any:
+    def _until_over(self, running: Future[Any], deadline: float) -> Any:
         while True:
             try:
                 return running.result(OVER_SECONDS)
             except TimeoutError:
                 if self._over.is_set():
                     raise TransportError("the generation is over") from None
+                if time.monotonic() > deadline:
+                    raise TransportError("no answer within the deadline") from None
             except RuntimeError as error:
                 raise self._broken(error) from None
 

@@ -2,18 +2,20 @@
 
 What is known of NCCL's failures decides the design. A dead peer leaves kernels that spin for ever and no error, so
 nobody's death is ever learned from NCCL: heartbeats and process ends tell, and the watch thread then aborts every
-communicator of this process, which is what lets the spinning kernels end. Every communicator is made here and by
-itself, never split from another, since an abort does not reach split ones. After an abort nothing that was on its
-stream is valid: the iteration starts again from the committed step. A new generation forms under names of its own, and
-only once all have acknowledged that they left the old one, so that no one aborts while another initialises.
-torch's own watchdog must not end the process meanwhile: the environment switches it off before torch is imported.
+communicator of this process, which is what lets the spinning kernels end. All are aborted in one group: alone, the
+abort of one waits for the device, on which the receives of the others spin (pytorch issue 119797). Every communicator
+is made here and by itself, never split from another, since an abort does not reach split ones. After an abort nothing
+that was on its stream is valid: the iteration starts again from the committed step. A new generation forms under names
+of its own, and only once all have acknowledged that they left the old one, so that no one aborts while another
+initialises. torch's own watchdog must not end the process meanwhile: the environment switches it off before torch is
+imported. What NCCL does is simulated in `tests/exec/accelerator`, and this transport's code runs over it there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -41,6 +43,7 @@ class Nccl(TransportPlugin):
     environment: ClassVar[Mapping[str, str]] = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch's watchdog ends the process before the generation does
         "TORCH_NCCL_ENABLE_MONITORING": "0",  # likewise, when the watchdog itself is stuck behind an abort
+        "CUDA_MODULE_LOADING": "EAGER",  # a kernel that loads at its first use waits for receives that spin
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
     }
 
@@ -52,7 +55,7 @@ class Nccl(TransportPlugin):
     def refusal(cls, job: Job) -> str | None:
         if not computes_on_gpu(job):
             return '[membership] transport: "nccl", but no stage computes on a GPU here; leave it at "auto"'
-        return "[shape] tensor_parallel: only 1 with NCCL for now" if job.grid.tensor_parallel > 1 else None
+        return None
 
     @classmethod
     def require_machine(cls, processes: int) -> None:
@@ -65,7 +68,10 @@ class Nccl(TransportPlugin):
 
     @classmethod
     def device(cls, local_index: int) -> torch.device:
-        return gpu_or_cpu(local_index)
+        device = gpu_or_cpu(local_index)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # libraries below that are not told one take the current one
+        return device
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
         return NcclTransport(self.settings, groups)
@@ -74,22 +80,21 @@ class Nccl(TransportPlugin):
 class NcclTransport(LaneTransport):
     """One generation of it."""
 
-    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
-        super().__init__(groups, settings.device)
-        self._settings = settings
-
     def _make(self, name: str, rank: int, size: int) -> Any:
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timedelta(seconds=self._settings.limits.form_timeout)
         with torch.cuda.device(self._device):
-            return nccl(PrefixStore(name, self._settings.store), rank, size, options)
+            return nccl(PrefixStore(name, self._store), rank, size, options)
 
-    def _abort(self, group: Any) -> None:
-        with contextlib.suppress(RuntimeError):
-            group.abort()
+    def _abort(self, groups: Sequence[Any]) -> None:
+        groups[0]._group_start()
+        for group in groups:
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+        groups[0]._group_end()
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
 
 

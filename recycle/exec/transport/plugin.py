@@ -78,14 +78,18 @@ class TransportPlugin(ABC):
     def wake(self) -> None:
         """Let whoever waits for a peer in this process wake up with TransportError, and peers that wait for it too.
 
-        Called from another thread, again and again until the main thread has left its generation. It releases the
-        groups unless a subclass has another way.
+        Called from another thread, again and again until the main thread has left its generation, which may not go on
+        meanwhile: so it returns at once. It releases the groups unless a subclass has another way.
         """
         if (standing := self._standing) is not None:
             standing.release()
 
     def end(self) -> None:
-        """This process leaves its generation, whether its groups had formed or not."""
+        """This process leaves its generation, whether its groups had formed or not.
+
+        Raises:
+            RunError: its device has failed for good.
+        """
         self.wake()
         if self._standing is not None:
             self._standing.close()

@@ -133,9 +133,9 @@ class WorkerLoop:
         except GenerationOver:
             return None
         finally:
+            self.transport.end()
             if self.tensor_group is not None:
                 self.tensor_group.exchange = None
-            self.transport.end()
 
     def _form(
         self, record: GenerationRecord, schedule: Schedule, role: Worker, program: Sequence[Instruction]
@@ -160,6 +160,7 @@ class WorkerLoop:
                 self._each_state(partial(transport.send_state, Worker.parse(record.roles[joiner])))
             elif self.member.worker == joiner:
                 self._each_state(partial(transport.receive_state, Worker.parse(record.roles[source])))
+                transport.settle()  # else its state might still be under way when others count on it
                 self._updates.joined(record.committed)
         return transport
 

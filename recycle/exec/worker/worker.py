@@ -7,7 +7,6 @@ It ends with the launcher or agent that started it, never the other way round.
 from __future__ import annotations
 
 import faulthandler
-import math
 import os
 import signal
 import sys
@@ -76,7 +75,7 @@ def run_worker(text: str) -> None:
     if specification.restored is not None:
         load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
     saver = Saver(checkpoints, name, worker.rank, stages, store, tensor_parallel)
-    injector = start_injector(name, run.faults, tensor_parallel, store, lambda: _poison(stages))
+    injector = start_injector(name, run.faults, tensor_parallel, store, lambda: _spoil(stages))
     member.ready(specification.incarnation)
     trace = TraceLog(log_path(run.directory, worker), run.started, member.warn) if tensor_rank == 0 else None
     at = -1 if specification.restored is None else specification.restored
@@ -100,8 +99,7 @@ def run_worker(text: str) -> None:
         end(str(error))
 
 
-def _poison(stages: Mapping[int, Stage]) -> None:
-    """What a `nan` fault does: the sums of this worker's gradients are not numbers any more."""
+def _spoil(stages: Mapping[int, Stage]) -> None:
+    """What a `nan` fault does."""
     for stage in stages.values():
-        for buffer in stage.gradient_buffers():
-            buffer.fill_(math.nan)
+        stage.spoil_gradients()

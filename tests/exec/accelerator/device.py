@@ -77,6 +77,7 @@ class Stream:
                     kernel()
             except Exception as error:
                 self._device.fail(f"{type(error).__name__}: {error}")
+            del kernel  # and with it the tensors that it used
             done.set()
             with self._changed:
                 self._queue.popleft()

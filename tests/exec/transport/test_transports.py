@@ -1,6 +1,7 @@
 """Transports between processes: what is sent arrives, sums are right, and nobody waits for the dead.
 
-Each test runs on gloo's own transport and on the one that NCCL uses, a communicator per lane, over gloo.
+Each test runs on gloo's own transport and on the one that NCCL uses, a communicator per lane, over gloo's communicators
+and over those of the simulated accelerator.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def adaptive() -> Schedule:
     return plan.for_processes(frozenset([Worker(1, 1)])).schedule
 
 
+KINDS = ["gloo", "lanes", "accelerator"]
 SCHEDULES = {
     "1f1b": lambda: one_f_one_b(Shape(2, 2, 3)),
     "zb-h1": lambda: zb_h1(Shape(1, 4, 6)),
@@ -52,7 +54,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["gloo", "lanes"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_message_and_sum_is_the_right_one_in_every_iteration(
     kind: str, name: str, workers: TransportWorkers
@@ -61,7 +63,7 @@ def test_every_message_and_sum_is_the_right_one_in_every_iteration(
     assert workers.run(kind, schedule, "") == ["done"] * len(schedule.live)
 
 
-@pytest.mark.parametrize("kind", ["gloo", "lanes"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("when", ["before a send", "before a sum"])
 @pytest.mark.parametrize("victim", [0, 4])
 def test_nobody_waits_for_a_dead_peer_once_the_generation_is_over(
@@ -132,12 +134,6 @@ def test_a_transport_that_cannot_work_is_refused(
 def test_a_transport_that_does_not_exist_is_refused_with_those_that_do(name: str) -> None:
     with pytest.raises(JobError, match=re.escape(f'transport: "{name}" is none of "auto", "nccl", "gloo", nor the')):
         transport_of(job(name))
-
-
-def test_nccl_with_tensor_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    with pytest.raises(JobError, match=re.escape("[shape] tensor_parallel: only 1 with NCCL for now")):
-        transport_of(job("auto", tensor_parallel=2))
 
 
 def test_nccl_names_what_is_missing() -> None:

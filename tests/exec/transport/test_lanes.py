@@ -1,0 +1,196 @@
+"""A communicator per lane on an accelerator that runs behind its host: what the transport must do about each trap.
+
+The workers are threads of this process, with a simulated device each (tests/exec/accelerator).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from recycle.errors import RunError
+from recycle.exec.membership.launcher_store import LauncherStore
+from recycle.exec.membership.schema import OverKey
+from recycle.exec.transport.base import TransportError
+from recycle.exec.transport.groups import GroupsOfGeneration
+from recycle.exec.transport.plugin import TransportSettings
+from recycle.ir.families import one_f_one_b
+from recycle.ir.instruction import Compute, Receive, Send
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.sections import MembershipSection
+from recycle.shape import Shape, Worker
+from tests.exec.accelerator.device import Device
+from tests.exec.accelerator.transport import SimulatedTransport
+
+MESSAGE = ((4,), torch.float32)
+SOON, LATE = 0.1, 20.0
+"""Seconds in which what does not wait is done; and after which what has not ended hangs."""
+PIPELINE = lower(one_f_one_b(Shape(1, 3, 4)))
+FIRST, MIDDLE, LAST = PIPELINE.live
+
+
+class Process:
+    """One worker of a schedule: its device, its transport, and its main thread."""
+
+    def __init__(self, store: Any, schedule: Schedule, role: Worker, joins: Any, **limits: float) -> None:
+        self.device, self.over, self.program = Device(eager=False), threading.Event(), schedule.program(role)
+        hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
+        members = sorted(schedule.live)
+        self.transport = SimulatedTransport(
+            TransportSettings(store, limits=MembershipSection(**limits)),  # type: ignore[arg-type]
+            GroupsOfGeneration("g", role, members, hosts, MESSAGE, self.program, joins, self.over),
+            self.device,
+        )
+        self._thread = ThreadPoolExecutor(1)
+
+    def does(self, action: Callable[[], Any]) -> Future[Any]:
+        """Have the main thread do something."""
+        return self._thread.submit(action)
+
+    def run(self, iteration: int) -> None:
+        """An iteration of its program, whose computations do nothing."""
+        self.transport.begin(self.program, iteration)
+        for instruction in self.program:
+            if isinstance(instruction, Receive):
+                self.transport.receive(instruction)()
+            elif isinstance(instruction, Compute):
+                self.device.launch(lambda: None, instruction.token)
+            elif isinstance(instruction, Send):
+                self.transport.send(instruction, torch.ones(4))
+        self.transport.settle()
+
+
+Start = Callable[..., dict[Worker, Process]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """The workers of a schedule, formed: start(schedule)."""
+    every: list[Process] = []
+
+    def begin(schedule: Schedule = PIPELINE, joins: Any = (), **limits: float) -> dict[Worker, Process]:
+        store: Any = HashStore()
+        processes = {role: Process(store, schedule, role, joins, **limits) for role in schedule.live}
+        every.extend(processes.values())
+        for forming in [process.does(process.transport.form) for process in processes.values()]:
+            forming.result(LATE)
+        return processes
+
+    yield begin
+    for process in every:
+        process.over.set()
+        process.transport.release()
+
+
+def test_kernels_that_load_at_their_first_use_do_not_meet_receives_that_spin(start: Start) -> None:
+    processes = start()
+    for iteration in range(3):
+        for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
+            running.result(LATE)
+
+
+def test_who_waits_for_several_dead_peers_leaves_the_generation(start: Start) -> None:
+    middle = start()[MIDDLE]
+    middle.transport.begin(middle.program, 0)
+    middle.transport.begin(middle.program, 1)  # receives from both neighbours are posted ahead and spin
+    waiting = middle.does(middle.transport.settle)
+    middle.over.set()
+    middle.transport.release()
+    with pytest.raises(TransportError, match="the generation is over"):
+        waiting.result(LATE)
+    middle.does(middle.transport.close).result(LATE)
+    middle.device.synchronize()
+
+
+def test_the_end_of_a_generation_is_told_at_once_also_when_an_abort_hangs(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, hangs = start()[FIRST], threading.Event()
+    monkeypatch.setattr("tests.exec.accelerator.transport.abort_group", lambda _: hangs.wait())
+    told = first.does(first.transport.release)
+    told.result(LATE)
+    closing = first.does(first.transport.close)
+    with pytest.raises(TimeoutError):  # it shows as a hang of the main thread, which heartbeats tell
+        closing.result(SOON)
+    hangs.set()
+    closing.result(LATE)
+
+
+def test_a_state_has_not_arrived_before_the_device_is_done(start: Start) -> None:
+    pair = lower(one_f_one_b(Shape(2, 1, 1)))
+    source, joiner = pair.live
+    processes = start(pair, joins=[(source, joiner)])
+    state, copy, gate = torch.arange(5.0), torch.zeros(5), threading.Event()
+    processes[source].device.launch(gate.wait)
+    processes[source].does(lambda: processes[source].transport.send_state(joiner, [state])).result(LATE)
+    processes[joiner].does(lambda: processes[joiner].transport.receive_state(source, [copy])).result(LATE)
+    settling = processes[joiner].does(processes[joiner].transport.settle)
+    with pytest.raises(TimeoutError):
+        settling.result(SOON)
+    assert not torch.equal(copy, state)
+    gate.set()
+    settling.result(LATE)
+    assert torch.equal(copy, state)
+
+
+def test_a_sent_tensor_is_let_go_of_with_the_next_one_and_not_two_iterations_later(start: Start) -> None:
+    processes = start()
+    sends = [instruction for instruction in processes[FIRST].program if isinstance(instruction, Send)]
+    receives = [instruction for instruction in processes[MIDDLE].program if isinstance(instruction, Receive)]
+    for role in (FIRST, MIDDLE):
+        processes[role].transport.begin(processes[role].program, 0)
+    tensor = torch.ones(4)
+    sent = weakref.ref(tensor)
+    processes[FIRST].transport.send(sends[0], tensor)
+    del tensor
+    assert sent() is not None
+    processes[MIDDLE].transport.receive(next(one for one in receives if one.peer == FIRST))()
+    processes[FIRST].transport.settle()
+    processes[FIRST].transport.send(sends[1], torch.ones(4))
+    assert sent() is None
+
+
+def test_a_sum_whose_peer_does_not_come_ends_at_the_transport_timeout(start: Start) -> None:
+    pair = lower(one_f_one_b(Shape(2, 1, 1)))
+    alone, _ = start(pair, transport_timeout=SOON).values()
+    with pytest.raises(TransportError, match="no answer within the deadline"):
+        alone.does(lambda: alone.transport.reduce(0, [torch.ones(1)])).result(LATE)
+
+
+def test_a_lane_whose_peer_does_not_come_is_named_after_the_forming_timeout() -> None:
+    middle = Process(HashStore(), PIPELINE, MIDDLE, (), form_timeout=SOON)
+    with pytest.raises(TransportError, match=f"lane{FIRST}>{MIDDLE} did not form: "):
+        middle.does(middle.transport.form).result(LATE)
+
+
+def test_who_waits_for_a_peer_to_form_still_reaches_the_store_and_leaves_at_the_end_of_the_generation() -> None:
+    server, port = LauncherStore.host()
+    client = LauncherStore.connect("127.0.0.1", port)
+    middle = Process(client.torch_store, PIPELINE, MIDDLE, ())
+    forming = middle.does(middle.transport.form)
+    with pytest.raises(TimeoutError):
+        forming.result(SOON)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: client.read(OverKey())).result(LATE) is None
+    middle.over.set()
+    with pytest.raises(TransportError, match=r"the generation is over|in vain"):
+        forming.result(LATE)
+    server.close()
+
+
+def test_a_device_that_has_failed_ends_its_process_when_the_generation_does(start: Start) -> None:
+    first = start()[FIRST]
+    first.device.launch(lambda: [].pop())
+    with pytest.raises(TransportError, match="accelerator error: IndexError"):
+        first.does(first.transport.settle).result(LATE)
+    with pytest.raises(RunError, match="cpu cannot be used any more by this process: accelerator error: IndexError"):
+        first.does(first.transport.close).result(LATE)
