@@ -160,7 +160,7 @@ def _plan(
             _require_time(whole, seconds)
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
-    bound = lower_bound(problem, deadline.part(BOUND_SHARE))
+    bound = lower_bound(whole, deadline.part(BOUND_SHARE))  # pipelines may exchange micro-batches over more lanes
     if progress:
         progress("constructing", float("inf"))
     in_time = Deadline(QUICK_SECONDS, stop) if quick else deadline

@@ -12,7 +12,10 @@ ones included. Every schedule gives such functions, whatever its assignment and 
     sharing    of n hosts alike one gets at least ceil(units / n), where a unit is a micro-batch in a chunk, so the
                others together at most the rest
     heads      done(t) = 0 until a micro-batch can have come from the first of the chosen stages
-    tails      everything is done when what follows it must begin, so that this ends in time.
+    tails      everything is done when what follows it must begin, so that this ends in time
+    lanes      transfers, of which each directed pair of hosts carries one at a time: rate and order as above. Between
+               two chosen stages only the boundary with the fewest pairs counts, and only where these carry less than
+               the hosts make.
 
 Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is the first start at the first of them
 (with the barrier: at stage 0), which holds for all stages of its rank, as they come later. If no such fluid is through
@@ -101,6 +104,7 @@ def through(problem: Problem, window: float, stages: Sequence[int]) -> float:
     fluid = _FluidRelaxation(problem, window, stages)
     fluid.add_crews()
     fluid.add_ways()
+    fluid.add_lanes()
     fluid.add_goal()
     return fluid.most()
 
@@ -145,7 +149,8 @@ class _FluidRelaxation:
             crews = _crews(problem, rank, len(chunks))
             self.crews += crews
             self.groups += [(s, crew) for s in chunks for crew in crews]
-        self.goal = len(self.groups) * problem.kinds * self.points
+        self.lanes: dict[tuple[int, int], list[int]] = {}  # by the ranks that a transfer leads from and to
+        self.goal = 0
         self.rows: list[Integers] = []
         self.columns: list[Integers] = []
         self.coefficients: list[Floats] = []
@@ -189,17 +194,89 @@ class _FluidRelaxation:
 
     def add_ways(self) -> None:
         """Forwards from each chosen stage to the next, inputs back, and from each through the rest of the model."""
-        problem, hop = self.problem, self.problem.hop
+        problem = self.problem
         for near, far in zip(self.stages, self.stages[1:], strict=False):
             here, there = self._of(near), self._of(far)
-            gaps = [(far - near) * hop + sum(self._time(j, k) for j in range(near + 1, far)) for k in (0, 1)]
-            out, back = gaps[0] + self._least(near, 0, far, 0), gaps[1] + self._least(near, 1, far, 1)
+            out = self._between(near, far, 0) + self._least(near, 0, far, 0)
+            back = self._between(near, far, 1) + self._least(near, 1, far, 1)
             self._follow([(g, 0) for g in there], [(g, 0, 1.0, out) for g in here], 0.0)
             self._follow([(g, 1) for g in here], [(g, 1, 1.0, back) for g in there], 0.0)
         for s in self.stages:
             turn = problem.way_back[s] + self._least(s, 0, s, 1)
             for g in self._of(s):
                 self._follow([(g, 1)], [(g, 0, 1.0, turn)], 0.0)
+
+    def add_lanes(self) -> None:
+        """Transfers between the chosen stages, and beyond the last, where few pairs of hosts carry them."""
+        problem, end = self.problem, self.problem.shape.stages - 1
+        for near, far in zip(self.stages, self.stages[1:], strict=False):
+            boundary = self._narrowest(near, far)
+            for kind, source, target in ((0, near, far), (1, far, near)):
+                if (
+                    self._pace(boundary, boundary + 1)
+                    < min(self._host_pace(source, kind), self._host_pace(target, kind)) - TOLERANCE
+                ):
+                    lane = self._lane(boundary, kind)
+                    self._lead_in(source, kind, boundary, lane)
+                    self._lead_out(lane, boundary, target, kind)
+        last = self.stages[-1]
+        if last < end:
+            boundary = self._narrowest(last, end)
+            if self._pace(boundary, boundary + 1) < max(self._host_pace(last, 0), self._host_pace(last, 1)) - TOLERANCE:
+                out, back, beyond = self._lane(boundary, 0), self._lane(boundary, 1), boundary + 1
+                turn = self._time(beyond, 0) + problem.way_back[beyond] + self._time(beyond, 1)
+                self._lead_in(last, 0, boundary, out)
+                self._follow([(back, 0)], [(out, 0, 1.0, turn + problem.hop)], 0.0)
+                self._lead_out(back, boundary, last, 1)
+        step = np.diff(self.times)
+        before, after = np.arange(self.points - 1), np.arange(1, self.points)
+        for (sender, receiver), lanes in self.lanes.items():
+            rate = [(before, self._at(g, 0, at), sign) for g in lanes for at, sign in ((after, 1.0), (before, -1.0))]
+            self._add(rate, step * self._pace(sender, receiver))
+
+    def _lane(self, boundary: int, kind: int) -> int:
+        """A group of its own for the transfers of activations (0) or gradients (1) over a boundary; monotone."""
+        ranks, g = self.problem.shape.ranks, len(self.groups)
+        self.groups.append((-1, _Crew([], self.problem.micro_batches)))
+        ends = boundary % ranks, (boundary + 1) % ranks
+        self.lanes.setdefault(ends if kind == 0 else ends[::-1], []).append(g)
+        before = np.arange(self.points - 1)
+        self._add([(before, self._at(g, 0, before), 1.0), (before, self._at(g, 0, before + 1), -1.0)], 0.0)
+        return g
+
+    def _lead_in(self, source: int, kind: int, boundary: int, lane: int) -> None:
+        """A transfer follows what the chosen stage before it has done, by way of the stages between."""
+        sender = boundary + kind
+        gap = 0.0 if sender == source else self._between(source, sender, kind) + self._time(sender, kind)
+        lag = gap + min(self.problem.hop, self._time(source, kind))
+        self._follow([(lane, 0)], [(g, kind, 1.0, lag) for g in self._of(source)], 0.0)
+
+    def _lead_out(self, lane: int, boundary: int, target: int, kind: int) -> None:
+        """What the chosen stage behind a transfer does follows it, by way of the stages between."""
+        receiver = boundary + 1 - kind
+        gap = 0.0 if receiver == target else self._between(receiver, target, kind) + self._time(receiver, kind)
+        lag = gap + min(self.problem.hop, self._time(target, kind))
+        self._follow([(g, kind) for g in self._of(target)], [(lane, 0, 1.0, lag)], 0.0)
+
+    def _between(self, one: int, other: int, kind: int) -> float:
+        """Time between the operations of a kind at two stages: transfers, and the operations at stages between."""
+        near, far = sorted((one, other))
+        return (far - near) * self.problem.hop + sum(self._time(j, kind) for j in range(near + 1, far))
+
+    def _narrowest(self, near: int, far: int) -> int:
+        """The boundary (by the stage before it) between two stages that the fewest pairs of hosts share."""
+        return min(range(near, far), key=lambda s: self._pace(s, s + 1))
+
+    def _pace(self, stage: int, other: int) -> float:
+        """Transfers per time from the hosts of one stage to those of another, over as many lanes as there are pairs."""
+        hosts = self.problem.hosts
+        return len(hosts[stage]) * len(hosts[other]) / self.problem.hop if self.problem.hop else inf
+
+    def _host_pace(self, stage: int, kind: int) -> float:
+        """Operations of a kind per time that the hosts of a stage can do."""
+        problem = self.problem
+        base = float(problem.times[kind * problem.shape.stages + stage])
+        return sum(1 / problem.speed[w] for w in problem.hosts[stage]) / base
 
     def add_goal(self) -> None:
         """The goal is at most what every chosen stage has done of each kind when its last must have ended."""
@@ -244,12 +321,12 @@ class _FluidRelaxation:
 
         rows, columns = np.concatenate(self.rows), np.concatenate(self.columns)
         coefficients, limits = np.concatenate(self.coefficients), np.concatenate(self.limits)
-        count = self.goal + 1
+        count = 1 + len(self.groups) * self.problem.kinds * self.points
         highest = np.full(count, float(self.problem.micro_batches))
         heads = self._heads()
         for g, (s, crew) in enumerate(self.groups):
             for kind in range(self.problem.kinds):
-                idle = np.searchsorted(self.times, heads[kind, s] + TOLERANCE)
+                idle = np.searchsorted(self.times, heads.get((kind, s), 0.0) + TOLERANCE)
                 highest[self._at(g, kind, np.arange(self.points))] = min(crew.units, self.problem.micro_batches)
                 highest[self._at(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
@@ -281,7 +358,7 @@ class _FluidRelaxation:
         return [g for g, (s, _) in enumerate(self.groups) if s == stage]
 
     def _at(self, group: int, kind: int, point: Integers) -> Integers:
-        return (group * self.problem.kinds + kind) * self.points + point
+        return 1 + (group * self.problem.kinds + kind) * self.points + point
 
     def _time(self, stage: int, kind: int) -> float:
         return float(self.problem.times[kind * self.problem.shape.stages + stage]) * self.problem.fastest[stage]

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from recycle.errors import ScheduleError
+from recycle.ir.simulate import simulate
 from recycle.shape import Worker
-from recycle.solve.bounds import closed_form, fluid
+from recycle.solve.bounds import closed_form, fluid, lower_bound
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
 from recycle.solve.search.timing import time_order
+from tests.solve.exhaustive import every_order
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
@@ -91,6 +94,40 @@ def test_chunks_of_a_rank_share_its_memory(shape, limit, closed, bound):
 def test_nothing_starts_before_it_can_come_nor_ends_too_late_for_what_follows():
     problem = Problem.of(job(1, 2, 1, forward=[3.0, 1.0], backward_input=[5.0, 1.0], backward_weight=2.0))
     assert fluid.raise_bound(problem, 3.0, [(0, 1)]) == 3 + 1 + 1 + 5 + 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "link", "bound"),
+    [
+        ((1, 2, 4), 1, 3, 1 + 4 * 3 + 2 + 3 + 2),  # the fourth activation waits for the lane; F, I; the gradient; I, W
+        ((1, 2, 4), 1, 5, 30),
+        ((2, 2, 4), 1, 12, 1 + 2 * 12 + 2 + 12 + 2),  # eight over four lanes
+        ((1, 2, 2), 2, 3, 30),  # the lane to rank 1 carries activations of stages 0 and 2, and gradients of stage 1
+        ((1, 1, 4), 2, 5, 24),  # a worker that hosts all stages transfers nothing
+    ],
+)
+def test_transfers_queue_for_the_lanes_of_their_pairs_of_hosts(shape, chunks, link, bound):
+    assert lower_bound(Problem.of(job(*shape, chunks=chunks, link=link))) == bound
+
+
+@pytest.mark.search
+@pytest.mark.parametrize(
+    ("shape", "keys", "optimum"),
+    [((1, 2, 2), {"link": 3}, 14), ((1, 2, 1), {"chunks": 2, "link": 2}, 21)],
+)
+def test_no_bound_of_lanes_is_above_the_optimum_of_an_exhaustive_search(shape, keys, optimum):
+    made = job(*shape, **keys)
+    problem = Problem.of(made)
+    best = min(simulated(problem.schedule(order), made.prices) for order in every_order(problem))
+    assert lower_bound(problem) <= best == optimum
+
+
+def simulated(schedule, prices):
+    """The period; infinite when the schedule can never finish."""
+    try:
+        return simulate(schedule, prices).period
+    except ScheduleError:
+        return float("inf")
 
 
 def test_with_the_barrier_only_chains_from_stage_0_on_count():
