@@ -106,8 +106,11 @@ def _print(file: Path, schedule: Schedule, findings: Findings) -> None:
 
 def _excerpt(schedule: Schedule, worker: str, position: int) -> str:
     """The program around a position, with the instruction there between > and <."""
-    program = schedule.program(Worker.parse(worker))
-    begin, end = max(0, position - AROUND), min(len(program), position + AROUND + 1)
-    cells = [f">{program[i]}<" if i == position else str(program[i]) for i in range(begin, end)]
-    before, after = "... " if begin else "", " ..." if end < len(program) else ""
+    w = schedule.shape.worker_index(Worker.parse(worker))
+    first, last = schedule.columns.offsets[w : w + 2].tolist()
+    row = first + position
+    begin, end = max(first, row - AROUND), min(last, row + AROUND + 1)
+    names = {i: str(schedule.instruction(i)) for i in range(begin, end)}
+    cells = [f">{name}<" if i == row else name for i, name in names.items()]
+    before, after = "... " if begin > first else "", " ..." if end < last else ""
     return f"{worker} | {before}{' '.join(cells)}{after}"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich import box
 
@@ -18,6 +19,7 @@ from recycle.ir.check import check
 from recycle.ir.gaps import GapCause, Gaps
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
+from recycle.ir.text import words
 from recycle.ir.text_grid import DRAWN
 from recycle.shape import Worker
 
@@ -63,14 +65,21 @@ def simulate(
 def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:
     """What `--json` prints. Per-worker lists run over all workers by pipeline, then rank; None for a failed one."""
     schedule = timeline.schedule
+    rows = np.array(timeline.critical_path, dtype=np.int64)
+    columns, workers = schedule.columns.take(rows, np.array([0, len(rows)])), list(map(str, schedule.shape.workers()))
     path = [
         {
-            **_named(schedule, row),
-            "start": float(timeline.start[row]),
-            "end": float(timeline.end[row]),
+            "worker": workers[w],
+            "instruction": name,
+            "start": start,
+            "end": end,
             "cause": None if cause is None else cause.name.lower(),
         }
-        for row, cause in zip(timeline.critical_path, timeline.critical_causes, strict=True)
+        for w, name, start, end, cause in zip(
+            *(schedule.columns.worker[rows].tolist(), words(schedule.shape, columns)),
+            *(timeline.start[rows].tolist(), timeline.end[rows].tolist(), timeline.critical_causes),
+            strict=True,
+        )
     ]
     names = ("makespan", "period", "bubble_ratio", "bubble", "inner_bubble", "peak_activations", "peak_bytes")
     return {

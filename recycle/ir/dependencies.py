@@ -450,7 +450,7 @@ def tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
             stage = leader[stage]
         return stage
 
-    for tie in ties:
+    for tie in dict.fromkeys(ties):
         merged = [first(stage) for stage in tie if 0 <= stage < stages]
         lowest = min(merged, default=0)
         for stage in merged:

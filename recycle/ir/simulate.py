@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from recycle.errors import ScheduleError, ScheduleWarning
+from recycle.errors import JobError, ScheduleError, ScheduleWarning
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.dependencies import (
     Cause,
@@ -60,6 +60,8 @@ from recycle.ir.text_grid import text_grid
 from recycle.profile import Profile
 
 T = TypeVar("T")
+_MOST_SECONDS = 1e100
+"""All times of a schedule together; sums of more may be infinite."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
         serialised: each worker carries one transfer at a time, unbuffered, in program order.
 
     Raises:
-        ScheduleError: as `timeline_of`.
+        JobError, ScheduleError: as `timeline_of`.
     """
     timeline = timeline_of(schedule, profile, serialised=serialised)
     if count := incomplete_count(schedule):
@@ -337,6 +339,7 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
     """What `simulate` gives, without its warning: for callers who tell what is missing in their own way.
 
     Raises:
+        JobError: the times add up to what no number holds, or do not fit the schedule (see `durations`).
         ScheduleError: the order could never finish, because it has a cycle or because peers reduce tied stages in
             unlike orders (`check` shows where).
     """
@@ -354,6 +357,8 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
     rows, nodes = graph.dependencies.rows, graph.dependencies.nodes
     seconds = np.zeros(nodes)
     seconds[:rows] = durations(graph.schedule, profile)
+    if seconds.max(initial=0.0) > _MOST_SECONDS / max(nodes, 1):
+        raise JobError(f"the times add up to more than {_MOST_SECONDS:g}: state them in another unit")
     start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
     period = _period(graph, seconds) if rows else 0.0
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period, graph.dependencies)

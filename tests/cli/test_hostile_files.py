@@ -214,3 +214,14 @@ def test_a_schedule_without_programs_of_the_largest_shapes_is_checked_in_little_
         assert (status, err) == (1, "")
         assert f"no stage runs micro-batch 0.0{', 0.1' if shape.micro_batches > 1 else ''}" in str(out)
         assert "1 error(s), 0 warning(s)" in str(out)
+
+
+def test_times_beyond_all_bounds_are_refused_in_a_line(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(PLAN)
+    (tmp_path / "profile.json").write_text('{"forward": 1e308}')
+    message = "the times add up to more than 1e+100: state them in another unit"
+    for option in ("--times=1e308,1,1", "--comm=1e308", f"--profile={tmp_path / 'profile.json'}"):
+        for as_json in ([], ["--json"]):
+            assert command("simulate", tmp_path / "plan.json", option, *as_json).refused(message)
+    outcome = command("convert", tmp_path / "plan.json", tmp_path / "plan.trace.json", "--times=1e308,1,1")
+    assert outcome.refused(message)
