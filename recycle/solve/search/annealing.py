@@ -3,8 +3,8 @@
 Moves: one operation to another place of its program (the worker's memory depends on that program alone, so it is tested
 first); two micro-batches of a stage exchange places, on one worker or, if both are mobile, between hosts; a mobile one
 goes to another live host, which runs it at about the same time; a due time shifts. A micro-batch is mobile at a stage
-where its home is dead, or where hosts differ in speed. With the barrier every due time is the target, and none shifts.
-What a state costs is said in `order_kernels`.
+where its home is dead, or slower than some other host; in a wide round all others of such a stage are too. With the
+barrier every due time is the target, and none shifts. What a state costs is said in `order_kernels`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from recycle.ir.columns import Flags
 from recycle.ir.compiled import run
-from recycle.solve.problem import Operations, Order, Problem
+from recycle.solve.problem import TOLERANCE, Operations, Order, Problem
 from recycle.solve.search.order_kernels import Annealing, anneal_order, timed_order
 from recycle.solve.search.random_numbers import seeded
 
@@ -46,6 +46,7 @@ def anneal(
     *,
     steps: int,
     seed: int = 0,
+    wide: bool = False,
     hot: float = 1.0,
     cold: float = 0.1,
 ) -> Annealed:
@@ -56,9 +57,10 @@ def anneal(
         due: due time of each rank; only their differences matter, and with the barrier not even these.
         target: the period to reach.
         steps: moves to try.
+        wide: whether a micro-batch may leave a home that is as fast as any, where others of its stage have to.
         hot, cold: first and last temperature, in the problem's typical operation time.
     """
-    is_mobile = _is_mobile(problem)
+    is_mobile = _is_mobile(problem, wide)
     annealing = Annealing(
         due=np.array(due if problem.staggered else [target] * len(due), dtype=np.float64),
         target=float(target),
@@ -85,11 +87,12 @@ def _live(problem: Problem) -> Operations:
     return np.array([worker not in problem.dead for worker in problem.shape.workers()], dtype=np.int64)
 
 
-def _is_mobile(problem: Problem) -> Flags:
+def _is_mobile(problem: Problem, wide: bool) -> Flags:
     """Whether another host may suit each (stage, micro-batch), flat; none without re-routing."""
     stages, ranks = problem.shape.stages, problem.shape.ranks
-    is_dead = _live(problem).reshape(-1, ranks) == 0
-    home = np.arange(problem.micro_batches) // problem.shape.micro_batches
-    unlike = np.array([len({problem.speed[w] for w in hosts}) > 1 for hosts in problem.hosts])
-    mobile: Flags = is_dead[home][:, np.arange(stages) % ranks].T | unlike[:, None]
-    return (mobile & problem.reroute).ravel()
+    live, speed = _live(problem).reshape(-1, ranks), np.array(problem.speed).reshape(-1, ranks)
+    fastest = np.array(problem.fastest[:ranks])
+    is_left: Flags = (live == 0) | (speed > fastest + TOLERANCE)
+    home, rank = np.arange(problem.micro_batches) // problem.shape.micro_batches, np.arange(stages) % ranks
+    left = is_left[home][:, rank].T & problem.reroute
+    return np.repeat(left.any(axis=1), problem.micro_batches) if wide else left.ravel()

@@ -93,8 +93,9 @@ def _round(
     turn: int,
     deadline: Deadline,
 ) -> Annealed:
-    """One round, from hot to cold, in parts, between which the deadline can end it."""
+    """One round, from hot to cold, in parts, between which the deadline can end it; wide every other time."""
     hot, cold = HEATS[turn % len(HEATS)]
+    wide = turn // len(HEATS) % 2 == 1
     parts = min(PARTS, 1 + steps // LEAST_PART)
     spent, result, pace = 0, Annealed(order, due, False, 0), Pace(deadline)
     for part in range(parts):
@@ -103,7 +104,9 @@ def _round(
         size = (part + 1) * steps // parts - spent
         first, last = (hot * (cold / hot) ** (share / parts) for share in (part, part + 1))
         part_seed = (seed * 1_000_003 + turn * 7_919 + part * 104_729 + 17) % 2_147_483_647
-        result = anneal(problem, result.order, result.due, target, steps=size, seed=part_seed, hot=first, cold=last)
+        result = anneal(
+            problem, result.order, result.due, target, steps=size, seed=part_seed, wide=wide, hot=first, cold=last
+        )
         spent += result.steps
         if result.met:
             break

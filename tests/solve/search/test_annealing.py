@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def test_times_that_stand_are_those_of_the_order(number, monkeypatch):
     for seed in range(3):
         order = schedule_by_policy(problem)
         timing = time_order(problem, order)
-        result = anneal(problem, order, timing.due, timing.period - 9, steps=700, seed=seed, hot=HOT, cold=HOT)
+        target = timing.period - 9
+        result = anneal(problem, order, timing.due, target, steps=700, seed=seed, wide=seed == 1, hot=HOT, cold=HOT)
         assert result.order != order
         assert not result.met
         *_, stands, round_of = ends.pop()
@@ -57,6 +59,22 @@ def test_times_that_stand_are_those_of_the_order(number, monkeypatch):
         assert state.new_end == stands.end
         sent = [x for x in range(problem.size) if (y := problem.feeds[x]) >= 0 and state.host[y] != state.host[x]]
         assert (problem.link == 0) or [state.new_arrival[x] for x in sent] == [stands.arrival[x] for x in sent]
+
+
+def test_a_wide_round_takes_micro_batches_from_live_homes_too():
+    """Worker 1.1 is dead, and stage 1 the only one where micro-batches change hosts."""
+    problem = PROBLEMS[0]
+    order = schedule_by_policy(problem)
+    timing = time_order(problem, order)
+    left: dict[bool, set[int]] = {False: set(), True: set()}
+    for wide, seed in product(left, range(4)):
+        target = timing.period - 9
+        result = anneal(problem, order, timing.due, target, steps=300, seed=seed, wide=wide, hot=HOT, cold=HOT)
+        changed = (hosts_in(problem, order) != hosts_in(problem, result.order)).reshape(3, 12)
+        assert not changed[[0, 2]].any()
+        left[wide] |= {micro_batch // 4 for micro_batch in np.flatnonzero(changed[1]).tolist()}
+    assert left[False] == {1}
+    assert left[True] == {0, 1, 2}
 
 
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
