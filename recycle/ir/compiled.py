@@ -10,6 +10,7 @@ one file, and after a change of a named tuple that a kernel takes, the kernel's 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +39,16 @@ def load(*kernels: Callable[..., Any]) -> None:
     for kernel in kernels:
         if kernel not in _compiled:
             _compiled[kernel] = numba.njit(cache=True)(kernel)
+
+
+def is_cached(*kernels: Callable[..., Any]) -> bool:
+    """Whether compiled code of all these kernels lies beside their sources, so that loading it takes about a second."""
+    for kernel in kernels:
+        source = Path(kernel.__code__.co_filename)
+        kept = source.parent.glob(f"__pycache__/{source.stem}.{kernel.__name__}-*.nbi")
+        if not any(index.stat().st_mtime >= source.stat().st_mtime for index in kept):
+            return False
+    return True
 
 
 def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[Any, ...]:

@@ -6,9 +6,11 @@ normalize       which vector of failures to plan for, and which live workers mov
 problem         the numbers that everything works on, and orders of operations
 assignment      deals: which live worker runs each micro-batch at each stage; the one place where this is decided
 template        one pipeline, planned without failures and copied to all
+leaving_out     what is left of a problem without slow workers
 bounds/         periods that no schedule can fall below: closed forms and a linear program
 search/         list scheduling (event_loop, list_scheduling) and timing of orders (order_kernels, timing); where a
-                search begins (initial_orders) and that it takes the template first (from_template); searches over
+                search begins (initial_orders): policies, schedule families (family_orders), building blocks; the
+                template before the whole (from_template), with and without slow workers (race); searches over
                 policies (policy_search), over latest start times (refine) and over single operations (annealing,
                 improve); several of them at once (walks)
 exact/          small problems solved to optimality, as an integer program in a child process

@@ -1,6 +1,6 @@
 """Deals: which live worker runs each micro-batch at each stage, and in which slot.
 
-*By slots*, where peers are alike, an iteration is cut into slots. In each slot every pipeline runs at most one
+*By slots* an iteration is cut into slots. In each slot every pipeline runs at most one
 micro-batch, and no more pipelines run one than the stage with the fewest live workers has: so at each stage the
 micro-batches of dead workers find a live worker whose own pipeline runs nothing in the slot, and no worker has two of
 one stage in one slot. The pipelines with most left to do go first, which gives the fewest slots possible,
@@ -9,14 +9,15 @@ worker, those of one micro-batch may go to different peers.
 
 *By load* each micro-batch without a home goes to the host that would be done with it first, and a slow worker keeps
 only as many of its own as it is done with by then. Where peers are alike, no host of a stage has two more than another;
-that is less for the workers of a stage with few dead than they have by slots, which follow the poorest stage.
+that is less for the workers of a stage with few dead than they have by slots, which follow the poorest stage. Where
+peers are not alike, it is tried as if they were, too.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -47,13 +48,15 @@ class Deal:
 
 def deals(problem: Problem) -> list[Deal]:
     """The deals worth a try, one at least, the generally best first."""
-    if problem.peers_are_alike:
-        slots = by_slots(problem)
-        if not problem.dead:
-            return [slots]
-        load = by_load(problem)
-        return [slots] if np.array_equal(slots.host, load.host) else [slots, load]
-    return [by_load(problem)]
+    slots = by_slots(problem)
+    if not problem.dead and problem.peers_are_alike:
+        return [slots]
+    found = [slots]
+    for speed in dict.fromkeys((problem.speed, (1.0,) * problem.shape.worker_count)):
+        one = by_load(replace(problem, speed=speed))
+        if not any(np.array_equal(one.host, other.host) for other in found):
+            found.append(one)
+    return found if problem.peers_are_alike else [*found[1:], slots]
 
 
 def at_home(problem: Problem) -> Operations:
@@ -64,7 +67,7 @@ def at_home(problem: Problem) -> Operations:
 
 
 def by_slots(problem: Problem) -> Deal:
-    """The deal by slots; peers must be alike."""
+    """The deal by slots, which takes peers to be alike."""
     shape, stages = problem.shape, problem.shape.stages
     host = at_home(problem)
     if not problem.dead:

@@ -40,14 +40,17 @@ from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.incumbent import Progress, is_met
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.from_template import search_from
-from recycle.solve.search.initial_orders import ALL_POLICIES, initial_orders
+from recycle.solve.search.initial_orders import ALL_POLICIES
+from recycle.solve.search.kernels import load_if_worth_it
+from recycle.solve.search.race import begin_all, race
 from recycle.solve.template import copied_to_all, one_pipeline
 
 QUICK_SECONDS = 0.5
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 2.0, 0.6
 """Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
-BOUND_SHARE = 0.5
+ORDERS = 10_000
+"""Orders that a search against the clock is expected to make, for the decision to load compiled kernels."""
+BOUND_SHARE = 0.3
 """Of the time, what the bound may take at most."""
 FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
 """What follows the search (the schedule, its simulation, that of a fused one, its check): seconds per operation, before
@@ -161,11 +164,13 @@ def _plan(
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     bound = lower_bound(whole, deadline.part(BOUND_SHARE))  # pipelines may exchange micro-batches over more lanes
+    if steps is None and not quick:
+        load_if_worth_it(problem, ORDERS, deadline)
     if progress:
         progress("constructing", float("inf"))
     in_time = Deadline(QUICK_SECONDS, stop) if quick else deadline
-    beginning = initial_orders(problem, bound, in_time, 4 if quick else ALL_POLICIES, progress)
-    start = found = beginning.best
+    beginnings = begin_all(problem, bound, in_time, 4 if quick else ALL_POLICIES, progress)
+    start = found = beginnings[0].best
 
     def written(order: Order) -> Schedule:
         for_all = order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
@@ -180,8 +185,8 @@ def _plan(
         progress("searching", found.period)
     exactly = not quick and steps is None and problem.size <= EXACT_UP_TO
     if not quick:
-        found = search_from(
-            beginning,
+        found = race(
+            beginnings,
             bound,
             steps=steps,
             seed=section.seed,

@@ -22,15 +22,16 @@ from recycle.solve.problem import Order, Problem
 
 
 def one_pipeline(problem: Problem, micro_batches: int) -> Problem:
-    """The fault-free problem of a single pipeline of such workers; peers must be alike."""
+    """The fault-free problem of a single pipeline, each of whose workers is as slow, and has as little memory, as the
+    live workers of its rank that are worst off."""
     shape = problem.shape
-    hosts = [problem.hosts[rank][0] for rank in range(shape.ranks)]
+    hosts = problem.hosts[: shape.ranks]
     return replace(
         problem,
         shape=Shape(1, shape.ranks, micro_batches, shape.chunks),
         dead=frozenset(),
-        speed=tuple(problem.speed[w] for w in hosts),
-        cap=tuple(problem.cap[w] for w in hosts),
+        speed=tuple(max(problem.speed[w] for w in live) for live in hosts),
+        cap=tuple(min(problem.cap[w] for w in live) for live in hosts),
     )
 
 

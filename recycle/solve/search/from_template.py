@@ -1,17 +1,31 @@
-"""Search from a beginning: the template first, as a step there costs a part of one on the whole, then the whole."""
+"""Search from a beginning: the template first, as a step there costs a part of one on the whole, then the whole.
+
+The search of a single pipeline begins with building blocks beside what the beginning holds.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from math import inf
 
 from recycle.solve.bounds import closed_form
-from recycle.solve.deadline import Deadline
+from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.problem import Problem
+from recycle.solve.search.building_blocks import block_orders
 from recycle.solve.search.initial_orders import Beginning
+from recycle.solve.search.timing import time_order
 from recycle.solve.search.walks import search
 
-TEMPLATE_SHARE = 0.4
-"""Of the time, or of the steps, what the search of the template may take at most."""
+TEMPLATE_SHARE, NEAR = 0.5, 1.2
+"""Of the time, or of the steps, what the search of the template may take at most; and of the best period, what the
+template's may be for a search to pay."""
+BLOCK_SHARE, BLOCK_STEPS, MOST_BLOCK_STEPS = 0.3, 50, 20_000
+"""Of the time, or of the steps, what building blocks may take at most; steps at each interval in the first round and in
+the longest."""
+BLOCK_ORDERS = 3
+"""Orders of blocks that are kept."""
 
 
 def search_from(
@@ -27,26 +41,28 @@ def search_from(
     """The best order found; never worse than the best of the beginning. Arguments as in `walks.search`."""
     problem, orders, template = beginning.problem, beginning.orders, beginning.template
     spent = 0
-    if template is not None and not is_met(problem, orders[0].period, bound):
-        one = template.beginning
-        found = search(
-            one.problem,
-            one.orders,
-            one.policy,
-            max(bound, closed_form(one.problem)),
+    if is_met(problem, orders[0].period, bound):
+        return orders[0]
+    if template is not None and template.beginning.best.period <= NEAR * orders[0].period:
+        found = search_from(
+            template.beginning,
+            max(bound, closed_form(template.beginning.problem)),
             steps=None if steps is None else int(steps * TEMPLATE_SHARE),
             seed=seed,
             deadline=deadline.part(TEMPLATE_SHARE),
             processes=processes,
         )
         spent = found.steps
-        if found.period < one.best.period:
-            orders = sorted([beginning.copied(found), *orders], key=lambda order: order.period)
+        if found.period < template.beginning.best.period:
+            orders = sorted([template.copied(problem, found), *orders], key=lambda order: order.period)
             if progress:
                 progress("searching", orders[0].period)
+    elif problem.shape.pipelines == 1 and not problem.dead:
+        blocks, spent = _blocks(problem, bound, steps, seed, deadline.part(BLOCK_SHARE))
+        orders = sorted([*orders, *blocks], key=lambda order: order.period)
     found = search(
         problem,
-        orders,
+        [replace(order, steps=0) for order in orders],
         beginning.policy,
         bound,
         steps=None if steps is None else max(1, steps - spent),
@@ -56,3 +72,27 @@ def search_from(
         progress=progress,
     )
     return replace(found, steps=spent + found.steps)
+
+
+def _blocks(
+    problem: Problem, bound: float, steps: int | None, seed: int, deadline: Deadline
+) -> tuple[list[Incumbent], int]:
+    """(the best orders of building blocks, the steps spent), in rounds, each with more steps at each interval."""
+    most = None if steps is None else int(steps * BLOCK_SHARE)
+    length = BLOCK_STEPS if most is None else max(1, min(MOST_BLOCK_STEPS, most // 8))
+    found: dict[float, Incumbent] = {}
+    spent, turn, pace = 0, 0, Pace(deadline)
+    while True:
+        begun = time.monotonic()
+        for order, took in block_orders(problem, steps=length, seed=seed + turn):
+            spent += took
+            if order is not None:
+                period = time_order(problem, order).period
+                found.setdefault(period, Incumbent(order, period))
+            is_spent = pace.is_over() if most is None else spent >= most
+            if is_spent or is_met(problem, min(found, default=inf), bound):
+                return [found[period] for period in sorted(found)[:BLOCK_ORDERS]], spent
+        turn += 1
+        if most is None:  # as many that the next round takes a third of the time that is left
+            longest = deadline.left / 3 / (time.monotonic() - begun) * length
+            length = max(1, int(min(MOST_BLOCK_STEPS, longest)))

@@ -1,4 +1,8 @@
-"""Where a search begins: the best order of the policy portfolio and, where peers are alike, the template's order."""
+"""Where a search begins: the best orders of the policy portfolio, of the template, and of the schedule families.
+
+Where peers are not alike the template is that of the worst off among them; what it loses by that, slow workers that are
+left out (`leaving_out`) may win back.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,16 @@ from recycle.solve.assignment import Deal, deals
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
+from recycle.solve.search.family_orders import family_orders, greedy_1f1b
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, portfolio, schedule_by_policy
 from recycle.solve.search.timing import time_order
 from recycle.solve.template import copied_to_all, one_pipeline
 
-TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.3, 0.5
+TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 """Of the time that is left, what each may take at most."""
+MOST_ORDERS = 4
+"""Orders with which a search begins at most."""
 ALL_POLICIES = 1 << 30
 OF_EACH_DEAL = 4
 """Policies tried with each deal before the rest is tried with the best of them."""
@@ -29,6 +36,11 @@ class Template:
     beginning: Beginning
     deal: Deal
 
+    def copied(self, problem: Problem, found: Incumbent) -> Incumbent:
+        """An order of the template as one of the problem whose template it is."""
+        order = copied_to_all(problem, self.deal, self.beginning.problem, found.order)
+        return Incumbent(order, time_order(problem, order).period)
+
 
 @dataclass(frozen=True)
 class Beginning:
@@ -38,7 +50,7 @@ class Beginning:
         problem: the one to be searched.
         orders: one at least, the best first.
         policy: the one that did best on this problem.
-        template: of this problem, where its peers are alike and some are dead.
+        template: of this problem, where some workers are dead or slow.
     """
 
     problem: Problem
@@ -49,13 +61,6 @@ class Beginning:
     @property
     def best(self) -> Incumbent:
         return self.orders[0]
-
-    def copied(self, found: Incumbent) -> Incumbent:
-        """An order of the template's problem as one of this problem. There must be a template."""
-        assert self.template is not None
-        template = self.template.beginning.problem
-        order = copied_to_all(self.problem, self.template.deal, template, found.order)
-        return Incumbent(order, time_order(self.problem, order).period, found.steps)
 
 
 def initial_orders(
@@ -68,21 +73,31 @@ def initial_orders(
         most: policies to try.
     """
     dealt = deals(problem)
-    if not problem.dead or dealt[0].slot is None:
-        order, policy = best_of_portfolio(problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, dealt)
-        return Beginning(problem, [order], policy)
-    one = one_pipeline(problem, dealt[0].slots)
-    order, policy = best_of_portfolio(one, 0.0, deadline.part(TEMPLATE_SHARE), most)
-    template = Template(Beginning(one, [order], policy), dealt[0])
-    first = replace(policy, deal=dealt[0])
-    found = Beginning(problem, [], first, template)
-    copied = found.copied(order)
-    if progress:
-        progress("constructing", copied.period)
-    if is_met(problem, copied.period, bound):
-        return replace(found, orders=[copied])
-    order, policy = best_of_portfolio(problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, dealt, [first])
-    return replace(found, orders=sorted([copied, order], key=lambda one: one.period), policy=policy)
+    slots = next((deal for deal in dealt if deal.slot is not None), None)
+    copied: list[Incumbent] = []
+    first: list[Policy] = []
+    template = None
+    if slots is not None and (problem.dead or not problem.peers_are_alike):
+        one = initial_orders(one_pipeline(problem, slots.slots), 0.0, deadline.part(TEMPLATE_SHARE), most)
+        template = Template(one, slots)
+        copied = [template.copied(problem, one.best)]
+        first = [replace(one.policy, deal=deal) for deal in dealt]
+        if progress:
+            progress("constructing", copied[0].period)
+        if is_met(problem, copied[0].period, bound):
+            return Beginning(problem, copied, first[0], template)
+    order, policy = best_of_portfolio(
+        problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, dealt=dealt, first=first
+    )
+    found = [*copied, order]
+    pace = Pace(deadline)
+    simple = islice(chain((greedy_1f1b(problem, deal) for deal in dealt), family_orders(problem)), most)
+    while not (pace.is_over() or is_met(problem, min(one.period for one in found), bound)):
+        made = next(simple, None)
+        if made is None:
+            break
+        found.append(Incumbent(made, time_order(problem, made).period))
+    return Beginning(problem, sorted(found, key=lambda one: one.period)[:MOST_ORDERS], policy, template)
 
 
 def best_of_portfolio(

@@ -93,7 +93,7 @@ def test_the_same_seed_and_steps_give_the_same_order():
 def test_refining_closes_gaps_of_the_template(dead, template, period):
     """The best that was known of the first row is 116."""
     problem = Problem.of(job(8, 8, 32, 8), [Worker(*one) for one in dead])
-    begun = initial_orders(problem, 0.0, Deadline(None), 2).orders
+    begun = initial_orders(problem, 0.0, Deadline(None), 4).orders
     assert min(one.period for one in begun) <= template
     assert refine(problem, begun, 0.0, steps=50, seed=0, deadline=Deadline(None)).period <= period
 

@@ -1,0 +1,82 @@
+"""A race between the whole problem and what is left of it without slow workers.
+
+Nobody knows beforehand whether a slow worker helps more than it holds up, so the problem and those that leave slow
+workers out (`leaving_out`) are all begun; the two with the best orders are searched, where they are close, and the
+better one of them gets the rest. Their orders are all orders of the whole problem, with the same periods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recycle.solve.deadline import Deadline, Pace
+from recycle.solve.incumbent import Incumbent, Progress, is_met
+from recycle.solve.leaving_out import without_slow
+from recycle.solve.problem import Problem
+from recycle.solve.search.from_template import search_from
+from recycle.solve.search.initial_orders import ALL_POLICIES, Beginning, initial_orders
+
+CLOSE = 1.15
+"""How far the period of the second may be from that of the first for a search of both."""
+HEAT = 0.25
+"""Of the time, or of the steps, what each of the two gets before the better one gets the rest."""
+BEGINNING_SHARE = 0.3
+"""Of the time that is left, what beginning each of them may take."""
+
+
+def begin_all(
+    problem: Problem, bound: float, deadline: Deadline, most: int = ALL_POLICIES, progress: Progress | None = None
+) -> list[Beginning]:
+    """Where to begin with the problem and with it less slow workers; the one with the best order first.
+
+    Args:
+        bound: a proven lower bound; an order that meets it ends the search.
+        most: policies to try with each.
+    """
+    smaller = without_slow(problem)
+    found = [initial_orders(problem, bound, deadline.part(BEGINNING_SHARE) if smaller else deadline, most, progress)]
+    pace = Pace(deadline)
+    for one in smaller:
+        if pace.is_over() or is_met(problem, found[0].best.period, bound):
+            break
+        found.append(initial_orders(one, bound, deadline.part(BEGINNING_SHARE), most, progress))
+        found.sort(key=lambda beginning: beginning.best.period)
+    return found
+
+
+def race(
+    beginnings: list[Beginning],
+    bound: float,
+    *,
+    steps: int | None,
+    seed: int,
+    deadline: Deadline,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> Incumbent:
+    """The best order found; never worse than the best of the beginnings. Arguments as in `walks.search`."""
+    spent = 0
+    first = beginnings[0]
+    if len(beginnings) > 1 and beginnings[1].best.period <= CLOSE * first.best.period:
+        share = None if steps is None else int(steps * HEAT)
+        searched = []
+        for turn, one in enumerate(beginnings[:2]):
+            mine = deadline.part(HEAT / (1 - turn * HEAT))
+            found = search_from(
+                one, bound, steps=share, seed=seed, deadline=mine, processes=processes, progress=progress
+            )
+            spent += found.steps
+            if is_met(one.problem, found.period, bound):
+                return replace(found, steps=spent)
+            searched.append(replace(one, orders=[replace(found, steps=0), *one.orders], template=None))
+        first = min(searched, key=lambda one: one.best.period)
+    found = search_from(
+        first,
+        bound,
+        steps=None if steps is None else max(1, steps - spent),
+        seed=seed + bool(spent),
+        deadline=deadline,
+        processes=processes,
+        progress=progress,
+    )
+    return replace(found, steps=spent + found.steps)
