@@ -87,7 +87,9 @@ class SystemComparison(Struct, frozen=True):
 
 
 def is_comparison(path: Path) -> bool:
-    """Whether a file says of itself that it is one."""
+    """Whether a file says of itself that it is one; a pipe, which may never say anything, is not asked."""
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)

@@ -225,3 +225,15 @@ def test_times_beyond_all_bounds_are_refused_in_a_line(command: Command, tmp_pat
             assert command("simulate", tmp_path / "plan.json", option, *as_json).refused(message)
     outcome = command("convert", tmp_path / "plan.json", tmp_path / "plan.trace.json", "--times=1e308,1,1")
     assert outcome.refused(message)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["check"], ["simulate"], ["convert", "--to", "native", "out"], ["view", "--export", "o.svg"]]
+)
+def test_a_pipe_that_nobody_writes_to_is_refused_by_every_command(
+    command: Command, tmp_path: Path, arguments: list[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    name, *others = arguments
+    outcome = command(name, tmp_path / "pipe.json", *others)
+    assert outcome.refused("pipe.json: cannot be read (not a regular file"), outcome

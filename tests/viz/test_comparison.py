@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def test_a_comparison_is_known_by_its_first_words(file: Path, tmp_path: Path) ->
     other.write_text('{"format": "recycle-schedule"}')
     assert not is_comparison(other)
     assert not is_comparison(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert not is_comparison(tmp_path / "pipe")  # nobody writes to it, so a reader would wait for ever
     assert not is_comparison(tmp_path / "none")
 
 
