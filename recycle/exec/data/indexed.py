@@ -29,6 +29,9 @@ SCANNED_BLOCKS = 256
 """Blocks of tokens that are held against the vocabulary before a run; of a longer file, as many spread over it."""
 _BLOCK = 1 << 20
 _ROUNDS = 4
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version, code of the tokens' type, number of sequences, number of documents and one."""
 
 
 class IndexedRows(Batches):
@@ -99,19 +102,21 @@ def _opened(prefix: str) -> Any:
     """megatron-core's view of the files, once they are what it takes for granted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from megatron.core.datasets.indexed_dataset import IndexedDataset
+        from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 
-    sizes = {}
+    sizes, heads = {}, {}
     for suffix in (".idx", ".bin"):
         try:
             with Path(prefix + suffix).open("rb") as file:
-                sizes[suffix] = file.seek(0, 2)
+                heads[suffix], sizes[suffix] = file.read(_HEADER.size), file.seek(0, 2)
         except OSError as error:
             hint = "; state it without .bin or .idx" if prefix.endswith((".bin", ".idx")) else ""
             raise JobError(f"[data] path: {prefix}{suffix} cannot be read ({error.strerror}){hint}") from None
         if not sizes[suffix]:
             raise JobError(f"[data] path: {prefix}{suffix} is empty")
     try:
+        # First, because a reader that fails half-way says so again when it is collected.
+        DType.dtype_from_code(_type_of_whole_index(heads[".idx"], sizes[".idx"]))
         dataset = IndexedDataset(prefix)
     except (AssertionError, ValueError, IndexError, struct.error, OverflowError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -133,6 +138,19 @@ def _opened(prefix: str) -> Any:
             f" whole, or of another data set"
         )
     return dataset
+
+
+def _type_of_whole_index(head: bytes, size: int) -> int:
+    """The code of the tokens' type that an index of `size` bytes begins with. Raises ValueError."""
+    magic, version, code, sequences, documents = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
+    if magic != _MAGIC:
+        raise ValueError("bad header")
+    if version != 1:
+        raise ValueError(f"version {version}")
+    # An int32 length and an int64 pointer per sequence, an int64 index per document.
+    if not sequences or not documents or size < _HEADER.size + 12 * sequences + 8 * documents:
+        raise ValueError(f"{sequences} sequences and {documents} documents in {size} bytes")
+    return int(code)
 
 
 def _permuted(place: int, count: int, key: str) -> int:
