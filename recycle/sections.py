@@ -10,8 +10,11 @@ from recycle.errors import JobError
 from recycle.profile import PerStage
 from recycle.shape import Shape
 
-Positive = Annotated[int, Meta(ge=1)]
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
+Deadline = Annotated[float, Meta(gt=0, le=1e6)]
+"""Seconds, up to 11 days: more than that no wait of the operating system takes."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 ANALYTIC = "analytic"
 """In place of a profile's file."""
@@ -69,7 +72,7 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     decoupled: bool = True
     staggered: bool = True
     reroute: bool = True
-    ahead: Annotated[int, Meta(ge=0)] = 2
+    ahead: Count = 2
     move: bool = False
     iterations_between_changes: Annotated[float, Meta(gt=0)] = 1000.0
 
@@ -87,7 +90,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Literal["gpt", "emulated"] = "gpt"
-    seconds_per_unit: Seconds = 0.0
+    seconds_per_unit: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     layers: Positive = 4
     hidden: Positive = 64
     heads: Positive = 4
@@ -132,7 +135,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     steps: Positive = 30
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
-    warmup: Annotated[int, Meta(ge=0)] = 10
+    warmup: Count = 10
     schedule: Literal["constant", "linear", "cosine"] | None = None
     minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
@@ -146,9 +149,9 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     gradient_exponent: Annotated[int, Meta(ge=-20, le=30)] = 6
     non_finite: Literal["skip", "fatal"] = "fatal"
     threads: Positive = 1
-    checkpoint_every: Annotated[int, Meta(ge=0)] = 100
+    checkpoint_every: Count = 100
     checkpoint_keep: Positive = 2
-    checkpoint_deadline: Annotated[float, Meta(gt=0)] = 600.0
+    checkpoint_deadline: Deadline = 600.0
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,22 +175,22 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     transport: str = "auto"
     store: str = "launcher"
-    store_timeout: Annotated[float, Meta(gt=0)] = 20.0
+    store_timeout: Deadline = 20.0
     etcd_user: str | None = None
     etcd_password_file: str | None = None
     etcd_ca: str | None = None
     etcd_certificate: str | None = None
     etcd_key: str | None = None
     insecure: bool = False
-    heartbeat: Annotated[float, Meta(gt=0)] = 0.25
-    dead_after: Annotated[float, Meta(gt=0)] = 4.0
-    hung_after: Annotated[float, Meta(gt=0)] = 4.0
+    heartbeat: Deadline = 0.25
+    dead_after: Deadline = 4.0
+    hung_after: Deadline = 4.0
     hung_factor: Annotated[float, Meta(ge=1)] = 10.0
-    warm_up: Annotated[float, Meta(gt=0)] = 60.0
-    form_timeout: Annotated[float, Meta(gt=0)] = 20.0
-    transport_timeout: Annotated[float, Meta(gt=0)] = 300.0
-    start_deadline: Annotated[float, Meta(gt=0)] = 180.0
-    rejoin_deadline: Annotated[float, Meta(gt=0)] = 120.0
+    warm_up: Deadline = 60.0
+    form_timeout: Deadline = 20.0
+    transport_timeout: Deadline = 300.0
+    start_deadline: Deadline = 180.0
+    rejoin_deadline: Deadline = 120.0
     drift: Annotated[float, Meta(ge=0)] = 0.15
     drift_iterations: Positive = 8
 
@@ -199,7 +202,7 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     workers_per_node: Positive = 1
-    restarts: Annotated[int, Meta(ge=0)] = 3
+    restarts: Count = 3
 
 
 class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):

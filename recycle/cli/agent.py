@@ -98,10 +98,12 @@ def agent(
         raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
     own = named_schedule(schedule, described.shape) if schedule is not None else None
 
-    from recycle.cli.planner import plan_for_training
+    from recycle.cli.planner import plan_for_training, require_plannable
     from recycle.exec.launch.agent import serve
     from recycle.exec.launch.request import request_run
 
+    if own is None:
+        require_plannable(described)
     count = described.train.steps if steps is None else steps
     request = request_run(
         described,

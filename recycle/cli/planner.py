@@ -6,10 +6,19 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from recycle.job import Job, price
+
 if TYPE_CHECKING:
     from recycle.ir.schedule import Schedule
     from recycle.job import PricedJob
     from recycle.shape import Worker
+
+
+def require_plannable(job: Job) -> None:
+    """Raise PlanError or JobError for a job that no plan can be made for, before any process starts."""
+    from recycle.solve.problem import Problem
+
+    Problem.of(price(job))
 
 
 def plan_for_training(

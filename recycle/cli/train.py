@@ -93,10 +93,12 @@ def train(
     count = described.train.steps if steps is None else steps
     faults = requested_faults(fault, punish, described, count, own)
 
-    from recycle.cli.planner import plan_for_training
+    from recycle.cli.planner import plan_for_training, require_plannable
     from recycle.exec.checkpoint.resume import newest_run
     from recycle.exec.launch import launcher
 
+    if own is None:
+        require_plannable(described)
     runs, name = Path("runs"), job.resolve().parent.name
     fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = run or (newest_run(runs, name) if resume else fresh)

@@ -188,3 +188,35 @@ def test_a_run_is_resumed_to_more_steps_and_what_cannot_be_is_refused_with_one_l
     for manifest in (run / "checkpoints").glob("*/manifest.json"):
         manifest.unlink()
     assert command("train", job, "--resume", "--steps", "9").refused("no complete checkpoint", "has no manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[times]\nforward = 1e30", "[times] forward: stage 0 takes 1e+30"),
+        ("[times]\nforward = 0", "[times] forward: stage 0 takes 0; a plan needs a time above 0"),
+        ("[times]\nlink = 1e30", "[times] link: a transfer takes 1e+30"),
+        ("[times]\nstep = 1e30", "[times] step: stage 0 takes 1e+30"),
+        (f"[model]\nvocabulary = {10**30}", "[model] vocabulary: "),
+        (f"[model]\nvocabulary = {10**12}", "[model] vocabulary: expected `int` <= 2147483647"),
+        (f"[model]\nvocabulary = {2**31 - 1}", "2147483647 rows of hidden = 64 weigh 549,755,813,632 bytes"),
+        (f"[model]\nffn = {10**30}", "[model] ffn: "),
+        (f"[model]\nffn = {2**31 - 1}", "[model] ffn: 2147483647 rows of hidden = 64 weigh"),
+        (f"[planner]\nahead = {10**30}", "[planner] ahead: "),
+        ('[model]\nkind = "emulated"\nseconds_per_unit = inf', "[model] seconds_per_unit: expected `float` <= 1000000"),
+        ('[model]\nkind = "emulated"\nseconds_per_unit = 1e308', "[model] seconds_per_unit: "),
+        (
+            '[model]\nkind = "emulated"\nseconds_per_unit = 1e3\n[times]\nforward = 1e9',
+            "[model] seconds_per_unit: an operation takes 1e+12 s, at most 1e+06 s can be run",
+        ),
+        ("[membership]\nheartbeat = 1e30", "[membership] heartbeat: expected `float` <= 1000000"),
+        ("[membership]\nwarm_up = inf", "[membership] warm_up: "),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_refused_at_once(
+    text: str, says: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(f"[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n{text}\n")
+    assert command("train", "job.toml", "--run", "run").refused(says)
+    assert not (tmp_path / "run").exists()

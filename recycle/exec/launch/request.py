@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from recycle.errors import JobError, ScheduleError
 from recycle.exec.faults.faults import Fault, check_faults
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.membership.failure_detector import profiled_seconds
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.planning import require_valid
 from recycle.exec.processes.processes import ForkServer
@@ -115,12 +117,21 @@ def request_run(
     )
 
 
+LONGEST_SECONDS = 1e6
+"""That an operation may take."""
+
+
 def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> str | None:
     """Refuse what cannot work before any process starts; returns sha256 of the text to train on. Raises JobError."""
     text_digest = None
     if steps < 1:
         raise JobError(f"steps must be at least 1, got {steps}")
+    longest = profiled_seconds(price(job))
+    if longest > LONGEST_SECONDS:
+        key = "seconds_per_unit" if job.model.kind == "emulated" else "profile"
+        raise JobError(f"[model] {key}: an operation takes {longest:.3g} s, at most {LONGEST_SECONDS:g} s can be run")
     if job.model.kind == "gpt":
+        _require_memory(job)
         from recycle.exec.data import load_batches
 
         job.layers_per_stage()
@@ -130,6 +141,19 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     transport_of(job)
     check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel)
     return text_digest
+
+
+def _require_memory(job: Job) -> None:
+    """Raise JobError for a weight that the memory of this machine could not hold."""
+    model, machine = job.model, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    ffn = model.ffn if model.ffn is not None else 4 * model.hidden
+    for key, rows in (("vocabulary", model.vocabulary), ("ffn", ffn), ("sequence", model.sequence)):
+        weight = 4 * rows * model.hidden // (1 if key == "sequence" else job.grid.tensor_parallel)
+        if weight > machine:
+            raise JobError(
+                f"[model] {key}: {rows} rows of hidden = {model.hidden} weigh {weight:,} bytes, and this machine has"
+                f" {machine:,}; make it smaller"
+            )
 
 
 def stages_by_rank(shape: Shape, schedule: Schedule | None) -> list[tuple[int, ...]]:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -25,6 +26,7 @@ from recycle.exec.membership.stores import open_store
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.transport.groups import first_line
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.iterations import TraceLog
@@ -65,13 +67,16 @@ def run_worker(text: str) -> None:
         )
     )
 
-    def end(reason: str) -> None:
+    def end(reason: str) -> NoReturn:
         print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(3)
 
     # It beats from here on: to make stages and to read a checkpoint may take long.
     member = Member(store, name, job.membership.heartbeat, transport.wake, end, specification.generation)
-    stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
+    try:
+        stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
+    except (RuntimeError, MemoryError, OverflowError) as error:  # torch's way to say that there is no memory
+        end(f"its stages cannot be made: {first_line(error)}")
     if specification.restored is not None:
         load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
     saver = Saver(checkpoints, name, worker.rank, stages, store, tensor_parallel)

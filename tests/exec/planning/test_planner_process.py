@@ -124,6 +124,22 @@ def test_a_process_ends_while_a_question_is_under_way_and_all_later_ones_are_ans
     assert len(wanted(plans, SOME).roles) == 4
 
 
+def test_planning_ahead_of_more_failures_than_there_can_be_ends(tmp_path: Path, started: list[int]) -> None:
+    waker = Waker()
+    plans = PlanService(job(2, 2, 2, planner={"ahead": 2**31 - 1, "steps": 1}), plan_for_training, tmp_path, waker)
+    try:
+        deadline = time.monotonic() + 60
+        while plans.is_busy:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for other in range(2):
+            assert plans.ready(frozenset({Worker(0, 0), Worker(1 - other, 1)})) is not None
+        assert not plans.is_busy
+    finally:
+        plans.close()
+        waker.close()
+
+
 class _Strike(Observer):
     """Kills all planner processes after a step."""
 
