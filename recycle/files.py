@@ -60,9 +60,9 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
         RecycleError: the file cannot be written, or is a folder, pipe or device; nothing is left behind.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
     try:
+        if path.exists() and not path.is_file():
+            raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
@@ -80,12 +80,23 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
         raise
 
 
+def require_text(path: str | Path, refusal: type[RecycleError]) -> None:
+    """Raise `refusal` for a path that is not UTF-8, which no file and no other process can be told as text."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise refusal(f"{path}: this path is not UTF-8 text; choose another one") from None
+
+
 def require_writable(path: Path) -> None:
     """Raise RecycleError where `write_whole` could not write `path`: said before anything is worked out in vain."""
-    if not path.parent.is_dir():
-        raise RecycleError(f"{path}: cannot be written (the folder {path.parent} does not exist)")
-    if path.exists() and not path.is_file():
-        raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
+    try:
+        if not path.parent.is_dir():
+            raise RecycleError(f"{path}: cannot be written (the folder {path.parent} does not exist)")
+        if path.exists() and not path.is_file():
+            raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
+    except OSError as error:  # a name that is too long
+        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     if not os.access(path.parent, os.W_OK):
         raise RecycleError(f"{path}: cannot be written (the folder {path.parent} may not be written to)")
 

@@ -16,7 +16,7 @@ import msgspec
 
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError, errors_as
-from recycle.files import read_whole
+from recycle.files import read_whole, require_text
 from recycle.pricing import activation_limits, parse_bytes, profile_of
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, Sections
@@ -63,6 +63,9 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         membership = job.membership
         named = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
         files = {key: str(folder / path) for key in named if (path := getattr(membership, key)) is not None}
+        for found in (times.profile, data.path, *files.values()):
+            if found is not None:
+                require_text(found, JobError)
         membership = msgspec.structs.replace(membership, **files)
         return msgspec.structs.replace(job, times=times, data=data, membership=membership)
 

@@ -1,24 +1,50 @@
 """The `recycle` command: parse, call, print. One file per command; no logic here.
 
 Exit codes: 0 done; 1 errors found by `check`, or a run that could not go on; 2 bad input; 130 Ctrl-C. An error is one
-line on standard error, never a traceback.
+line on standard error, never a traceback. What a terminal's encoding lacks is printed as an escape.
 """
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 
 from recycle.errors import RecycleError, RunError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a write may end with; files are written by `recycle.files`, which names them."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     from recycle.cli.app import app
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        app(arguments, prog_name="recycle")
+        try:
+            app(arguments, prog_name="recycle")
+        finally:
+            sys.stdout.flush()
     except RecycleError as error:
-        print(f"recycle: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, RunError) else 2) from None
+        _end(str(error), 1 if isinstance(error, RunError) else 2)
     except BrokenPipeError:
-        raise SystemExit(1) from None
+        _end("", 1)
+    except OSError as error:
+        where = error.filename or ("standard output" if error.errno in _FULL else "this machine")
+        _end(f"{os.fsdecode(where)}: {error.strerror}", 1 if error.filename is None else 2)
+    except UnicodeEncodeError as error:  # a path of the file system that is not UTF-8 went where text is wanted
+        _end(f"{ascii(error.object)[:200]} is not UTF-8 text; use another name", 2)
+
+
+def _end(message: str, code: int) -> None:
+    if message:
+        print(f"recycle: {' '.join(message.split())}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # or Python tries again at its end, and says so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise SystemExit(code) from None

@@ -52,7 +52,7 @@ def _load(name: str) -> Any:
 
 
 def _help_line(name: str) -> str:
-    source = resources.files("recycle.cli").joinpath(f"{name}.py").read_text()
+    source = resources.files("recycle.cli").joinpath(f"{name}.py").read_text(encoding="utf-8")
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
     return (ast.get_docstring(next(functions)) or "").split("\n\n")[0]
 

@@ -22,7 +22,7 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import Earlier
 from recycle.exec.launch.line_log import LineLog
 from recycle.exec.membership.messages import RunInfo
-from recycle.files import write_whole
+from recycle.files import require_text, write_whole
 from recycle.job import Job
 from recycle.runs import TRACE
 
@@ -51,16 +51,17 @@ class RunDirectory:
         self.path = Path(path)
         self.warn: Callable[[str], None] = lambda message: None
         self._warned, self._is_shared = False, shared is not None
-        if earlier is None and (self.path / "metrics.jsonl").exists():
-            if shared is None:
-                raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
-            if self._identity() != shared.identity:
-                raise JobError(f"{self.path}: holds another run; choose another --run directory or remove it")
+        require_text(self.path, JobError)
         ran = earlier.seconds if earlier is not None else time.time() - shared.started if shared is not None else 0.0
         self.started = time.monotonic() - ran
         self.metrics = list(earlier.metrics) if earlier is not None else []
         self.events = list(earlier.events) if earlier is not None else []
         try:
+            if earlier is None and (self.path / "metrics.jsonl").exists():
+                if shared is None:
+                    raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
+                if self._identity() != shared.identity:
+                    raise JobError(f"{self.path}: holds another run; choose another --run directory or remove it")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = self._take() if shared is None else None
             if earlier is not None:
