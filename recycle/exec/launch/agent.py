@@ -27,6 +27,7 @@ from recycle.exec.membership.etcd_client import Lease
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.messages import RunInfo, StartRequest
 from recycle.exec.processes.cluster_processes import ClusterProcesses
+from recycle.exec.processes.open_files import require_open_files
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
 from recycle.nodes import place_workers
@@ -56,7 +57,8 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         raise JobError(f"node {node}: the job's {job.shape.worker_count} workers lie on nodes 0 to {len(nodes) - 1}")
     if job.membership.store == "launcher":
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
-    stages = request.stages
+    stages, tensor_parallel = request.stages, job.grid.tensor_parallel
+    require_open_files(len(nodes[node]) * tensor_parallel, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
     with contextlib.ExitStack() as closing:
         store = EtcdStore.connect(job.membership.store, run, job.membership, "standby")
@@ -68,7 +70,7 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         specification = request.specification(shared, stages, store=job.membership.store, run=run, address=address)
         server = request.fork_server(shared.logs / f"forkserver.{node}.log")
         closing.callback(server.close)
-        processes = LocalProcesses(server, specification, nodes[node], waker, job.grid.tensor_parallel)
+        processes = LocalProcesses(server, specification, nodes[node], waker, tensor_parallel)
         agent = _Agent(request, node, run, store, shared, processes, waker)
         closing.callback(agent.close)
         closing.callback(processes.end, patience=0.0)

@@ -24,6 +24,7 @@ from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.exec.planning.planner_process import Planner
+from recycle.exec.processes.open_files import require_open_files
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
 from recycle.exec.processes.waker import Listener, Waker
 from recycle.exec.transport.transports import transport_of
@@ -102,7 +103,9 @@ def train(
     """
     request = request_run(job, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
     stages, transport = request.stages, transport_of(job)
-    transport.require_machine((job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel)
+    processes_here = (job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel
+    transport.require_machine(processes_here)
+    require_open_files(processes_here, processes_here)
     earlier = find_earlier(Path(directory), job, request.steps, request.text_digest) if resume else None
     with contextlib.ExitStack() as closing:
         run_directory = RunDirectory(directory, job, earlier)
