@@ -3,11 +3,13 @@
 It alone decides what a silence means; failure_detector.py finds silences. One path serves every change: end the
 generation (what is undecided becomes void, survivors wake up), get a plan for whoever is left, propose the next
 generation, let all acknowledge, let all form their groups, let them run. A death on the way begins the same path again,
-with the next number.
+with the next number. Who beats, but does not answer on that way until a deadline, is fenced, and so is who fails twice
+to form its groups though others came.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -28,6 +30,8 @@ from recycle.shape import Shape, Worker
 
 ATTEMPTS = 5
 """Times that the same live set may fail to form or run before the run is given up."""
+FAILURES = 2
+"""Times that a worker may fail to form its groups before it is fenced."""
 GRACE_SECONDS = 1.0
 """How long a broken transport may go unexplained by a death before the same live set is simply formed again."""
 
@@ -77,7 +81,11 @@ class Coordinator:
     _joined: set[Worker] = field(default_factory=set)
     _registered: GenerationRecord | None = None
     _attempts: int = 0
+    _failures: Counter[Worker] = field(default_factory=Counter)
     _trouble_since: float | None = None
+    _blamed: set[Worker] = field(default_factory=set)
+    _ticked: float = 0.0
+    _waited: float = 0.0
     _retried: int = -1
     _repeated: str | None = None
     _lost_since: float | None = None
@@ -140,6 +148,9 @@ class Coordinator:
         """Look at everything once and do what is due. Raises RunError when the run cannot go on."""
         if self._finished():
             return
+        now = self.now()
+        self._waited += min(now - self._ticked, self.job.membership.heartbeat)  # a pause of this process is nobody's
+        self._ticked = now
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
             lost |= self._detector.lost(self.live, self.read_heartbeats, self.now())
@@ -183,7 +194,7 @@ class Coordinator:
         return self.phase is GenerationPhase.FINISHED
 
     def _enter(self, phase: GenerationPhase) -> None:
-        self.phase, self._trouble_since = phase, None
+        self.phase, self._trouble_since, self._waited = phase, None, 0.0
 
     def _lose(self, lost: dict[Worker, str]) -> None:
         """Fence the lost workers and end the generation."""
@@ -193,6 +204,7 @@ class Coordinator:
             self._joined.discard(worker)
             self.log("detected", worker=str(worker), step=self.next_step, cause=how)
         self._attempts = 0
+        self._failures.clear()  # what could not form may have been due to this
         self._end()
         if self._lost_since is None:
             self._lost_since = self.now()
@@ -213,6 +225,7 @@ class Coordinator:
         self._detector = FailureDetector(self.job)
         self._rejoins.start_over()
         self._attempts, self._retried, self._repeated = 0, -1, None
+        self._failures.clear()
         self._enter(GenerationPhase.BETWEEN)
 
     def restart(self, live: set[Worker], committed: int, commit: Commit) -> None:
@@ -302,6 +315,12 @@ class Coordinator:
         g, names = self.record.generation, self._members(self.record.live)
         keys = [schema.AcknowledgedKey(g, name) for name in names]
         if not self.store.has_all(keys):
+            limit = self.job.membership.form_timeout
+            found = self.store.read_all(keys)
+            late = {_worker(name) for name, answer in zip(names, found, strict=True) if answer is None}
+            # It may be in the middle of an operation that nothing can interrupt.
+            late = {worker for worker in late if self._waited > limit + self._detector.patience_with(worker)}
+            self._fence_late(late, f"generation {g} was not acknowledged")
             return
         answers = self.store.read_all(keys)
         count = len({split_member(name)[0] for name, took_back in zip(names, answers, strict=True) if took_back})
@@ -318,11 +337,21 @@ class Coordinator:
             return
         g = self.record.generation
         members = self._members(self.record.live)
-        if not self.store.has_all([schema.FormedKey(g, name) for name in members]):
+        found = self.store.read_all([schema.FormedKey(g, name) for name in members])
+        answers = dict(zip(members, found, strict=True))
+        own = {name: answer.error for name, answer in answers.items() if answer and answer.error and not answer.expired}
+        if own:
+            self._blame(g, own)
             return
-        errors = {name: e for name in members if (e := self.store.read(schema.FormedKey(g, name)))}
-        if errors:
-            name, error = next(iter(errors.items()))
+        late = {_worker(name) for name, answer in answers.items() if answer is None}
+        if late:
+            limits = self.job.membership
+            # Who waits for one that is late has an answer after `form_timeout`, or that of a copy's transfers.
+            limit = 2 * limits.form_timeout + (limits.transport_timeout if self.record.joins else 0.0)
+            self._fence_late(late if self._waited > limit else set(), f"groups of generation {g} did not form")
+            return
+        if expired := {name: answer.error for name, answer in answers.items() if answer and answer.error}:
+            name, error = next(iter(expired.items()))
             self._again(f"worker {name} could not form generation {g}: {error}")
             return
         self.store.compare_set(schema.PermissionKey(g, "run"), None, GO)
@@ -338,6 +367,35 @@ class Coordinator:
         if self._lost_since is not None:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
             self._lost_since = None
+
+    def _blame(self, generation: int, errors: dict[str, str]) -> None:
+        """Some have failed to form their groups: form the same set again, without who was the first to do so twice.
+
+        Whoever failed first is noted, and a death that explains it is waited for: the others fail in consequence.
+        """
+        failed = {_worker(name): error for name, error in errors.items()}
+        if self._trouble_since is None:
+            self._trouble_since, self._blamed = self.now(), set(failed)
+        if self.now() - self._trouble_since <= GRACE_SECONDS:
+            return
+        self._failures.update(self._blamed)
+        often = [worker for worker in self._blamed if self._failures[worker] >= FAILURES]
+        fenced = whom_to_fence(often, self.live - self._joined)
+        reason = f"could not form generation {generation}: {failed[fenced or min(self._blamed)]}"
+        if fenced is None:
+            self._again(f"worker {min(self._blamed)} {reason}")
+        else:
+            self._lose({fenced: reason})
+
+    def _fence_late(self, late: set[Worker], what: str) -> None:
+        """Fence workers that live and do not answer, unless a stage has no others; then form the same set again."""
+        if not late:
+            return
+        cause, left = f"{what} within {self._waited:.0f} s", self.live - self._joined - late
+        if {worker.rank for worker in left} >= {worker.rank for worker in self.live}:
+            self._lose(dict.fromkeys(late, cause))
+        else:
+            self._again(f"{cause} by workers {' '.join(map(str, sorted(late)))}")
 
     def _again(self, reason: str) -> None:
         self._attempts += 1
@@ -389,6 +447,7 @@ class Coordinator:
         self._register()
         self.store.compare_set(schema.CommitKey(g, n), None, commit)
         self._attempts = 0
+        self._failures.clear()
         self.store.delete([*keys, schema.CommitKey(g, n - 2)])  # all have read it: they stepped n - 1 after it
         self.committed(commit, after)
         if commit.finished:
@@ -432,3 +491,8 @@ class Coordinator:
         """Repeat the iteration in another generation with the same workers."""
         self._repeated = cause
         self._end()
+
+
+def _worker(member: str) -> Worker:
+    """The worker whose process this is."""
+    return Worker.parse(split_member(member)[0])

@@ -111,6 +111,11 @@ class FailureDetector:
             return max(limits.hung_after, limits.warm_up, limits.hung_factor * self._profiled)
         return max(limits.hung_after, limits.hung_factor * longest)
 
+    def patience_with(self, worker: Worker) -> float:
+        """Seconds that the worker's operation may take, by its last heartbeat."""
+        beats = [beat for rank in self._tensor_ranks if (beat := self._beats.get((worker, rank))) is not None]
+        return max((beat.patience for beat in beats), default=self._limits.warm_up)
+
     def forget(self, worker: Worker) -> None:
         """The worker's next heartbeats come from other processes."""
         for rank in self._tensor_ranks:

@@ -11,7 +11,7 @@ from typing import Literal
 from recycle.errors import RunError
 from recycle.exec.membership import schema
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import GO, Commit, GenerationRecord, Report
+from recycle.exec.membership.messages import GO, Commit, Formed, GenerationRecord, Report
 from recycle.exec.membership.progress import Progress
 from recycle.exec.membership.store import Store
 
@@ -86,9 +86,9 @@ class Member:
         """Ready to form the generation; whether this process took back a step, which was not committed, for that."""
         self.store.set(schema.AcknowledgedKey(self._generation, self.name), took_back)
 
-    def formed(self, error: str = "") -> None:
-        """The groups stand, or why they do not."""
-        self.store.set(schema.FormedKey(self._generation, self.name), error)
+    def formed(self, error: str = "", expired: bool = False) -> None:
+        """The groups stand, or why they do not, and whether that is because others did not come in time."""
+        self.store.set(schema.FormedKey(self._generation, self.name), Formed(error, expired))
 
     def permitted(self, what: Literal["form", "run"]) -> bool:
         """Wait until the generation may form or run; False when it is over instead."""

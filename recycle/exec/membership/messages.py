@@ -98,6 +98,18 @@ class Report(Struct, frozen=True):
     replicated: dict[int, list[float]] = {}
 
 
+class Formed(Struct, frozen=True):
+    """Whether the groups of a process stand.
+
+    Attributes:
+        error: why they do not; empty when they do.
+        expired: nothing failed in this process, but others did not come in time.
+    """
+
+    error: str = ""
+    expired: bool = False
+
+
 class Heartbeat(Struct, frozen=True):
     """What a process says of itself every so often.
 

@@ -26,6 +26,7 @@ import msgspec
 
 from recycle.exec.membership.messages import (
     Commit,
+    Formed,
     GenerationRecord,
     Heartbeat,
     Permission,
@@ -168,8 +169,8 @@ class PermissionKey(Decision[Permission], writer=Writer.COORDINATOR):
     what: Literal["form", "run"]
 
 
-class FormedKey(Note[str], writer=Writer.WORKER):
-    """Why the groups of the process do not stand; empty when they do."""
+class FormedKey(Note[Formed], writer=Writer.WORKER):
+    """Whether the groups of the process stand."""
 
     generation: int
     member: str

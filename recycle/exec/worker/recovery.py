@@ -7,6 +7,7 @@ generation starts from there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,6 +98,7 @@ class WorkerLoop:
         schedule = Schedule.loads(self.member.plan(), f"plan {record.plan}")
         role = Worker.parse(record.roles[self.member.worker])
         transport: GroupTransport | None = None
+        began = time.monotonic()
         try:
             program = lower(schedule).program(role)
             transport = self._form(record, schedule, role, program)
@@ -126,7 +128,8 @@ class WorkerLoop:
                 (peer,) = (process for process, place in record.roles.items() if place == str(error.peer))
                 self.member.cut_off(peer)
             elif transport is None:
-                self.member.formed(str(error))
+                expired = time.monotonic() - began >= self.job.membership.form_timeout
+                self.member.formed(str(error), expired)
             else:
                 self.member.trouble(str(error))
             return None

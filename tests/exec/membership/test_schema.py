@@ -12,7 +12,7 @@ import pytest
 from recycle.exec.membership import schema
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.etcd_store import EtcdStore
-from recycle.exec.membership.messages import VOID, Commit, Report
+from recycle.exec.membership.messages import VOID, Commit, Formed, Report
 from recycle.exec.membership.schema import (
     AcknowledgedKey,
     CommitKey,
@@ -67,7 +67,7 @@ def test_no_two_kinds_of_key_share_names_and_workers_write_only_where_no_worker_
         (CommitKey(1, 0), VOID),
         (schema.FinalKey("0.0"), {3: "digest"}),
         (schema.EndedKey(Worker(0, 0)), (2, "killed by SIGKILL")),
-        (schema.FormedKey(1, "0.0"), ""),
+        (schema.FormedKey(1, "0.0"), Formed("no route", True)),
         (schema.OutcomeKey(), 'quoted "text"'),
     ],
 )
@@ -115,7 +115,7 @@ def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None: 
         coordinator.tick()
         store.torch_store.set(f"{generation_folder(generation)}/world/0", "address")
         for name in LIVE:
-            store.set(FormedKey(generation, name), "")
+            store.set(FormedKey(generation, name), Formed())
         coordinator.tick()
         assert coordinator.phase is GenerationPhase.RUNNING
         counts.append(len(names(store)))

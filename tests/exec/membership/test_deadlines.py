@@ -1,0 +1,170 @@
+"""Who beats and does not answer while a generation begins is fenced, and so is who cannot form its groups twice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from recycle import RunError
+from recycle.exec.membership.coordinator import ATTEMPTS, GRACE_SECONDS, Coordinator, GenerationPhase
+from recycle.exec.membership.interfaces import Ready
+from recycle.exec.membership.messages import Formed, GenerationRecord, Heartbeat, Report
+from recycle.exec.membership.schema import AcknowledgedKey, FormedKey, HeartbeatKey
+from recycle.exec.membership.store import Store
+from recycle.exec.membership.stores import host_store
+from recycle.sections import MembershipSection
+from recycle.shape import Worker
+from tests.exec.runs import job
+
+LIMITS = {"heartbeat": 0.5, "form_timeout": 4.0, "hung_after": 2.0, "transport_timeout": 10.0, "warm_up": 3.0}
+TICK = 0.25
+
+
+class Living:
+    """Processes of which none ends before it is killed."""
+
+    def __init__(self) -> None:
+        self.killed: list[Worker] = []
+
+    def gone(self) -> dict[Worker, str]:
+        return {}
+
+    def kill(self, worker: Worker) -> None:
+        self.killed.append(worker)
+
+    def running(self, worker: Worker) -> bool:
+        return worker not in self.killed
+
+    def incarnation(self, worker: Worker) -> int:
+        return 0
+
+
+class AnyPlan:
+    """Everybody plays its own role."""
+
+    def ready(self, failed: frozenset[Worker]) -> Ready | None:
+        roles = {worker: worker for worker in job(3, 2, 2).shape.workers() if worker not in failed}
+        return Ready("plan", "text", roles, {"barrier": 9.0})
+
+    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+        pass
+
+    def has_better(self, failed: frozenset[Worker]) -> bool:
+        return False
+
+
+class Simulated:
+    """A coordinator whose clock a test moves, and the answers of its workers, which all beat and say that they wait."""
+
+    def __init__(self, store: Store) -> None:
+        self.now, self.processes, self.store = 1000.0, Living(), store
+        self.events: list[tuple[str, str, str]] = []
+        self.coordinator = Coordinator(
+            job=job(3, 2, 2, membership=LIMITS),
+            steps=9,
+            live=set(job(3, 2, 2).shape.workers()),
+            store=store,
+            processes=self.processes,  # type: ignore[arg-type]
+            plans=AnyPlan(),
+            log=self._log,
+            committed=lambda commit, record: None,
+            now=lambda: self.now,
+        )
+        self._beats = 0
+        self.tick()
+
+    def _log(self, kind: str, **details: Any) -> None:
+        if kind == "detected":
+            self.events.append((details["worker"], details["cause"], str(details["step"])))
+
+    @property
+    def record(self) -> GenerationRecord:
+        return self.coordinator.record
+
+    def tick(self, seconds: float = TICK) -> None:
+        self.now += seconds
+        self._beats += 1
+        for worker in sorted(self.coordinator.live):
+            self.store.set(HeartbeatKey(str(worker)), Heartbeat(self._beats, self._beats, True, "form", 0.1))
+        self.coordinator.tick()
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / TICK)):
+            self.tick()
+
+    def acknowledge(self, without: Collection[str] = ()) -> None:
+        for name in set(self.record.live) - set(without):
+            self.store.set(AcknowledgedKey(self.record.generation, name), False)
+        self.tick()
+
+    def form(self, without: Collection[str] = (), **answers: Formed) -> None:
+        """Of workers by their names with an underscore for the dot; all others have formed."""
+        given = {name.strip("w").replace("_", "."): answer for name, answer in answers.items()}
+        for name in set(self.record.live) - set(without):
+            self.store.set(FormedKey(self.record.generation, name), given.get(name, Formed()))
+        self.tick()
+
+
+@pytest.fixture
+def simulated() -> Iterator[Simulated]:
+    store, _, _ = host_store(MembershipSection())
+    yield Simulated(store)
+    store.close()
+
+
+def test_who_does_not_acknowledge_is_fenced_and_the_others_go_on(simulated: Simulated) -> None:
+    simulated.acknowledge(without=["1.1"])
+    simulated.run(LIMITS["form_timeout"] + LIMITS["hung_after"] - 1)
+    assert simulated.coordinator.phase is GenerationPhase.PROPOSED
+    simulated.run(2)
+    assert simulated.events == [("1.1", "generation 1 was not acknowledged within 6 s", "0")]
+    assert simulated.processes.killed == [Worker(1, 1)]
+    assert simulated.record.generation == 2
+    simulated.acknowledge()
+    simulated.form()
+    assert simulated.coordinator.phase is GenerationPhase.RUNNING
+
+
+def test_a_pause_of_the_coordinator_counts_as_nobodys(simulated: Simulated) -> None:
+    simulated.acknowledge(without=["1.1"])
+    simulated.tick(seconds=100.0)
+    simulated.run(4)
+    assert simulated.events == []
+
+
+def test_who_neither_forms_nor_fails_is_fenced_once_the_others_would_have_given_up(simulated: Simulated) -> None:
+    simulated.acknowledge()
+    late = Formed("waited in vain", expired=True)
+    simulated.form(without=["0.1"], **{f"w{k}_{r}": late for k in range(3) for r in range(2)})
+    simulated.run(2 * LIMITS["form_timeout"] - 1)
+    assert simulated.events == []
+    simulated.run(2)
+    assert simulated.events == [("0.1", "groups of generation 1 did not form within 8 s", "0")]
+
+
+def test_who_fails_first_to_form_twice_is_fenced_and_not_who_fails_in_consequence(simulated: Simulated) -> None:
+    for generation in (1, 2):
+        assert simulated.record.generation == generation
+        simulated.acknowledge()
+        simulated.form(without=["0.0", "1.0"], w2_1=Formed("the device is broken"))
+        simulated.form(w2_1=Formed("the device is broken"), w0_0=Formed("closed by its peer"))
+        simulated.run(GRACE_SECONDS + TICK)
+    assert simulated.events == [("2.1", "could not form generation 2: the device is broken", "0")]
+    simulated.acknowledge()
+    simulated.form()
+    assert simulated.coordinator.phase is GenerationPhase.RUNNING
+
+
+def test_a_set_that_cannot_spare_anybody_is_given_up_after_some_attempts(simulated: Simulated) -> None:
+    def attempt() -> None:
+        simulated.acknowledge()
+        simulated.form(without=["0.0", "1.0", "2.0"])
+        simulated.run(2 * LIMITS["form_timeout"] + 1)
+
+    for _ in range(ATTEMPTS - 1):
+        attempt()
+    with pytest.raises(RunError, match=rf"gave up after {ATTEMPTS} attempts .* not form within 8 s by workers 0\.0 1"):
+        attempt()
+    assert simulated.events == []
