@@ -88,6 +88,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0 and not _agent_serves()
     )
     plugin = transport_of(job)
+    os.environ.update(plugin.environment)  # torchrun gives its processes one that NCCL's transport refuses
     device = plugin.device(int(os.environ.get("LOCAL_RANK", "0")))
     stages = build_stages(job, schedule.stages_of(role), device)
     address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)

@@ -2,44 +2,180 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import msgspec
 import pytest
 
 from recycle import Job
-from recycle.exec.launch.launcher import RunResult
-from tests.exec.accelerator.transport import SIMULATED
+from recycle.cli.planner import plan_for_training
+from recycle.exec import run as run_in_one_process
+from recycle.exec.faults.kinds import KINDS
+from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.processes.processes import ForkServer
+from recycle.ir.families import zb_h1
+from recycle.job import PricedJob
+from tests.exec.accelerator.struck import FAILS_AT, STRUCK, Demanding, Failing, Lazy, SlowCopies, named
+from tests.exec.accelerator.transport import Simulated
+from tests.exec.fault_matrix import (
+    ENDING,
+    JOB,
+    SCENARIOS,
+    STEPS,
+    matrix_row,
+    phases,
+    same_training,
+    scenario_rows,
+    some_phases,
+)
 from tests.exec.runs import Run, job, kinds
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("accelerator")]
 
-STEPS = 9
+SHORT = 9
+ENDS_SILENTLY = "cut"
+"""The kind of fault that NCCL, and what simulates it, tells nobody of: see the test of it."""
 _CALM: dict[str, RunResult] = {}
 
 
-def over(transport: str, kind: str = "emulated", **sections: dict) -> Job:
-    """3 x 2 workers."""
-    membership = {"transport": transport, "heartbeat": 0.1, "dead_after": 2.0} | sections.pop("membership", {})
-    return job(3, 2, 2, kind=kind, train={"clip": 1e9, "warmup": 2}, membership=membership, **sections)
+def over(plugin: type[Simulated], of: Job, **membership: float) -> Job:
+    """The same job on simulated accelerators."""
+    section = msgspec.structs.replace(of.membership, transport=named(plugin), **membership)
+    return msgspec.structs.replace(of, membership=section)
 
 
-def calm(launch: Run, kind: str, steps: int) -> RunResult:
-    """The run over gloo that nothing happens to, once per kind and length."""
-    key = f"{kind} {steps}"
+def small(kind: str = "emulated", **sections: dict) -> PricedJob:
+    """3 x 2 workers, whose steps are staggered."""
+    membership = {"heartbeat": 0.1, "dead_after": 2.0}
+    return job(3, 2, 2, kind=kind, **{"train": {"clip": 1e9, "warmup": 2}, "membership": membership} | sections)
+
+
+def calm(launch: Run, of: Job, steps: int) -> RunResult:
+    """The run over gloo that nothing happens to, once per job and length."""
+    key = f"{steps} {of.to_toml()}"
     if key not in _CALM:
-        _CALM[key] = launch(over("gloo", kind), steps)
+        _CALM[key] = launch(of, steps)
     return _CALM[key]
-
-
-def assert_same_training(run: RunResult, reference: RunResult) -> None:
-    """Losses, norms and every final state, to the last bit."""
-    assert run.losses == reference.losses
-    assert [line["grad_norm"] for line in run.metrics] == [line["grad_norm"] for line in reference.metrics]
-    assert run.digests
-    assert run.digests == {worker: reference.digests[worker] for worker in run.digests}
 
 
 @pytest.mark.parametrize("kind", ["emulated", "gpt"])
 def test_a_kill_and_a_rejoin_change_no_bit(kind: str, launch: Run) -> None:
-    run = launch(over(SIMULATED, kind), STEPS, "kill:1.1@3", "rejoin:1.1@6")
-    assert_same_training(run, calm(launch, kind, STEPS))
+    run = launch(over(Simulated, small(kind)), SHORT, "kill:1.1@3", "rejoin:1.1@6")
+    assert same_training(run, calm(launch, small(kind), SHORT))
     assert kinds(run).count("detected") == 1
     assert run.metrics[-1]["live_workers"] == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "struck"),
+    [
+        ("kill", phases(KINDS["kill"])),
+        ("stall", some_phases("stall")),
+        *(
+            pytest.param(name, phases(KINDS[name]), marks=pytest.mark.soak)
+            for name in ENDING
+            if name not in ("kill", ENDS_SILENTLY)
+        ),
+    ],
+)
+def test_a_kind_of_fault_is_detected_in_its_phases_and_changes_no_bit(
+    name: str, struck: list[str], launch: Run
+) -> None:
+    def strike(faults: Sequence[str]) -> RunResult:
+        return launch(over(Simulated, JOB), STEPS, *faults)
+
+    assert matrix_row(name, struck, strike, calm(launch, JOB, STEPS))[-1] == "identical"
+
+
+def test_a_cut_that_nobody_notices_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch: Run) -> None:
+    run = launch(over(Simulated, small(), transport_timeout=1.5), SHORT, "cut=1.0:1.1@3")
+    assert same_training(run, calm(launch, small(), SHORT))
+    assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
+
+
+def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
+    run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
+    assert same_training(run, calm(launch, small(), SHORT))
+    assert kinds(run).count("detected") == 1
+
+
+def test_a_worker_whose_accelerator_fails_is_the_only_one_that_ends(launch: Run, tmp_path: Path) -> None:
+    run = launch(over(Failing, small()), SHORT, directory=tmp_path)
+    assert same_training(run, calm(launch, small(), SHORT))
+    found = [(event["worker"], event["step"]) for event in run.events if event["kind"] == "detected"]
+    assert found == [(str(STRUCK), FAILS_AT)]
+    said = (tmp_path / "logs" / f"{STRUCK}.log").read_text()
+    assert "cpu cannot be used any more by this process: accelerator error: IndexError: pop from empty list" in said
+
+
+def test_a_joiner_whose_source_dies_before_its_state_has_come_gets_it_from_another(launch: Run) -> None:
+    run = launch(over(SlowCopies, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6", "kill=0.3:0.1@6.copy")
+    assert same_training(run, calm(launch, small(), SHORT))
+    rejoined = [(event["worker"], event["copied_from"]) for event in run.events if event["kind"] == "rejoined"]
+    assert rejoined == [("1.1", "2.1")]
+
+
+def test_a_run_goes_on_from_its_checkpoint(launch: Run, servers: dict[str, ForkServer], tmp_path: Path) -> None:
+    of = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
+    resume = partial(train, of, tmp_path, planner=plan_for_training, server=servers["gpt"])
+    resume(steps=5)
+    run = resume(steps=SHORT, resume=True)
+    reference = calm(launch, small("gpt"), SHORT)
+    assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
+    assert run.digests == reference.digests
+
+
+def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run) -> None:
+    pair = job(2, 1, 2, kind="gpt", shape={"tensor_parallel": 2}, train={"clip": 1e9, "warmup": 2})
+    run = launch(over(Simulated, pair), 7, "kill:1.0t1@2", "rejoin:1.0@4")
+    assert same_training(run, calm(launch, pair, 7))
+    assert kinds(run).count("detected") == 1
+    assert run.metrics[-1]["live_workers"] == 2
+
+
+def test_under_torchrun_the_losses_are_those_of_one_process(tmp_path: Path) -> None:
+    of = Job.from_toml(
+        "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nlayers = 2\nhidden = 32\nheads = 2\n"
+        f'sequence = 16\n[membership]\ntransport = "{named(Demanding)}"\n'
+    )
+    (tmp_path / "job.toml").write_text(of.to_toml())
+    metrics = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "recycle.exec.worker", str(tmp_path / "job.toml")]
+    command += ["--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    expected = run_in_one_process(zb_h1(of.shape), of, steps=3)
+    assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == expected.losses
+
+
+@pytest.mark.soak
+def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None:
+    kills, random = 200, Random(1)
+    workers = [str(random.choice(list(JOB.shape.workers()))) for _ in range(kills)]
+    faults = [
+        text
+        for step, worker in zip(range(1, 4 * kills, 4), workers, strict=True)
+        for text in (f"kill={random.uniform(0.0, 0.3):.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 2}")
+    ]
+    run = launch(over(Simulated, JOB), 4 * kills, *faults)
+    assert same_training(run, calm(launch, JOB, 4 * kills))
+    found = [(event["worker"], event["cause"]) for event in run.events if event["kind"] == "detected"]
+    assert found == [(worker, "killed by SIGKILL") for worker in workers]
+    assert kinds(run).count("rejoined") == kills
+
+
+@pytest.mark.soak
+def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_change_no_bit(launch: Run) -> None:
+    def strike(faults: Sequence[str]) -> RunResult:
+        return launch(over(Simulated, JOB), STEPS, *faults)
+
+    scenarios = [one for one in SCENARIOS if not any(fault.startswith(ENDS_SILENTLY) for fault in one.faults)]
+    rows = list(scenario_rows(strike, calm(launch, JOB, STEPS), scenarios))
+    assert [row[-1] for row in rows] == ["identical"] * (len(SCENARIOS) - 1)

@@ -1,0 +1,70 @@
+"""The simulated accelerator on several nodes: communicators form on a client of etcd, which is no torch store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.transport.forming_store import FormingStore
+from recycle.sections import MembershipSection
+from tests.exec.accelerator.communicator import Communicator
+from tests.exec.accelerator.device import Device
+from tests.exec.accelerator.transport import SIMULATED
+from tests.exec.agents import Cluster
+from tests.exec.etcd_server import EtcdServer
+from tests.exec.runs import Run, job
+
+pytestmark = pytest.mark.process
+
+STEPS = 12
+NODES = {"cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
+
+
+@pytest.fixture
+def cluster(etcd: EtcdServer, tmp_path: Path) -> Iterator[Cluster]:
+    of = job(3, 2, 2, membership={"dead_after": 4.0, "transport": SIMULATED}, **NODES)
+    faults = ("--fault", "kill:1.1@4", "--fault", "rejoin:1.1@8")
+    started = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(STEPS), *faults)
+    yield started
+    started.end()
+
+
+def test_agents_train_through_a_kill_and_a_rejoin(cluster: Cluster, launch: Run) -> None:
+    for node in range(3):
+        cluster.start(node)
+    cluster.finish()
+    reference = launch(job(3, 2, 2, membership={"dead_after": 60.0}, **NODES), STEPS)
+    assert [line["loss"] for line in cluster.lines("metrics")] == reference.losses
+    assert [event["worker"] for event in cluster.events("detected")] == ["1.1"]
+    assert [event["worker"] for event in cluster.events("rejoined")] == ["1.1"]
+    digests = cluster.events("finished")[-1]["digests"]
+    assert digests == {w: {str(stage): digest for stage, digest in of.items()} for w, of in reference.digests.items()}
+
+
+def test_a_communicators_binary_id_goes_through_etcd(etcd: EtcdServer, tmp_path: Path) -> None:
+    stores = [EtcdStore.connect(etcd.url, tmp_path.name, MembershipSection()) for _ in range(2)]
+    clients = [FormingStore(store.torch_store, threading.Event()) for store in stores]
+    devices = [Device(eager=True) for _ in stores]
+    with ThreadPoolExecutor(2) as pool:
+        forming = [
+            pool.submit(Communicator, device, PrefixStore("lane", client), rank, 2)
+            for rank, (device, client) in enumerate(zip(devices, clients, strict=True))
+        ]
+        formed = [one.result() for one in forming]
+    sums = [torch.ones(3) for _ in formed]
+    for communicator, tensor in zip(formed, sums, strict=True):
+        communicator.allreduce([tensor]).wait()
+    for device, communicator, tensor in zip(devices, formed, sums, strict=True):
+        device.synchronize()
+        assert tensor.tolist() == [2.0] * 3
+        communicator.abort()
+    stores[0].erase()
+    for store in stores:
+        store.close()
