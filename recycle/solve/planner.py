@@ -46,7 +46,7 @@ from recycle.solve.search.race import begin_all, race
 from recycle.solve.template import copied_to_all, one_pipeline
 
 QUICK_SECONDS = 0.5
-EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 2.0, 0.6
+EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 """Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
 ORDERS = 10_000
 """Orders that a search against the clock is expected to make, for the decision to load compiled kernels."""

@@ -25,6 +25,8 @@ TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 MOST_ORDERS = 4
 """Orders with which a search begins at most."""
 ALL_POLICIES = 1 << 30
+BESIDE_TEMPLATE = 60
+"""Policies tried on the whole problem where all of them have been tried on its template."""
 OF_EACH_DEAL = 4
 """Policies tried with each deal before the rest is tried with the best of them."""
 
@@ -82,6 +84,7 @@ def initial_orders(
         template = Template(one, slots)
         copied = [template.copied(problem, one.best)]
         first = [replace(one.policy, deal=deal) for deal in dealt]
+        most = min(most, BESIDE_TEMPLATE)
         if progress:
             progress("constructing", copied[0].period)
         if is_met(problem, copied[0].period, bound):
