@@ -6,11 +6,14 @@ from hypothesis import given, settings
 from recycle.errors import PlanError
 from recycle.ir import compiled
 from recycle.ir.check import check
+from recycle.ir.compiled import run
 from recycle.ir.families import zb_h1
 from recycle.ir.simulate import simulate
 from recycle.shape import Worker
 from recycle.solve.problem import Problem
+from recycle.solve.search import event_loop
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
+from recycle.solve.search.order_kernels import NEVER, forward_pass, timed_order
 from recycle.solve.search.timing import time_order
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
@@ -65,6 +68,20 @@ def test_the_compiled_loops_make_and_time_the_same_order(in_both_ways):
     plainly, timing = in_both_ways(lambda: time_order(problem, plain))
     assert (timing.period, timing.makespan, timing.due) == (plainly.period, plainly.makespan, plainly.due)
     assert (timing.latest_starts == plainly.latest_starts).all()
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "limit"), [(6, 1, 6), (2, 2, 6), (3, 2, 6)])
+def test_the_clock_of_the_event_loop_lets_transfers_queue_as_the_timing_does(ranks, chunks, limit, monkeypatch):
+    """Timed on its own, the order begins its operations one after the other as the loop did."""
+    ends = []
+    monkeypatch.setattr(event_loop, "run", lambda *arguments: ends.append(run(*arguments)) or ends[-1])
+    for link in (0.75, 2.0, 4.0):
+        problem = Problem.of(job(2, ranks, 5, limit, chunks=chunks, link=link), [Worker(1, 0)])
+        order = schedule_by_policy(problem)
+        begun = ends.pop()[-1].begun
+        _, _, timed, *_ = run(forward_pass, 0, problem.arrays, timed_order(problem, order), -NEVER, 0)
+        starts = [timed.new_begin[x] for x in begun]
+        assert starts == sorted(starts)
 
 
 def test_a_stage_without_live_workers_is_refused_by_name():
