@@ -8,7 +8,8 @@ of the sender's program: so a transfer begins when its operation and the lane's 
 
 Annealing asks whether an order has a period T. The state is one sequence of operations per worker and a due time D_r
 for each rank r. A worker of rank r may begin at D_r - T and should be done, reduce and step included, by D_r; the cost
-is the sum of what the workers are late. It is 0 exactly when the order reaches T with these due times (`timing`).
+is the sum of what the workers are late. The order reaches T with these due times when that is 0 and no lane takes
+longer than T either (`timing`).
 """
 
 from __future__ import annotations
