@@ -346,8 +346,12 @@ class _FluidRelaxation:
         solver.setOptionValue("solver", "ipx")
         solver.setOptionValue("run_crossover", "off")
         solver.setOptionValue("ipm_iteration_limit", MOST_ITERATIONS)
-        solver.passModel(program)
-        solver.run()
+        for presolve in ("on", "off"):  # what is presolved sometimes comes back with useless multipliers
+            solver.setOptionValue("presolve", presolve)
+            solver.passModel(program)
+            solver.run()
+            if solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
+                break
         multipliers = np.maximum(0.0, -np.array(solver.getSolution().row_dual))
         if len(multipliers) != self.row_count:
             return float(highest[self.goal])

@@ -65,6 +65,13 @@ def test_the_most_loaded_of_the_peers_has_a_whole_number_of_micro_batches():
     assert fluid.raise_bound(Problem.of(job(3, 1, 3), [Worker(0, 0)]), 1.0, [(0,)]) == 15.0  # 9 for 2: one has 5
 
 
+def test_a_program_that_presolve_spoils_is_solved_without():
+    times = {"forward": [16, 8, 9], "backward_input": [10, 8, 9], "backward_weight": [14, 11, 7]}
+    problem = Problem.of(job(1, 3, 5, 2, **times))
+    assert fluid.through(problem, 222.0, (0,)) == pytest.approx(4.85)
+    assert fluid.raise_bound(problem, 222.0, [(0,)]) == 228
+
+
 def test_the_grid_is_fine_at_both_ends_and_holds_the_whole_window():
     problem = Problem.of(job(16, 16, 64, 16))
     times = fluid.grid(problem, 208.0)
