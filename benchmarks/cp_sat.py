@@ -304,7 +304,7 @@ def small_job(draw: random.Random, most: int = 6) -> tuple[PricedJob, list[Worke
         for name in ("forward", "backward_input", "backward_weight"):
             times[name] = [draw.choice([0.5, 1.0, 1.0, 1.5, 2.0, 3.0]) for _ in range(stages)]
         times["step"] = draw.choice([0.0, 0.5, [draw.choice([0.0, 0.5, 2.0]) for _ in range(stages)]])
-    times["link"] = draw.choice([0.0, 0.0, 0.5, 1.0])
+    times["link"] = draw.choice([0.0, 0.0, 0.5, 1.0, 3.0])
     limits = [draw.randint(chunks, chunks + 3) for _ in range(ranks)]
     planner = {"decoupled": draw.random() < 0.8, "staggered": draw.random() < 0.7}
     memory = {"limit": draw.choice([None, limits[0], limits]), "weight_stash": draw.choice([0.0, 0.5, 1.0, 1.0])}

@@ -1,5 +1,6 @@
 """No bound is above the period of a valid schedule: held against exhaustive search and against CP-SAT.
 
+The jobs are of every kind: dead and slow workers, chunks, tight memory, transfers that queue, both optimizers.
 Both let any live host of a stage run any micro-batch. CP-SAT's schedules count only once `check` has passed them, and
 with the period that `simulate` gives them, so an error in its model cannot make a sound bound look wrong.
 """
@@ -49,7 +50,7 @@ def test_no_bound_is_above_the_optimum_of_exhaustive_search():
         assert bound <= optimum + 1e-9, (job, problem.dead)
         assert closed_form(problem) <= bound + 1e-9
         met += bound > optimum - 1e-9
-    assert met > 150
+    assert met > 190
 
 
 def hold_against_cp_sat(seeds: range, most: int, seconds: float, exact_seconds: float) -> int:
