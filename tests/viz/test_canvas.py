@@ -228,6 +228,24 @@ def test_hover_names_the_operation_under_the_pointer(page: Page) -> None:
     assert page.page.inner_text(".lanes-tip").splitlines() == ["worker 1.1: has failed"]
 
 
+def test_a_movement_of_the_pointer_styles_the_page_once(page: Page) -> None:
+    metrics = page.page.context.new_cdp_session(page.page)
+    metrics.send("Performance.enable")
+
+    def styled() -> float:
+        found = metrics.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in found if one["name"] == "RecalcStyleCount")
+
+    x, y = page.point(0.5, 0.5)
+    page.page.mouse.move(x, y)
+    page.page.wait_for_timeout(300)
+    before, moves = styled(), 40
+    for step in range(moves):
+        page.page.mouse.move(x + 5 * step, y)
+        page("() => 0")
+    assert styled() - before < 1.5 * moves
+
+
 def test_a_click_tells_what_was_needed_and_a_gap_why(page: Page, broken: Schedule) -> None:
     page.page.mouse.click(*page.point(2.5, 1.5))
     page.page.wait_for_selector(".selection")
