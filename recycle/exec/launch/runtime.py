@@ -103,7 +103,7 @@ class CoordinatorRuntime:
         """Processes are about to be started: deadlines for that count from now."""
         limits = self._job.membership
         self._start_deadline = time.monotonic() + limits.start_deadline
-        self._starting = FailureDetector(self._job, dead_after=limits.warm_up)
+        self._starting = FailureDetector(self._job, dead_after=max(limits.warm_up, limits.dead_after))
 
     def begin(self, earlier: Earlier | None = None) -> None:
         """Begin the run, or go on from the checkpoint that an earlier part of it left; before the first tick."""

@@ -76,7 +76,7 @@ class FailureDetector:
         for worker, rank in ((worker, rank) for worker in live for rank in self._tensor_ranks):
             if (name := member_name(worker, rank)) in done:
                 continue
-            beat = self._beats.setdefault((worker, rank), _Heard(now, now, limits.warm_up))
+            beat = self._beats.setdefault((worker, rank), _Heard(now, now, max(limits.warm_up, self._dead_after)))
             watched.append((worker, f"tensor rank {rank}: " if rank else "", beat))
             if now - beat.changed >= limits.heartbeat / 2 or beat.last.beats < 0:
                 due[name] = beat
