@@ -170,12 +170,14 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     `store` is "launcher", or "etcd://host:port[,host:port...]" (`etcds://` for TLS). A store that is reached over the
     network wants `etcd_user` with a password, from `etcd_password_file` or the environment (RECYCLE_ETCD_PASSWORD), or
     `etcd_certificate` and `etcd_key`, unless `insecure` says that the network keeps strangers out. `etcd_ca` names the
-    authority that signed the servers. An etcd that does not answer for `store_timeout` seconds is gone for good.
+    authority that signed the servers. An etcd that does not answer for `store_timeout` seconds is gone for good. An
+    agent's presence there has a term of `lease` seconds: three elections of etcd's defaults, which take up to two each.
     """
 
     transport: str = "auto"
     store: str = "launcher"
     store_timeout: Deadline = 20.0
+    lease: Annotated[int, Meta(ge=2, le=3600)] = 6
     etcd_user: str | None = None
     etcd_password_file: str | None = None
     etcd_ca: str | None = None

@@ -116,8 +116,12 @@ def agent(
     directory = run or Path("runs") / name
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        serve(request, node=node, run=name, directory=directory, address=address)
+        has_served = serve(request, node=node, run=name, directory=directory, address=address)
     except KeyboardInterrupt:
         print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
         raise typer.Exit(130) from None
+    if not has_served:
+        ended = f"the run in {directory} has ended already, after step {count - 1}"
+        print(f"node {node}: {ended}; a new one wants another --run")
+        return
     print(f"node {node}: done; run directory {directory}; see it with: recycle view {directory}")

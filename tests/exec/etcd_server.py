@@ -1,7 +1,8 @@
-"""A real etcd on free ports of the loopback interface."""
+"""A real etcd on free ports of the loopback interface: one server, or a cluster of several members."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -36,33 +37,10 @@ class EtcdServer:
         return f"etcd://{self.address}:{self.port}"
 
     def _start(self) -> subprocess.Popen[bytes]:
-        assert ETCD is not None
         client, peer = f"http://{self.address}:{self.port}", f"http://{self.address}:{self._peer}"
-        with (self._directory / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [
-                    ETCD,
-                    *("--name", "test", "--data-dir", str(self._directory / "data"), "--unsafe-no-fsync"),
-                    *("--listen-client-urls", client, "--advertise-client-urls", client),
-                    *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-                    *("--initial-cluster", f"test={peer}", "--log-level", "error"),
-                ],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "GOMAXPROCS": "2"},
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"{client}/health", timeout=1) as answer:
-                    if b"true" in answer.read():
-                        return process
-            except OSError:
-                time.sleep(0.02)
-        process.kill()
-        process.wait()
-        raise AssertionError(f"etcd did not start; see {self._directory / 'log'}")
+        process = _started(self._directory, "test", client, peer, f"test={peer}")
+        _await_health(process, client, self._directory)
+        return process
 
     def kill(self) -> None:
         self.process.kill()
@@ -72,8 +50,7 @@ class EtcdServer:
         self.process = self._start()
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # until all its threads stand still
+        freeze(self.process)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -82,6 +59,94 @@ class EtcdServer:
         if self.process.poll() is None:
             self.thaw()
             self.kill()
+
+
+class EtcdCluster:
+    """Three members, each of which may be killed and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        ports = [_free_ports("127.0.0.1") for _ in range(3)]
+        self._clients = [f"http://127.0.0.1:{client}" for client, _ in ports]
+        self._peers = [f"http://127.0.0.1:{peer}" for _, peer in ports]
+        self.url = "etcd://" + ",".join(f"127.0.0.1:{client}" for client, _ in ports)
+        self.members = [self._start(member) for member in range(3)]
+        for member in range(3):
+            self._await(member)
+
+    def _start(self, member: int) -> subprocess.Popen[bytes]:
+        folder = self._directory / f"member{member}"
+        folder.mkdir(exist_ok=True)
+        initial = ",".join(f"member{number}={peer}" for number, peer in enumerate(self._peers))
+        return _started(folder, f"member{member}", self._clients[member], self._peers[member], initial)
+
+    def _await(self, member: int) -> None:
+        _await_health(self.members[member], self._clients[member], self._directory / f"member{member}")
+
+    def leader(self) -> int:
+        """The member that leads."""
+        for member, process in enumerate(self.members):
+            if process.poll() is None:
+                request = urllib.request.Request(f"{self._clients[member]}/v3/maintenance/status", b"{}")
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    status = json.loads(answer.read())
+                if status["leader"] == status["header"]["member_id"]:
+                    return member
+        raise AssertionError("no member leads")
+
+    def kill(self, member: int) -> None:
+        self.members[member].kill()
+        self.members[member].wait()
+
+    def start_again(self, member: int) -> None:
+        self.members[member] = self._start(member)
+        self._await(member)
+
+    def end(self) -> None:
+        for process in self.members:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+
+
+def freeze(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process; returns when all its threads stand still."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def _started(directory: Path, name: str, client: str, peer: str, initial: str) -> subprocess.Popen[bytes]:
+    assert ETCD is not None
+    with (directory / "log").open("ab") as log:
+        return subprocess.Popen(
+            [
+                ETCD,
+                *("--name", name, "--data-dir", str(directory / "data"), "--unsafe-no-fsync"),
+                *("--listen-client-urls", client, "--advertise-client-urls", client),
+                *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+                *("--initial-cluster", initial, "--log-level", "error"),
+            ],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "GOMAXPROCS": "2"},
+            start_new_session=True,
+        )
+
+
+def _await_health(process: subprocess.Popen[bytes], client: str, directory: Path) -> None:
+    """Wait until a server says that it is well; it is ended when it does not."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{client}/health", timeout=1) as answer:
+                if b"true" in answer.read():
+                    return
+        except OSError:
+            time.sleep(0.02)
+    process.kill()
+    process.wait()
+    raise AssertionError(f"etcd did not start; see {directory / 'log'}")
 
 
 def _free_ports(address: str) -> tuple[int, int]:

@@ -1,16 +1,15 @@
 """The agent of a node: starts and watches the node's workers, and competes for the coordinator's role.
 
 It is one loop: start and kill its workers as the coordinator asks, report which have ended, and, as long as it holds
-the role, let the coordinator tick. Its presence and its role hang on one lease, whose term is half of `dead_after`. An
-agent that loses the lease cannot know what the others have decided since: it kills its workers and ends. When it dies
-its workers die with it, and the others see both at once when the lease runs out.
+the role, let the coordinator tick. Its presence and its role hang on one lease. An agent whose lease has ended takes
+another one and goes on, without the role, unless it was given up meanwhile: then it kills its workers and ends. When it
+dies its workers die with it, and the others see both at once when the lease runs out and nobody comes back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import socket
 import threading
 import time
@@ -20,10 +19,10 @@ from pathlib import Path
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.request import RunRequest
-from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership import schema
-from recycle.exec.membership.etcd_client import Lease
+from recycle.exec.membership.etcd_client import Lease, LeaseEnded
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.messages import RunInfo, StartRequest
 from recycle.exec.processes.cluster_processes import ClusterProcesses
@@ -37,8 +36,8 @@ LEAVE_SECONDS = 30.0
 """How long the end of the run waits for the other agents to leave."""
 
 
-def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, address: str | None = None) -> None:
-    """Be the agent of `node` until the run has ended.
+def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, address: str | None = None) -> bool:
+    """Be the agent of `node` until the run has ended; False when it had ended before.
 
     Args:
         request: the same on all nodes; its job's `[membership] store` is an etcd.
@@ -57,6 +56,8 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         raise JobError(f"node {node}: the job's {job.shape.worker_count} workers lie on nodes 0 to {len(nodes) - 1}")
     if job.membership.store == "launcher":
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
+    if has_ended(directory, job, request.steps):
+        return False
     stages, tensor_parallel = request.stages, job.grid.tensor_parallel
     require_open_files(len(nodes[node]) * tensor_parallel, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
@@ -75,6 +76,7 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         closing.callback(agent.close)
         closing.callback(processes.end, patience=0.0)
         agent.serve()
+    return True
 
 
 def _agree(request: RunRequest, store: EtcdStore, node: int, run: str) -> RunInfo:
@@ -140,13 +142,12 @@ class _Agent:
         self._lost = threading.Event()
         self._runtime: CoordinatorRuntime | None = None
         self._role = contextlib.ExitStack()  # what ends with the coordinator's role
-        self._lease = Lease(store.client.clone(), self._term, self._lose)
+        self._lease = self._take_lease()
         self._listener = Listener(store.clone(), waker)
 
-    @property
-    def _term(self) -> int:
-        """Shorter than a worker's silence may be: a node is lost as a whole, not worker by worker."""
-        return max(2, math.ceil(self._job.membership.dead_after / 2))
+    def _take_lease(self) -> Lease:
+        self._lost.clear()
+        return Lease(self._store.client.clone(), self._job.membership, self._lose)
 
     def _lose(self) -> None:
         self._lost.set()
@@ -157,9 +158,7 @@ class _Agent:
         self._arrive()
         while not self._over():
             if self._lost.is_set():
-                raise RunError(
-                    f"node {self._node}: the lease was lost, its workers are given up; start the agent again"
-                )
+                self._come_back()
             self._start_and_kill()
             self._coordinate()
             self._processes.wait(self._job.membership.heartbeat / 2)
@@ -168,11 +167,32 @@ class _Agent:
 
     def _arrive(self) -> None:
         """Announce this node. An agent that was here before may take a term to be forgotten."""
-        deadline = time.monotonic() + self._term + 2
-        while self._store.create(schema.AgentKey(self._node), self._session, self._lease.id) is None:
+        deadline = time.monotonic() + self._job.membership.lease + 2
+        while not self._announce():
             if time.monotonic() > deadline:
                 raise JobError(f"node {self._node} has an agent already in run {self._run!r}")
             time.sleep(0.2)
+
+    def _announce(self) -> bool:
+        """Say that this agent is there, unless there is another, or this one was given up; whether it is there."""
+        key, gone = schema.AgentKey(self._node), schema.GoneKey(self._node, self._session)
+        return self._store.decide_unless(key, self._session, gone, self._lease.id)
+
+    def _come_back(self) -> None:
+        """The lease has ended: this process stood still, or etcd did, or was cut off. Raises RunError if given up."""
+        self._give_up_role()
+        failures = self._lease.failures
+        self._lease.close()
+        self._lease = self._take_lease()
+        try:
+            is_there = self._announce()
+        except LeaseEnded:
+            return  # again
+        if not is_there:
+            raise RunError(
+                f"node {self._node}: the lease was lost ({failures} renewals were not answered) and its workers are"
+                " given up; start the agent again"
+            )
 
     def _over(self) -> bool:
         """Whether all agents may go. Raises RunError when the run has failed."""
@@ -215,6 +235,8 @@ class _Agent:
                     event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
                     self._request.observer.event(event)
                     runtime.coordinator.store.set(schema.OutcomeKey(), "")
+        except LeaseEnded:
+            self._lose()
         except RoleLost:
             self._give_up_role()
         except RunError as error:

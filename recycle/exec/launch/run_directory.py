@@ -22,9 +22,9 @@ from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import Earlier
 from recycle.exec.launch.line_log import LineLog
 from recycle.exec.membership.messages import RunInfo
-from recycle.files import require_text, write_whole
+from recycle.files import read_whole, require_text, write_whole
 from recycle.job import Job
-from recycle.runs import TRACE
+from recycle.runs import EVENTS, TRACE, read_lines
 
 
 class RunDirectory:
@@ -164,6 +164,15 @@ class RunDirectory:
         self._events.close()
         if self._lock is not None:
             os.close(self._lock)
+
+
+def has_ended(path: str | Path, job: Job, steps: int) -> bool:
+    """Whether the directory holds a run of this job that has ended after its last step. Raises RecycleError."""
+    path = Path(path)
+    written = path / "job.toml"
+    if not written.is_file() or read_whole(written, JobError) != job.to_toml().encode():
+        return False
+    return any(e.get("kind") == "finished" and e.get("step") == steps - 1 for _, e in read_lines(path / EVENTS))
 
 
 def _step(line: bytes) -> int:

@@ -200,6 +200,7 @@ class Coordinator:
         """Fence the lost workers and end the generation."""
         for worker, how in sorted(lost.items()):
             self.processes.kill(worker)
+            self._forget_ready(worker)  # its process may take a while to end, and is not one that waits to join
             self.live.discard(worker)
             self._joined.discard(worker)
             self.log("detected", worker=str(worker), step=self.next_step, cause=how)
@@ -305,6 +306,12 @@ class Coordinator:
         number = self.processes.incarnation(worker)
         return self.store.has_all([schema.ReadyKey(name, number) for name in self._members([worker])])
 
+    def _forget_ready(self, worker: Worker) -> None:
+        """No process that the worker has had so far waits to take part."""
+        incarnations = range(self.processes.incarnation(worker) + 1)
+        names = self._members([worker])
+        self.store.delete([schema.ReadyKey(name, number) for name in names for number in incarnations])
+
     def _admit(self, worker: Worker) -> None:
         self.live.add(worker)
         self._joined.add(worker)
@@ -359,10 +366,7 @@ class Coordinator:
         self._enter(GenerationPhase.RUNNING)
         for worker in sorted(self._joined):
             self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
-            incarnations = range(self.processes.incarnation(worker) + 1)
-            self.store.delete(
-                [schema.ReadyKey(name, number) for name in self._members([worker]) for number in incarnations]
-            )
+            self._forget_ready(worker)
         self._joined.clear()
         if self._lost_since is not None:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)

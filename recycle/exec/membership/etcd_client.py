@@ -1,10 +1,11 @@
 """Requests to an etcd cluster over its JSON gateway, through outages that are short enough.
 
 Every request that the cluster cannot answer for the moment is made again, at each endpoint in turn, until the
-patience is used up. All requests made here may be repeated: puts, deletes, reads, and transactions whose outcome is
-read from the value that stands afterwards. What etcd refuses (a wrong password, a missing permission) is an error
-at once. Needs etcd 3.4 or newer, whose gateway speaks `/v3/`. Plain HTTP, because the client libraries on gRPC start
-threads, which do not survive a fork.
+patience is used up: at first with little time for an answer, so that a member that hangs costs nobody a heartbeat, then
+with more. Clients begin at endpoints of their own. All requests made here may be repeated: puts, deletes, reads, and
+transactions whose outcome is read from the value that stands afterwards. What etcd refuses (a wrong password, a missing
+permission) is an error at once. Needs etcd 3.4 or newer, whose gateway speaks `/v3/`. Plain HTTP, because the client
+libraries on gRPC start threads, which do not survive a fork.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,10 @@ from recycle.sections import MembershipSection
 
 PASSWORD = "RECYCLE_ETCD_PASSWORD"
 """Environment variable that the password is taken from when no file is named."""
-REQUEST_SECONDS = 5.0
+REQUEST_SECONDS = (0.5, 5.0)
+"""That a request may take at least and at most; `EtcdClient` says where between."""
+WATCH_SECONDS = 10.0
+"""How long a watch may be silent: then another member is watched, because this one may hang."""
 PAUSE_SECONDS = (0.02, 0.5)
 """Between two attempts: at first, and after a while."""
 _KEEPALIVE = [
@@ -48,6 +53,14 @@ class Disconnected(Exception):
     """A stream broke off; whoever follows it reads again and opens another."""
 
 
+class Silent(Disconnected):
+    """Nothing has come for `WATCH_SECONDS`: either nothing has changed, or the member hangs."""
+
+
+class LeaseEnded(RunError):
+    """The lease that a key was to hang on is not there any more; nothing was written."""
+
+
 class Found(NamedTuple):
     """A key's value, and the revision that it was made at."""
 
@@ -57,6 +70,9 @@ class Found(NamedTuple):
 
 class EtcdClient:
     """A client for one thread. Several may exist per process.
+
+    The first attempt of a request has a quarter of `dead_after` for its answer, later ones up to half of the lease's
+    term.
 
     Args:
         endpoints: the cluster's members.
@@ -90,7 +106,10 @@ class EtcdClient:
         scheme = "https" if endpoints.tls else "http"
         hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in endpoints.members]
         self._urls = [f"{scheme}://{host}:{port}/v3" for host, port in hosts]
-        self._turn = 0
+        self._turn = (os.getpid() + next(_CLIENTS)) % len(self._urls)
+        least, most = REQUEST_SECONDS
+        self._most = min(most, settings.lease / 2)
+        self._least = min(max(least, settings.dead_after / 4), self._most)
         self.requests = 0
 
     def clone(self) -> EtcdClient:
@@ -110,17 +129,25 @@ class EtcdClient:
         """Post a request; returns etcd's answer. Raises RunError when there is none within the patience."""
         deadline = time.monotonic() + (self._settings.store_timeout if patience is None else patience)
         pause, longest = PAUSE_SECONDS
+        seconds, attempts = self._least, 0
         while True:
             try:
-                answer: dict[str, Any] = self._post(path, body, REQUEST_SECONDS).json()
+                answer: dict[str, Any] = self._post(path, body, seconds).json()
                 return answer
             except (Disconnected, ValueError) as error:
                 why = _last_line(error)
-            self._turn = (self._turn + 1) % len(self._urls)
+            self.rotate()
+            attempts += 1
+            if attempts % len(self._urls) == 0:
+                seconds = min(2 * seconds, self._most)
             if time.monotonic() > deadline:
                 raise RunError(f"{self.endpoints} does not answer any more: {why}")
             time.sleep(pause)
             pause = min(2 * pause, longest)
+
+    def rotate(self) -> None:
+        """Ask the next endpoint from now on."""
+        self._turn = (self._turn + 1) % len(self._urls)
 
     def range(self, start: str, end: str | None = None) -> tuple[dict[str, Found], int]:
         """The keys from `start` to before `end`, or only `start`, and the cluster's revision."""
@@ -134,9 +161,9 @@ class EtcdClient:
     def watch(self, start: str, end: str, revision: int) -> Watch:
         """All changes of keys from `start` to before `end`, from `revision` on. Raises Disconnected, RunError."""
         request = {**_span(start, end), "start_revision": revision, "fragment": True}
-        return Watch(self._post("/watch", {"create_request": request}, None, stream=True))
+        return Watch(self._post("/watch", {"create_request": request}, WATCH_SECONDS, stream=True))
 
-    def _post(self, path: str, body: dict[str, Any], seconds: float | None, stream: bool = False) -> Any:
+    def _post(self, path: str, body: dict[str, Any], seconds: float, stream: bool = False) -> Any:
         """One request to the present endpoint.
 
         Raises:
@@ -147,11 +174,13 @@ class EtcdClient:
 
         user, url = self._settings.etcd_user, self._urls[self._turn]
         if user is not None and "Authorization" not in self._session.headers and path != _SIGN_IN:
-            signed = self._post(_SIGN_IN, {"name": user, "password": self._password}, REQUEST_SECONDS)
+            signed = self._post(_SIGN_IN, {"name": user, "password": self._password}, self._most)
             self._session.headers["Authorization"] = signed.json()["token"]
         self.requests += 1
         try:
-            response = self._session.post(url + path, json=body, stream=stream, timeout=(REQUEST_SECONDS, seconds))
+            response = self._session.post(
+                url + path, json=body, stream=stream, timeout=(min(seconds, self._most), seconds)
+            )
             if response.ok:
                 return response
             detail = str(response.text)
@@ -161,11 +190,15 @@ class EtcdClient:
             detail = str(json.loads(detail).get("error", detail))
         if any(words in detail for words in _STALE):
             self._session.headers.pop("Authorization", None)
+        if _NO_LEASE in detail:
+            raise LeaseEnded(f"{self.endpoints}: {detail}")
         if response.status_code < 500 and not any(words in detail for words in _PASSING):
             raise RunError(f"{self.endpoints} refuses: {detail}")
         raise Disconnected(detail)
 
 
+_CLIENTS = count()
+_NO_LEASE = "requested lease not found"
 _SIGN_IN = "/auth/authenticate"
 
 
@@ -179,8 +212,10 @@ class Watch:
         """Results as etcd sends them. Raises Disconnected when the stream ends, whatever the reason."""
         import requests
 
+        heard = time.monotonic()
         try:
             for line in self._response.iter_lines(chunk_size=None):
+                heard = time.monotonic()
                 if not line:
                     continue
                 message = json.loads(line)
@@ -190,7 +225,8 @@ class Watch:
                 yield result
         # ValueError: half a line. AttributeError: the response was closed under this thread.
         except (requests.exceptions.RequestException, OSError, ValueError, AttributeError) as error:
-            raise Disconnected(_last_line(error)) from None
+            is_silent = time.monotonic() - heard >= WATCH_SECONDS
+            raise (Silent if is_silent else Disconnected)(_last_line(error)) from None
         raise Disconnected("the stream ended")
 
     def close(self) -> None:
@@ -202,29 +238,39 @@ class Watch:
 class Lease:
     """A lease, with keys that vanish soon after their owner does, that a thread keeps alive, three times per term.
 
+    An etcd that does not answer ends no lease: it is asked again until it says whether the lease still stands, or until
+    it counts as gone.
+
     Args:
         client: of its own.
-        seconds: the term; etcd grants no shorter one than about two seconds.
-        lost: called from the thread, once, when the lease has ended or could not be renewed for a whole term.
+        settings: the term, and when an etcd that does not answer is gone.
+        lost: called from the thread, once, when the lease has ended.
+
+    Attributes:
+        failures: attempts to renew it that were not answered.
     """
 
-    def __init__(self, client: EtcdClient, seconds: int, lost: Callable[[], None]) -> None:
-        self._client, self._seconds, self._lost = client, seconds, lost
-        self.id = str(client.call("/lease/grant", {"TTL": seconds})["ID"])
+    def __init__(self, client: EtcdClient, settings: MembershipSection, lost: Callable[[], None]) -> None:
+        self._client, self._settings, self._lost = client, settings, lost
+        self.failures = 0
+        self.id = str(client.call("/lease/grant", {"TTL": settings.lease})["ID"])
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
 
     def _keep(self) -> None:
-        kept = time.monotonic()
-        while not self._closing.wait(self._seconds / 3):
-            asked = time.monotonic()
-            with contextlib.suppress(RunError):
-                answer = self._client.call("/lease/keepalive", {"ID": self.id}, patience=self._seconds / 3)
-                if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+        third = self._settings.lease / 3
+        answered, pause = time.monotonic(), third
+        while not self._closing.wait(pause):
+            try:
+                answer = self._client.call("/lease/keepalive", {"ID": self.id}, patience=third)
+            except RunError:
+                self.failures, pause = self.failures + 1, min(third, PAUSE_SECONDS[1])
+                if time.monotonic() - answered > self._settings.store_timeout:
                     break
-                kept = asked
-            if time.monotonic() - kept > self._seconds:
+                continue
+            answered, pause = time.monotonic(), third
+            if int(answer.get("result", {}).get("TTL", 0)) <= 0:
                 break
         if not self._closing.is_set():
             self._lost()

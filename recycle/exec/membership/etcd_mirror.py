@@ -1,6 +1,7 @@
 """A copy of a range of etcd's keys, kept current by one watch: reads and waits cost no request.
 
-The range is read once, then followed from the next revision on; after a broken connection both begin again. A client
+The range is read once, then followed from the next revision on; after a broken connection both begin again. A watch
+that was silent for a while goes on at the next member, from where it was. A client
 that has written waits until the copy has reached the revision of its write, so it reads what it wrote.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle.errors import RunError
-from recycle.exec.membership.etcd_client import PAUSE_SECONDS, Disconnected, EtcdClient, Watch, decoded
+from recycle.exec.membership.etcd_client import PAUSE_SECONDS, Disconnected, EtcdClient, Silent, Watch, decoded
 
 
 class Mirror:
@@ -96,6 +97,9 @@ class Mirror:
                 for result in self._watch:
                     self._apply(result)
                     pause = PAUSE_SECONDS[0]
+            except Silent:
+                self._client.rotate()
+                continue
             except (Disconnected, RunError):  # what is refused is refused by `_load`, too
                 if self._ended():
                     return

@@ -102,11 +102,11 @@ class EtcdStore(Store):
 
     def _swap(self, key: Key[Any], expected: str | None, text: str) -> bool:
         name = self._prefix + key.name
-        return self._put_if(made_at(name, 0) if expected is None else holds(name, expected), name, text)
+        return self._put_if([made_at(name, 0) if expected is None else holds(name, expected)], name, text)
 
-    def _put_if(self, condition: Request, name: str, text: str, lease: str | None = None) -> bool:
-        """Put under a condition; whether the key now holds `text`. So an attempt that did arrive may be repeated."""
-        answer = self.write([condition], [put(name, text, lease)], [get(name)])
+    def _put_if(self, conditions: list[Request], name: str, text: str, lease: str | None = None) -> bool:
+        """Put under conditions; whether the key now holds `text`. So an attempt that did arrive may be repeated."""
+        answer = self.write(conditions, [put(name, text, lease)], [get(name)])
         if answer.get("succeeded"):
             return True
         found = answer["responses"][0]["response_range"].get("kvs", [])
@@ -114,10 +114,21 @@ class EtcdStore(Store):
             self._mirror.reach(int(found[0]["mod_revision"]))
         return bool(found) and decoded(found[0].get("value", "")).decode() == text
 
+    def decide_unless(self, key: Decision[Value], value: Value, other: Key[Any], lease: str | None = None) -> bool:
+        """Write a key that must not be there, nor `other`, and that goes with `lease`; whether it now holds `value`.
+
+        Raises LeaseEnded.
+        """
+        name = self._prefix + key.name
+        return self._put_if([made_at(name, 0), made_at(self._prefix + other.name, 0)], name, key.encode(value), lease)
+
     def create(self, key: Decision[Value], value: Value, lease: str) -> int | None:
-        """Write a key that must not be there and that goes with `lease`; the revision it was made at, else None."""
+        """Write a key that must not be there and that goes with `lease`; the revision it was made at, else None.
+
+        Raises LeaseEnded.
+        """
         name, text = self._prefix + key.name, key.encode(value)
-        if not self._put_if(made_at(name, 0), name, text, lease):
+        if not self._put_if([made_at(name, 0)], name, text, lease):
             return None
         found, _ = self._client.range(name)
         return found[name].created if name in found and found[name].value.decode() == text else None

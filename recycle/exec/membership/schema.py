@@ -274,6 +274,13 @@ class AgentKey(Decision[str], writer=Writer.AGENT):
     node: int
 
 
+class GoneKey(Decision[bool], writer=Writer.COORDINATOR):
+    """The agent with this session is given up, and all its workers: it did not come back after its lease had ended."""
+
+    node: int
+    session: str
+
+
 class StartRequestKey(Note[StartRequest], writer=Writer.COORDINATOR):
     """Which process of the worker its agent shall start."""
 

@@ -2,15 +2,26 @@
 
 A request is for a session, so that a process whose agent is gone is gone, whoever serves the node now. Everything is
 read from the store: whoever coordinates next knows what this one knew.
+
+An agent whose lease has ended may come back with its workers, since an etcd that stood still ends all leases. It has
+half a term for that, of which only the time counts in which the coordinator itself was answered.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.messages import StartRequest
-from recycle.exec.membership.schema import AgentKey, EndedKey, KillRequestKey, PlacesKey, StartRequestKey
+from recycle.exec.membership.schema import (
+    AgentKey,
+    EndedKey,
+    GoneKey,
+    KillRequestKey,
+    PlacesKey,
+    StartRequestKey,
+)
 from recycle.job import Job
 from recycle.nodes import node_of
 from recycle.shape import Worker
@@ -24,9 +35,11 @@ class ClusterProcesses:
     """
 
     def __init__(self, job: Job, store: EtcdStore) -> None:
-        self._store = store
+        self._store, self._limits = store, job.membership
         self._homes = node_of(job.shape, job.cluster.workers_per_node)
         self._told: dict[Worker, int] = {}
+        self._absent: dict[tuple[int, str], float] = {}
+        self._looked = time.monotonic()
         moved = store.read(PlacesKey()) or {}
         self._places = {Worker.parse(worker): Worker.parse(place) for worker, place in moved.items()}
 
@@ -57,6 +70,24 @@ class ClusterProcesses:
         """The session of the node's agent."""
         return self._store.read(AgentKey(node))
 
+    def _is_gone(self, node: int, session: str) -> bool:
+        """Whether the agent that had this session is gone for good."""
+        present = self._agent(node)
+        if present is not None or not session:
+            return present != session
+        return self._store.read(GoneKey(node, session)) is not None
+
+    def _give_up_agents(self) -> None:
+        """Give up the agents that have been away for too long."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, self._limits.heartbeat), now
+        sessions = {(self.node(worker), self._request(worker).session) for worker in self._homes}
+        away = {agent for agent in sessions if agent[1] and self._agent(agent[0]) is None and not self._is_gone(*agent)}
+        self._absent = {agent: self._absent.get(agent, 0.0) + passed for agent in away}
+        for (node, session), seconds in self._absent.items():
+            if seconds > self._limits.lease / 2:
+                self._store.decide_unless(GoneKey(node, session), True, AgentKey(node))
+
     def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
         return [node for node in sorted({self.node(worker) for worker in workers}) if self._agent(node) is None]
 
@@ -75,6 +106,7 @@ class ClusterProcesses:
         return None if request.incarnation < 0 or self.ended(worker) == self._lost(worker) else request.generation
 
     def gone(self) -> dict[Worker, str]:
+        self._give_up_agents()
         found: dict[Worker, str] = {}
         for worker in self._homes:
             number = self.incarnation(worker)
@@ -88,7 +120,7 @@ class ClusterProcesses:
         ended, how = self._store.read(EndedKey(worker)) or (-1, "")
         if ended == request.incarnation:
             return how
-        return self._lost(worker) if self._agent(self.node(worker)) != request.session else None
+        return self._lost(worker) if self._is_gone(self.node(worker), request.session) else None
 
     def tail(self, worker: Worker) -> str:
         """Nothing: the agent writes the last lines of the log behind how the process ended."""

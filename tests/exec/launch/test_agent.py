@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Job
+from recycle import Job, RunError
+from recycle.exec.membership.etcd_store import EtcdStore
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
 from tests.exec.etcd_server import EtcdServer
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.process
 
 STEPS = 100
 Start = Callable[..., Cluster]
-MEMBERSHIP = {"dead_after": 4.0, "transport": "tests.exec.paced:Paced"}
+MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
 CALM = {"dead_after": 60.0}
 NODES_OF_ONE = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 1}, "train": {"checkpoint_every": 4}}
 
@@ -114,7 +115,9 @@ def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
     cluster.agents[frozen].send_signal(signal.SIGCONT)
     code = cluster.agents.pop(frozen).wait(60)
     assert code == 1
-    assert "the lease was lost" in cluster.output(frozen).read_text().splitlines()[-1]
+    said = cluster.output(frozen).read_text()
+    assert "the lease was lost" in said.splitlines()[-1]
+    assert "Traceback" not in said + (tmp_path / "run" / "logs" / f"forkserver.{frozen}.log").read_text()
     cluster.finish()
     assert_same_training(cluster, launch)
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 5, 6}
@@ -271,6 +274,29 @@ def test_a_request_that_cannot_work_is_refused_in_one_line(
     (tmp_path / "job.toml").write_text(job(3, 2, 2, cluster={"workers_per_node": 2}).to_toml())
     assert Command(capsys)("agent", "job.toml", *options).refused(says)
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_agent_that_is_started_again_after_the_run_has_ended_has_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It needs no store for that; a directory of another job or with fewer steps is for the store to judge."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keys = {"cluster": {"workers_per_node": 2}, "membership": {"store": "etcd://127.0.0.1:1"}}
+    of = job(3, 2, 2, **keys)
+    (tmp_path / "job.toml").write_text(of.to_toml())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.toml").write_text(of.to_toml())
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    (tmp_path / "run" / "events.jsonl").write_text('{"time": 1.0, "kind": "finished", "step": 4, "digests": {}}\n')
+    options = ("agent", "job.toml", "--node", "0", "--run", "run")
+    outcome = Command(capsys)(*options, "--steps", "5")
+    assert outcome.status == 0
+    assert outcome.out == "node 0: the run in run has ended already, after step 4; a new one wants another --run\n"
+    monkeypatch.setattr(EtcdStore, "connect", lambda *_: (_ for _ in ()).throw(RunError("asked the store")))
+    assert "asked the store" in Command(capsys)(*options, "--steps", "6").err
+    (tmp_path / "job.toml").write_text(job(3, 2, 3, **keys).to_toml())
+    assert "asked the store" in Command(capsys)(*options, "--steps", "5").err
 
 
 def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(

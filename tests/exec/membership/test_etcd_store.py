@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 import threading
 import time
@@ -13,10 +15,11 @@ import pytest
 from recycle import Job, JobError, RunError
 from recycle.endpoints import parse_endpoints
 from recycle.exec.launch.observer import Observer
-from recycle.exec.membership.etcd_client import EtcdClient
+from recycle.exec.membership import etcd_client
+from recycle.exec.membership.etcd_client import EtcdClient, Lease, LeaseEnded, put
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.messages import VOID, Commit
-from recycle.exec.membership.schema import CommitKey, CoordinatorKey, OutcomeKey, generation_folder
+from recycle.exec.membership.schema import CommitKey, CoordinatorKey, OutcomeKey, TroubleKey, generation_folder
 from recycle.sections import MembershipSection
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import Run, job, kinds, processes_writing_below
@@ -121,6 +124,42 @@ def test_a_frozen_store_is_waited_for(own_etcd: EtcdServer) -> None:
     store.set(OutcomeKey(), "one")
     assert time.monotonic() - started > 0.9
     assert store.read(OutcomeKey()) == "one"
+
+
+def test_a_member_that_hangs_is_left_for_another(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes connections and requests, and nobody ever answers; clients begin at either."""
+    monkeypatch.setattr(etcd_client, "WATCH_SECONDS", 0.5)
+    writer = connect(etcd, "hangs")
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as hung:
+        url = f"etcd://127.0.0.1:{hung.getsockname()[1]},127.0.0.1:{etcd.port}"
+        for step in range(2):
+            store = EtcdStore.connect(url, "hangs", MembershipSection(dead_after=1.0))
+            assert writer.compare_set(CommitKey(1, step), None, COMMIT)
+            assert store.wait(CommitKey(1, step), 30) == COMMIT
+            store.clone().set(TroubleKey(step), "text")
+            assert writer.wait(TroubleKey(step), 30) == "text"
+            store.close()
+    writer.erase()
+
+
+def test_a_lease_is_lost_when_etcd_says_so_and_not_before(own_etcd: EtcdServer) -> None:
+    settings = MembershipSection(lease=2, dead_after=1.0)
+    client = EtcdClient(parse_endpoints(own_etcd.url), settings, None)
+    lost = threading.Event()
+    lease = Lease(client.clone(), settings, lost.set)
+    assert client.call("/kv/txn", {"success": [put("/held", "here", lease.id)]})["succeeded"]
+    own_etcd.freeze()
+    assert not lost.wait(4.0)
+    assert lease.failures > 0
+    own_etcd.thaw()
+    assert lost.wait(30)
+    assert client.range("/held")[0] == {}
+    with pytest.raises(LeaseEnded):
+        client.call("/kv/txn", {"success": [put("/held", "here", lease.id)]})
+    lease.close()
+    with contextlib.closing(Lease(client.clone(), settings, lost.clear)) as another:
+        assert client.call("/kv/txn", {"success": [put("/held", "here", another.id)]})["succeeded"]
+    assert client.range("/held")[0] == {}
 
 
 def test_what_somebody_without_the_role_writes_is_refused(etcd: EtcdServer) -> None:

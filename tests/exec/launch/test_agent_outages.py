@@ -1,0 +1,141 @@
+"""An etcd that stands still or loses a member under agents: nobody is lost, and the losses stay the same."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recycle import Job
+from tests.exec.agents import Cluster
+from tests.exec.etcd_server import ETCD, EtcdCluster, EtcdServer
+from tests.exec.runs import Run, job
+
+pytestmark = [pytest.mark.process, pytest.mark.etcd]
+
+STEPS = 60
+LIMITS = {"dead_after": 6.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
+"""The shortest term that etcd grants: each outage longer than it ends the leases of all agents."""
+
+
+def three_nodes(**limits: object) -> Job:
+    given = {"membership": {**LIMITS, **limits}, "cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
+    return job(3, 2, 2, **given)
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    if ETCD is None:
+        pytest.skip("no etcd: install Debian's etcd-server")
+    server = EtcdServer(tmp_path)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[EtcdCluster]:
+    if ETCD is None:
+        pytest.skip("no etcd: install Debian's etcd-server")
+    cluster = EtcdCluster(tmp_path)
+    yield cluster
+    cluster.end()
+
+
+Start = Callable[[Job, EtcdServer | EtcdCluster], Cluster]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start the agents of three nodes."""
+    clusters: list[Cluster] = []
+
+    def begin(of: Job, server: EtcdServer | EtcdCluster) -> Cluster:
+        clusters.append(Cluster(tmp_path, of, server, "run", "--steps", str(STEPS)))
+        for node in range(3):
+            clusters[-1].start(node)
+        return clusters[-1]
+
+    yield begin
+    for cluster in clusters:
+        cluster.end()
+
+
+def assert_nobody_was_lost(cluster: Cluster, launch: Run) -> None:
+    metrics = cluster.lines("metrics")
+    assert [line["step"] for line in metrics] == list(range(STEPS))
+    assert {line["live_workers"] for line in metrics} == {6}
+    assert not cluster.events("detected")
+    calm = launch(three_nodes(dead_after=60.0), STEPS)
+    assert [line["loss"] for line in metrics] == calm.losses
+    (finished,) = cluster.events("finished")
+    assert finished["digests"] == {w: {str(s): d for s, d in of.items()} for w, of in calm.digests.items()}
+
+
+def go_on(cluster: Cluster, steps: int = 2) -> None:
+    """Wait until more steps are committed."""
+    cluster.reach_step(len(cluster.lines("metrics")) + steps)
+
+
+def stop(server: EtcdServer, seconds: float) -> None:
+    server.freeze()
+    time.sleep(seconds)
+    server.thaw()
+
+
+def test_an_etcd_that_stands_still_costs_no_worker_and_no_loss(own_etcd: EtcdServer, start: Start, launch: Run) -> None:
+    """For less than a term, for longer, and for so long that every request of the time before has been given up."""
+    cluster = start(three_nodes(), own_etcd)
+    cluster.reach_step(2)
+    for seconds in (1, 3, 10):
+        stop(own_etcd, seconds)
+        go_on(cluster)
+    cluster.finish()
+    assert_nobody_was_lost(cluster, launch)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("limits", [{}, {"lease": 6}])
+def test_an_etcd_that_stands_still_for_nearly_the_whole_timeout_costs_nothing(
+    limits: dict[str, int], own_etcd: EtcdServer, start: Start, launch: Run
+) -> None:
+    cluster = start(three_nodes(**limits), own_etcd)
+    cluster.reach_step(2)
+    stop(own_etcd, 19)
+    go_on(cluster)
+    cluster.finish()
+    assert_nobody_was_lost(cluster, launch)
+
+
+def test_elections_and_members_that_die_cost_no_worker_and_no_loss(
+    members: EtcdCluster, start: Start, launch: Run
+) -> None:
+    cluster = start(three_nodes(lease=6), members)
+    cluster.reach_step(2)
+    first = members.leader()
+    members.kill(first)
+    go_on(cluster)
+    members.start_again(first)
+    members.kill((members.leader() + 1) % 3)
+    go_on(cluster)
+    cluster.finish()
+    assert_nobody_was_lost(cluster, launch)
+    assert not cluster.events("coordinator")
+
+
+def test_an_agent_that_stands_still_for_less_than_it_takes_to_be_given_up_keeps_its_workers(
+    own_etcd: EtcdServer, start: Start, launch: Run
+) -> None:
+    """Its lease ends, and with it the role, which another agent takes."""
+    cluster = start(three_nodes(lease=4), own_etcd)
+    cluster.reach_step(2)
+    first = cluster.coordinator()
+    cluster.agents[first].send_signal(signal.SIGSTOP)
+    cluster.reach(lambda: bool(cluster.events("coordinator")), "another coordinator")
+    cluster.agents[first].send_signal(signal.SIGCONT)
+    go_on(cluster)
+    cluster.finish()
+    assert_nobody_was_lost(cluster, launch)
+    assert [event["node"] == first for event in cluster.events("coordinator")] == [False]
