@@ -81,8 +81,10 @@ class ClusterProcesses:
         """Give up the agents that have been away for too long."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, self._limits.heartbeat), now
-        sessions = {(self.node(worker), self._request(worker).session) for worker in self._homes}
-        away = {agent for agent in sessions if agent[1] and self._agent(agent[0]) is None and not self._is_gone(*agent)}
+        without = {node for node in set(self._homes.values()) if self._agent(node) is None}
+        served = ((node, worker) for worker in self._homes if without and (node := self.node(worker)) in without)
+        sessions = {(node, session) for node, worker in served if (session := self._request(worker).session)}
+        away = {agent for agent in sessions if not self._is_gone(*agent)}
         self._absent = {agent: self._absent.get(agent, 0.0) + passed for agent in away}
         for (node, session), seconds in self._absent.items():
             if seconds > self._limits.lease / 2:
