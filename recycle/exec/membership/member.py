@@ -36,6 +36,7 @@ class Member:
             generation does not begin here before it has returned.
         lost: called with the reason when the store does not answer any more; the process should end then.
         generation: the last one before this worker; a run that is resumed counts on from its earlier ones.
+        device_waits: as for `Progress`.
 
     Attributes:
         worker: of this process, `k.r`.
@@ -50,8 +51,9 @@ class Member:
         interrupt: Callable[[], None],
         lost: Callable[[str], None],
         generation: int = 0,
+        device_waits: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.store, self.name, self.progress = store, name, Progress()
+        self.store, self.name, self.progress = store, name, Progress(device_waits)
         self.worker, _ = split_member(name)
         self._interrupt, self._lost = interrupt, lost
         self._begun = threading.Condition()

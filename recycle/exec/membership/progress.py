@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from recycle.exec.membership.messages import Heartbeat
 
@@ -14,9 +15,14 @@ class Progress:
     """How far the process is, what it does, and whether it waits for another process.
 
     Of each kind of operation the longest recent time is kept; it decays by a tenth whenever one of the kind ends.
+
+    Args:
+        device_waits: whether the process's device waits for another process, and so the main thread perhaps for it:
+            without a word, where the device takes no more launches.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_waits: Callable[[], bool] = lambda: False) -> None:
+        self._device_waits = device_waits
         self.count = 0
         self.waiting = True
         self.doing = "start"
@@ -51,4 +57,4 @@ class Progress:
         """What is sent as the heartbeat behind `beats` others."""
         longest = self._longest.get(self.doing, self._usual)
         rounded = None if longest is None else float(f"{longest:.2g}")
-        return Heartbeat(beats, self.count, self.waiting, self.doing, rounded)
+        return Heartbeat(beats, self.count, self.waiting or self._device_waits(), self.doing, rounded)

@@ -111,6 +111,14 @@ class GroupTransport(ABC):
         if self._over.is_set():
             raise TransportError("the generation is over")
 
+    def waits_for_peer(self) -> bool:
+        """Whether the device has nothing to do until a peer comes, as far as is known; asked from any thread."""
+        return False
+
+    def _order(self, work: Any) -> None:
+        """Let what follows on the device wait for an operation; without a device the host waits."""
+        work.wait()
+
     def _posted_ahead(self) -> int:
         """How many receives of each lane are posted before the program comes to them."""
         return POSTED_AHEAD
@@ -186,7 +194,7 @@ class GroupTransport(ABC):
 
         def add_up() -> None:
             for buffer in buffers:
-                group.allreduce([buffer]).wait()
+                self._order(group.allreduce([buffer]))
             self._synchronize()
 
         self._settle_behind(add_up, group)
@@ -251,7 +259,7 @@ class GroupTransport(ABC):
     def _wait(self, pending: Any) -> None:
         self._waiting(True)
         try:
-            self._try(pending.wait)
+            self._try(lambda: self._order(pending))
         finally:
             self._waiting(False)
 

@@ -18,8 +18,10 @@ before the program comes to it: in the order of the program no wait of one instr
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -58,6 +60,7 @@ class LaneTransport(GroupTransport):
         self._tensor: Any = None
         self._first: int | None = None
         self._lock = threading.Lock()
+        self._ordered: deque[tuple[Callable[[], bool], Any]] = deque()
         self._standing: list[Any] = []
         self._released = False
         self._ending: threading.Thread | None = None
@@ -69,6 +72,31 @@ class LaneTransport(GroupTransport):
     @abstractmethod
     def _abort(self, groups: Sequence[Any]) -> None:
         """End communicators together, which wakes whoever waits on them here; may take a while."""
+
+    @abstractmethod
+    def _mark(self) -> Callable[[], bool]:
+        """A call that says whether the device has done what it was given to compute until now."""
+
+    def _order(self, work: Any) -> None:
+        mark = self._mark()
+        with self._lock:
+            self._forget_done()
+            self._ordered.append((mark, work))
+        work.wait()
+
+    def _forget_done(self) -> None:
+        while self._ordered and self._ordered[0][1].is_completed():
+            self._ordered.popleft()
+
+    def waits_for_peer(self) -> bool:
+        """Whether the device has come to an operation that has not ended, because a peer has not come.
+
+        The host may wait for the device then: at the end of its program, or because the device takes no more launches.
+        """
+        with self._lock, contextlib.suppress(RuntimeError):  # the main thread meets the same error
+            self._forget_done()
+            return bool(self._ordered) and self._ordered[0][0]()
+        return False
 
     def form(self) -> None:
         groups, (tensor_rank, tensor_parallel) = self._groups, self._settings.tensor
@@ -154,6 +182,8 @@ class LaneTransport(GroupTransport):
         """
         super().close()
         self._tensor = None
+        with self._lock:
+            self._ordered.clear()
         self.release()
         if self._ending is not None:
             self._ending.join()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -93,6 +93,11 @@ class NcclTransport(LaneTransport):
             with contextlib.suppress(RuntimeError):
                 group.abort()
         groups[0]._group_end()
+
+    def _mark(self) -> Callable[[], bool]:
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event.query
 
     def _synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -84,6 +84,11 @@ class TransportPlugin(ABC):
         if (standing := self._standing) is not None:
             standing.release()
 
+    def waits_for_peer(self) -> bool:
+        """Whether the device of this process has nothing to do until a peer comes; asked by the heartbeat's thread."""
+        standing = self._standing
+        return standing is not None and standing.waits_for_peer()
+
     def end(self) -> None:
         """This process leaves its generation, whether its groups had formed or not.
 

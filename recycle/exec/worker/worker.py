@@ -72,7 +72,15 @@ def run_worker(text: str) -> None:
         os._exit(3)
 
     # It beats from here on: to make stages and to read a checkpoint may take long.
-    member = Member(store, name, job.membership.heartbeat, transport.wake, end, specification.generation)
+    member = Member(
+        store,
+        name,
+        job.membership.heartbeat,
+        transport.wake,
+        end,
+        specification.generation,
+        transport.waits_for_peer,
+    )
     try:
         stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
     except (RuntimeError, MemoryError, OverflowError) as error:  # torch's way to say that there is no memory

@@ -27,7 +27,7 @@ class Stream:
     """
 
     def __init__(self, device: Device, name: str, length: int = QUEUE) -> None:
-        self._device, self._length = device, length
+        self._device, self.length = device, length
         self._queue: deque[tuple[Kernel, threading.Event]] = deque()
         self._changed = threading.Condition()
         self._is_idle, self._ended = True, False
@@ -39,7 +39,7 @@ class Stream:
         self._device.check()
         done = threading.Event()
         with self._changed:
-            self._changed.wait_for(lambda: len(self._queue) < self._length or self._ended)
+            self._changed.wait_for(lambda: len(self._queue) < self.length or self._ended)
             if self._ended:
                 raise RuntimeError("the communicator was aborted")
             self._queue.append((kernel, done))

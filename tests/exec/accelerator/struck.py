@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,12 +14,13 @@ from recycle.exec.transport.lanes import LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.instruction import Instruction
 from recycle.shape import Worker
-from tests.exec.accelerator.device import Device
+from tests.exec.accelerator.device import QUEUE, Device
 from tests.exec.accelerator.transport import Simulated, SimulatedTransport
 
 STRUCK = Worker(1, 1)
-FAILS_AT = 3
+STRUCK_AT = 3
 COPY_SECONDS = 1.0
+SLOW_SECONDS = 4.0
 
 
 def named(plugin: type[Simulated]) -> str:
@@ -33,6 +34,14 @@ class Lazy(Simulated):
     @classmethod
     def make(cls) -> Device:
         return Device(eager=False)
+
+
+class Full(Simulated):
+    """Launch queues that are soon full, as with thousands of kernels per stage, behind a device that is slow once."""
+
+    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
+        self.take().compute.length = QUEUE if groups.role == STRUCK else 3
+        return _at(super().open(groups), groups.role, lambda: self.take().launch(lambda: time.sleep(SLOW_SECONDS)))
 
 
 class Demanding(Simulated):
@@ -49,16 +58,20 @@ class Failing(Simulated):
     """A kernel of one worker fails in one iteration."""
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        transport = super().open(groups)
-        begin = transport.begin
+        return _at(super().open(groups), groups.role, lambda: self.take().launch(lambda: [].pop()))
 
-        def fail(program: Sequence[Instruction], iteration: int) -> None:
-            begin(program, iteration)
-            if (groups.role, iteration) == (STRUCK, FAILS_AT):
-                self.take().launch(lambda: [].pop())
 
-        transport.begin = fail  # type: ignore[method-assign]
-        return transport
+def _at(transport: GroupTransport, role: Worker, strike: Callable[[], None]) -> GroupTransport:
+    """Strike as the iteration STRUCK_AT of the worker STRUCK begins."""
+    begin = transport.begin
+
+    def begin_struck(program: Sequence[Instruction], iteration: int) -> None:
+        begin(program, iteration)
+        if (role, iteration) == (STRUCK, STRUCK_AT):
+            strike()
+
+    transport.begin = begin_struck  # type: ignore[method-assign]
+    return transport
 
 
 class SlowCopies(Simulated):

@@ -21,7 +21,7 @@ from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
 from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
-from tests.exec.accelerator.struck import FAILS_AT, STRUCK, Demanding, Failing, Lazy, SlowCopies, named
+from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Lazy, SlowCopies, named
 from tests.exec.accelerator.transport import Simulated
 from tests.exec.fault_matrix import (
     ENDING,
@@ -99,6 +99,12 @@ def test_a_cut_that_nobody_notices_ends_at_the_transport_timeout_and_the_same_wo
     assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
 
 
+def test_hosts_that_a_full_launch_queue_holds_up_behind_a_slow_peer_are_not_taken_to_hang(launch: Run) -> None:
+    run = launch(over(Full, small(), hung_after=1.0), SHORT)
+    assert same_training(run, calm(launch, small(), SHORT))
+    assert kinds(run) == ["generation"]
+
+
 def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
     run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
     assert same_training(run, calm(launch, small(), SHORT))
@@ -109,7 +115,7 @@ def test_a_worker_whose_accelerator_fails_is_the_only_one_that_ends(launch: Run,
     run = launch(over(Failing, small()), SHORT, directory=tmp_path)
     assert same_training(run, calm(launch, small(), SHORT))
     found = [(event["worker"], event["step"]) for event in run.events if event["kind"] == "detected"]
-    assert found == [(str(STRUCK), FAILS_AT)]
+    assert found == [(str(STRUCK), STRUCK_AT)]
     said = (tmp_path / "logs" / f"{STRUCK}.log").read_text()
     assert "cpu cannot be used any more by this process: accelerator error: IndexError: pop from empty list" in said
 
@@ -164,11 +170,14 @@ def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None
         for step, worker in zip(range(1, 4 * kills, 4), workers, strict=True)
         for text in (f"kill={random.uniform(0.0, 0.3):.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 2}")
     ]
-    run = launch(over(Simulated, JOB), 4 * kills, *faults)
+    train_section = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
+    run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
     assert same_training(run, calm(launch, JOB, 4 * kills))
-    found = [(event["worker"], event["cause"]) for event in run.events if event["kind"] == "detected"]
-    assert found == [(worker, "killed by SIGKILL") for worker in workers]
-    assert kinds(run).count("rejoined") == kills
+    struck = [event["worker"] for event in run.events if event["kind"] == "fault"]
+    found = [event for event in run.events if event["kind"] == "detected"]
+    assert sorted(event["worker"] for event in found) == sorted(struck)
+    assert {event["cause"] for event in found} == {"killed by SIGKILL"}
+    assert len(struck) > 0.9 * kills  # some are dead already when their turn comes
 
 
 @pytest.mark.soak

@@ -5,7 +5,7 @@ Named in a job, `[membership] transport = "tests.exec.accelerator.transport:Simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -70,6 +70,9 @@ class SimulatedTransport(LaneTransport):
 
     def _abort(self, groups: Sequence[Any]) -> None:
         abort_group(groups)
+
+    def _mark(self) -> Callable[[], bool]:
+        return self._accelerator.reached().is_set
 
     def _synchronize(self) -> None:
         self._accelerator.synchronize()

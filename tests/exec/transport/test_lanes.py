@@ -6,6 +6,7 @@ The workers are threads of this process, with a simulated device each (tests/exe
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -69,6 +70,14 @@ class Process:
         self.transport.settle()
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Return as soon as it holds."""
+    deadline = time.monotonic() + LATE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 Start = Callable[..., dict[Worker, Process]]
 
 
@@ -96,6 +105,23 @@ def test_kernels_that_load_at_their_first_use_do_not_meet_receives_that_spin(sta
     for iteration in range(3):
         for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
             running.result(LATE)
+
+
+def test_whether_a_device_waits_for_a_peer_is_known_while_its_host_is_held_up(start: Start) -> None:
+    processes = start()
+    middle, gate = processes[MIDDLE], threading.Event()
+    assert not middle.transport.waits_for_peer()
+    middle.transport.begin(middle.program, 0)
+    received = next(one for one in middle.program if isinstance(one, Receive))
+    middle.device.launch(gate.wait)
+    middle.transport.receive(received)()
+    assert not middle.transport.waits_for_peer()  # it computes
+    gate.set()
+    until(middle.transport.waits_for_peer)
+    first = processes[FIRST]
+    first.transport.begin(first.program, 0)
+    first.transport.send(next(one for one in first.program if isinstance(one, Send)), torch.ones(4))
+    until(lambda: not middle.transport.waits_for_peer())
 
 
 def test_who_waits_for_several_dead_peers_leaves_the_generation(start: Start) -> None:
