@@ -97,7 +97,7 @@ class NcclTransport(LaneTransport):
     def _mark(self) -> Callable[[], bool]:
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return event.query
+        return lambda: bool(event.query())
 
     def _synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

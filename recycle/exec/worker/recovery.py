@@ -136,7 +136,9 @@ class WorkerLoop:
         except GenerationOver:
             return None
         finally:
+            self.member.progress.begins("leave")  # until a device is idle that is behind its host
             self.transport.end()
+            self.member.progress.ended()
             if self.tensor_group is not None:
                 self.tensor_group.exchange = None
 

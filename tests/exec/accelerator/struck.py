@@ -40,7 +40,7 @@ class Full(Simulated):
     """Launch queues that are soon full, as with thousands of kernels per stage, behind a device that is slow once."""
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        self.take().compute.length = QUEUE if groups.role == STRUCK else 3
+        self.take().compute.length = QUEUE if groups.role == STRUCK else 1
         return _at(super().open(groups), groups.role, lambda: self.take().launch(lambda: time.sleep(SLOW_SECONDS)))
 
 

@@ -105,6 +105,12 @@ def test_hosts_that_a_full_launch_queue_holds_up_behind_a_slow_peer_are_not_take
     assert kinds(run) == ["generation"]
 
 
+def test_a_device_that_takes_long_to_be_idle_after_a_death_is_not_taken_to_hang(launch: Run) -> None:
+    run = launch(over(Full, small(), hung_after=1.0), SHORT, f"kill:0.0@{STRUCK_AT}")
+    assert same_training(run, calm(launch, small(), SHORT))
+    assert [event["worker"] for event in run.events if event["kind"] == "detected"] == ["0.0"]
+
+
 def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
     run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
     assert same_training(run, calm(launch, small(), SHORT))
