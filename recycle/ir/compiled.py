@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-COMPILE_FROM = 50_000
-"""Operations from which loading a compiled kernel costs less than running it in plain Python."""
+COMPILE_FROM, UNCACHED_TIMES = 50_000, 10
+"""Operations from which loading a compiled kernel costs less than running it in plain Python; and how many times more
+where it would have to be compiled first."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _helpers: list[Callable[..., Any]] = []
@@ -41,6 +42,11 @@ def load(*kernels: Callable[..., Any]) -> None:
             _compiled[kernel] = numba.njit(cache=True)(kernel)
 
 
+def is_loaded(*kernels: Callable[..., Any]) -> bool:
+    """Whether `run` runs all these kernels compiled."""
+    return all(kernel in _compiled for kernel in kernels)
+
+
 def is_cached(*kernels: Callable[..., Any]) -> bool:
     """Whether compiled code of all these kernels lies beside their sources, so that loading it takes about a second."""
     for kernel in kernels:
@@ -61,7 +67,11 @@ def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[A
     Returns:
         (what the kernel returned, its arguments after the run): outputs are lists where it ran in plain Python.
     """
-    if kernel not in _compiled and operations >= COMPILE_FROM:
+    if (
+        kernel not in _compiled
+        and operations >= COMPILE_FROM
+        and (operations >= COMPILE_FROM * UNCACHED_TIMES or is_cached(kernel))
+    ):
         load(kernel)
     if kernel in _compiled:
         return _compiled[kernel](*arguments), *arguments

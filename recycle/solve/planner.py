@@ -165,7 +165,7 @@ def _plan(
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     bound = lower_bound(whole, deadline.part(BOUND_SHARE))  # pipelines may exchange micro-batches over more lanes
     if steps is None and not quick:
-        load_if_worth_it(problem, ORDERS, deadline)
+        load_if_worth_it(problem, ORDERS, deadline, is_search=False)
     if progress:
         progress("constructing", float("inf"))
     in_time = Deadline(QUICK_SECONDS, stop) if quick else deadline

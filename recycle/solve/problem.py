@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import PlanError
-from recycle.ir.columns import Columns
+from recycle.ir.columns import MOST_INSTRUCTIONS, Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
 from recycle.ir.schedule import Optimizer, Schedule, loop_placement
 from recycle.job import PricedJob
@@ -38,8 +38,9 @@ _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
 TOLERANCE = 1e-9
 """Difference up to which two times, or two numbers of activations, count as equal."""
-MOST_OPERATIONS = 10_000_000
-"""Operations of the largest problem: about a kilobyte and 10 microseconds each, without any search."""
+MOST_OPERATIONS = MOST_INSTRUCTIONS
+"""Operations of the largest problem, so that its plan can be read again: about a kilobyte and 10 microseconds each,
+without any search."""
 SHORTEST, LONGEST = 1e-6, 1e12
 """Times beyond these drown in the tolerances of comparisons, or have sums that are not exact any more."""
 

@@ -220,7 +220,7 @@ def test_ctrl_c_keeps_what_is_planned(tmp_path):
             ["--failed", "0.1"],
             "micro-batches of 0.1 when it is dead; set reroute",
         ),
-        (HUGE, [], "job.toml: [shape]: D=2 P=2 m=4194304 has 50,331,648 operations, more than the 10,000,000"),
+        (HUGE, [], "job.toml: [shape]: D=2 P=2 m=4194304 has 50,331,648 operations, more than the 4,194,304"),
         (HUGE, ["--failures", "1"], "a first plan would need about 50 GB of memory and 8 minutes"),
         (LARGE, [], "[planner] seconds: 5 are too few for the 1,572,864 operations of D=64 P=64 m=128: a first plan"),
         (TINY + "[planner]\nseconds = 0.001\n", [], "[planner] seconds: expected `float` >= 0.01"),

@@ -70,12 +70,15 @@ class Block(NamedTuple):
     random: Operations
 
 
-def block_orders(problem: Problem, *, steps: int, seed: int = 0) -> Iterator[tuple[Order | None, int]]:
-    """(the order of a block, or None where the interval is not met; the steps spent on it), from the shortest interval.
+def block_orders(
+    problem: Problem, *, steps: int, seed: int = 0, shortest: float = 0.0
+) -> Iterator[tuple[Order | None, float, int]]:
+    """(the order of a block, or None where the interval is not met; the interval; the steps spent on it).
 
     Args:
         problem: of one pipeline, without failures.
         steps: changes of the delays that are tried at each interval.
+        shortest: the interval to begin with, or what load and memory ask for where that is longer.
     """
     stages, ranks = problem.shape.stages, problem.shape.ranks
     rank = np.arange(stages) % ranks
@@ -100,7 +103,7 @@ def block_orders(problem: Problem, *, steps: int, seed: int = 0) -> Iterator[tup
         taken=np.zeros(ranks, dtype=np.int64),
         random=seeded(seed),
     )
-    interval, met = float(max(work.max(), (held / cap).max())), 0
+    interval, met = max(shortest, float(work.max()), float((held / cap).max())), 0
     for _ in range(INTERVALS):
         cost, *_, after = run(anneal_block, steps * times.size, interval, steps, block)
         delay, start = np.array(after.delay), np.array(after.start)
@@ -108,7 +111,7 @@ def block_orders(problem: Problem, *, steps: int, seed: int = 0) -> Iterator[tup
         order = _order(problem, start, interval)
         is_met = cost < NEVER and problem.is_within_caps(order)
         met += is_met
-        yield (order if is_met else None), steps
+        yield (order if is_met else None), interval, steps
         if met == MET:
             return
         interval *= LONGER

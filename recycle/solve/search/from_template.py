@@ -13,17 +13,21 @@ from recycle.solve.bounds import closed_form
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
-from recycle.solve.search.building_blocks import block_orders
+from recycle.solve.search.building_blocks import LONGER, block_orders
 from recycle.solve.search.initial_orders import Beginning
 from recycle.solve.search.timing import time_order
 from recycle.solve.search.walks import search
 
-TEMPLATE_SHARE, NEAR = 0.5, 1.2
+LARGE = 10_000
+"""Operations from which a search of the whole problem gains less than one of its template."""
+TEMPLATE_SHARE, LARGE_TEMPLATE_SHARE, NEAR = 0.25, 0.5, 1.2
 """Of the time, or of the steps, what the search of the template may take at most; and of the best period, what the
 template's may be for a search to pay."""
-BLOCK_SHARE, BLOCK_STEPS, MOST_BLOCK_STEPS = 0.3, 50, 20_000
+BLOCK_SHARE, LARGE_BLOCK_SHARE, BLOCK_STEPS, MOST_BLOCK_STEPS = 0.3, 0.5, 50, 20_000
 """Of the time, or of the steps, what building blocks may take at most; steps at each interval in the first round and in
 the longest."""
+BELOW = 3
+"""Intervals that a round begins below the first one that the round before met."""
 BLOCK_ORDERS = 3
 """Orders of blocks that are kept."""
 
@@ -44,12 +48,13 @@ def search_from(
     if is_met(problem, orders[0].period, bound):
         return orders[0]
     if template is not None and template.beginning.best.period <= NEAR * orders[0].period:
+        share = LARGE_TEMPLATE_SHARE if problem.size > LARGE else TEMPLATE_SHARE
         found = search_from(
             template.beginning,
             max(bound, closed_form(template.beginning.problem)),
-            steps=None if steps is None else int(steps * TEMPLATE_SHARE),
+            steps=None if steps is None else int(steps * share),
             seed=seed,
-            deadline=deadline.part(TEMPLATE_SHARE),
+            deadline=deadline.part(share),
             processes=processes,
         )
         spent = found.steps
@@ -58,7 +63,9 @@ def search_from(
             if progress:
                 progress("searching", orders[0].period)
     elif problem.shape.pipelines == 1 and not problem.dead:
-        blocks, spent = _blocks(problem, bound, steps, seed, deadline.part(BLOCK_SHARE))
+        share = LARGE_BLOCK_SHARE if problem.size > LARGE else BLOCK_SHARE
+        most = None if steps is None else int(steps * share)
+        blocks, spent = _blocks(problem, bound, most, seed, deadline.part(share))
         orders = sorted([*orders, *blocks], key=lambda order: order.period)
     found = search(
         problem,
@@ -75,24 +82,31 @@ def search_from(
 
 
 def _blocks(
-    problem: Problem, bound: float, steps: int | None, seed: int, deadline: Deadline
+    problem: Problem, bound: float, most: int | None, seed: int, deadline: Deadline
 ) -> tuple[list[Incumbent], int]:
-    """(the best orders of building blocks, the steps spent), in rounds, each with more steps at each interval."""
-    most = None if steps is None else int(steps * BLOCK_SHARE)
+    """(the best orders of building blocks, the steps spent), in rounds, each with more steps at each interval.
+
+    With more steps an interval may be met that was not before, so a round begins a little below the one met first.
+
+    Args:
+        most: steps in place of the deadline.
+    """
     length = BLOCK_STEPS if most is None else max(1, min(MOST_BLOCK_STEPS, most // 8))
     found: dict[float, Incumbent] = {}
-    spent, turn, pace = 0, 0, Pace(deadline)
+    spent, turn, pace, shortest = 0, 0, Pace(deadline), 0.0
     while True:
-        begun = time.monotonic()
-        for order, took in block_orders(problem, steps=length, seed=seed + turn):
+        begun, met = time.monotonic(), inf
+        for order, interval, took in block_orders(problem, steps=length, seed=seed + turn, shortest=shortest):
             spent += took
             if order is not None:
+                met = min(met, interval)
                 period = time_order(problem, order).period
                 found.setdefault(period, Incumbent(order, period))
             is_spent = pace.is_over() if most is None else spent >= most
             if is_spent or is_met(problem, min(found, default=inf), bound):
                 return [found[period] for period in sorted(found)[:BLOCK_ORDERS]], spent
         turn += 1
+        shortest = max(shortest, met / LONGER**BELOW) if met < inf else shortest
         if most is None:  # as many that the next round takes a third of the time that is left
             longest = deadline.left / 3 / (time.monotonic() - begun) * length
             length = max(1, int(min(MOST_BLOCK_STEPS, longest)))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from math import inf
 
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.annealing import Annealed, anneal
-from recycle.solve.search.kernels import WORTH_COMPILING, load_if_worth_it
+from recycle.solve.search.kernels import are_loaded, load_if_worth_it
 from recycle.solve.search.timing import time_order
 
 HEATS = ((0.15, 0.03), (0.1, 0.02))
@@ -53,7 +54,7 @@ def improve(
     longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
     length, spent, idle, turn = min(2_000, longest), 0, 0, 0
     load_if_worth_it(problem, min(steps, 4 * longest) // 100, deadline)
-    if deadline.left <= WORTH_COMPILING:
+    if not are_loaded() and deadline.left < inf:
         length = min(length, max(10, int(deadline.left * PLAIN_WORK / problem.size / ROUNDS)))
     best, due = start, time_order(problem, start.order).due
     order, order_due = best.order, due
@@ -61,6 +62,7 @@ def improve(
         target = _target(problem, best.period, bound)
         if turn % 5 == 4:
             order, order_due = best.order, due
+        load_if_worth_it(problem, steps, deadline)
         begun = time.monotonic()
         size = min(length, steps - spent)
         result = _round(problem, order, order_due, target, size, seed, turn, deadline)

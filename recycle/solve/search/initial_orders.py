@@ -25,8 +25,12 @@ TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 MOST_ORDERS = 4
 """Orders with which a search begins at most."""
 ALL_POLICIES = 1 << 30
-BESIDE_TEMPLATE = 60
-"""Policies tried on the whole problem where all of them have been tried on its template."""
+BESIDE_TEMPLATE, BESIDE_OPERATIONS = 60, 600_000
+"""Policies tried on the whole problem where all of them have been tried on its template, and operations that these may
+schedule together where the problem is so small that more policies fit."""
+OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0
+"""What a policy takes on the whole problem per operation; it is left out where that is so many times the time left and
+a template's order is there."""
 OF_EACH_DEAL = 4
 """Policies tried with each deal before the rest is tried with the best of them."""
 
@@ -84,10 +88,11 @@ def initial_orders(
         template = Template(one, slots)
         copied = [template.copied(problem, one.best)]
         first = [replace(one.policy, deal=deal) for deal in dealt]
-        most = min(most, BESIDE_TEMPLATE)
+        most = min(most, max(BESIDE_TEMPLATE, BESIDE_OPERATIONS // problem.size))
         if progress:
             progress("constructing", copied[0].period)
-        if is_met(problem, copied[0].period, bound):
+        is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.left)
+        if is_late or is_met(problem, copied[0].period, bound):
             return Beginning(problem, copied, first[0], template)
     order, policy = best_of_portfolio(
         problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, dealt=dealt, first=first
@@ -127,7 +132,7 @@ def best_of_portfolio(
         yield from chain(first, *zip(*(islice(one, OF_EACH_DEAL) for one in portfolios), strict=True))
         yield from portfolios[dealt.index(chosen.deal) if chosen else 0]
 
-    load_if_worth_it(problem, 100, deadline)
+    load_if_worth_it(problem, 100, deadline, is_search=False)
     pace = Pace(deadline)
     for count, policy in enumerate(policies()):
         is_late = pace.is_over()

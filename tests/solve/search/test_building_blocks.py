@@ -12,7 +12,7 @@ from tests.solve.jobs import job
 
 
 def orders(problem, steps, seed=0):
-    return [order for order, _ in block_orders(problem, steps=steps, seed=seed) if order is not None]
+    return [order for order, *_ in block_orders(problem, steps=steps, seed=seed) if order is not None]
 
 
 @pytest.mark.parametrize("decoupled", [True, False])
@@ -37,7 +37,7 @@ def test_with_little_memory_blocks_beat_list_scheduling():
 
 def test_where_memory_is_ample_the_first_interval_is_the_work_of_the_busiest_worker():
     problem = Problem.of(job(1, 4, 32, forward=[1.0, 2.0, 1.0, 1.0]))
-    order, _ = next(block_orders(problem, steps=1))
+    order, *_ = next(block_orders(problem, steps=1))
     assert time_order(problem, order).period <= 32 * 4 + 3 * 4
 
 

@@ -1,0 +1,39 @@
+"""Compiles the kernels of the search into numba's cache: `python -m recycle.solve.search.compile_kernels MARK`.
+
+It takes tens of seconds of one core, at low priority. Each kernel is called once on the smallest of problems, whose
+arguments are of the same types as any problem's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from recycle.job import Job, price
+from recycle.solve.problem import Problem
+from recycle.solve.search.annealing import anneal
+from recycle.solve.search.building_blocks import block_orders
+from recycle.solve.search.kernels import load_all
+from recycle.solve.search.list_scheduling import schedule_by_policy
+from recycle.solve.search.timing import time_order
+
+_SMALLEST = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n"
+
+
+def compile_all() -> None:
+    """Call each kernel once."""
+    load_all()
+    problem = Problem.of(price(Job.from_toml(_SMALLEST, "the smallest job")))
+    order = schedule_by_policy(problem)
+    timing = time_order(problem, order)
+    anneal(problem, order, timing.due, timing.period, steps=1)
+    next(block_orders(problem, steps=1))
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    try:
+        compile_all()
+    finally:
+        Path(sys.argv[1]).unlink(missing_ok=True)
