@@ -12,7 +12,7 @@ search/         list scheduling (event_loop, list_scheduling) and timing of orde
                 search begins (initial_orders): policies, schedule families (family_orders), building blocks; the
                 template before the whole (from_template), with and without slow workers (race); searches over
                 policies (policy_search), over latest start times (refine) and over single operations (annealing,
-                improve); several of them at once (walks)
+                improve); several of them at once (walks); compiled loops, and when they are loaded (kernels)
 exact/          small problems solved to optimality, as an integer program in a child process
 adapt           a given schedule, on whatever placement, without the dead workers
 fuse_backward   the backward pass is split only where that pays
