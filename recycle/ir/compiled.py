@@ -9,7 +9,7 @@ one file, and after a change of a named tuple that a kernel takes, the kernel's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,13 +48,28 @@ def is_loaded(*kernels: Callable[..., Any]) -> bool:
 
 
 def is_cached(*kernels: Callable[..., Any]) -> bool:
-    """Whether compiled code of all these kernels lies beside their sources, so that loading it takes about a second."""
+    """Whether compiled code of all these kernels lies beside their sources, so that loading it takes about a second.
+
+    It is told by the time of numba's index, without importing numba, so a source that was only touched counts as
+    changed until `touch_cache`.
+    """
     for kernel in kernels:
-        source = Path(kernel.__code__.co_filename)
-        kept = source.parent.glob(f"__pycache__/{source.stem}.{kernel.__name__}-*.nbi")
-        if not any(index.stat().st_mtime >= source.stat().st_mtime for index in kept):
+        changed = Path(kernel.__code__.co_filename).stat().st_mtime
+        if not any(index.stat().st_mtime >= changed for index in _indices(kernel)):
             return False
     return True
+
+
+def touch_cache(*kernels: Callable[..., Any]) -> None:
+    """Say that the code beside the sources of these kernels, all loaded and called, is that of the sources."""
+    for kernel in kernels:
+        for index in _indices(kernel):
+            index.touch()
+
+
+def _indices(kernel: Callable[..., Any]) -> Iterator[Path]:
+    source = Path(kernel.__code__.co_filename)
+    return source.parent.glob(f"__pycache__/{source.stem}.{kernel.__name__}-*.nbi")
 
 
 def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ class Nodes:
         settings = MembershipSection(store=etcd.url)
         self.store, self._clock = EtcdStore.connect(etcd.url, "nodes", settings, "standby"), clock
         self._leases = [Lease(self.store.client.clone(), settings, lambda: None)]
-        self.come("first")
+        self._say("first")
         created = self.store.create(CoordinatorKey(), "coordinator", self._take())
         assert created is not None
         self.coordinating = self.store.coordinating(CoordinatorKey(), created)
@@ -49,19 +49,28 @@ class Nodes:
         self._leases.append(Lease(self.store.client.clone(), OF.membership, lambda: None))
         return self._leases[-1].id
 
-    def come(self, session: str) -> bool:
-        """The agent says that it is there; whether it may be."""
+    def _say(self, session: str) -> bool:
         gone = GoneKey(0, session)
         return self.store.decide_unless(AgentKey(0), session, gone, self._leases[0].id)
+
+    def come(self, session: str) -> bool:
+        """The agent says that it is there, and the coordinator sees it; whether it may be."""
+        may_be = self._say(session)
+        self._until_seen(session if may_be else None)
+        return may_be
+
+    def _until_seen(self, session: str | None) -> None:
+        """What the coordinator reads follows the store a moment later."""
+        deadline = time.monotonic() + 30
+        while self.coordinating.read(AgentKey(0)) != session:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def leave(self) -> None:
         """Its lease ends."""
         self._leases[0].close()
         self._leases[0] = Lease(self.store.client.clone(), OF.membership, lambda: None)
-        deadline = time.monotonic() + 30
-        while self.coordinating.read(AgentKey(0)) is not None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        self._until_seen(None)
 
     def pass_by(self, seconds: float, step: float = 0.25) -> dict[Worker, str]:
         """The coordinator looks every `step`; who is gone meanwhile."""

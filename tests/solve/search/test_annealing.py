@@ -55,8 +55,8 @@ def test_times_that_stand_are_those_of_the_order(number, monkeypatch):
         state.release[:] = release
         count, *_, state, _, _ = run(forward_pass, 0, problem.arrays, state, -NEVER, 0)
         assert count == problem.size
-        assert state.new_begin == stands.begin
-        assert state.new_end == stands.end
+        assert list(state.new_begin) == list(stands.begin)
+        assert list(state.new_end) == list(stands.end)
         sent = [x for x in range(problem.size) if (y := problem.feeds[x]) >= 0 and state.host[y] != state.host[x]]
         assert (problem.link == 0) or [state.new_arrival[x] for x in sent] == [stands.arrival[x] for x in sent]
 
