@@ -1,8 +1,8 @@
 """The one rule of what an instruction needs: checker, simulator, lowering, planner, interpreter and viewer ask here.
 
 What a kind needs and produces (an activation, an input gradient, a weight gradient of some stage and micro-batch) is in
-its row of the table of kinds. `needs` and `produced` read the row of one instruction; `dependencies` reads the table
-for a whole schedule at once and gives a graph over its rows.
+its row of the table of kinds. `recycle.ir.values` reads the row of one instruction; `dependencies` reads the table for
+a whole schedule at once and gives a graph over its rows.
 
 A value that crosses a stage boundary between two workers goes by SEND and RECV: the send needs the producer, the
 receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly.
@@ -15,74 +15,27 @@ STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Columns, Rows
+from recycle.ir.columns import Rows
 from recycle.ir.instruction import (
     CARRIERS,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
     Compute,
-    Forward,
     Instruction,
     OptimizerStep,
-    OverlappedPair,
     Receive,
     ReduceGradients,
     Send,
-    StageWide,
     Transfer,
 )
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, is_kind, kinds_where
+from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
-from recycle.shape import MicroBatch
-
-
-class Value(NamedTuple):
-    """One value: the `kind` that `stage` makes of `micro_batch`."""
-
-    kind: ValueKind
-    stage: int
-    micro_batch: MicroBatch
-
-
-def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
-    """The values that one instruction waits for, in a model of `stages` stages."""
-    if isinstance(instruction, OverlappedPair):
-        return needs(instruction.forward, stages) + needs(instruction.backward, stages)
-    if not isinstance(instruction, Compute | Transfer):
-        return ()
-    return tuple(
-        Value(need.value, instruction.stage + need.offset, instruction.micro_batch)
-        for need in instruction.row.needs
-        if 0 <= instruction.stage + need.offset < stages
-    )
-
-
-def inputs(instruction: Compute | Transfer, stages: int) -> tuple[Value | None, ...]:
-    """The values that one instruction is handed, in the order of its row; None where the model has no such stage."""
-    stage = instruction.stage
-    return tuple(
-        Value(need.value, stage + need.offset, instruction.micro_batch) if 0 <= stage + need.offset < stages else None
-        for need in instruction.row.needs
-        if need.origin != Origin.STAGE
-    )
-
-
-def produced(instruction: Instruction) -> tuple[Value, ...]:
-    """The values that one instruction makes."""
-    if isinstance(instruction, OverlappedPair):
-        return produced(instruction.forward) + produced(instruction.backward)
-    if not isinstance(instruction, Compute):
-        return ()
-    return tuple(Value(kind, instruction.stage, instruction.micro_batch) for kind in instruction.row.produces)
+from recycle.ir.unmet import Unmet, Why
 
 
 class Cause(IntEnum):
@@ -100,71 +53,6 @@ class Cause(IntEnum):
     """the worker's own program order"""
     LANE = 5
     """one transfer at a time per directed pair of workers"""
-
-
-class Why(IntEnum):
-    """What is wrong with a need that nothing meets."""
-
-    NO_PRODUCER = 0
-    """no instruction makes the value"""
-    NOT_LOCAL = 1
-    """the value is made on another worker, but a send, W or B needs it on its own"""
-    NOT_RECEIVED = 2
-    """the value is made on another worker and never received on this one"""
-    NO_SEND = 3
-    """a receive whose peer never sends this value here"""
-    NO_PREDECESSOR = 4
-    """a step without a reduce of its stage on the same worker, or another kind without the one that it follows"""
-
-
-class Missing(NamedTuple):
-    """A need that nothing meets: of row `row`, for value `value` (None for NO_PREDECESSOR)."""
-
-    row: int
-    why: Why
-    value: Value | None
-
-
-@dataclass(frozen=True, eq=False)
-class Unmet:
-    """All needs that nothing meets, as columns, because a broken file may have millions: iterating makes `Missing`.
-
-    Attributes:
-        per_pipeline: m, the micro-batches of a pipeline.
-        row, why: as in `Missing`.
-        value: `ValueKind` of what is missing, -1 where `Missing.value` is None.
-        stage, micro_batch: who would make it; the micro-batch as global id.
-    """
-
-    per_pipeline: int
-    row: Rows
-    why: Rows
-    value: Rows
-    stage: Rows
-    micro_batch: Rows
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def __iter__(self) -> Iterator[Missing]:
-        return map(self.at, range(len(self)))
-
-    def at(self, place: int) -> Missing:
-        """The entry in one place."""
-        value = None
-        if self.value[place] >= 0:
-            micro_batch = MicroBatch(*divmod(int(self.micro_batch[place]), self.per_pipeline))
-            value = Value(ValueKind(int(self.value[place])), int(self.stage[place]), micro_batch)
-        return Missing(int(self.row[place]), Why(int(self.why[place])), value)
-
-    def take(self, places: Rows | npt.NDArray[np.bool_]) -> Unmet:
-        """The entries in these places."""
-        columns = (column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch))
-        return Unmet(self.per_pipeline, *columns)
-
-    def because(self, why: Why) -> Unmet:
-        """The entries with this reason."""
-        return self.take(self.why == why)
 
 
 @dataclass(frozen=True)
@@ -193,57 +81,6 @@ class Dependencies:
     carried_target: Rows
     missing: Unmet
     sends: Rows
-
-
-@dataclass(frozen=True)
-class Work:
-    """The rows as single pieces of work: an overlapped pair counts as its F and its B.
-
-    Attributes:
-        row: the row a piece belongs to.
-        kind, stage, worker: as in the columns.
-        micro_batch: global id `pipeline * m + index`.
-        valid: stage and micro-batch lie inside the shape; other pieces have no part in the graph.
-    """
-
-    row: Rows
-    kind: npt.NDArray[np.uint8]
-    stage: Rows
-    micro_batch: Rows
-    worker: Rows
-    valid: npt.NDArray[np.bool_]
-
-
-def work(schedule: Schedule) -> Work:
-    """The schedule's rows with every overlapped pair taken apart."""
-    c, shape = schedule.columns, schedule.shape
-    is_pair = c.kind == OverlappedPair.kind
-    pair = np.flatnonzero(is_pair)
-    row = np.concatenate([np.arange(len(c)), pair])
-    kind = np.concatenate([np.where(is_pair, Forward.kind, c.kind), np.full(len(pair), Backward.kind)])
-    stage = np.concatenate([c.stage, c.stage2[pair]]).astype(np.int64)
-    pipeline = np.concatenate([c.pipeline, c.pipeline2[pair]]).astype(np.int64)
-    index = np.concatenate([c.index, c.index2[pair]]).astype(np.int64)
-    kind = kind.astype(np.uint8)
-    wide = is_kind(kind, StageWide)
-    inside = (pipeline >= 0) & (pipeline < shape.pipelines) & (index >= 0) & (index < shape.micro_batches)
-    valid = (stage >= 0) & (stage < shape.stages) & (wide | inside)
-    micro_batch = np.where(wide, -1, pipeline * shape.micro_batches + index)
-    return Work(row, kind, stage, micro_batch, c.worker[row].astype(np.int64), valid)
-
-
-def incomplete_count(schedule: Schedule) -> int:
-    """How many pairs of stage and micro-batch lack their F, or their B and one of I and W."""
-    pieces, shape = work(schedule), schedule.shape
-    cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
-
-    def there(cls: type[Instruction]) -> npt.NDArray[np.bool_]:
-        flags = np.zeros(shape.stages * shape.global_micro_batches, dtype=np.bool_)
-        flags[cell[pieces.valid & (pieces.kind == cls.kind)]] = True
-        return flags
-
-    whole = there(Forward) & (there(Backward) | (there(BackwardInput) & there(BackwardWeight)))
-    return int(len(whole) - np.count_nonzero(whole))
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
@@ -517,45 +354,3 @@ def _numbered(keys: Rows, most: int) -> Rows:
     numbered = np.empty_like(keys)
     numbered[order] = ordered * most + np.arange(len(keys)) - np.repeat(begins, sizes)
     return numbered
-
-
-def consecutive(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """Edges from each row of a chain to the next; `chains` is (chain, row) of all rows, chain by chain in order."""
-    chain, rows = chains
-    same = chain[1:] == chain[:-1]
-    return rows[:-1][same], rows[1:][same]
-
-
-def chain_ends(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """(first row, last row) of each chain; `chains` as in `consecutive`."""
-    chain, rows = chains
-    return rows[np.diff(chain, prepend=-1) != 0], rows[np.diff(chain, append=-1) != 0]
-
-
-def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
-    """(worker, row) of each compute, reduce and step: a worker runs them one after the other, in program order."""
-    rows = np.flatnonzero(~is_kind(columns.kind, Transfer))
-    return columns.worker[rows].astype(np.int64), rows
-
-
-def compute_order(columns: Columns) -> tuple[Rows, Rows]:
-    """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
-    return consecutive(compute_chains(columns))
-
-
-def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
-    """(lane, row) of each send: those of one directed pair of workers follow each other."""
-    rows = np.flatnonzero(is_kind(columns.kind, Send))
-    lane = columns.worker[rows].astype(np.int64) << 32 | columns.peer[rows]
-    order = np.argsort(lane, kind="stable")
-    return lane[order], rows[order]
-
-
-def serial_chains(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
-    """(worker, send) of each transfer end where a worker carries one transfer at a time, in program order, unbuffered.
-
-    A transfer, sent or received, is named by its send; receives without a send are passed over.
-    """
-    rows = np.flatnonzero(is_kind(columns.kind, Transfer))
-    transfer = np.where(is_kind(columns.kind[rows], Receive), sends[rows], rows)
-    return columns.worker[rows[transfer >= 0]].astype(np.int64), transfer[transfer >= 0]

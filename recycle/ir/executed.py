@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recycle.ir.chains import compute_order
 from recycle.ir.columns import Columns, Floats, Rows
-from recycle.ir.dependencies import Dependencies, compute_order, dependencies
+from recycle.ir.dependencies import Dependencies, dependencies
 from recycle.ir.simulate import Timeline, event_edges
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.profile import Profile

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from recycle.ir.chains import compute_order
 from recycle.ir.columns import Columns, Flags, Rows, offsets_of
-from recycle.ir.dependencies import compute_order, crossings, dependencies
+from recycle.ir.dependencies import crossings, dependencies
 from recycle.ir.graph import topological_order
 from recycle.ir.instruction import CARRIERS, Instruction, OptimizerStep, Transfer, is_kind
 from recycle.ir.kinds import kinds_where

@@ -10,9 +10,9 @@ import numpy as np
 
 from recycle.errors import JobError
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.dependencies import work
 from recycle.ir.instruction import Backward, Instruction, OverlappedPair
 from recycle.ir.kinds import is_kind, kinds_where, per_kind
+from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recycle.ir.dependencies import Why, find
+from recycle.ir.dependencies import find
 from recycle.ir.instruction import Backward, BackwardInput, Compute, Forward, is_kind
 from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, register
 from recycle.ir.rules.rule import Defect, Inspection, Rest, described, repeats, rest, rule
+from recycle.ir.unmet import Why
 
 
 @rule("redundant", "a redundant forward that could not stand in for anything")

@@ -22,21 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
+from recycle.ir.chains import chain_ends, compute_chains, compute_order, consecutive, lane_chains, serial_chains
 from recycle.ir.columns import Columns, Floats, Rows
-from recycle.ir.dependencies import (
-    Cause,
-    Dependencies,
-    chain_ends,
-    compute_chains,
-    compute_order,
-    consecutive,
-    dependencies,
-    incomplete_count,
-    lane_chains,
-    reduce_conflicts,
-    serial_chains,
-    tie_groups,
-)
+from recycle.ir.dependencies import Cause, Dependencies, dependencies, reduce_conflicts, tie_groups
 from recycle.ir.gaps import Gaps, find_gaps
 from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.instruction import (
@@ -55,6 +43,7 @@ from recycle.ir.instruction import (
 from recycle.ir.lower import lower
 from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
+from recycle.ir.pieces import incomplete_count
 from recycle.ir.schedule import Schedule
 from recycle.ir.text_grid import text_grid
 from recycle.profile import Profile

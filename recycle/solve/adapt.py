@@ -18,9 +18,9 @@ from itertools import product
 import numpy as np
 
 from recycle.errors import PlanError
-from recycle.ir.dependencies import work
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.lower import lower
+from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob

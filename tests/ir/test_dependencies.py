@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from recycle import MicroBatch, Schedule, Shape
-from recycle.ir.dependencies import Cause, Dependencies, ValueKind, Why, crossings, dependencies, needs, tie_groups
+from recycle.ir.dependencies import Cause, Dependencies, ValueKind, crossings, dependencies, tie_groups
 from recycle.ir.instruction import parse_instruction
+from recycle.ir.unmet import Why
+from recycle.ir.values import needs
 
 A, G = ValueKind.ACTIVATION, ValueKind.INPUT_GRADIENT
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import JobError, Profile, Schedule, Shape, Timeline, Worker, check, simulate
-from recycle.ir.dependencies import Value, needs, produced
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.gaps import Gap, GapCause
 from recycle.ir.instruction import (
@@ -26,6 +25,7 @@ from recycle.ir.instruction import (
     ReduceGradients,
     Transfer,
 )
+from recycle.ir.values import Value, needs, produced
 from tests.ir.random_schedules import random_profile, random_schedule
 
 bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)

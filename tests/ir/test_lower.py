@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle import Profile, Schedule, Shape, Worker, lower, simulate
-from recycle.ir.dependencies import compute_order, dependencies
+from recycle.ir.chains import compute_order
+from recycle.ir.dependencies import dependencies
 from recycle.ir.families import gpipe, one_f_one_b
 from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.lower import lower_with_origin

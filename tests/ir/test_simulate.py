@@ -26,9 +26,10 @@ from recycle import (
     simulate,
 )
 from recycle.ir import compiled
-from recycle.ir.dependencies import Cause, incomplete_count
+from recycle.ir.dependencies import Cause
 from recycle.ir.families import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
+from recycle.ir.pieces import incomplete_count
 from recycle.ir.simulate import Timeline, timeline_of
 from tests.ir.random_schedules import random_profile, random_schedule
 from tests.ir.reference_runtime import growth

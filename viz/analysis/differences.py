@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from recycle.errors import RecycleError
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.dependencies import work
 from recycle.ir.executed import first_impossible, transfer_leads
 from recycle.ir.gaps import GapCause
 from recycle.ir.kinds import Compute, StageWide, Transfer, ValueKind, is_kind, per_kind
+from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from

@@ -16,8 +16,8 @@ import torch
 from recycle.exec.membership.messages import Computed
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
-from recycle.ir.dependencies import Value, inputs, needs, produced
 from recycle.ir.instruction import CARRIERS, Compute, Instruction, OverlappedPair, Receive, Send
+from recycle.ir.values import Value, inputs, needs, produced
 
 Timed = tuple[str, float, float]
 """Text of an instruction, and when it started and ended (monotonic seconds)."""

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recycle.ir.chains import compute_order
 from recycle.ir.columns import Flags, Rows
-from recycle.ir.dependencies import Cause, compute_order
+from recycle.ir.dependencies import Cause
 from recycle.ir.graph import group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
 from recycle.ir.rules.optimizer import conflicting_reduces

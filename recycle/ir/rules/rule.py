@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recycle.ir.columns import Flags, Floats, Ints, Rows
-from recycle.ir.dependencies import Dependencies, Unmet, Why, Work, work
+from recycle.ir.dependencies import Dependencies
 from recycle.ir.graph import group_edges
 from recycle.ir.instruction import (
     Backward,
@@ -30,8 +30,10 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import kinds_where
 from recycle.ir.lower import implied_kinds, lower_with_origin
+from recycle.ir.pieces import Work, work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import EventGraph, event_graph, timeline_of
+from recycle.ir.unmet import Unmet, Why
 from recycle.profile import Profile
 from recycle.shape import MicroBatch, Worker
 

@@ -13,7 +13,6 @@ from itertools import chain
 import numpy as np
 
 from recycle.ir.columns import Flags, Rows
-from recycle.ir.dependencies import Unmet, Why
 from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
@@ -28,6 +27,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind
 from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, repeats, rest, rule
+from recycle.ir.unmet import Unmet, Why
 from recycle.shape import Worker
 
 
