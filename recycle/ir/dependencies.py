@@ -60,7 +60,8 @@ class Dependencies:
     """A graph over the rows of a schedule.
 
     Nodes 0 to rows-1 are the rows; the nodes after them are joins without duration: one per group of tied stages
-    ("all gradients of the group are there"), then the commit ("all reduces are done"), then "all steps are done".
+    ("all gradients of the group are there"), then the commit ("all reduces are done"), then "all steps are done", then
+    one per tied stage that some worker reduces beside another of its group ("all hosts have come to its reduce").
 
     Attributes:
         rows: number of schedule rows.
@@ -249,6 +250,10 @@ class _Builder:
         self._edge(groups[stage[reduces]], row[reduces], Cause.REDUCE)
         self._edge(row[reduces], np.full(len(reduces), commit), Cause.REDUCE)
         host = worker * self.shape.stages + stage
+        apart = self._reduced_apart(groups, np.unique(host[reduces]))
+        own = np.searchsorted(apart, stage[reduces])
+        is_apart = np.isin(stage[reduces], apart)
+        self._edge(all_steps + 1 + own[is_apart], row[reduces[is_apart]], Cause.REDUCE)
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
@@ -269,7 +274,18 @@ class _Builder:
             stepped = find(host[steps], host[begins])
             there = stepped >= 0
             self.carried.append((row[steps[stepped[there]]], row[begins[there]]))
-        return all_steps + 1
+        return all_steps + 1 + len(apart)
+
+    def _reduced_apart(self, groups: Rows, hosts: Rows) -> Rows:
+        """The stages of which some worker reduces another tied stage too, ascending; `hosts` as worker * S + stage.
+
+        Everywhere else a worker comes to the reduce of a stage when it comes to its group's.
+        """
+        worker, stage = np.divmod(hosts, self.shape.stages)
+        _, place, count = np.unique(
+            worker * (int(groups.max()) + 1) + groups[stage], return_inverse=True, return_counts=True
+        )
+        return np.unique(stage[count[place] > 1])
 
 
 def _begins_work(cls: type[Instruction]) -> bool:

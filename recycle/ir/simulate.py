@@ -24,7 +24,7 @@ import numpy.typing as npt
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
 from recycle.ir.chains import chain_ends, compute_chains, compute_order, consecutive, lane_chains, serial_chains
 from recycle.ir.columns import Columns, Floats, Rows
-from recycle.ir.dependencies import Cause, Dependencies, dependencies, reduce_conflicts, tie_groups
+from recycle.ir.dependencies import Cause, Dependencies, dependencies
 from recycle.ir.gaps import Gaps, find_gaps
 from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.instruction import (
@@ -121,20 +121,21 @@ def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencie
 
 
 def _arrivals(graph: Dependencies, columns: Columns, before: Rows, after: Rows) -> tuple[Rows, Rows]:
-    """A reduce is collective: it begins when the last host arrives at it, so the join waits for what is before it.
+    """A reduce is collective: it begins when the last host arrives at it, so its joins wait for what is before it.
 
-    Tied stages reduce as one: a worker that hosts several of them arrives with the first of its reduces, also where
-    nothing stands before that one.
+    Tied stages reduce as one: a worker that hosts several of them arrives at the group's join with the first of its
+    reduces, also where nothing stands before that one.
     """
-    join_of_row = np.full(graph.rows, -1, dtype=np.int64)
-    from_join = graph.source >= graph.rows
-    join_of_row[graph.target[from_join]] = graph.source[from_join]
-    reduces = np.flatnonzero((columns.kind == ReduceGradients.kind) & (join_of_row >= 0))
-    arrivals = columns.worker[reduces].astype(np.int64) * graph.nodes + join_of_row[reduces]
-    is_arrival = np.zeros(graph.rows, dtype=np.bool_)
-    is_arrival[reduces[np.unique(arrivals, return_index=True)[1]]] = True
-    arriving = is_arrival[after]
-    return before[arriving], join_of_row[after[arriving]]
+    out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows))
+    out = out[columns.kind[graph.target[out]] == ReduceGradients.kind]
+    join, reduce = graph.source[out], graph.target[out]
+    by_row = np.argsort(reduce, kind="stable")
+    join, reduce = join[by_row], reduce[by_row]
+    arrival = np.unique(columns.worker[reduce].astype(np.int64) * graph.nodes + join, return_index=True)[1]
+    row_before = np.full(graph.rows, -1, dtype=np.int64)
+    row_before[after] = before
+    source, target = row_before[reduce[arrival]], join[arrival]
+    return source[source >= 0], target[source >= 0]
 
 
 def durations(schedule: Schedule, profile: Profile) -> Floats:
@@ -329,8 +330,7 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
 
     Raises:
         JobError: the times add up to what no number holds, or do not fit the schedule (see `durations`).
-        ScheduleError: the order could never finish, because it has a cycle or because peers reduce tied stages in
-            unlike orders (`check` shows where).
+        ScheduleError: the order has a cycle and could never finish (`check` shows where).
     """
     profile = profile or Profile.uniform()
     graph = event_graph(lower(schedule), serialised)
@@ -342,7 +342,6 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
             f" {graph.schedule.instruction(int(stuck[0]))} on worker {worker} at position {position};"
             f" `recycle check` shows the cycle"
         )
-    _require_like_orders(graph.schedule)
     rows, nodes = graph.dependencies.rows, graph.dependencies.nodes
     seconds = np.zeros(nodes)
     seconds[:rows] = durations(graph.schedule, profile)
@@ -351,25 +350,6 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
     start, last = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
     period = _period(graph, seconds) if rows else 0.0
     return Timeline(graph.schedule, profile, start[:rows], (start + seconds)[:rows], last, period, graph.dependencies)
-
-
-def _require_like_orders(schedule: Schedule) -> None:
-    """Refuse workers that reduce the same tied stages in unlike orders.
-
-    Tied stages share a join, so that the graph has no circle there; each reduce is still a collective of its own.
-    """
-    if not schedule.ties:
-        return
-    columns, group = schedule.columns, tie_groups(schedule.shape.stages, schedule.ties)
-    rows = np.flatnonzero(columns.kind == ReduceGradients.kind)
-    workers, stages = columns.worker[rows].astype(np.int64), columns.stage[rows].astype(np.int64)
-    for first, other in reduce_conflicts(rows, workers, stages):
-        if group[columns.stage[first]] == group[columns.stage[other]]:
-            (here, _), (there, _) = schedule.position(first), schedule.position(other)
-            raise ScheduleError(
-                f"the schedule deadlocks: workers {here} and {there} reduce the tied stages {columns.stage[first]} and"
-                f" {columns.stage[other]} in unlike orders; reduce them in one order on both"
-            )
 
 
 def _repeat_edges(graph: EventGraph) -> tuple[Rows, Rows]:

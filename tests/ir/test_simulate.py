@@ -402,6 +402,22 @@ def test_tied_stages_that_peers_reduce_in_unlike_orders_deadlock() -> None:
                 simulate(schedule)
 
 
+@pytest.mark.parametrize("ties", [[], [[0, 1, 2]]])
+def test_three_workers_that_reduce_three_stages_in_a_ring_deadlock(ties: list[list[int]]) -> None:
+    text = {
+        "0.0": "0F0.0 0F1.0 1F0.0 1F2.0 1B0.0 1B2.0 0B0.0 0B1.0 0REDUCE_GRAD 1REDUCE_GRAD 0STEP 1STEP",
+        "1.0": "1F1.0 2F1.0 2B1.0 1B1.0 1REDUCE_GRAD 2REDUCE_GRAD 1STEP 2STEP",
+        "2.0": "0F2.0 2F0.0 2B0.0 2F2.0 2B2.0 0B2.0 2REDUCE_GRAD 0REDUCE_GRAD 2STEP 0STEP",
+    }
+    placement = {"0.0": [0, 1], "1.0": [1, 2], "2.0": [0, 2]}
+    ring = Schedule.from_text(Shape(3, 1, 1, 3), text, placement=placement, ties=ties)
+    assert [finding.rule for finding in check(ring)] == ["deadlock"]
+    with pytest.raises(ScheduleError, match="the schedule deadlocks"):
+        simulate(ring)
+    agreed = {**text, "2.0": text["2.0"].replace("2REDUCE_GRAD 0REDUCE_GRAD", "0REDUCE_GRAD 2REDUCE_GRAD")}
+    assert check(Schedule.from_text(Shape(3, 1, 1, 3), agreed, placement=placement, ties=ties)) == []
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_valid_with_ties_runs_and_unlike_reduces_do_not(seed: int) -> None:
     """Where check finds nothing simulate comes to an end, and the other way round."""

@@ -16,6 +16,7 @@ import torch
 from recycle.exec.membership.messages import Computed
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
+from recycle.ir.dependencies import tie_groups
 from recycle.ir.instruction import CARRIERS, Compute, Instruction, OverlappedPair, Receive, Send
 from recycle.ir.values import Value, inputs, needs, produced
 
@@ -53,6 +54,7 @@ class Interpreter:
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
         self._computed, self._ties = computed, ties
+        self._groups = tie_groups(model_stages, tuple(map(tuple, ties)))
         self.timed: list[Timed] = []
         self._compute: dict[tuple[int, str], tuple[int, float]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
@@ -60,11 +62,11 @@ class Interpreter:
         self._reads_again: dict[Value, int] = {}
         self._reads_left: dict[Value, int] = {}
         self._held: dict[Value, Compute] = {}
-        self._reduced_ties: set[int] = set()
+        self._summed_groups: set[int] = set()
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start an iteration from a clean state, whatever the one before left behind."""
-        self.timed, self._compute, self._values, self._held, self._reduced_ties = [], {}, {}, {}, set()
+        self.timed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._reads_again = program, self._read_again(program)
         self._reads_left = dict(self._reads_again)
@@ -143,10 +145,16 @@ class Interpreter:
         self._values[needs(instruction, self.model_stages)[0]] = self.transport.receive(instruction)
 
     def reduce(self, stage: int) -> None:
-        """Sum the stage's gradients over its hosts, and with them those of the weights that it shares."""
+        """Sum the weights that the stage shares, then its own gradients, each over their hosts.
+
+        All hosts of a group of tied stages come to their first reduce in it without waiting for each other's own sums,
+        and sum the group's shared weights there in one order, so that nobody waits in one sum for who waits in another.
+        """
+        group = int(self._groups[stage])
+        if group not in self._summed_groups:
+            self._summed_groups.add(group)
+            for place, tie in enumerate(self._ties):
+                mine = [one for one in tie if one in self.stages and self._groups[one] == group]
+                if mine:
+                    self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
         self.transport.reduce(stage, self.stages[stage].gradient_buffers())
-        for place, tie in enumerate(self._ties):
-            # Tied stages reduce as one, at the first of their reduces on this worker.
-            if stage in tie and place not in self._reduced_ties:
-                self._reduced_ties.add(place)
-                self.transport.reduce(self.model_stages + place, self.stages[stage].tied_buffers())
