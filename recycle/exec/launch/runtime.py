@@ -128,6 +128,9 @@ class CoordinatorRuntime:
             return
         self._struck = {n for n in range(len(self._request.faults)) if self._store.has_all([StrikeKey(n)])}
         self._event("coordinator", node=node, generation=record.generation, step=record.committed + 1)
+        live = {Worker.parse(worker) for worker in record.live}
+        if record.plan:
+            self._plans.adopt(frozenset(self._job.shape.workers()) - live, record.plan)
         self.coordinator.take_over(record)
         self._expect_rejoins()
         self._can_go_back, self._is_started = True, bool(record.plan)

@@ -23,6 +23,7 @@ from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fe
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import joined_digests, members_of, split_member
 from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Report
+from recycle.exec.membership.plan_files import pack_plan
 from recycle.exec.membership.rejoins import Rejoins
 from recycle.exec.membership.store import Store
 from recycle.job import PricedJob
@@ -260,7 +261,8 @@ class Coordinator:
             return
         generation = self.record.generation + 1
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
-        self.store.set(schema.PlanKey(generation), plan.text)
+        if not plan.is_kept:
+            self.store.set(schema.PlanKey(generation), pack_plan(plan.text))
         self.record = GenerationRecord(
             generation,
             [str(worker) for worker in sorted(self.live)],

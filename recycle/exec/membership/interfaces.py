@@ -21,12 +21,14 @@ class Ready:
         digest, text: hash of the schedule, and the file.
         roles: process -> role.
         periods: its period in each mode that it may run in; a plan made for the barrier has that one only.
+        is_kept: the run directory holds the file, where every process finds it by its hash.
     """
 
     digest: str
     text: str
     roles: dict[Worker, Worker]
     periods: Mapping[Mode, float]
+    is_kept: bool = False
 
 
 class Plans(Protocol):

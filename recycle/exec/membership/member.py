@@ -144,13 +144,6 @@ class Member:
         # The launcher's store does not answer a write: it may take it in after this process has been seen to end.
         self.store.read(schema.FinalKey(self.name))
 
-    def plan(self) -> str:
-        """The text of the current generation's plan file."""
-        text = self.store.wait(schema.PlanKey(self._generation), 60.0)
-        if text is None:
-            raise RunError(f"worker {self.name}: the plan of generation {self._generation} is not in the store")
-        return text
-
     def _beat(self, store: Store, heartbeat: float) -> None:
         beats = 0
         while True:

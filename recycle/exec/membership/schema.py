@@ -150,7 +150,7 @@ class ProposalKey(Decision[GenerationRecord], writer=Writer.COORDINATOR):
 
 
 class PlanKey(Note[str], writer=Writer.COORDINATOR):
-    """The text of the generation's plan file."""
+    """The generation's plan file, packed (plan_files.py); written only where the run directory does not hold it."""
 
     generation: int
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.membership.interfaces import Ready
 from recycle.exec.membership.messages import Mode
+from recycle.exec.membership.plan_files import plan_file
 from recycle.exec.planning.planner_process import Answer, Planner, PlannerProcess, Question, answer
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
@@ -190,12 +191,20 @@ class PlanService:
         if schedule.optimizer == "staggered":
             periods["staggered"] = simulate(schedule, profile).period
         text = schedule.dumps() if plan is None else replace(plan, schedule=schedule).text()
-        digest = schedule_hash(schedule)
+        digest, is_kept = schedule_hash(schedule), True
         try:
-            write_whole(self._directory / f"{digest}.json", text)
+            write_whole(plan_file(self._directory, digest), text)
         except RecycleError as error:
-            self._warn(f"a plan in use is not kept: {error}")
-        return Ready(digest, text, {worker: worker for worker in schedule.live}, periods)
+            is_kept = False
+            self._warn(f"a plan in use is not kept, and goes through the store: {error}")
+        return Ready(digest, text, {worker: worker for worker in schedule.live}, periods, is_kept)
+
+    def adopt(self, failed: frozenset[Worker], digest: str) -> None:
+        """Take up the plan that the coordinator before used without the failed workers, if the directory holds it."""
+        with contextlib.suppress(RecycleError):
+            schedule = Schedule.load(plan_file(self._directory, digest))
+            if schedule_hash(schedule) == digest and schedule.failed == failed:
+                self._use(failed, schedule, None)
 
     def close(self) -> None:
         """End the children."""

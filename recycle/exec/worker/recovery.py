@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.membership.member import GenerationOver, Member
 from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.plan_files import read_plan
 from recycle.exec.membership.schema import generation_folder
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
@@ -42,6 +44,7 @@ class WorkerLoop:
         member: its side of membership.
         stages, injector, trace, saver: as for its `Iterations`.
         transport: opens the groups of each generation.
+        plans: folder of the run directory that plan files lie in.
         at: the iteration that the stages' states are from.
         tensor_group: that this worker's stages compute in; None without tensor parallelism.
     """
@@ -53,6 +56,7 @@ class WorkerLoop:
     trace: TraceLog | None
     saver: Saver
     transport: TransportPlugin
+    plans: Path
     at: int = -1
     tensor_group: TensorGroup | None = None
 
@@ -95,11 +99,11 @@ class WorkerLoop:
         self._undone = None
         self.member.progress.begins("form")
         self.injector.at_phase("form", record.committed + 1)
-        schedule = Schedule.loads(self.member.plan(), f"plan {record.plan}")
         role = Worker.parse(record.roles[self.member.worker])
         transport: GroupTransport | None = None
         began = time.monotonic()
         try:
+            schedule = read_plan(self.plans, self.member.store, record.generation, record.plan, self.member.over)
             program = lower(schedule).program(role)
             transport = self._form(record, schedule, role, program)
             if self.tensor_group is not None:

@@ -101,6 +101,7 @@ def run_worker(text: str) -> None:
             trace=trace,
             saver=saver,
             transport=transport,
+            plans=Path(run.directory) / "plans",
             at=at,
             tensor_group=tensor_group,
         ).run()
