@@ -126,7 +126,8 @@ class Updates:
         return self._before[index]
 
     def _copy_in_waits(self, decided: Callable[[int], Commit | None]) -> None:
-        with contextlib.suppress(RunError):  # the store is gone; the main thread has seen it too
+        # The store is gone (RunError) or the device has failed (RuntimeError): the main thread sees it too and says so.
+        with contextlib.suppress(RunError, RuntimeError):
             while True:
                 self._waits.wait()
                 last = self._last

@@ -189,6 +189,8 @@ class Communicator:
 
         def run() -> None:
             before.wait()
+            if self.device.failed:  # meanwhile: nothing was computed that could be sent
+                return
             try:
                 kernel()
             except Aborted:
@@ -228,14 +230,19 @@ class Communicator:
                 self._never()
 
     def _spin(self, readable: Sequence[socket.socket], writable: Sequence[socket.socket]) -> None:
-        while not self._aborted.is_set():
+        while not self._ended():
             if any(select.select(readable, writable, [], SPIN_SECONDS)):
                 return
         raise Aborted
 
+    def _ended(self) -> bool:
+        """Whether its kernels end where they are: it was aborted, or the device failed, which ends all of them."""
+        return self._aborted.is_set() or self.device.failed
+
     def _never(self) -> None:
         """The peer will not come any more, of which nothing tells a kernel."""
-        self._aborted.wait()
+        while not self._ended():
+            self._aborted.wait(SPIN_SECONDS)
         raise Aborted
 
     def abort(self) -> None:

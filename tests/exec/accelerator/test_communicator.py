@@ -101,6 +101,25 @@ def test_a_sender_waits_until_its_receiver_has_come() -> None:
     end(ranks)
 
 
+def test_a_device_that_fails_ends_what_waits_on_it_and_sends_nothing_that_was_not_computed() -> None:
+    ranks = form(2)
+    (failing, sender), (receives, receiver) = ranks
+    another = form(2, devices=[failing, Device(eager=True)])
+    gate, buffer = threading.Event(), torch.zeros(1)
+    receiver.recv([buffer], 0)
+    another[0][1].recv([torch.empty(1)], 1)  # nobody will send it
+    failing.launch(lambda: gate.wait() and 1 // 0)
+    sending = sender.send([torch.ones(1)], 1)
+    gate.set()
+    with pytest.raises(RuntimeError, match="accelerator error: ZeroDivisionError"):
+        failing.synchronize()
+    assert sending.is_completed()
+    abort_group([receiver])
+    receives.synchronize()
+    assert bool(buffer.isnan().all())
+    end(another)
+
+
 def test_a_sum_and_a_gathering_have_everybodys_part_in_the_order_of_ranks() -> None:
     ranks = form(3)
     parts = [torch.tensor([1e16, 1.0], dtype=torch.float64), torch.ones(2).double(), torch.full((2,), -1e16).double()]

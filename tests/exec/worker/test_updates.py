@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from recycle import MicroBatch, RunError
 from recycle.exec.membership.messages import Commit
@@ -135,3 +137,26 @@ def test_a_stage_whose_gradient_is_gone_cannot_catch_up() -> None:
     updates.settle(4, commit(4))
     with pytest.raises(RunError, match="stage 0 is at iteration 4, the register at 6"):
         updates.settle(6, commit(6))
+
+
+def test_a_device_that_fails_while_the_state_is_copied_early_is_left_to_the_main_thread() -> None:
+    stages, raised = pipeline("emulated"), list[threading.ExceptHookArgs]()
+    failed = threading.Event()
+
+    def keep(*_: object) -> int:
+        failed.set()
+        raise RuntimeError("accelerator error")
+
+    stages[0].keep = keep  # type: ignore[method-assign]
+    hook, threading.excepthook = threading.excepthook, raised.append
+    try:
+        updates = Updates(dict(enumerate(stages)), decided=lambda step: replace(commit(step), next_mode="staggered"))
+        copying = threading.enumerate()[-1]
+        updates.begin(1)
+        updates.waits(True)
+        assert failed.wait(60)
+        copying.join(60)
+        assert not copying.is_alive()
+    finally:
+        threading.excepthook = hook
+    assert raised == []
