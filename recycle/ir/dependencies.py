@@ -14,7 +14,6 @@ STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -309,47 +308,6 @@ def tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
         for stage in merged:
             leader[stage] = lowest
     return np.unique([first(stage) for stage in range(stages)], return_inverse=True)[1].astype(np.int64)
-
-
-def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int, int]]:
-    """Where workers reduce the same two stages in unlike orders.
-
-    Args:
-        rows, workers, stages: of each reduce; of a stage's reduces on one worker the first counts.
-
-    Returns:
-        (reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker.
-    """
-    mine: dict[int, dict[int, int]] = {}
-    for row, worker, stage in zip(rows.tolist(), workers.tolist(), stages.tolist(), strict=True):
-        mine.setdefault(worker, {}).setdefault(stage, row)
-    hosts = Counter(stage for order in mine.values() for stage in order)
-    agreed: list[dict[int, int]] = []
-    at_odds: dict[tuple[int, ...], tuple[int, int, dict[int, int]] | None] = {}
-    conflicts = []
-    for _, order in sorted(mine.items()):
-        sequence = tuple(stage for stage in order if hosts[stage] > 1)
-        if len(sequence) > 1 and sequence not in at_odds:
-            found = [(*pair, other) for other in agreed if (pair := _first_swapped(sequence, other))]
-            at_odds[sequence] = min(found, key=lambda one: one[:2], default=None)
-            agreed += [] if found else [order]
-        if conflict := at_odds.get(sequence):
-            here, there, other = conflict
-            conflicts.append((order[sequence[here]], other[sequence[there]]))
-    return conflicts
-
-
-def _first_swapped(sequence: tuple[int, ...], other: dict[int, int]) -> tuple[int, int] | None:
-    """Places of the first two stages of `sequence` that `other` (stage -> row) has the other way round."""
-    row = np.array([other.get(stage, -1) for stage in sequence])
-    both = np.flatnonzero(row >= 0)
-    row = row[both]
-    least_behind = np.minimum.accumulate(row[::-1])[::-1]
-    swapped = np.flatnonzero(least_behind < row)
-    if not len(swapped):
-        return None
-    behind = swapped[0] + np.flatnonzero(row[swapped[0] :] < row[swapped[0]])[0]
-    return int(both[swapped[0]]), int(both[behind])
 
 
 def find(keys: Rows, wanted: Rows) -> Rows:

@@ -7,7 +7,7 @@ instruction alone stand in that kind's row.
 from __future__ import annotations
 
 from recycle.ir.kinds import KIND_CLASSES
-from recycle.ir.rules import completeness, memory, optimizer, order, placement, transfers
+from recycle.ir.rules import completeness, memory, optimizer, order, placement, reduces, transfers
 from recycle.ir.rules.rule import Finding, Inspection, ProgramPosition, Rule
 
 _BEFORE: tuple[Rule, ...] = (
@@ -36,7 +36,7 @@ _BEHIND: tuple[Rule, ...] = (
     optimizer.duplicate_update,
     optimizer.early_reduce,
     optimizer.early_step,
-    optimizer.reduce_order,
+    reduces.reduce_order,
     order.deadlock,
     memory.activation_limit,
     memory.byte_limit,

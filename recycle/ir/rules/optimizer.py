@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.columns import Rows
-from recycle.ir.dependencies import Cause, reduce_conflicts
+from recycle.ir.dependencies import Cause
 from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients
 from recycle.ir.rules.rule import Defect, Inspection, Rest, described, listed, repeats, rest, rule
 
 
-def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
+def hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
     """(rows, worker * stages + stage) of the reduces or steps that stand on a host of their stage."""
     pieces = inspection.pieces
     at = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
@@ -29,7 +29,7 @@ def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str
     shape, token = inspection.schedule.shape, cls.token
     wanted = inspection.hosted & ~inspection.dead[:, None]
     there = np.zeros(wanted.size, dtype=np.bool_)
-    there[_hosted_rows(inspection, cls)[1]] = True
+    there[hosted_rows(inspection, cls)[1]] = True
     absent = wanted & ~there.reshape(wanted.shape)
     if not (inspection.pieces.kind == cls.kind).any():
         yield Defect(f"the schedule has no {token} at all: no stage {verb}", hint)
@@ -67,7 +67,7 @@ def missing_step(inspection: Inspection) -> Iterator[Defect | Rest]:
 def duplicate_update(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice. Remove it."""
     for cls in (ReduceGradients, OptimizerStep):
-        rows, keys = _hosted_rows(inspection, cls)
+        rows, keys = hosted_rows(inspection, cls)
         again = rows[repeats(keys)[0]]
         for (row,) in described(again):
             yield Defect(
@@ -124,24 +124,3 @@ def early(inspection: Inspection, cause: Cause, cls: type[Instruction]) -> tuple
     given, behind = given[known], behind[known]
     by_row = np.lexsort((behind, given))
     return given[by_row], behind[by_row]
-
-
-@rule("reduce-order", "peers that reduce two stages in different orders")
-def reduce_order(inspection: Inspection) -> Iterator[Defect | Rest]:
-    """REDUCE_GRAD is collective: it ends when all live hosts of the stage have come to it. Two workers that host the
-    same two stages must therefore reduce them in the same order, or each waits in a reduce that the other has not
-    reached."""
-    for row, other_row in conflicting_reduces(inspection):
-        yield Defect(
-            f"worker {inspection.schedule.position(other_row)[0]} reduces its stages in another order:"
-            f" {inspection.at(other_row)} comes first there",
-            "reduce the stages that two workers share in one order on both, for example last stage first",
-            row,
-            others=(other_row,),
-        )
-
-
-def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
-    """The pairs of `reduce_conflicts` among the reduces that stand on a host of their stage."""
-    rows, keys = _hosted_rows(inspection, ReduceGradients)
-    return reduce_conflicts(rows, *np.divmod(keys, inspection.schedule.shape.stages))

@@ -16,7 +16,7 @@ from recycle.ir.columns import Flags, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.graph import group_edges, topological_order
 from recycle.ir.kinds import Send, StageWide, Transfer, is_kind
-from recycle.ir.rules.optimizer import conflicting_reduces
+from recycle.ir.rules.reduces import conflicting_reduces
 from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, rest, rule
 from recycle.ir.rules.transfers import are_reported
 from recycle.ir.simulate import EventGraph, event_graph
