@@ -192,6 +192,7 @@ _EVENTS = {
     "restored": lambda e: (
         f"goes on at step {e['step']} from checkpoint {e['checkpoint']} with {len(e['live'])} workers"
     ),
+    "corrupt": lambda e: f"step {e['step']}: {e['what']}",
     "warning": lambda e: f"warning: {e['message']}",
     "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",
 }

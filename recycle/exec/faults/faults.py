@@ -23,6 +23,8 @@ _WORKER = re.compile(rf"{_NUMBER}\.{_NUMBER}")
 _FAULT = re.compile(
     rf"([a-z]+)(?:=([^:@]*))?:({_NUMBER}\.{_NUMBER})(?:t({_NUMBER}))?@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?"
 )
+MAJORITY_HOSTS = 3
+"""Hosts of a stage of which more than half agree if one is wrong."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Fault:
         kind: name of a row of `kinds.KINDS`.
         phase: None for the middle of the iteration.
         argument: number behind the `=`; None when none is given.
+        target: what is struck, of a kind that may strike several things; stands before the argument.
         last: last step of a fault that lasts, None for one that strikes at `step` alone.
         other: the second worker of a fault that strikes a pair.
         tensor_rank: which process of the worker is struck.
@@ -46,10 +49,12 @@ class Fault:
     last: int | None = None
     other: Worker | None = None
     tensor_rank: int = 0
+    target: str | None = None
 
     def __str__(self) -> str:
-        given = self.other if self.other is not None else None if self.argument is None else f"{self.argument:g}"
-        written = "" if given is None else f"={given}"
+        number = None if self.argument is None else f"{self.argument:g}"
+        given = [str(part) for part in (self.other, self.target, number) if part is not None]
+        written = f"={','.join(given)}" if given else ""
         last = "" if self.last is None else f"-{self.last}"
         struck = member_name(self.worker, self.tensor_rank)
         return f"{self.kind}{written}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
@@ -81,8 +86,19 @@ def parse_fault(text: str) -> Fault:
         raise JobError(f"fault {text!r}: the range ends before it begins; write the smaller step first")
     until = None if last is None else int(last)
     other = _other(text, name, worker, argument) if kind.pair else None
+    target, argument = _target(text, name, argument) if kind.targets else (None, argument)
     value = None if kind.pair else _argument(text, name, argument)
-    return Fault(name, Worker.parse(worker), int(step), phase, value, until, other, int(tensor_rank or 0))
+    return Fault(name, Worker.parse(worker), int(step), phase, value, until, other, int(tensor_rank or 0), target)
+
+
+def _target(text: str, name: str, written: str | None) -> tuple[str, str | None]:
+    """What is struck, and what is written after the comma."""
+    target, comma, argument = (written or "").partition(",")
+    kind = KINDS[name]
+    if target not in kind.targets:
+        known = ", ".join(kind.targets)
+        raise JobError(f"fault {text!r}: {name} takes one of {known} after a '=', for example {kind.example}")
+    return target, argument if comma else None
 
 
 def _other(text: str, name: str, worker: str, written: str | None) -> Worker:
@@ -102,8 +118,9 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
     except ValueError:
         value = math.nan
     if not argument.least <= value <= argument.most:
+        mark = "',' behind its target" if KINDS[name].targets else "'='"
         raise JobError(
-            f"fault {text!r}: {name} takes {argument.meaning}, {argument.least:g} to {argument.most:g}, after a '='"
+            f"fault {text!r}: {name} takes {argument.meaning}, {argument.least:g} to {argument.most:g}, after a {mark}"
         )
     return value
 
@@ -140,7 +157,8 @@ def check_faults(
             fenced = _check_pair(fault, shape, alive)
             alive[fenced] = False
         else:
-            alive[fault.worker] = not kind.ends
+            hosts = sum(here for worker, here in alive.items() if worker.rank == fault.worker.rank)
+            alive[fault.worker] = not kind.ends or (kind.outvoted and hosts < MAJORITY_HOSTS)
 
 
 def _check_pair(fault: Fault, shape: Shape, alive: dict[Worker, bool]) -> Worker:

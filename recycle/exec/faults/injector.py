@@ -14,7 +14,7 @@ from functools import partial
 
 from recycle.errors import RunError
 from recycle.exec.faults.faults import Fault, parse_fault
-from recycle.exec.faults.kinds import BETWEEN, KINDS
+from recycle.exec.faults.kinds import BETWEEN, KINDS, REDUCED
 from recycle.exec.membership.members import member_name, members_of, split_member
 from recycle.exec.membership.schema import CutEndsKey, ReachedKey, StrikeKey
 from recycle.exec.membership.store import Store
@@ -32,6 +32,7 @@ class FaultInjector:
         faults: those that strike here, each with its number in the run.
         claim: claims a fault by number; True only once per run. claim_in_thread: likewise, from another thread.
         poison: spoils the gradients that this worker has summed so far.
+        flip: flips a bit of the gradients that this worker has summed, the one of this number.
         exchange: tells the other worker of a fault the ends of this process's connections; returns those that it tells.
 
     Attributes:
@@ -46,14 +47,22 @@ class FaultInjector:
         poison: Callable[[], None] = lambda: None,
         exchange: Callable[[int, Fault, Sequence[str]], list[str]] = lambda number, fault, ends: [],
         claim_in_thread: Callable[[int], bool] = lambda number: True,
+        flip: Callable[[int], None] = lambda bit: None,
     ) -> None:
         self._claim, self._claim_in_thread = claim, claim_in_thread
         self.poison: Callable[[], None] = poison
+        self.flip: Callable[[int], None] = flip
         self.exchange = exchange
         order = list(KINDS)
         faults = sorted(faults, key=lambda numbered: order.index(numbered[1].kind))
-        self._in_program = [(n, fault) for n, fault in faults if fault.phase not in BETWEEN]
-        self._between = {(fault.phase, fault.step): (n, fault) for n, fault in faults if fault.phase in BETWEEN}
+        self._in_program: list[_Numbered] = []
+        self._between: dict[tuple[str, int], list[_Numbered]] = {}
+        for number, fault in faults:
+            phase = KINDS[fault.kind].point or fault.phase
+            if phase in (*BETWEEN, REDUCED):
+                self._between.setdefault((phase, fault.step), []).append((number, fault))
+            else:
+                self._in_program.append((number, fault))
         self._places: dict[int, list[_Numbered]] = {}
         self.failing: Fault | None = None
         self.factor = 1.0
@@ -76,9 +85,13 @@ class FaultInjector:
             self._reach(number, fault)
 
     def at_phase(self, phase: str, step: int) -> None:
-        """The worker has come to a phase of iteration `step` that lies between instructions."""
-        if (phase, step) in self._between:
-            self._reach(*self._between.pop((phase, step)))
+        """The worker has come to a phase of iteration `step` that lies between instructions.
+
+        Of several faults there one strikes each time that the worker comes to it, one that has not struck yet.
+        """
+        faults = self._between.get((phase, step), [])
+        while faults and not self._reach(*faults.pop(0)):
+            pass
 
     def computed(self, seconds: float) -> None:
         """The stage has computed an F, I, W or B in `seconds`; called inside the computation's stack frame."""
@@ -87,12 +100,15 @@ class FaultInjector:
         if self.failing is not None:
             raise RuntimeError(f"struck by the fault {self.failing}")
 
-    def _reach(self, number: int, fault: Fault) -> None:
-        """Claim the fault and strike, at once or after its delay."""
+    def _reach(self, number: int, fault: Fault) -> bool:
+        """Claim the fault and strike, at once or after its delay; False if it has struck before."""
         if KINDS[fault.kind].argument_is_delay and fault.argument:
             threading.Thread(target=self._strike_later, args=(number, fault, fault.argument), daemon=True).start()
         elif self._claim(number):
             self.strike(number, fault)
+        else:
+            return False
+        return True
 
     def _strike_later(self, number: int, fault: Fault, delay: float) -> None:
         time.sleep(delay)
@@ -107,7 +123,12 @@ class FaultInjector:
 
 
 def start_injector(
-    member: str, faults: Sequence[str], tensor_parallel: int, store: Store, poison: Callable[[], None]
+    member: str,
+    faults: Sequence[str],
+    tensor_parallel: int,
+    store: Store,
+    poison: Callable[[], None],
+    flip: Callable[[int], None],
 ) -> FaultInjector:
     """The injector of a worker process, with a thread for each fault of a pair that another process comes to.
 
@@ -117,6 +138,7 @@ def start_injector(
         member: name of the process.
         faults: texts of all faults of the run.
         poison: spoils the gradients that this process has summed so far.
+        flip: flips a bit of them.
     """
     worker, _ = split_member(member)
     own: list[_Numbered] = []
@@ -136,6 +158,7 @@ def start_injector(
         poison,
         partial(_exchange, store, member, tensor_parallel),
         lambda number: threads.claim(ReachedKey(number)),
+        flip,
     )
 
 

@@ -36,9 +36,13 @@ BETWEEN = ("commit", "step", "stepped", "undo", "acknowledge", "form", "copy")
 """Phases between instructions: the worker has reported; is about to step; has stepped; is about to take it back; and
 of a generation that begins with the step: is about to acknowledge it, to form its groups, to copy a state to or from
 a worker that joins."""
+REDUCED = "reduced"
+"""Where a kind strikes that has this `point`: the sums of the worker's gradients are complete, and it is about to
+report them."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)
 """Where a fault strikes: in the middle of such instructions, or between them."""
 _ROOM_BYTES = 64 << 20
+_BIT = 20
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,11 @@ class FaultKind:
         strike: called in the worker's process at the fault's point, with its injector and the fault's number in the
             run; None for a kind that strikes no worker.
         ends: the worker is dead afterwards.
+        outvoted: only if three hosts of its stage or more live, so that most of them can say who is wrong.
         phases: where it may strike instead of in the middle of the iteration.
         position: position in a program at which a fault of a phase (None for no phase) strikes.
+        point: what `FaultInjector.at_phase` is called with where it strikes, if that is always between instructions.
+        targets: what it may strike; the name of one stands behind the `=`, and the argument after a comma.
         argument: None for none.
         argument_is_delay: the argument is the seconds from the fault's point to the strike.
         pair: it strikes two workers; the other one stands behind the `=`. `strike` is called in all their processes, in
@@ -91,8 +98,11 @@ class FaultKind:
     example: str
     strike: Callable[[FaultInjector, int, Fault], None] | None
     ends: bool = True
+    outvoted: bool = False
     phases: tuple[str, ...] = PHASES
     position: Callable[[Sequence[Instruction], str | None], int] = middle_of_phase
+    point: str | None = None
+    targets: tuple[str, ...] = ()
     argument: Argument | None = None
     argument_is_delay: bool = False
     pair: bool = False
@@ -155,6 +165,16 @@ KINDS = {
         ends=False,
         phases=(),
         position=first_reduce,  # a host alone does not spoil what was summed with peers before
+    ),
+    "flip": FaultKind(
+        does="flips a bit of the worker's reduced gradient, that of the number after the comma (0 to 63; 20)",
+        example="flip=gradient:1.1@5",
+        strike=lambda injector, number, fault: injector.flip(_BIT if fault.argument is None else int(fault.argument)),
+        outvoted=True,
+        phases=(),
+        point=REDUCED,
+        targets=("gradient",),
+        argument=Argument("the number of a bit", 0, 63),
     ),
     "slow": FaultKind(
         does="every F, I, W and B of the worker takes that many times as long, from one step to the other",

@@ -1,4 +1,4 @@
-"""What follows when a stage has no live host left: from which checkpoint training goes on, and with whom.
+"""What follows when the state of a stage is lost: from which checkpoint training goes on, and with whom.
 
 All processes are ended, then positions are given to as many workers as can be started again. A worker that had died
 before takes part if it may be started once more. Where too few are left, nodes that come back are waited for, as long
@@ -101,7 +101,7 @@ class Restart:
         if checkpoint is None:
             every = self._job.train.checkpoint_every
             raise RunError(
-                f"{lost}: its parameters are lost, and there is no complete checkpoint to go back to;"
+                f"{lost}, and there is no complete checkpoint to go back to;"
                 f" [train] checkpoint_every is {every}{'' if every else ', which is never'}: the state is kept every so"
                 " many steps"
             )

@@ -3,7 +3,7 @@
 The launcher has one for the processes of its machine; on a cluster the agent that holds the coordinator's role has one
 for the processes of all nodes. All that it knows of a run is in the store, so that another agent's runtime can go on at
 any moment. Of what it keeps in memory, the age of heartbeats, the number of attempts to form and the one retry of a
-step that was not finite begin again there.
+step that was not finite, or whose hosts disagreed, begin again there.
 """
 
 from __future__ import annotations

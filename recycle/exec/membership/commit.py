@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from recycle.errors import RunError
+from recycle.exec.membership.disagreement import compare
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Commit, Computed, GenerationRecord, Mode, Report
 from recycle.exec.model.optimizer import clip_factor
@@ -61,7 +61,8 @@ def report_of(stages: Mapping[int, Stage], compute: Sequence[Computed] = ()) -> 
         norms[index] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
         if common:
             replicated[index] = exact_parts([found[place] for place in sorted(common)])
-    return Report(norms, sum(losses) if losses else None, list(compute), replicated)
+    checksums = {index: stage.gradient_checksum() for index, stage in stages.items()}
+    return Report(norms, sum(losses) if losses else None, list(compute), replicated, checksums)
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:
@@ -81,30 +82,23 @@ def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[
     """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
 
     Squared norms are added without rounding on the way, so that the global norm does not depend on how the model is
-    split into stages. Every host of a stage reports the same bits, and all tensor ranks do of what they hold alike, or
-    something is badly wrong.
+    split into stages.
 
     Args:
         reports: process -> its report.
         recent: norms of the iterations before, the oldest first.
 
     Raises:
-        RunError: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
+        Disagreement: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
     """
+    compare(step, reports)
     norms: dict[tuple[int, int | None], list[float]] = {}
-    for member, report in sorted(reports.items()):
-        worker, tensor_rank = split_member(member)
-        if report.loss is not None and math.isfinite(report.loss) and report.loss != reports[worker].loss:
-            raise RunError(f"step {step}: worker {member} has another loss than its tensor rank 0")
-        for held_by, of_stages in ((tensor_rank, report.norms), (None, report.replicated)):
+    for member, report in reports.items():
+        for held_by, of_stages in ((split_member(member)[1], report.norms), (None, report.replicated)):
             for stage, parts in of_stages.items():
-                before = norms.setdefault((stage, held_by), parts)
-                if not all(map(math.isfinite, [*before, *parts])):
+                norms.setdefault((stage, held_by), parts)
+                if not all(map(math.isfinite, parts)):
                     norms[stage, held_by] = [math.nan]
-                elif before != parts:
-                    raise RunError(
-                        f"step {step}: worker {member} holds another gradient of stage {stage} than its peers"
-                    )
     squared = math.fsum(part for parts in norms.values() for part in parts)
     losses = [r.loss for member, r in sorted(reports.items()) if r.loss is not None and split_member(member)[1] == 0]
     loss = sum(losses) / job.shape.global_micro_batches

@@ -19,6 +19,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.membership import schema
 from recycle.exec.membership.commit import decide, is_right, soonest_end
+from recycle.exec.membership.disagreement import Disagreement
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import joined_digests, members_of, split_member
@@ -48,7 +49,8 @@ class GenerationPhase(Enum):
 
 
 class StageLost(RunError):
-    """A stage has no live host left: its state is lost, and only a checkpoint can bring it back."""
+    """A stage's state is lost, and only a checkpoint can bring it back: it has no live host left, or its hosts hold
+    different ones and nobody can say which is right."""
 
 
 @dataclass(kw_only=True)
@@ -89,6 +91,8 @@ class Coordinator:
     _waited: float = 0.0
     _retried: int = -1
     _repeated: str | None = None
+    _disagreed: int = -1
+    _gone_back: int = -1
     _lost_since: float | None = None
 
     def __post_init__(self) -> None:
@@ -158,6 +162,7 @@ class Coordinator:
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is GenerationPhase.RUNNING and self._commit():
             pass
+        lost = {worker: how for worker, how in lost.items() if worker in self.live}
         if lost and not self._finished():
             self._lose(lost)
         self._rejoins.start(self.live, self.next_step, self.record.generation, self.phase is GenerationPhase.RUNNING)
@@ -212,7 +217,9 @@ class Coordinator:
             self._lost_since = self.now()
         for stage in range(self.shape.stages):
             if not any(worker.rank == stage % self.shape.ranks for worker in self.live - self._joined):
-                raise StageLost(f"stage {stage} has no live host left after step {self.record.committed}")
+                raise StageLost(
+                    f"stage {stage} has no live host left after step {self.record.committed}: its parameters are lost"
+                )
 
     def start_over(self, live: set[Worker], committed: int, commit: Commit) -> None:
         """Go on from a checkpoint with new processes, which all start from its state.
@@ -226,7 +233,7 @@ class Coordinator:
         self._joined.clear()
         self._detector = FailureDetector(self.job)
         self._rejoins.start_over()
-        self._attempts, self._retried, self._repeated = 0, -1, None
+        self._attempts, self._retried, self._disagreed, self._repeated = 0, -1, -1, None
         self._failures.clear()
         self._enter(GenerationPhase.BETWEEN)
 
@@ -465,7 +472,11 @@ class Coordinator:
     def _decide(self, step: int, reports: dict[str, Report]) -> Commit | None:
         """The commit of `step`; None when the iteration is repeated."""
         before, mode = self.record.commit, self.record.mode
-        commit = decide(self.job, step, reports, before.recent if before is not None else ())
+        try:
+            commit = decide(self.job, step, reports, before.recent if before is not None else ())
+        except Disagreement as found:
+            self._settle_disagreement(found)
+            return None
         finite = commit.clip_factor is not None
         if not finite and self._retried != step:
             self._retried = step
@@ -488,6 +499,26 @@ class Coordinator:
             finished=step + 1 >= self.steps,
             checkpoint=self.keeps(step, step + 1 >= self.steps),
         )
+
+    def _settle_disagreement(self, found: Disagreement) -> None:
+        """Fence who holds other numbers than its peers. If nobody can say who does, or a stage has no other host,
+        repeat the iteration once, then go back to a checkpoint, once for each iteration."""
+        step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
+        left = self.live - self._joined - odd.keys()
+        can_fence = bool(odd) and {worker.rank for worker in left} == {worker.rank for worker in self.live}
+        self.log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held)
+        if can_fence:
+            self._lose(odd)
+        elif self._disagreed != step:
+            self._disagreed = step
+            self._repeat(found.what)
+        else:
+            again = f"{found}, also when repeated"
+            if self._gone_back == step:
+                raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")
+            self._gone_back, self._lost_since = step, self.now()
+            self._end()
+            raise StageLost(again)
 
     def read_heartbeats(self, names: Sequence[str]) -> list[Heartbeat | None]:
         """The last heartbeats of processes, by their names; None before the first."""

@@ -90,12 +90,14 @@ class Report(Struct, frozen=True):
         loss: its loss sum, last stage only.
         compute: the F, I, W and B of each of its stages.
         replicated: likewise the squared norm of what all tensor ranks hold; without tensor parallelism nothing.
+        checksums: of all bits of the sums of each hosted stage, as `Stage.gradient_checksum` makes it.
     """
 
     norms: dict[int, list[float]]
     loss: float | None
     compute: list[Computed] = []
     replicated: dict[int, list[float]] = {}
+    checksums: dict[int, int] = {}
 
 
 class Formed(Struct, frozen=True):

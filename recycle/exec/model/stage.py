@@ -116,6 +116,25 @@ class Stage(ABC):
         for buffer in self.gradient_buffers():
             buffer.fill_(math.nan)
 
+    def flip_gradient(self, bit: int) -> None:
+        """Flip one bit of the largest entry of the gradient sum, as after a fault of the hardware.
+
+        Args:
+            bit: its number, the lowest is 0; of a shorter number the remainder by its bits.
+        """
+        flat = self.gradient_buffers()[0].view(-1)
+        place = int(flat.abs().argmax())
+        words = flat[place : place + 1].view({4: torch.int32, 8: torch.int64}[flat.element_size()])
+        words.bitwise_xor_(torch.ones_like(words) << bit % (8 * flat.element_size()))
+
+    def gradient_checksum(self) -> int:
+        """After the reduction: the sum, modulo 2^64, of all sums of gradients read as whole numbers of 64 bits.
+
+        The same on all hosts, and another one wherever a bit is. It does not depend on the order of the entries.
+        """
+        words = [buffer.view(-1).view(torch.int64).sum() for buffer in (*self.gradient_buffers(), *self.tied_buffers())]
+        return int(torch.stack(words).sum().item()) % (1 << 64)
+
     @abstractmethod
     def loss_sum(self) -> float | None:
         """Exact sum of the losses of the micro-batches that ran here this iteration; None but on the last stage."""

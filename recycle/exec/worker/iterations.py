@@ -15,6 +15,7 @@ from typing import Protocol
 
 from recycle.errors import RecycleError
 from recycle.exec.faults.injector import FaultInjector
+from recycle.exec.faults.kinds import REDUCED
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Commit, GenerationRecord, Mode, Report
 from recycle.exec.membership.progress import Progress
@@ -176,6 +177,7 @@ class Iterations:
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
         self.updates.reduced(self._iteration)
+        self.injector.at_phase(REDUCED, self._iteration)
         self.commits.report(self._iteration, report_of(self.stages, self._interpreter.compute))
         self.injector.at_phase("commit", self._iteration)
 

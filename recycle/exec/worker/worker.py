@@ -88,7 +88,8 @@ def run_worker(text: str) -> None:
     if specification.restored is not None:
         load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
     saver = Saver(checkpoints, name, worker.rank, stages, store, tensor_parallel)
-    injector = start_injector(name, run.faults, tensor_parallel, store, lambda: _spoil(stages))
+    flip = stages[min(stages)].flip_gradient
+    injector = start_injector(name, run.faults, tensor_parallel, store, lambda: _spoil(stages), flip)
     member.ready(specification.incarnation)
     trace = TraceLog(log_path(run.directory, worker), run.started, member.warn) if tensor_rank == 0 else None
     at = -1 if specification.restored is None else specification.restored

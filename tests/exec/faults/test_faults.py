@@ -17,11 +17,22 @@ def test_the_text_of_a_fault_is_read_whole() -> None:
     assert parse_fault("nan:1.1@4") == Fault("nan", Worker(1, 1), 4)
     assert parse_fault("slow=1.5:1.1@4-8") == Fault("slow", Worker(1, 1), 4, argument=1.5, last=8)
     assert parse_fault("cut=0.1:1.1@4.reduce") == Fault("cut", Worker(1, 1), 4, "reduce", other=Worker(0, 1))
+    assert parse_fault("flip=gradient:1.1@4") == Fault("flip", Worker(1, 1), 4, target="gradient")
+    assert parse_fault("flip=gradient,3:1.1t1@4") == Fault(
+        "flip", Worker(1, 1), 4, argument=3, target="gradient", tensor_rank=1
+    )
     assert parse_fault("rejoin:1.1@20") == Fault("rejoin", Worker(1, 1), 20)
 
 
 @pytest.mark.parametrize(
-    "text", ["kill:1.1@10", "kill=0.05:0.1@3.reduce", "kill:0.1@3.undo", *(kind.example for kind in KINDS.values())]
+    "text",
+    [
+        "kill:1.1@10",
+        "kill=0.05:0.1@3.reduce",
+        "kill:0.1@3.undo",
+        "flip=gradient,63:1.1@5",
+        *(kind.example for kind in KINDS.values()),
+    ],
 )
 def test_a_fault_prints_as_the_text_that_it_is_read_from(text: str) -> None:
     assert str(parse_fault(text)) == text
@@ -54,6 +65,11 @@ def test_a_fault_prints_as_the_text_that_it_is_read_from(text: str) -> None:
         ("cut=1.1:1.1@3", "cut takes another worker"),
         ("cut=0.5e1:1.1@3", "cut takes another worker"),
         ("cut=0.1:1.1@3.form", "cut takes one of forward"),
+        ("flip:1.1@3", "flip takes one of gradient after a '=', for example flip=gradient:1.1@5"),
+        ("flip=3:1.1@3", "flip takes one of gradient"),
+        ("flip=gradient,64:1.1@3", "flip takes the number of a bit, 0 to 63, after a ',' behind its target"),
+        ("flip=gradient,:1.1@3", "flip takes the number of a bit"),
+        ("flip=gradient:1.1@3-5", "not in a range"),
     ],
 )
 def test_a_fault_that_cannot_be_read_is_refused_with_the_reason(text: str, says: str) -> None:
@@ -78,6 +94,8 @@ def test_a_fault_that_cannot_be_read_is_refused_with_the_reason(text: str, says:
         (["cut=0.0:1.1@2"], "workers 1.1 and 0.0 send each other nothing"),
         (["kill:0.1@2", "cut=0.1:1.1@3"], "worker 0.1 is already dead at step 3"),
         (["cut=0.1:1.1@2", "kill:1.1@3"], "worker 1.1 is already dead at step 3"),
+        (["flip=gradient:1.1@2", "kill:1.1@3"], "worker 1.1 is already dead at step 3"),
+        (["kill:0.1@1", "flip=gradient:1.1@2", "rejoin:1.1@3"], "worker 1.1 is alive at step 3"),
     ],
 )
 def test_a_fault_that_can_never_strike_is_refused(faults: list[str], says: str) -> None:

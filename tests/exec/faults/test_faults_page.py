@@ -34,6 +34,7 @@ LIMITS = {
     "stall": "`hung_after` + 2 `heartbeat`",
     "cut": "`dead_after` + 1",
     "nan": "the end of the iteration",
+    "flip": "the end of the iteration",
     "rejoin": "–",
     "slow": "–",
 }

@@ -1,0 +1,114 @@
+"""Finds where reports of one iteration disagree about numbers that must have the same bits, and who is odd: pure.
+
+The hosts of a stage hold the same sums of gradients once these are reduced, and the tensor ranks of a worker the same
+loss and the same gradients of what they do not cut between them. A worker reports the squared norms, and a checksum in
+which every bit of the sums counts. A difference comes from hardware: memory that changed, or a sum that went wrong on
+one host only.
+
+Who is odd: a worker whose own tensor ranks disagree, and whoever differs from more than half of the stage's hosts. Of
+two hosts that differ, or of groups of which none is more than half, nobody can say.
+Limits: what is wrong in the same way on all hosts (one host's addend, summed by all) is not seen here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from recycle.errors import RunError
+from recycle.exec.membership.members import split_member
+from recycle.exec.membership.messages import Report
+
+_Held = tuple[object, ...]
+_NOT_FINITE = (math.nan,)
+
+
+class Disagreement(RunError):
+    """Workers hold different numbers where they must be the same.
+
+    Attributes:
+        step: the iteration.
+        odd: worker -> what it holds that others do not; empty when nobody can say who is wrong.
+        held: worker -> what it reported, of all workers that the difference is between.
+    """
+
+    def __init__(self, step: int, differences: Sequence[str], odd: Mapping[str, str], held: Mapping[str, str]) -> None:
+        super().__init__(f"step {step}: {'; '.join(differences)}")
+        self.step, self.odd, self.held = step, dict(odd), dict(held)
+        self.what = "; ".join(differences)
+
+
+def compare(step: int, reports: Mapping[str, Report]) -> None:
+    """Raise Disagreement if the reports of `step` disagree.
+
+    Args:
+        reports: process -> its report; all processes of each worker, all hosts of each stage.
+    """
+    workers: dict[str, list[Report]] = defaultdict(list)
+    for member in sorted(reports, key=split_member):
+        workers[split_member(member)[0]].append(reports[member])
+    differences: list[str] = []
+    odd: dict[str, str] = {}
+    held: dict[str, str] = {}
+    for worker, ranks in workers.items():
+        if what := _unlike_ranks(ranks):
+            differences.append(f"tensor ranks of worker {worker} hold different {what}")
+            odd[worker] = f"its tensor ranks hold different {what}"
+            said = [_text(report, stage) for report in ranks for stage in report.norms]
+            held[worker] = "; ".join([*said, *(f"loss {report.loss!r}" for report in ranks if report.loss is not None)])
+    for stage in sorted({stage for ranks in workers.values() for stage in ranks[0].norms}):
+        hosts = {worker: _held(ranks, stage) for worker, ranks in workers.items() if stage in ranks[0].norms}
+        votes = Counter(hosts.values())
+        if len(votes) == 1:
+            continue
+        for worker in hosts:
+            held.setdefault(worker, "; ".join(_text(report, stage) for report in workers[worker]))
+        value, count = votes.most_common(1)[0]
+        if 2 * count > len(hosts):
+            most = _names(worker for worker, its in hosts.items() if its == value)
+            for worker in (worker for worker, its in hosts.items() if its != value):
+                odd.setdefault(worker, f"it holds another gradient of stage {stage} than {most}")
+                differences.append(f"worker {worker} holds another gradient of stage {stage} than {most}")
+        else:
+            differences.append(f"{_names(hosts)} hold different gradients of stage {stage}")
+    if differences:
+        raise Disagreement(step, differences, odd, held)
+
+
+def _unlike_ranks(ranks: Sequence[Report]) -> str:
+    """What the tensor ranks of one worker should have in common, and have not; empty when they have it all.
+
+    Of what is not finite each rank sums its own part only.
+    """
+    losses = {report.loss for report in ranks}
+    if len(losses) > 1 and all(loss is None or math.isfinite(loss) for loss in losses):
+        return "losses"
+    for stage in ranks[0].replicated:
+        found = {_parts(report.replicated[stage]) for report in ranks}
+        if len(found) > 1 and _NOT_FINITE not in found:
+            return f"gradients of stage {stage}"
+    return ""
+
+
+def _held(ranks: Sequence[Report], stage: int) -> _Held:
+    """What a host says of a stage. Bits of what is not finite mean nothing."""
+    said = []
+    for report in ranks:
+        parts = _parts(report.norms[stage]), _parts(report.replicated.get(stage, []))
+        said.append((parts, None if _NOT_FINITE in parts else report.checksums.get(stage)))
+    return tuple(said)
+
+
+def _parts(parts: Sequence[float]) -> tuple[float, ...]:
+    return tuple(parts) if all(map(math.isfinite, parts)) else _NOT_FINITE
+
+
+def _text(report: Report, stage: int) -> str:
+    squared = math.fsum([*report.norms[stage], *report.replicated.get(stage, [])])
+    return f"stage {stage}: norm {math.sqrt(squared)!r}, checksum {report.checksums.get(stage, 0):016x}"
+
+
+def _names(workers: Iterable[str]) -> str:
+    names: Collection[str] = list(workers)
+    return ("workers " if len(names) > 1 else "worker ") + " and ".join(names)

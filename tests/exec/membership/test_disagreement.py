@@ -1,0 +1,145 @@
+"""Hosts that hold different numbers: who is odd, and that the run goes on to the same bits."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from recycle import RunError
+from recycle.exec.membership.disagreement import Disagreement, compare
+from recycle.exec.membership.messages import Report
+from tests.exec.runs import Run, job, kinds
+
+STEPS = 7
+
+
+def report(*norms: float, checksum: int = 1, loss: float | None = None, common: float | None = None) -> Report:
+    """Of a host of stage 0."""
+    replicated = {} if common is None else {0: [common]}
+    return Report({0: list(norms)}, loss, replicated=replicated, checksums={0: checksum})
+
+
+def disagreement(**reports: Report) -> Disagreement:
+    """What a comparison of these reports raises; w0_1t1 stands for 0.1t1."""
+    named = {name.removeprefix("w").replace("_", "."): report for name, report in reports.items()}
+    with pytest.raises(Disagreement) as raised:
+        compare(4, named)
+    return raised.value
+
+
+def test_hosts_that_hold_the_same_bits_agree_whatever_else_they_report() -> None:
+    compare(4, {"0.0": report(1.0, loss=2.0), "1.0": report(1.0, loss=3.0), "1.1": Report({1: [2.0]}, None)})
+    compare(4, {"0.0": report(math.nan, checksum=1), "1.0": report(math.inf, 1.0, checksum=2)})
+
+
+def test_the_one_that_differs_from_most_hosts_is_odd() -> None:
+    found = disagreement(w0_0=report(1.0), w1_0=report(math.nextafter(1.0, 2.0)), w2_0=report(1.0))
+    assert found.odd == {"1.0": "it holds another gradient of stage 0 than workers 0.0 and 2.0"}
+    assert str(found) == "step 4: worker 1.0 holds another gradient of stage 0 than workers 0.0 and 2.0"
+    assert found.held == {
+        "0.0": "stage 0: norm 1.0, checksum 0000000000000001",
+        "1.0": "stage 0: norm 1.0, checksum 0000000000000001",
+        "2.0": "stage 0: norm 1.0, checksum 0000000000000001",
+    }
+
+
+def test_bits_that_do_not_show_in_the_norm_count() -> None:
+    assert list(disagreement(w0_0=report(1.0), w1_0=report(1.0, checksum=2), w2_0=report(1.0)).odd) == ["1.0"]
+
+
+def test_one_that_is_not_finite_alone_is_odd() -> None:
+    assert list(disagreement(w0_0=report(1.0), w1_0=report(1.0), w2_0=report(math.nan)).odd) == ["2.0"]
+
+
+def test_nobody_is_odd_of_two_or_where_no_group_is_more_than_half() -> None:
+    found = disagreement(w0_0=report(1.0), w1_0=report(2.0))
+    assert (found.odd, found.what) == ({}, "workers 0.0 and 1.0 hold different gradients of stage 0")
+    assert set(found.held) == {"0.0", "1.0"}
+    assert not disagreement(w0_0=report(1.0), w1_0=report(2.0), w2_0=report(3.0)).odd
+    assert not disagreement(w0_0=report(1.0), w1_0=report(2.0), w2_0=report(1.0), w3_0=report(2.0)).odd
+
+
+def test_each_stage_is_voted_on_by_its_own_hosts() -> None:
+    of_both = {0: [1.0], 1: [1.0]}
+    reports = {f"{k}.0": Report(of_both, None, checksums={0: 1, 1: 7 if k == 1 else 1}) for k in range(3)}
+    with pytest.raises(Disagreement, match=r"worker 1\.0 holds another gradient of stage 1"):
+        compare(0, reports)
+
+
+def test_a_worker_whose_own_tensor_ranks_disagree_is_odd_even_of_two_hosts() -> None:
+    ranks = {"w0_0": report(9.0, loss=3.0, common=4.0), "w0_0t1": report(1.0, loss=3.0, common=4.0)}
+    peers = {"w1_0": ranks["w0_0"], "w1_0t1": ranks["w0_0t1"]}
+    for one, what in (
+        (report(1.0, loss=3.5, common=4.0), "losses"),
+        (report(1.0, loss=3.0, common=4.5), "gradients of stage 0"),
+    ):
+        found = disagreement(**ranks | peers | {"w1_0t1": one})
+        assert found.odd == {"1.0": f"its tensor ranks hold different {what}"}
+    assert not disagreement(**ranks | peers | {"w1_0t1": report(1.5, loss=3.0, common=4.0)}).odd
+
+
+def test_what_is_not_finite_on_one_tensor_rank_of_all_hosts_is_no_disagreement() -> None:
+    spoilt = report(math.nan, loss=math.nan, common=math.nan)
+    compare(4, {name: spoilt if name.endswith("t1") else report(1.0) for name in ("0.0", "0.0t1", "1.0", "1.0t1")})
+    whole = report(1.0, loss=2.0, common=4.0)
+    compare(4, {name: spoilt if name.endswith("t1") else whole for name in ("0.0", "0.0t1", "1.0", "1.0t1")})
+
+
+def events(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("kind", "bit"), [("emulated", 0), ("gpt", 0), ("gpt", 63)])
+def test_of_three_hosts_the_odd_one_is_fenced_and_the_losses_stay_the_same(kind: str, bit: int, launch: Run) -> None:
+    """The lowest bit of an fp64 does not show in its square, nor does its sign, which is the highest."""
+    of = job(3, 2, 2, kind=kind)
+    run = launch(of, STEPS, f"flip=gradient,{bit}:1.1@2", "rejoin:1.1@5")
+    reference = launch(of, STEPS)
+    assert run.losses == reference.losses
+    assert run.digests == reference.digests
+    (corrupt,) = (event for event in run.events if event["kind"] == "corrupt")
+    assert (corrupt["step"], corrupt["workers"]) == (2, ["1.1"])
+    assert corrupt["what"] == "worker 1.1 holds another gradient of stage 1 than workers 0.1 and 2.1"
+    assert corrupt["held"]["0.1"] == corrupt["held"]["2.1"] != corrupt["held"]["1.1"]
+    (detected,) = (event for event in run.events if event["kind"] == "detected")
+    assert (detected["worker"], detected["step"]) == ("1.1", 2)
+    assert detected["cause"] == "it holds another gradient of stage 1 than workers 0.1 and 2.1"
+    assert [line["live_workers"] for line in run.metrics] == [6] * 2 + [5] * 3 + [6] * 2
+
+
+def test_of_two_hosts_nobody_is_fenced_and_the_iteration_is_repeated(launch: Run) -> None:
+    of = job(2, 2, 2)
+    run, reference = launch(of, STEPS, "flip=gradient:1.1@3"), launch(of, STEPS)
+    assert (run.losses, run.digests) == (reference.losses, reference.digests)
+    assert kinds(run) == ["generation", "fault", "corrupt", "generation", "undone"]
+    (undone,) = (event for event in run.events if event["kind"] == "undone")
+    assert undone["cause"] == "workers 0.1 and 1.1 hold different gradients of stage 1"
+
+
+def test_two_hosts_that_differ_again_go_back_to_the_checkpoint(launch: Run) -> None:
+    of = job(2, 2, 2, train={"checkpoint_every": 2})
+    run, reference = launch(of, STEPS, *["flip=gradient:1.1@5"] * 2), launch(of, STEPS)
+    assert (run.losses, run.digests) == (reference.losses, reference.digests)
+    steps = [(event["kind"], event["step"]) for event in run.events if event["kind"] in ("corrupt", "restored")]
+    assert steps[:2] == [("corrupt", 5)] * 2
+    assert steps[2:] in ([("restored", 4)], [("restored", 2)])  # the last one may not have been complete
+
+
+def test_two_hosts_that_differ_behind_the_checkpoint_too_end_the_run(launch: Run, tmp_path: Path) -> None:
+    of = job(2, 2, 2, train={"checkpoint_every": 2})
+    says = (
+        r"step 5: workers 0\.1 and 1\.1 hold different gradients of stage 1, also when repeated and from a checkpoint"
+    )
+    with pytest.raises(RunError, match=says):
+        launch(of, STEPS, *["flip=gradient:1.1@5"] * 4, directory=tmp_path)
+    assert [event["kind"] for event in events(tmp_path)].count("corrupt") == 4
+
+
+def test_without_a_checkpoint_two_hosts_that_differ_again_end_the_run(launch: Run) -> None:
+    of = job(2, 2, 2, train={"checkpoint_every": 0})
+    says = r"hold different gradients of stage 1, also when repeated, and there is no complete checkpoint to go back to"
+    with pytest.raises(RunError, match=says):
+        launch(of, STEPS, *["flip=gradient:1.1@3"] * 2)
