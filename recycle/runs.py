@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,13 +26,17 @@ TRACE, EVENTS = "trace.json", "events.jsonl"
 TRACE_LOG_SUFFIX = ".trace.jsonl"
 
 
+_Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+"""Since the run's start, as far as the merged trace goes: 30 years. Numbers without bounds overflow in pictures."""
+
+
 class _Iteration(msgspec.Struct, frozen=True):
     """One line of a process's trace log."""
 
     step: run_trace.Count
     generation: run_trace.Count
     role: str
-    instructions: list[tuple[str, float, float]]
+    instructions: list[tuple[str, _Seconds, _Seconds]]
 
 
 def log_path(run_dir: str | Path, worker: Worker) -> Path:

@@ -157,6 +157,11 @@ def test_the_chrome_trace_has_one_process_per_worker_and_tracks_without_partial_
         ({"step": 0, "generation": 0, "role": "0.0", "instructions": [["0Q0.0", 0, 1]]}, r"line 1: '0Q0.0' is not an"),
         ({"step": 0, "generation": 0, "role": "9.0", "instructions": []}, r"line 1: role: worker 9.0 is outside"),
         ({"step": 0, "generation": 0, "role": "0.0"}, r"line 1: .*instructions"),
+        (
+            {"step": 0, "generation": 0, "role": "0.0", "instructions": [["0F0.0", -1e308, 1e308]]},
+            r"line 1: Expected `float` >= -1000000000.0 - at `\$\.instructions\[0\]\[1\]`",
+        ),
+        ({"step": 0, "generation": 0, "role": "0.0", "instructions": [["0F0.0", 0, 1e300]]}, r"line 1: .*<= 10000"),
     ],
 )
 def test_a_whole_line_that_is_wrong_is_named(tmp_path: Path, line: dict[str, object], message: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recycle import Schedule, Shape, Timeline, simulate
+from recycle import Profile, Schedule, Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
 from viz.figures import palette
 from viz.figures.boxes import boxes
@@ -82,3 +82,13 @@ def test_the_same_picture_is_the_same_bytes(broken_timeline: Timeline) -> None:
     table = LaneTable.from_timeline(broken_timeline)
     assert png(table, 300, 100) == png(table, 300, 100)
     assert colours(encode_png(np.zeros((2, 3), dtype=np.uint8))).tolist() == [[palette.BAND] * 3] * 2
+
+
+@pytest.mark.parametrize("height", [100, 4])
+def test_the_tiniest_times_are_drawn_as_any_others(height: int) -> None:
+    schedule = one_f_one_b(Shape(2, 2, 4))
+    whole, tiny = (
+        raster(LaneTable.from_timeline(simulate(schedule, Profile.uniform(unit, unit, unit))), 300, height)
+        for unit in (1.0, 2.0**-1060)
+    )
+    assert np.array_equal(whole, tiny)

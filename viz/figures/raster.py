@@ -46,7 +46,7 @@ def raster(table: LaneTable, width: int, height: int, span: float | None = None)
     if per_row < LEAST_LANE or len(rows) * LEAST_OPERATION > drawn * width:
         _bands(picture, table, span, per_row)
     else:
-        _rectangles(picture, table, rows, width / span, per_row)
+        _rectangles(picture, table, rows, span, per_row)
     _failed(picture, table, per_row)
     return picture
 
@@ -67,12 +67,11 @@ def _parts(table: LaneTable, rows: npt.NDArray[np.int64]) -> Iterator[_KindPart]
             yield mine, PAINTS.index(paint), begin, end, top, bottom, (bottom - top) / height
 
 
-def _rectangles(
-    picture: Pixels, table: LaneTable, rows: npt.NDArray[np.int64], per_time: float, per_row: float
-) -> None:
-    lane = table.lane
+def _rectangles(picture: Pixels, table: LaneTable, rows: npt.NDArray[np.int64], span: float, per_row: float) -> None:
+    lane, width = table.lane, picture.shape[1]
     for operations, paint, begin, end, top, bottom, _ in _parts(table, rows):
-        x0, x1 = np.round(begin * per_time).astype(int), np.round(end * per_time).astype(int)
+        # Divided first: where all times are tiny, columns per time would be infinite.
+        x0, x1 = np.round(begin / span * width).astype(int), np.round(end / span * width).astype(int)
         middle = (lane[operations] + 0.5) * per_row
         y0 = np.round(middle + top * per_row).astype(int)
         y1 = np.maximum(y0 + 1, np.round(middle + bottom * per_row).astype(int))
@@ -112,11 +111,10 @@ def utilisation(table: LaneTable, span: float, columns: int, per_band: int) -> F
     stride = columns + 2
     shape = (bands, len(BUSY), stride)
     ends, rest = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
-    per_time = columns / span
     for operations, paint, begin, end, top, _, high in _parts(table, np.flatnonzero(table.end > table.start)):
         if top >= STRIP_TOP:
             continue
-        a, b = np.minimum(begin * per_time, columns), np.minimum(end * per_time, columns)
+        a, b = np.minimum(begin / span * columns, columns), np.minimum(end / span * columns, columns)
         base = (band[operations] * len(BUSY) + BUSY.index(paint)) * stride
         ia, ib = np.floor(a).astype(np.int64), np.floor(b).astype(np.int64)
         size = len(ends)
