@@ -138,6 +138,7 @@ def _arrivals(graph: Dependencies, columns: Columns, before: Rows, after: Rows) 
     return source[source >= 0], target[source >= 0]
 
 
+@np.errstate(over="ignore")  # who adds the times up refuses what is beyond all bounds
 def durations(schedule: Schedule, profile: Profile) -> Floats:
     """Seconds of each row of a schedule; a receive takes none, its send takes the whole transfer.
 

@@ -457,7 +457,10 @@ def test_an_incomplete_schedule_is_timed_with_a_warning_that_counts_what_is_miss
         timeline_of(Schedule.from_text(shape, text))
 
 
+@pytest.mark.filterwarnings("error")
 def test_times_that_no_sum_can_hold_are_refused() -> None:
     with pytest.raises(JobError, match=r"the times add up to more than 1e\+100: state them in another unit"):
         simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(forward=1e308))
+    with pytest.raises(JobError, match="the times add up to more"):
+        simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(1e308, 1e308, 1e308))
     assert simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(forward=2.0**300)).makespan == 3 * 2.0**300
