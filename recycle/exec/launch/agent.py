@@ -101,17 +101,22 @@ def _agree(request: RunRequest, store: EtcdStore, node: int, run: str) -> RunInf
 
 
 def own_address(endpoints: Endpoints) -> str:
-    """The address by which this machine reaches the store, and by which the other nodes reach it."""
-    host, port = endpoints.members[0]
+    """The address by which this machine reaches the store, and by which the other nodes reach it.
+
+    Raises RunError when there is no way to any member.
+    """
     if endpoints.loopback:
         return "127.0.0.1"
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise RunError(f"{endpoints}: no way there from this machine ({error.strerror}); give --address") from None
+    why: str | None = None
+    for host, port in endpoints.members:
+        try:
+            family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(target)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            why = error.strerror
+    raise RunError(f"{endpoints}: no way there from this machine ({why}); give --address")
 
 
 class _Agent:

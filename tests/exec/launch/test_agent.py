@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from recycle import Job, RunError
+from recycle.endpoints import parse_endpoints
+from recycle.exec.launch.agent import own_address
 from recycle.exec.membership.etcd_store import EtcdStore
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
@@ -247,6 +250,20 @@ def test_without_a_checkpoint_a_lost_stage_is_the_end_and_says_so(start: Start, 
         last = cluster.output(node).read_text().splitlines()[-1]
         assert "stage 0 has no live host left" in last
         assert "checkpoint_every is 0, which is never" in last
+
+
+def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+
+    def resolved(host: str, *rest: object, **more: object) -> object:
+        if host == "gone":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    assert own_address(parse_endpoints("etcd://gone:2379,127.0.0.1:2379")) == "127.0.0.1"
+    with pytest.raises(RunError, match=r"no way there from this machine \(Name or service not known\); give --address"):
+        own_address(parse_endpoints("etcd://gone:2379"))
 
 
 @pytest.mark.parametrize(
