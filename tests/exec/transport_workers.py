@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from recycle.exec.transport.base import TransportError
+from recycle.exec.transport.base import TransportError, sum_groups
+from recycle.exec.transport.connections import Connection, open_sockets, own_connections
+from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.gloo import Gloo, form_group
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.lanes import LaneTransport
+from recycle.exec.transport.lanes import LanePlugin, LaneTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.ir.instruction import (
     Instruction,
@@ -32,6 +36,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
+from recycle.job import Job
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
 from tests.exec.accelerator.transport import Simulated
@@ -96,10 +101,13 @@ def _serve(port: int, pipe: Any) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False)
     watch = store.clone()
     settings = TransportSettings(store, limits=LIMITS)
-    plugins = {"gloo": Gloo(settings), "lanes": Lanes(settings), "accelerator": Simulated(settings)}
+    plugin: TransportPlugin | None = None
     while (case := pipe.recv()) is not None:
+        kind, *of_case = case
+        if type(plugin) is not PLUGINS[kind]:  # gloo's would shut the sockets that another keeps
+            plugin = PLUGINS[kind](settings)
         try:
-            _case(store, watch, plugins, *case)
+            _case(store, watch, plugin, *of_case)
             answer = "done"
         except TransportError as error:
             answer = f"TransportError: {error}"
@@ -112,8 +120,7 @@ def _serve(port: int, pipe: Any) -> None:
 def _case(
     store: Any,
     watch: Any,
-    plugins: dict[str, TransportPlugin],
-    kind: str,
+    plugin: TransportPlugin,
     name: str,
     text: str,
     place: int,
@@ -124,9 +131,12 @@ def _case(
     schedule = lower(Schedule.loads(text))
     members = sorted(schedule.live)
     role, over = members[place], threading.Event()
-    program, plugin = schedule.program(role), plugins[kind]
-    hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
-    transport = plugin.open(GroupsOfGeneration(name, role, members, hosts, MESSAGE, program, over=over))
+    program = schedule.program(role)
+    plugin.offer(name, role)
+    store.set(f"{name}/offered/{place}", "1")  # as before an acknowledgement
+    store.wait([f"{name}/offered/{other}" for other in range(len(members))], timedelta(seconds=ANSWER_SECONDS))
+    groups = GroupsOfGeneration(name, role, members, sum_groups(schedule), MESSAGE, lanes_of(schedule), over=over)
+    transport = plugin.open(groups)
     if victim >= 0 and place != victim:
         threading.Thread(target=_end_when_told, args=(watch, name, over, plugin), daemon=True).start()
     try:
@@ -190,19 +200,70 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
     return torch.arange(ENTRIES, dtype=torch.float64) * (iteration + 1) + 10 * stage + host.pipeline
 
 
-class Lanes(Gloo):
+class Lanes(LanePlugin):
     """The transport that NCCL uses, over gloo's communicators: the same plan of communicators, the same order."""
 
+    @classmethod
+    def refusal(cls, job: Job) -> str | None:
+        return None
+
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
-        return GlooLanes(self.settings, groups)
+        return GlooLanes(self.settings, groups, self.communicators)
 
 
 class GlooLanes(LaneTransport):
     def _make(self, name: str, rank: int, size: int) -> Any:
-        return form_group(self._settings, name, rank, size, self._over)
+        before = open_sockets()
+        group = form_group(self._settings, name, rank, size, self._over)
+        own = {fd for identity, fd in open_sockets().items() if identity not in before}
+        return GlooCommunicator(group, own_connections(own))
 
     def _mark(self) -> Callable[[], bool]:
         return lambda: True
 
     def _abort(self, groups: Sequence[Any]) -> None:
-        """Gloo's waits end when the plug-in shuts the sockets."""
+        for group in groups:
+            for connection in group.connections:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as end:
+                    end.shutdown(socket.SHUT_RDWR)
+
+
+class GlooCommunicator:
+    """A group of gloo's whose operations complete without a wait, as those of a device do.
+
+    Attributes:
+        connections: of the group.
+    """
+
+    def __init__(self, group: Any, connections: list[Connection]) -> None:
+        self.connections = connections
+        self.send, self.recv, self.allreduce = (
+            partial(Waited, operation) for operation in (group.send, group.recv, group.allreduce)
+        )
+
+
+class Waited:
+    """The work of an operation, for which a thread waits: gloo completes it only then."""
+
+    def __init__(self, operation: Callable[..., Any], *arguments: Any) -> None:
+        self._work, self._error = operation(*arguments), ""
+        self._ended = threading.Event()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = str(error)
+        self._ended.set()
+
+    def wait(self) -> None:
+        self._ended.wait()
+        if self._error:
+            raise RuntimeError(self._error)
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set() and not self._error
+
+
+PLUGINS: dict[str, type[TransportPlugin]] = {"gloo": Gloo, "lanes": Lanes, "accelerator": Simulated}

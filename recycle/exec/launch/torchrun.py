@@ -27,6 +27,7 @@ from recycle.exec.membership.messages import Commit, Report
 from recycle.exec.membership.schema import ReportKey
 from recycle.exec.model.build import build_stages
 from recycle.exec.transport.base import sum_groups
+from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
@@ -98,9 +99,9 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             f"torchrun{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
             role,
             workers,
-            sum_groups(schedule, stages),
+            sum_groups(schedule),
             next(iter(stages.values())).message_spec(),
-            program,
+            lanes_of(schedule),
         )
     )
     Iterations(

@@ -7,7 +7,7 @@ named by (lane, place in it); a schedule that passed `check` has the same order 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -17,6 +17,8 @@ from recycle.ir.instruction import Instruction, Receive, Transfer
 from recycle.ir.schedule import Schedule
 from recycle.shape import Worker
 
+Lane = tuple[Worker, Worker]
+"""(sender, receiver)."""
 Pending = Callable[[], torch.Tensor]
 """A posted receive: calling it waits for the tensor and returns it."""
 
@@ -68,12 +70,14 @@ def tie_groups(schedule: Schedule) -> dict[int, tuple[int, ...]]:
     return {schedule.shape.stages + place: tie for place, tie in enumerate(schedule.ties)}
 
 
-def sum_groups(schedule: Schedule, stages: Collection[int]) -> dict[int, list[Worker]]:
-    """Hosts of each of `stages`, and of each group of tied stages that one of them is in, by the group's number."""
-    groups = {stage: list(schedule.hosts(stage)) for stage in stages}
+def sum_groups(schedule: Schedule) -> dict[int, list[Worker]]:
+    """Live hosts of each stage, and of each group of tied stages by the group's number."""
+    groups: dict[int, list[Worker]] = {}
+    for worker in schedule.live:
+        for stage in schedule.stages_of(worker):
+            groups.setdefault(stage, []).append(worker)
     for number, tie in tie_groups(schedule).items():
-        if groups.keys() & set(tie):
-            groups[number] = sorted({worker for stage in tie for worker in schedule.hosts(stage)})
+        groups[number] = sorted({worker for stage in tie for worker in groups.get(stage, ())})
     return groups
 
 

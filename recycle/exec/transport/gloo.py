@@ -94,7 +94,7 @@ class GlooTransport(GroupTransport):
         wanted |= {
             stage: (f"{name}/stage{stage}", peers.index(role), len(peers))
             for stage, peers in sorted(groups.hosts.items())
-            if len(peers) > 1
+            if role in peers and len(peers) > 1
         }
         if len(self._tensor_ranks) > 1:
             wanted[_TENSOR] = (inside, *settings.tensor)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from recycle.exec.transport.base import Pending, TransportError, lane_places
+from recycle.exec.transport.base import Lane, Pending, TransportError, lane_places
 from recycle.ir.instruction import Instruction, Receive, Transfer
 from recycle.shape import Worker
 
@@ -30,8 +30,6 @@ STATE_TAG = 1 << 20
 _LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
 """Waits that have not ended with their generation, and their groups; kept until they do (at the transport timeout at
 the latest), because freeing a group before that would block this process."""
-Lane = tuple[Worker, Worker]
-"""(sender, receiver)."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,10 @@ class GroupsOfGeneration:
         name: of the generation; the names of all its groups begin with it.
         role: this worker's role in the plan.
         members: roles of all live workers, in the same order everywhere.
-        hosts: stage (or group of tied stages) -> roles of its live hosts, for those that this worker hosts.
+        hosts: stage (or number of a group of tied stages) -> roles of its live hosts, of the whole plan.
         message: shape and type of an activation that crosses a stage boundary.
-        program: of this worker's role.
-        joins: the lanes by which states are copied to workers that join, before the program runs.
+        lanes: of the whole plan, and those by which states are copied to workers that join.
+        processes: role -> position that the process which plays it started in, where the two differ.
         over: set when the generation is over.
         waiting: called with True before a wait on a peer and with False after it.
     """
@@ -55,8 +53,8 @@ class GroupsOfGeneration:
     members: Sequence[Worker]
     hosts: Mapping[int, Sequence[Worker]]
     message: tuple[tuple[int, ...], torch.dtype]
-    program: Sequence[Instruction] = ()
-    joins: Collection[Lane] = ()
+    lanes: Collection[Lane] = ()
+    processes: Mapping[Worker, Worker] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
     waiting: Callable[[bool], None] = lambda _: None
 
@@ -252,7 +250,7 @@ class GroupTransport(ABC):
                 if self._over.is_set():
                     raise TransportError("the generation is over") from None
                 if time.monotonic() > deadline:
-                    raise TransportError("no answer within the deadline") from None
+                    raise self._broken(RuntimeError("no answer within the deadline")) from None
             except RuntimeError as error:
                 raise self._broken(error) from None
 

@@ -2,10 +2,9 @@
 
 A lane is a directed pair of workers. On one communicator per lane only one worker sends and one receives, both in the
 order of the checked schedule, so first in, first out cannot deadlock, whatever other lanes do; and a lane whose peer
-is gone blocks no other. The communicators of one worker form one after the other, in an order that is the same
-everywhere (by sender, then receiver, then the stages' sums by number): the lowest one that has not formed always has
-both its members waiting for it, so forming cannot deadlock either. Each is between processes of one tensor rank; the
-processes of a worker have one more, which forms first.
+is gone blocks no other. Each is between processes of one tensor rank; the processes of a worker have one more, which
+forms first. The others form in rounds (formation.py). Those on which nothing was under way when the generation before
+ended do not form again (communicators.py).
 
 Communicators that form lazily would do so at the first transfer, in the order of the program and not in this one:
 each is warmed up as soon as it stands, which also keeps that time out of the first iteration.
@@ -22,48 +21,106 @@ import contextlib
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from recycle.errors import RunError
 from recycle.exec.transport.base import TransportError
+from recycle.exec.transport.communicators import Communicator, Communicators, Key, offer_of, offer_text
+from recycle.exec.transport.formation import formation
 from recycle.exec.transport.forming_store import FormingStore
-from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, Lane, first_line
-from recycle.exec.transport.plugin import TransportSettings
-from recycle.ir.instruction import Instruction, Send, Transfer
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, first_line
+from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
+from recycle.ir.instruction import Instruction, Transfer
 from recycle.shape import Worker
 
+_TENSOR, _LANE, _SUM = "tensor", "lane", "stage"
+"""What a communicator is for."""
 
-def lanes_of(role: Worker, program: Sequence[Instruction], joins: Collection[Lane] = ()) -> list[Lane]:
-    """The lanes that a worker has a part in, sorted: those of its program and those by which states are copied.
 
-    Args:
-        joins: (source, joiner) of every state that is copied before the program runs.
+class LanePlugin(TransportPlugin):
+    """A transport with a communicator per lane.
+
+    Attributes:
+        communicators: of this process.
     """
-    lanes = {lane for lane in joins if role in lane}
-    for instruction in program:
-        if isinstance(instruction, Transfer):
-            sends = isinstance(instruction, Send)
-            lanes.add((role, instruction.peer) if sends else (instruction.peer, role))
-    return sorted(lanes)
+
+    def __init__(self, settings: TransportSettings) -> None:
+        super().__init__(settings)
+        self.communicators = Communicators()
+
+    def offer(self, generation: str, process: Worker) -> None:
+        key = _offer_key(generation, _member(process, self.settings))
+        try:
+            self.settings.store.set(key, offer_text(self.communicators.offer()))
+        except RuntimeError as error:
+            raise RunError(f"the store does not answer: {first_line(error)}") from None
+
+
+def _offer_key(generation: str, member: str) -> str:
+    return f"{generation}/offer/{member}"
+
+
+def _member(process: Worker, settings: TransportSettings) -> str:
+    """The process of this tensor rank that belongs to `process`."""
+    rank, size = settings.tensor
+    return f"{process}t{rank}" if size > 1 else str(process)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """This process's part of a communicator that the generation needs.
+
+    Attributes:
+        purpose: of the communicator.
+        number: of the sum; 0 for others.
+        members: processes, by rank.
+        rank: of this process.
+        peer: role at the other end of a lane.
+    """
+
+    purpose: str
+    number: int
+    members: tuple[str, ...]
+    rank: int
+    peer: Worker | None = None
+
+    @property
+    def key(self) -> Key:
+        return f"{self.purpose}{self.number}", self.members
+
+    @property
+    def name(self) -> str:
+        """In its generation, the same at all members and no other's."""
+        if self.purpose == _LANE:
+            return f"lane{self.members[0]}>{self.members[1]}"
+        return f"{self.purpose}{self.number}:{self.members[0]}"
 
 
 class LaneTransport(GroupTransport):
-    """One worker's end of all its lanes and sums, in one generation; a subclass makes the communicators on `_store`."""
+    """One worker's end of all its lanes and sums, in one generation; a subclass makes the communicators on `_store`.
 
-    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
+    Args:
+        settings: of the process.
+        groups: what the generation needs.
+        communicators: of the process.
+    """
+
+    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration, communicators: Communicators) -> None:
         super().__init__(groups, settings.device)
         self._settings, self._patience = settings, settings.limits.transport_timeout
         self._store = FormingStore(settings.store, groups.over, settings.limits.form_timeout)
+        self._communicators = communicators
+        self._parts = self._all_parts()
         self._tensor: Any = None
         self._first: int | None = None
         self._lock = threading.Lock()
         self._ordered: deque[tuple[Callable[[], bool], Any]] = deque()
-        self._standing: list[Any] = []
-        self._released = False
-        self._ending: threading.Thread | None = None
+        self._endings: list[threading.Thread] = []
+        communicators.begin()
 
     @abstractmethod
     def _make(self, name: str, rank: int, size: int) -> Any:
@@ -98,52 +155,93 @@ class LaneTransport(GroupTransport):
             return bool(self._ordered) and self._ordered[0][0]()
         return False
 
-    def form(self) -> None:
-        groups, (tensor_rank, tensor_parallel) = self._groups, self._settings.tensor
-        of_rank = f"t{tensor_rank}/" if tensor_parallel > 1 else ""
+    def _all_parts(self) -> list[_Part]:
+        """Its parts of all communicators that the generation needs, in the order in which they form."""
+        groups, settings = self._groups, self._settings
+        tensor_rank, tensor_parallel = settings.tensor
+        process = {role: groups.processes.get(role, role) for role in groups.members}
+        parts = []
         if tensor_parallel > 1:
-            self._tensor = self._stand(
-                f"tensor{groups.role}",
-                *(tensor_rank, tensor_parallel),
-                lambda group: group.allgather([[self._token() for _ in range(tensor_parallel)]], [self._token()]),
-            )
-        for sender, receiver in lanes_of(groups.role, groups.program, groups.joins):
-            name = f"{of_rank}lane{sender}>{receiver}"
-            if sender == groups.role:
-                self._outgoing[receiver] = self._stand(name, 0, 2, lambda lane: lane.send([self._token()], 1, 0)), 1
+            members = tuple(f"{process[groups.role]}t{rank}" for rank in range(tensor_parallel))
+            parts.append(_Part(_TENSOR, 0, members, tensor_rank))
+        for wanted in formation(groups.lanes, groups.hosts):
+            if groups.role not in wanted.members:
+                continue
+            rank = wanted.members.index(groups.role)
+            members = tuple(_member(process[role], settings) for role in wanted.members)
+            if wanted.stage is None:
+                parts.append(_Part(_LANE, 0, members, rank, wanted.members[1 - rank]))
+            else:  # which of its processes plays which role is nothing to a sum
+                ordered = tuple(sorted(members))
+                parts.append(_Part(_SUM, wanted.stage, ordered, ordered.index(members[rank])))
+        return parts
+
+    def form(self) -> None:
+        kept = self._kept()
+        for part in self._parts:
+            communicator = kept.get(part.key) or self._stand(part)
+            if part.purpose == _TENSOR:
+                self._tensor = communicator
+            elif part.peer is None:
+                self._sums[part.number] = communicator
+            elif part.rank == 0:
+                self._outgoing[part.peer] = communicator, 1
             else:
-                self._incoming[sender] = self._stand(name, 1, 2, lambda lane: lane.recv([self._token()], 0, 0)), 0
-        for stage, hosts in sorted(groups.hosts.items()):
-            if len(hosts) > 1:
-                rank = sorted(hosts).index(groups.role)
-                self._sums[stage] = self._stand(
-                    f"{of_rank}stage{stage}", rank, len(hosts), lambda group: group.allreduce([self._token()])
-                )
+                self._incoming[part.peer] = communicator, 0
 
-    def _token(self) -> torch.Tensor:
-        return torch.zeros(1, device=self._device)
+    def _kept(self) -> dict[Key, Communicator]:
+        """The communicators that go on, as all their members agree."""
+        held = self._communicators.held([part.key for part in self._parts])
+        others = {
+            part.key: [member for rank, member in enumerate(part.members) if rank != part.rank]
+            for part in self._parts
+            if part.key in held
+        }
 
-    def _stand(self, name: str, rank: int, size: int, warm_up: Callable[[Any], Any]) -> Any:
-        """A communicator, once all have come and something has passed over it."""
+        def read() -> dict[str, Mapping[str, int]]:
+            members = sorted({member for of_key in others.values() for member in of_key})
+            keys = {member: _offer_key(self._groups.name, member) for member in members}
+            return {member: offer_of(self._store.get(key).decode()) for member, key in keys.items()}
+
+        offers = self._wait_in_thread(read) if others else {}
+        agreed = {
+            key: self._communicators.agree(key, [offers[member] for member in of_key]) for key, of_key in others.items()
+        }
+        return {key: one for key, one in agreed.items() if one is not None}
+
+    def _stand(self, part: _Part) -> Communicator:
+        """A new communicator, once all have come and something has passed over it."""
         try:
-            return self._wait_in_thread(
-                lambda: self._formed(name, rank, size, warm_up), seconds=self._settings.limits.form_timeout
+            formed: Communicator = self._wait_in_thread(
+                lambda: self._formed(part), seconds=self._settings.limits.form_timeout
             )
         except TransportError as error:
-            raise TransportError(f"{name} did not form: {error}") from None
+            raise TransportError(f"{part.name} did not form: {error}") from None
+        return formed
 
-    def _formed(self, name: str, rank: int, size: int, warm_up: Callable[[Any], Any]) -> Any:
-        group = self._make(f"{self._groups.name}/{name}", rank, size)
-        with self._lock:
-            released = self._released
-            if not released:
-                self._standing.append(group)
-        if released:
-            self._abort([group])
+    def _formed(self, part: _Part) -> Communicator:
+        name = f"{self._groups.name}/{part.name}"
+        backend = self._make(name, part.rank, len(part.members))
+        communicator = self._communicators.add(part.key, name, backend)
+        if communicator is None:
+            self._abort([backend])
             raise RuntimeError("the generation is over")
-        warm_up(group).wait()
+        self._warm_up(part, communicator).wait()
         self._synchronize()
-        return group
+        return communicator
+
+    def _warm_up(self, part: _Part, communicator: Communicator) -> Any:
+        tokens = [torch.zeros(1, device=self._device) for _ in range(1 + len(part.members))]
+        if part.purpose == _TENSOR:
+            return communicator.allgather([tokens[1:]], tokens[:1])
+        if part.peer is None:
+            return communicator.allreduce(tokens[:1])
+        return (communicator.recv if part.rank else communicator.send)(tokens[:1], 1 - part.rank)
+
+    def _broken(self, error: RuntimeError) -> TransportError:
+        if not self._over.is_set():
+            self._communicators.break_all()
+        return super()._broken(error)
 
     def _posted_ahead(self) -> int:
         return 0 if self._iteration == self._first else super()._posted_ahead()
@@ -151,7 +249,14 @@ class LaneTransport(GroupTransport):
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         if self._first is None:
             self._first = iteration
+            if unfit := self._communicators.take_unfit():  # all have formed theirs
+                self._abort(unfit)
+                self._try(self._synchronize)
         super().begin(program, iteration)
+
+    def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
+        self._communicators.forget_completed()
+        super().send(instruction, tensor)
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         parts = [torch.empty_like(tensor) for _ in range(self._settings.tensor[1])]
@@ -164,16 +269,18 @@ class LaneTransport(GroupTransport):
         return pending
 
     def release(self) -> None:
-        """Begin to end all communicators, in a thread of its own: the caller holds up the heartbeat of nobody."""
+        """Begin to end the communicators that wait for a peer, in a thread of its own, and let no operation begin.
+
+        The caller holds up the heartbeat of nobody.
+        """
         with self._lock:
-            self._released = True
-            standing, self._standing = self._standing, []
-            if standing:
-                self._ending = threading.Thread(target=self._abort, args=(standing,), daemon=True)
-                self._ending.start()
+            if waiting := self._communicators.end():
+                self._endings.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
+                self._endings[-1].start()
 
     def close(self) -> None:
-        """End all communicators and wait until the device is idle: what was queued may still write to the state.
+        """End the communicators that wait for a peer, and wait until the device is idle: what was queued may still
+        write to the state.
 
         An abort that hangs is found as a hang of this process.
 
@@ -184,9 +291,10 @@ class LaneTransport(GroupTransport):
         self._tensor = None
         with self._lock:
             self._ordered.clear()
+        self._communicators.retire({part.key for part in self._parts})
         self.release()
-        if self._ending is not None:
-            self._ending.join()
+        for ending in self._endings:
+            ending.join()
         try:
             self._synchronize()
         except RuntimeError as error:

@@ -25,15 +25,15 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import JobError, RunError
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.exec.transport.lanes import LaneTransport
-from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu, gpu_or_cpu
+from recycle.exec.transport.lanes import LanePlugin, LaneTransport
+from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, gpu_or_cpu
 from recycle.job import Job
 
 UNFIT_VERSIONS = ((2, 17, 1), (2, 25, 1))
 """Versions whose abort is reported to hang: pytorch issues 119215 and 149153."""
 
 
-class Nccl(TransportPlugin):
+class Nccl(LanePlugin):
     """Between processes with a GPU each, which is theirs alone: NCCL refuses two ranks on one.
 
     Raises:
@@ -74,7 +74,7 @@ class Nccl(TransportPlugin):
         return device
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
-        return NcclTransport(self.settings, groups)
+        return NcclTransport(self.settings, groups, self.communicators)
 
 
 class NcclTransport(LaneTransport):

@@ -16,6 +16,7 @@ import torch
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.job import Job
 from recycle.sections import MembershipSection
+from recycle.shape import Worker
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,17 @@ class TransportPlugin(ABC):
     def device(cls, local_index: int) -> torch.device:
         """The device that the process with this number on its machine computes on."""
         return torch.device("cpu")
+
+    def offer(self, generation: str, process: Worker) -> None:
+        """Tell the others what this process could keep for a generation, whose name this is; before it acknowledges it.
+
+        Args:
+            process: the position that this process started in.
+
+        Raises:
+            RunError: the store does not answer.
+        """
+        return
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
         """Form a generation's groups. Raises TransportError when they do not form."""

@@ -23,12 +23,12 @@ from recycle.exec.membership.schema import generation_folder
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
+from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
 from recycle.exec.worker.iterations import Iterations, TraceLog
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.updates import Updates
-from recycle.ir.instruction import Instruction
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
@@ -93,6 +93,7 @@ class WorkerLoop:
         """One generation: acknowledge, form, run. Returns the commit after which all left; None if it ended before."""
         self.injector.at_phase("acknowledge", record.committed + 1)
         self.member.progress.ended()
+        self.transport.offer(generation_folder(record.generation), Worker.parse(self.member.worker))
         self.member.acknowledge(self._undone == record.committed + 1)
         if not self.member.permitted("form"):
             return None
@@ -104,8 +105,9 @@ class WorkerLoop:
         began = time.monotonic()
         try:
             schedule = read_plan(self.plans, self.member.store, record.generation, record.plan, self.member.over)
-            program = lower(schedule).program(role)
-            transport = self._form(record, schedule, role, program)
+            lowered = lower(schedule)
+            program = lowered.program(role)
+            transport = self._form(record, lowered, role)
             if self.tensor_group is not None:
                 self.tensor_group.exchange = transport.exchange
             self.member.progress.ended()
@@ -146,18 +148,20 @@ class WorkerLoop:
             if self.tensor_group is not None:
                 self.tensor_group.exchange = None
 
-    def _form(
-        self, record: GenerationRecord, schedule: Schedule, role: Worker, program: Sequence[Instruction]
-    ) -> GroupTransport:
-        joins = {(record.roles[source], record.roles[joiner]) for joiner, source in record.joins.items()}
+    def _form(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> GroupTransport:
+        processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}
+        joins = [
+            (Worker.parse(record.roles[source]), Worker.parse(record.roles[joiner]))
+            for joiner, source in record.joins.items()
+        ]
         groups = GroupsOfGeneration(
             generation_folder(record.generation),
             role,
-            sorted(map(Worker.parse, record.roles.values())),
-            sum_groups(schedule, self.stages),
+            sorted(processes),
+            sum_groups(schedule),
             next(iter(self.stages.values())).message_spec(),
-            program,
-            [(Worker.parse(source), Worker.parse(joiner)) for source, joiner in joins],
+            {*lanes_of(schedule), *joins},
+            processes,
             self.member.over,
             self._waits,
         )

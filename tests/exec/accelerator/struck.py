@@ -78,7 +78,7 @@ class SlowCopies(Simulated):
     """The state for a worker that joins takes a while to come."""
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
-        return _SlowCopies(self.settings, groups, self.take())
+        return _SlowCopies(self.settings, groups, self.communicators, self.take())
 
 
 class _SlowCopies(SimulatedTransport):

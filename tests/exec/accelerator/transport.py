@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
+from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.exec.transport.lanes import LaneTransport
+from recycle.exec.transport.lanes import LanePlugin, LaneTransport
 from recycle.exec.transport.nccl import Nccl
-from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
+from recycle.exec.transport.plugin import TransportSettings
 from recycle.job import Job
 from tests.exec.accelerator.communicator import Communicator, abort_group
 from tests.exec.accelerator.device import Device
@@ -23,7 +24,7 @@ from tests.exec.accelerator.stage import compute_on
 SIMULATED = f"{__name__}:Simulated"
 
 
-class Simulated(TransportPlugin):
+class Simulated(LanePlugin):
     """Between processes with a simulated accelerator each."""
 
     environment: ClassVar[Mapping[str, str]] = Nccl.environment
@@ -53,14 +54,20 @@ class Simulated(TransportPlugin):
         return Device()
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
-        return SimulatedTransport(self.settings, groups, self.take())
+        return SimulatedTransport(self.settings, groups, self.communicators, self.take())
 
 
 class SimulatedTransport(LaneTransport):
     """One generation of it."""
 
-    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration, accelerator: Device) -> None:
-        super().__init__(settings, groups)
+    def __init__(
+        self,
+        settings: TransportSettings,
+        groups: GroupsOfGeneration,
+        communicators: Communicators,
+        accelerator: Device,
+    ) -> None:
+        super().__init__(settings, groups, communicators)
         self._accelerator = accelerator
 
     def _make(self, name: str, rank: int, size: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -20,7 +20,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from recycle.errors import RunError
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.schema import OverKey
-from recycle.exec.transport.base import TransportError
+from recycle.exec.transport.base import TransportError, sum_groups
+from recycle.exec.transport.communicators import Communicators
+from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.families import one_f_one_b
@@ -29,6 +31,7 @@ from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.sections import MembershipSection
 from recycle.shape import Shape, Worker
+from tests.exec.accelerator.communicator import Communicator, abort_group
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SimulatedTransport
 
@@ -44,11 +47,11 @@ class Process:
 
     def __init__(self, store: Any, schedule: Schedule, role: Worker, joins: Any, **limits: float) -> None:
         self.device, self.over, self.program = Device(eager=False), threading.Event(), schedule.program(role)
-        hosts = {stage: schedule.hosts(stage) for stage in schedule.stages_of(role)}
-        members = sorted(schedule.live)
+        members, lanes = sorted(schedule.live), {*lanes_of(schedule), *joins}
         self.transport = SimulatedTransport(
             TransportSettings(store, limits=MembershipSection(**limits)),  # type: ignore[arg-type]
-            GroupsOfGeneration("g", role, members, hosts, MESSAGE, self.program, joins, self.over),
+            GroupsOfGeneration("g", role, members, sum_groups(schedule), MESSAGE, lanes, over=self.over),
+            Communicators(),
             self.device,
         )
         self._thread = ThreadPoolExecutor(1)
@@ -141,7 +144,14 @@ def test_the_end_of_a_generation_is_told_at_once_also_when_an_abort_hangs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, hangs = start()[FIRST], threading.Event()
-    monkeypatch.setattr("tests.exec.accelerator.transport.abort_group", lambda _: hangs.wait())
+    first.transport.begin(first.program, 0)
+    first.transport.receive(next(one for one in first.program if isinstance(one, Receive)))  # nobody sends
+
+    def abort_late(communicators: Sequence[Communicator]) -> None:
+        hangs.wait()
+        abort_group(communicators)
+
+    monkeypatch.setattr("tests.exec.accelerator.transport.abort_group", abort_late)
     told = first.does(first.transport.release)
     told.result(LATE)
     closing = first.does(first.transport.close)

@@ -13,12 +13,10 @@ import pytest
 
 from recycle.errors import JobError, RunError
 from recycle.exec.transport.gloo import Gloo
-from recycle.exec.transport.lanes import lanes_of
 from recycle.exec.transport.nccl import Nccl
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.exec.transport.transports import transport_of
 from recycle.ir.families import interleaved, one_f_one_b, zb_h1
-from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.plans import Plan
@@ -72,19 +70,6 @@ def test_nobody_waits_for_a_dead_peer_once_the_generation_is_over(
     answers = workers.run(kind, adaptive(), when, victim=victim)
     assert answers.pop(victim) == ""
     assert all(answer.startswith("TransportError: ") for answer in answers), answers
-
-
-def test_both_ends_of_a_lane_know_it_and_nobody_else() -> None:
-    schedule = lower(adaptive())
-    joins = [(Worker(0, 1), Worker(2, 1))]
-    lanes = {role: lanes_of(role, schedule.program(role), joins) for role in schedule.live}
-    assert (Worker(0, 1), Worker(2, 1)) in lanes[Worker(0, 1)]
-    for role, found in lanes.items():
-        assert found == sorted(set(found))
-        for sender, receiver in found:
-            assert role in (sender, receiver)
-            assert (sender, receiver) in lanes[sender]
-            assert (sender, receiver) in lanes[receiver]
 
 
 def job(transport: str, kind: str = "gpt", tensor_parallel: int = 1) -> Job:

@@ -50,7 +50,7 @@ def sums_of(schedule: Schedule, worker: Worker) -> list[int]:
 def come_to_their_end(schedule: Schedule) -> bool:
     """Whether no worker waits for ever when each sum ends as soon as all of its hosts have come to it."""
     asked = {worker: sums_of(schedule, worker) for worker in schedule.live}
-    hosts = sum_groups(schedule, range(schedule.shape.stages))
+    hosts = sum_groups(schedule)
     ended = True
     while ended:
         ended = False

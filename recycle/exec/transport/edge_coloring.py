@@ -1,0 +1,79 @@
+"""Edge coloring: numbers for edges, so that no two edges at one vertex have the same, and few numbers.
+
+At least as many are needed as the largest degree. Edges are taken one after the other. One that finds no color that is
+free at both its ends gets the free color a of one end, after a and b, the free color of the other end, are swapped
+along the path of a's and b's that begins at that other end (Koenig 1916). In a bipartite graph this path never comes
+back to the first end, so the largest degree suffices, parallel edges or not. Where it does come back for each pair of
+free colors, the edge gets a new color; that takes a cycle of odd length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Edge = tuple[int, int]
+
+
+def color_edges(edges: Sequence[Edge]) -> list[int]:
+    """A color of each edge, from 0; the same for the same edges in the same order. No edge is a loop."""
+    coloring = _Coloring(edges)
+    for edge in range(len(edges)):
+        coloring.add(edge)
+    return coloring.color
+
+
+class _Coloring:
+    def __init__(self, edges: Sequence[Edge]) -> None:
+        self._edges = edges
+        self.color = [-1] * len(edges)
+        # vertex -> color -> the edge that has it there
+        self._at: dict[int, dict[int, int]] = {vertex: {} for edge in edges for vertex in edge}
+        degree = dict.fromkeys(self._at, 0)
+        for one, other in edges:
+            degree[one] += 1
+            degree[other] += 1
+        self._colors = max(degree.values(), default=0)
+
+    def add(self, edge: int) -> None:
+        """Color one more edge."""
+        one, other = self._edges[edge]
+        free_at_one, free_at_other = self._free(one), self._free(other)
+        color = next((color for color in free_at_one if color not in self._at[other]), None)
+        if color is None:
+            color = self._made_free(one, other, free_at_one, free_at_other)
+        self._paint(edge, color)
+
+    def _free(self, vertex: int) -> list[int]:
+        return [color for color in range(self._colors) if color not in self._at[vertex]]
+
+    def _made_free(self, one: int, other: int, free_at_one: Sequence[int], free_at_other: Sequence[int]) -> int:
+        """A color that is free at both vertices, after a swap or because it is new."""
+        for a in free_at_one:
+            for b in free_at_other:
+                path, end = self._path(other, a, b)
+                if end != one:
+                    self._swap(path, a, b)
+                    return a
+        self._colors += 1
+        return self._colors - 1
+
+    def _path(self, vertex: int, a: int, b: int) -> tuple[list[int], int]:
+        """The edges with the colors a, b, a, ... from a vertex on, at which b is free, and where they end."""
+        path: list[int] = []
+        while (edge := self._at[vertex].get(a)) is not None:
+            path.append(edge)
+            one, other = self._edges[edge]
+            vertex, a, b = other if one == vertex else one, b, a
+        return path, vertex
+
+    def _swap(self, path: Sequence[int], a: int, b: int) -> None:
+        for edge in path:
+            for vertex in self._edges[edge]:
+                del self._at[vertex][self.color[edge]]
+        for edge in path:
+            self._paint(edge, b if self.color[edge] == a else a)
+
+    def _paint(self, edge: int, color: int) -> None:
+        self.color[edge] = color
+        for vertex in self._edges[edge]:
+            self._at[vertex][color] = edge
