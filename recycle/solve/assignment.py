@@ -1,11 +1,11 @@
 """Deals: which live worker runs each micro-batch at each stage, and in which slot.
 
 *By slots* an iteration is cut into slots. In each slot every pipeline runs at most one
-micro-batch, and no more pipelines run one than the stage with the fewest live workers has: so at each stage the
-micro-batches of dead workers find a live worker whose own pipeline runs nothing in the slot, and no worker has two of
-one stage in one slot. The pipelines with most left to do go first, which gives the fewest slots possible,
-ceil(D m / fewest live workers), and spreads what is re-routed evenly over time and peers. With several chunks per
-worker, those of one micro-batch may go to different peers.
+micro-batch, and a given number of pipelines run one. The pipelines with most left to do go first, which gives the
+fewest slots possible and spreads what is re-routed evenly over time and peers. Where no more run than the stage with
+the fewest live workers has, the micro-batches of dead workers find at each stage a live worker whose own pipeline runs
+nothing in the slot, so that no worker has two of one stage in one slot; where more run, workers of that stage take two
+in some slots. With several chunks per worker, those of one micro-batch may go to different peers.
 
 *By load* each micro-batch without a home goes to the host that would be done with it first, and a slow worker keeps
 only as many of its own as it is done with by then. Where peers are alike, no host of a stage has two more than another;
@@ -31,12 +31,13 @@ class Deal:
 
     Attributes:
         host: worker of each (stage, micro-batch), by index, flat.
-        slot: place of each micro-batch in the iteration, from 0 on, where no worker has two of one stage in one slot;
-            None where they are dealt without slots.
+        slot: place of each micro-batch in the iteration, from 0 on; None where they are dealt without slots.
+        is_free_of_clashes: no worker has two micro-batches of one stage in one slot.
     """
 
     host: Operations
     slot: Operations | None = None
+    is_free_of_clashes: bool = False
 
     @property
     def slots(self) -> int:
@@ -66,30 +67,37 @@ def at_home(problem: Problem) -> Operations:
     return np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
 
 
-def by_slots(problem: Problem) -> Deal:
-    """The deal by slots, which takes peers to be alike."""
+def by_slots(problem: Problem, running: int | None = None) -> Deal:
+    """The deal by slots, which takes peers to be alike.
+
+    Args:
+        running: pipelines that run a micro-batch in each slot; when left out, as many as the stage with the fewest live
+            workers has, and then no worker has two of one stage in one slot.
+    """
     shape, stages = problem.shape, problem.shape.stages
     host = at_home(problem)
     if not problem.dead:
-        return Deal(host.ravel(), np.arange(problem.micro_batches) % shape.micro_batches)
+        return Deal(host.ravel(), np.arange(problem.micro_batches) % shape.micro_batches, is_free_of_clashes=True)
     slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
     due = [0] * shape.pipelines
     live = [{worker // shape.ranks for worker in hosts} for hosts in problem.hosts]
     taken = np.zeros((shape.ranks, shape.pipelines), dtype=np.int64)  # over all chunks of a worker
-    for place, running in enumerate(_slots(problem)):
-        idle = set(range(shape.pipelines)) - set(running)
+    fewest = min(map(len, live))
+    running = running or fewest
+    for place, at_work in enumerate(_slots(problem, running)):
         for s in range(stages):
             rank = s % shape.ranks
-            without_home = [k for k in running if k not in live[s]]
-            if without_home:
-                free = sorted(idle & live[s], key=lambda h: (taken[rank, h], h))
-                for k, h in zip(without_home, free, strict=False):
+            count = dict.fromkeys(live[s], 0) | dict.fromkeys(live[s] & set(at_work), 1)
+            for k in at_work:
+                if k not in live[s]:
+                    h = min(count, key=lambda h: (count[h], taken[rank, h], h))
                     host[s, k, due[k]] = h * shape.ranks + rank
                     taken[rank, h] += 1
-        for k in running:
+                    count[h] += 1
+        for k in at_work:
             slot[k, due[k]] = place
             due[k] += 1
-    return Deal(host.ravel(), slot.ravel())
+    return Deal(host.ravel(), slot.ravel(), is_free_of_clashes=running <= fewest)
 
 
 def by_load(problem: Problem) -> Deal:
@@ -135,10 +143,9 @@ def assign_to_peers(home: Operations, hosts: Sequence[Sequence[int]]) -> Operati
     return host
 
 
-def _slots(problem: Problem) -> list[list[int]]:
-    """The pipelines that run a micro-batch in each slot."""
+def _slots(problem: Problem, most: int) -> list[list[int]]:
+    """The pipelines that run a micro-batch in each slot, as many as given at most."""
     pipelines = problem.shape.pipelines
-    most = min(len(hosts) for hosts in problem.hosts)
     left = [problem.shape.micro_batches] * pipelines
     slots: list[list[int]] = []
     while any(left):

@@ -6,32 +6,48 @@ they hold in the template: since no worker has two micro-batches of one stage in
 one of the template's programs, with each F its own I and W, and every dependency is one of the template's. So the
 period is at most the template's, which is that of a fault-free pipeline with ceil(D m / fewest live workers)
 micro-batches. With several chunks per worker this holds too, whichever peer runs each chunk. Planning the template
-costs a D-th of planning the whole, and `refine` closes the gaps. Limit: on a single rank with several chunks, a
-micro-batch whose chunks go to different peers has a transfer on its way that the template has not.
+costs a D-th of planning the whole, and `refine` closes the gaps.
+
+Where memory and not work limits the iteration, fewer slots in which more pipelines run may take less time, although the
+workers of the poorest stages have two micro-batches in some slots then. A template for that has slower workers with
+less memory at these stages, and `search.unfold` makes an order for all pipelines of its times.
+
+Limit: on a single rank with several chunks, a micro-batch whose chunks go to different peers has a transfer on its way
+that the template has not.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import floor, inf
 
 import numpy as np
 
 from recycle.shape import Shape
 from recycle.solve.assignment import Deal
-from recycle.solve.problem import Order, Problem
+from recycle.solve.problem import TOLERANCE, Order, Problem
 
 
-def one_pipeline(problem: Problem, micro_batches: int) -> Problem:
+def one_pipeline(problem: Problem, micro_batches: int, running: int = 1) -> Problem:
     """The fault-free problem of a single pipeline, each of whose workers is as slow, and has as little memory, as the
-    live workers of its rank that are worst off."""
+    live workers of its rank that are worst off.
+
+    Args:
+        running: pipelines that run a micro-batch in each slot. A rank with fewer live workers has a worker that is
+            slower, and has less memory, by as much as it lacks.
+    """
     shape = problem.shape
     hosts = problem.hosts[: shape.ranks]
+
+    def share_of(cap: float, live: int) -> float:
+        return cap if live >= running or cap == inf else max(shape.chunks, floor(cap * live / running + TOLERANCE))
+
     return replace(
         problem,
         shape=Shape(1, shape.ranks, micro_batches, shape.chunks),
         dead=frozenset(),
-        speed=tuple(max(problem.speed[w] for w in live) for live in hosts),
-        cap=tuple(min(problem.cap[w] for w in live) for live in hosts),
+        speed=tuple(max(problem.speed[w] for w in live) * max(1.0, running / len(live)) for live in hosts),
+        cap=tuple(share_of(min(problem.cap[w] for w in live), len(live)) for live in hosts),
     )
 
 

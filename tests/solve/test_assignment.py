@@ -51,6 +51,19 @@ def test_by_load_alike_hosts_differ_by_one_micro_batch_at_most_and_what_has_a_ho
     assert (deal.host == homes)[live].all()
 
 
+def test_by_slots_with_more_pipelines_at_work_the_poorest_stage_takes_two_in_some_slots_and_no_host_two_more():
+    problem = Problem.of(job(4, 3, 12), [Worker(3, 1)])
+    deal = by_slots(problem, 4)
+    host = deal.host.reshape(3, -1)
+    assert deal.slots == 12
+    assert not deal.is_free_of_clashes
+    assert of_each_stage(problem, deal) == [[12] * 4, [16] * 3, [12] * 4]
+    twice = [slot for slot in range(12) if len({*host[1][deal.slot == slot].tolist()}) == 3]
+    assert twice == list(range(12))
+    assert by_slots(problem).is_free_of_clashes
+    assert by_slots(problem).slots == 16
+
+
 def test_stages_with_unlike_numbers_of_dead_are_dealt_evenly_by_load():
     problem = Problem.of(job(4, 2, 6), [Worker(0, 0), Worker(2, 0), Worker(2, 1)])
     slots, load = deals(problem)

@@ -44,3 +44,11 @@ def test_with_ample_memory_it_takes_what_a_pipeline_with_so_many_micro_batches_d
     period, order = copied(problem)
     assert by_slots(problem).slots == slots
     assert time_order(problem, order).period <= period == 3 * slots
+
+
+def test_a_rank_with_fewer_live_workers_than_run_in_a_slot_is_slower_and_has_less_memory_in_the_template():
+    problem = Problem.of(job(4, 3, 12, [8, 8, 3], chunks=2), [Worker(3, 1), Worker(2, 2), Worker(3, 2)])
+    template = one_pipeline(problem, 12, 4)
+    assert template.speed == pytest.approx((1.0, 4 / 3, 2.0))
+    assert template.cap == (8, 6, 2)
+    assert one_pipeline(problem, 24, 2).speed == (1.0, 1.0, 1.0)

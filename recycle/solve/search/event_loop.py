@@ -8,7 +8,8 @@ The loop keeps the clock, what has arrived at each worker, and how many activati
 
 Assumptions: a transfer takes `link` seconds, and a lane, which is a directed pair of workers, carries one at a time, in
 the order of the sender's program; a worker's W run in the order of their backward passes. When memory is tested for a
-forward, one slot is set aside for each deeper chunk of the worker, without which a forward could wait for ever.
+forward, one slot is set aside for each deeper chunk of the worker, without which a forward could wait for ever; what
+is held for micro-batches that have been through the last stage counts as free there, as nothing keeps them from ending.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Rule(NamedTuple):
         random: [1], state of the random generator.
         patience, weight_patience: seconds that an F or I, and a W, stands back for a more urgent operation that is on
             its way; by priority only.
+        release: [micro-batches], before which the first stage does not begin each of them.
     """
 
     priority: Floats
@@ -52,6 +54,7 @@ class Rule(NamedTuple):
     random: Operations
     patience: float
     weight_patience: float
+    release: Floats
 
 
 class Queues(NamedTuple):
@@ -69,6 +72,7 @@ class Queues(NamedTuple):
         waiting: [stages * micro-batches], the W that each worker may run, from its first queue's begin on.
         waiting_head, waiting_tail: [workers], how many of these it has begun, and how many there are.
         held: [workers], activations in memory.
+        outward: [workers], those of them whose micro-batch has not been through the last stage.
         in_flight: [workers], micro-batches between F and backward.
         running: [workers], the operation at work, -1 if none.
         arrives: [workers], when the result of that operation has arrived where it goes, if that is another worker.
@@ -90,6 +94,7 @@ class Queues(NamedTuple):
     waiting_head: Operations
     waiting_tail: Operations
     held: Floats
+    outward: Operations
     in_flight: Operations
     running: Operations
     arrives: Floats
@@ -147,6 +152,7 @@ def _queues(problem: Problem, host: Operations, priority: Floats) -> Queues:
         waiting_head=zeros(workers),
         waiting_tail=zeros(workers),
         held=np.zeros(workers),
+        outward=zeros(workers),
         in_flight=zeros(workers),
         running=zeros(workers) - 1,
         arrives=np.zeros(workers),
@@ -172,14 +178,15 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     host, begins, line, place = queues.host, queues.begins, queues.line, queues.place
     ready, head, tail = queues.ready, queues.head, queues.tail
     waiting, waiting_head, waiting_tail = queues.waiting, queues.waiting_head, queues.waiting_tail
-    held, in_flight, running, begun = queues.held, queues.in_flight, queues.running, queues.begun
+    held, outward, in_flight = queues.held, queues.outward, queues.in_flight
+    running, begun = queues.running, queues.begun
     expected, urgency, woken, is_woken = queues.expected, queues.urgency, queues.woken, queues.is_woken
     arrives, lane_free = queues.arrives, queues.lane_free
     plane = problem.stages * n
     chunks = problem.stages // ranks
     count_of_queues = len(begins) - 1
     workers = len(held)
-    events = [(0.0, g) for g in range(n)]
+    events = [(rule.release[g], g) for g in range(n)]
     heapq.heapify(events)
     done = 0
     while len(events) > 0:
@@ -194,6 +201,9 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 running[w] = -1
                 if x >= 2 * plane:
                     held[w] -= stash
+                elif x >= plane - n and x < plane:
+                    for y in range(x % n, plane, n):
+                        outward[host[y]] -= 1
                 elif x >= plane:
                     in_flight[w] -= 1
                     held[w] -= 1.0 - stash if split else 1.0
@@ -236,7 +246,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 queue = w * chunks + chunk
                 k = _first_ready(ready, head, tail, queue)
                 if k >= 0 and in_flight[w] < hold[s + chunk * ranks] - deeper:
-                    if held[w] + 1.0 > cap[w] - deeper + 1e-9:
+                    if held[w] + 1.0 > cap[w] + 1e-9 or outward[w] + 1 > cap[w] - deeper + 1e-9:
                         is_blocked = True
                     elif forward < 0 or priority[line[k]] < priority[forward]:
                         forward = line[k]
@@ -288,6 +298,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 ready[place[x]] = 0
             if kind == 0:
                 held[w] += 1.0
+                outward[w] += 1
                 in_flight[w] += 1
             running[w] = x
             begun[done] = x

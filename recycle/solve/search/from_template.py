@@ -47,7 +47,7 @@ def search_from(
     spent = 0
     if is_met(problem, orders[0].period, bound):
         return orders[0]
-    if template is not None and template.beginning.best.period <= NEAR * orders[0].period:
+    if template is not None and template.unfolded.period <= NEAR * orders[0].period:
         share = LARGE_TEMPLATE_SHARE if problem.size > LARGE else TEMPLATE_SHARE
         found = search_from(
             template.beginning,
@@ -59,7 +59,7 @@ def search_from(
         )
         spent = found.steps
         if found.period < template.beginning.best.period:
-            orders = sorted([template.copied(problem, found), *orders], key=lambda order: order.period)
+            orders = sorted([template.unfold(problem, found), *orders], key=lambda order: order.period)
             if progress:
                 progress("searching", orders[0].period)
     elif problem.shape.pipelines == 1 and not problem.dead:

@@ -1,7 +1,9 @@
-"""Where a search begins: the best orders of the policy portfolio, of the template, and of the schedule families.
+"""Where a search begins: the best orders of the policy portfolio, of templates, and of the schedule families.
 
-Where peers are not alike the template is that of the worst off among them; what it loses by that, slow workers that are
-left out (`leaving_out`) may win back.
+Templates differ in how many pipelines run a micro-batch in each slot: as many as the poorest stage has live workers, or
+as many as a richer one has, which pays where memory and not work limits the iteration. Where peers are not alike a
+template is that of the worst off among them; what it loses by that, slow workers that are left out (`leaving_out`) may
+win back.
 """
 
 from __future__ import annotations
@@ -10,18 +12,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from recycle.solve.assignment import Deal, deals
+from recycle.solve.assignment import Deal, by_slots, deals
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
+from recycle.solve.search.building_blocks import block_orders
 from recycle.solve.search.family_orders import family_orders, greedy_1f1b
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, portfolio, schedule_by_policy
 from recycle.solve.search.timing import time_order
-from recycle.solve.template import copied_to_all, one_pipeline
+from recycle.solve.search.unfold import unfold
+from recycle.solve.template import one_pipeline
 
 TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 """Of the time that is left, what each may take at most."""
+BLOCK_SHARE, BLOCK_STEPS = 0.3, 200
+"""Of the time that is left, what building blocks may take at most; steps at each of their intervals."""
+MOST_TEMPLATES = 4
+"""Templates that are begun at most."""
 MOST_ORDERS = 4
 """Orders with which a search begins at most."""
 ALL_POLICIES = 1 << 30
@@ -37,15 +45,28 @@ OF_EACH_DEAL = 4
 
 @dataclass(frozen=True)
 class Template:
-    """Where the search for the order of one pipeline begins, and the deal by whose slots all pipelines follow it."""
+    """Where the search for the order of one pipeline begins, and the deal by whose slots all pipelines follow it.
+
+    Attributes:
+        beginning: of the search of one pipeline.
+        deal: by slots.
+        unfolded: the best order of the beginning as one of the whole problem.
+    """
 
     beginning: Beginning
     deal: Deal
+    unfolded: Incumbent
 
-    def copied(self, problem: Problem, found: Incumbent) -> Incumbent:
+    @classmethod
+    def of(cls, problem: Problem, running: int, deadline: Deadline, most: int) -> Template:
+        """The template with so many pipelines running in each slot."""
+        deal = by_slots(problem, running)
+        beginning = initial_orders(one_pipeline(problem, deal.slots, running), 0.0, deadline, most)
+        return cls(beginning, deal, unfold(problem, deal, beginning.problem, beginning.best.order, most))
+
+    def unfold(self, problem: Problem, found: Incumbent) -> Incumbent:
         """An order of the template as one of the problem whose template it is."""
-        order = copied_to_all(problem, self.deal, self.beginning.problem, found.order)
-        return Incumbent(order, time_order(problem, order).period)
+        return unfold(problem, self.deal, self.beginning.problem, found.order, ALL_POLICIES)
 
 
 @dataclass(frozen=True)
@@ -56,7 +77,7 @@ class Beginning:
         problem: the one to be searched.
         orders: one at least, the best first.
         policy: the one that did best on this problem.
-        template: of this problem, where some workers are dead or slow.
+        template: the best of this problem, where some workers are dead or slow.
     """
 
     problem: Problem
@@ -79,18 +100,22 @@ def initial_orders(
         most: policies to try.
     """
     dealt = deals(problem)
-    slots = next((deal for deal in dealt if deal.slot is not None), None)
     copied: list[Incumbent] = []
     first: list[Policy] = []
     template = None
-    if slots is not None and (problem.dead or not problem.peers_are_alike):
-        one = initial_orders(one_pipeline(problem, slots.slots), 0.0, deadline.part(TEMPLATE_SHARE), most)
-        template = Template(one, slots)
-        copied = [template.copied(problem, one.best)]
-        first = [replace(one.policy, deal=deal) for deal in dealt]
+    if problem.dead or not problem.peers_are_alike:
+        templates: list[Template] = []
+        for running in _running(problem)[:most]:
+            templates.append(Template.of(problem, running, deadline.part(TEMPLATE_SHARE), most))
+            if progress:
+                progress("constructing", min(one.unfolded.period for one in templates))
+            if is_met(problem, templates[-1].unfolded.period, bound):
+                break
+        templates.sort(key=lambda one: one.unfolded.period)
+        template = templates[0]
+        copied = [one.unfolded for one in templates]
+        first = [replace(template.beginning.policy, deal=deal) for deal in dealt]
         most = min(most, max(BESIDE_TEMPLATE, BESIDE_OPERATIONS // problem.size))
-        if progress:
-            progress("constructing", copied[0].period)
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.left)
         if is_late or is_met(problem, copied[0].period, bound):
             return Beginning(problem, copied, first[0], template)
@@ -105,7 +130,28 @@ def initial_orders(
         if made is None:
             break
         found.append(Incumbent(made, time_order(problem, made).period))
+    if most == ALL_POLICIES and problem.shape.pipelines == 1 and not problem.dead:
+        found += _blocks(problem, min(one.period for one in found), bound, deadline.part(BLOCK_SHARE))
     return Beginning(problem, sorted(found, key=lambda one: one.period)[:MOST_ORDERS], policy, template)
+
+
+def _blocks(problem: Problem, best: float, bound: float, deadline: Deadline) -> Iterator[Incumbent]:
+    """Orders of building blocks, until one meets the bound."""
+    pace = Pace(deadline)
+    for order, _, _ in block_orders(problem, steps=BLOCK_STEPS):
+        if order is not None:
+            period = time_order(problem, order).period
+            best = min(best, period)
+            yield Incumbent(order, period)
+        if pace.is_over() or is_met(problem, best, bound):
+            break
+
+
+def _running(problem: Problem) -> list[int]:
+    """The numbers of live workers that stages have, the least first; not all of them where they are many."""
+    counts = sorted({len(hosts) for hosts in problem.hosts})
+    step = max(1.0, (len(counts) - 1) / (MOST_TEMPLATES - 1))
+    return [counts[round(place * step)] for place in range(min(len(counts), MOST_TEMPLATES))]
 
 
 def best_of_portfolio(

@@ -161,6 +161,7 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None, *, noise:
         random=seeded(seed),
         patience=0.0,
         weight_patience=0.0,
+        release=np.zeros(n),
     )
     return scheduled(problem, arrays, host, rule)
 
@@ -191,6 +192,7 @@ def schedule_by_priority(
     patience: float = 0.0,
     weight_patience: float = 0.0,
     hold: Sequence[int] | None = None,
+    release: Floats | None = None,
 ) -> Order:
     """The order that these priorities give, complete and within the caps.
 
@@ -216,5 +218,6 @@ def schedule_by_priority(
         random=seeded(0),
         patience=float(patience),
         weight_patience=float(weight_patience),
+        release=np.zeros(problem.micro_batches) if release is None else release,
     )
     return scheduled(problem, problem.arrays, host, rule)

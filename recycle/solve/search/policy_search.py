@@ -21,6 +21,8 @@ from recycle.solve.search.timing import time_order
 
 LEADS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, -1.0)
 """Places, in micro-batch indices, by which re-routed micro-batches may be moved up."""
+NEAR = 1.12
+"""Up to how many times the best period that of the policy may be for a search to pay."""
 SWAPS = 40
 """Exchanges of hosts that a policy holds at most."""
 _PER_STAGE = ("hold", "hold", "weights", "forward_first", "weight_first")
@@ -38,11 +40,17 @@ def vary_policy(
     deadline: Deadline,
     progress: Progress | None = None,
 ) -> Incumbent:
-    """Local search over policies: change a few things at random, keep what is not worse."""
+    """Local search over policies: change a few things at random, keep what is not worse.
+
+    Where the policy alone is far behind `start`, there is none.
+    """
     random = Random(seed)
     load_if_worth_it(problem, steps, deadline)
     pace = Pace(deadline)
-    best, current, current_period = start, policy, start.period
+    own = time_order(problem, schedule_by_policy(problem, policy)).period
+    best, current, current_period = start, policy, max(own, start.period)
+    if own > NEAR * start.period:
+        return replace(best, steps=0)
     for step in range(steps):
         if pace.is_over() or is_met(problem, best.period, bound):
             return replace(best, steps=step)

@@ -27,6 +27,8 @@ HURRIED = 0.2
 """Share of the steps in which F and I do not stand back at all."""
 MOST_DELAY = 3.0
 """By how much W may become less urgent."""
+RELEASES = (0.0, 0.0, 0.9, 0.95, 1.0)
+"""Shares of its latest start before which a micro-batch may not enter its pipeline."""
 IDLE = 15
 """Steps without gain after which to begin again."""
 FIRST = 0.75
@@ -68,12 +70,15 @@ def refine(
                 chosen = 0 if random.random() < FIRST else int(random.integers(len(bases)))
             current, host, urgency = bases[chosen]
             idle = 0
+        disturbed = _disturbed(problem, urgency, random)
+        first = disturbed[: problem.micro_batches]
         order = schedule_by_priority(
             problem,
             host,
-            _disturbed(problem, urgency, random),
+            disturbed,
             patience=(0.0 if random.random() < HURRIED else random.random() * PATIENCE) * problem.unit,
             weight_patience=random.random() * WEIGHT_PATIENCE * problem.unit,
+            release=(first - first.min()) * random.choice(RELEASES),
         )
         timing = time_order(problem, order)
         idle += 1

@@ -1,5 +1,6 @@
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -12,7 +13,7 @@ from recycle.ir.simulate import simulate
 from recycle.shape import Worker
 from recycle.solve.problem import Problem
 from recycle.solve.search import event_loop
-from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
+from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy, schedule_by_priority
 from recycle.solve.search.order_kernels import NEVER, forward_pass, timed_order
 from recycle.solve.search.timing import time_order
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
@@ -116,3 +117,18 @@ def test_an_even_clock_keeps_the_pace_where_times_differ():
         best[policy.evenness] = min(period, best.get(policy.evenness, period))
     zb_h1_period = simulate(zb_h1(made.shape), made.profile()).period
     assert best[1.0] <= zb_h1_period < best[0.0]
+
+
+def test_a_slot_for_a_deeper_chunk_is_set_aside_only_for_micro_batches_that_have_not_been_through_the_last_stage():
+    """Two activations: a micro-batch begins when the deeper chunk of the one before is done, not when all of it is."""
+    problem = Problem.of(job(1, 4, 6, 2, chunks=2))
+    order = schedule_by_policy(problem)
+    assert problem.is_within_caps(order)
+    assert time_order(problem, order).period == 6 * (3 * 4 + 2) + 3
+
+
+def test_no_micro_batch_enters_before_its_release():
+    problem = Problem.of(job(1, 2, 4))
+    release = np.array([0.0, 10.0, 20.0, 30.0])
+    order = schedule_by_priority(problem, np.repeat([0, 1], 4), np.arange(24.0), release=release)
+    assert order[0] == [0, 8, 16, 1, 9, 17, 2, 10, 18, 3, 11, 19]

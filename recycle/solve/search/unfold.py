@@ -1,0 +1,52 @@
+"""Unfolding: the order of a template as one of the whole problem, also where a slot asks more than one of a worker.
+
+Each operation is due when the template runs its micro-batch's slot. List scheduling by these times gives an order; the
+first stage begins each micro-batch no earlier than a share of its due time, since what enters a pipeline too early
+takes the memory that a deeper chunk waits for. Where no worker has two micro-batches of one stage in one slot, the copy
+of the template is an order as well.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from recycle.solve.assignment import Deal, by_load
+from recycle.solve.incumbent import Incumbent
+from recycle.solve.problem import Order, Problem
+from recycle.solve.search.list_scheduling import schedule_by_priority
+from recycle.solve.search.timing import time_order
+from recycle.solve.template import copied_to_all
+
+RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
+"""Of each list scheduling: the share of its due time at which a micro-batch may begin; how long F and I, and W, stand
+back for what is more urgent, in typical operations' times."""
+
+
+def unfold(problem: Problem, deal: Deal, template: Problem, order: Order, most: int) -> Incumbent:
+    """The best of the orders of the whole problem that an order of its template gives.
+
+    Args:
+        deal: by slots; the template has a micro-batch for each of them.
+        most: orders to make, one at least.
+    """
+    found: Incumbent | None = None
+    if deal.is_free_of_clashes:
+        copy = copied_to_all(problem, deal, template, order)
+        found, most = Incumbent(copy, time_order(problem, copy).period), most - 1
+    starts = time_order(template, order).latest_starts
+    due = (starts - starts.min()).reshape(template.kinds, template.shape.stages, -1)[:, :, deal.slot]
+    hosts = (deal.host, by_load(problem).host)
+    for (share, patience, weight_patience), host in list(product(RULES, hosts))[: max(most, found is None)]:
+        made = schedule_by_priority(
+            problem,
+            host,
+            due.ravel(),
+            patience=patience * problem.unit,
+            weight_patience=weight_patience * problem.unit,
+            release=share * due[0, 0],
+        )
+        period = time_order(problem, made).period
+        if found is None or period < found.period:
+            found = Incumbent(made, period)
+    assert found is not None
+    return found

@@ -1,0 +1,37 @@
+import pytest
+from hypothesis import given, settings
+
+from recycle.ir.check import check
+from recycle.shape import Worker
+from recycle.solve.assignment import by_slots
+from recycle.solve.deadline import Deadline
+from recycle.solve.problem import Problem
+from recycle.solve.search.initial_orders import initial_orders
+from recycle.solve.search.list_scheduling import schedule_by_policy
+from recycle.solve.search.timing import time_order
+from recycle.solve.search.unfold import RULES, unfold
+from recycle.solve.template import one_pipeline
+from tests.solve.jobs import job, small_jobs
+
+
+@pytest.mark.search
+@settings(max_examples=60, deadline=None)
+@given(small_jobs())
+def test_with_any_number_of_pipelines_at_work_what_is_unfolded_is_valid(case):
+    made, dead = case
+    problem = Problem.of(made, dead)
+    for running in {len(hosts) for hosts in problem.hosts}:
+        deal = by_slots(problem, running)
+        template = one_pipeline(problem, deal.slots, running)
+        found = unfold(problem, deal, template, schedule_by_policy(template), 2 * len(RULES))
+        assert check(problem.schedule(found.order), profile=made.profile(), limits=made.activation_limits()) == []
+        assert time_order(problem, found.order).period == found.period
+
+
+def test_where_memory_is_tight_at_stages_without_dead_more_pipelines_run_than_the_poorest_stage_has_workers():
+    """With as many slots as the poorest stage asks for it takes 86."""
+    problem = Problem.of(job(4, 4, 8, 4, chunks=2), [Worker(3, 2)])
+    begun = initial_orders(problem, 0.0, Deadline(None))
+    assert by_slots(problem).slots == 11
+    assert begun.template.deal.slots == 8
+    assert begun.best.period <= 81
