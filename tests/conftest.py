@@ -21,7 +21,7 @@ os.environ["COLUMNS"] = "120"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ("tests.cost", "tests.flaky")
+pytest_plugins = ("tests.cost", "tests.flaky", "tests.crashes")
 
 
 class Servers(dict[str, "ForkServer"]):
