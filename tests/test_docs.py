@@ -74,6 +74,12 @@ def test_every_field_of_the_search_is_on_the_viewers_page() -> None:
     assert set(re.findall("[a-z]+", fields)) - {"with", "numbers"} - set(re.findall("[a-z]+", page)) == set()
 
 
+def test_the_tests_that_the_support_page_names_are_there() -> None:
+    named = set(re.findall(r"`(exec/[a-z_/]+\.py)`", (DOCS / "support.md").read_text()))
+    assert len(named) > 10
+    assert {name for name in named if not (ROOT / "tests" / name).is_file()} == set()
+
+
 def test_every_cause_of_a_gap_is_on_its_page() -> None:
     table = (DOCS / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
     assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
