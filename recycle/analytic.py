@@ -6,22 +6,38 @@ b s (8 h^2 + 4 h f) forward, the same again for input gradients and for weight g
 that of Narayanan et al. 2021 (arXiv 2104.04473, section 5.1). Every kernel runs at the same achieved share of the GPU's
 peak. A tensor-parallel group reduces 2 b s h bytes twice per layer forward and twice in the input gradient.
 
-Bytes of activations: Korthikanti et al. 2022 (arXiv 2205.05198, table 2), with sequence parallelism over the T GPUs
-of a worker: b s (18 h + 4 f) / T, which is 34 b s h / T, with attention's products computed again ("selective");
-5 a b s^2 / T more where everything is kept; 2 b s h where a layer is computed again from its input ("full"). Bytes of
-a parameter: 2 (bf16) + 4 (fp32 gradient) + 12 (fp32 copy, two Adam moments), over T. The optimizer reads and writes 30
-bytes of it.
+Bytes of activations are those that the executor's layers keep, in the job's precision of w bytes: w b s (8 h + 2 f),
+with f = 4 h the 32 b s h of bf16 that Korthikanti et al. 2022 (arXiv 2205.05198, table 2) count without the two masks
+of dropout; over the T GPUs of a worker, with sequence parallelism, and with attention's products computed again
+("selective"); 2.5 w a b s^2 / T more where everything is kept; w b s h where a layer is computed again from its input
+("full"). With `[model] recompute` a stage as a whole is computed again from its input. The output layer keeps the
+softmax, in fp32. Bytes of a parameter are those of `recycle.footprint`, over T. The optimizer reads and writes 30 bytes
+of it; adding a micro-batch's gradient to an "exact" sum moves more than to a "fast" one, which counts as part of W.
 
-Limits: no kernel is slower for being small, transfers do not share links, and with "full" the profile cannot say that
-more is held between I and W than between F and I; each is on the side of the larger model.
+Beside these a worker has, while it runs I, the gradients of one layer's inside; while it runs W, one matrix's gradient
+and what rounds it in chunks; the output layer's logits once more; the piece of the mean gradient that it steps with.
+
+Limits: no kernel is slower for being small, and transfers do not share links; each is on the side of the larger model.
+The executor has tensor parallelism without sequence parallelism: with T > 1 it holds more than this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
+from recycle.footprint import (
+    MEAN,
+    MESSAGES_UNDER_WAY,
+    ON_GPU,
+    PRECISION_BYTES,
+    USABLE,
+    Pieces,
+    moved_bytes,
+    parameter_bytes,
+)
 from recycle.layers import Layer, ring_seconds, stage_profile
 from recycle.profile import Profile
 from recycle.sections import Sections
@@ -33,72 +49,123 @@ class Gpu:
 
     Attributes:
         flops: dense bf16 operations per second at peak.
+        fp32_flops: fp32 operations per second at peak, without tensor cores: torch uses none unless it is told to.
+        memory: bytes.
         memory_bandwidth: bytes per second of its own memory.
         fast_link: bytes per second to the GPUs of its node, each way.
         link: bytes per second of its share of the network between nodes.
+        host_link: bytes per second to and from the memory of its host.
     """
 
     flops: float
+    fp32_flops: float
+    memory: float
     memory_bandwidth: float
     fast_link: float
     link: float
+    host_link: float
 
 
 GPUS = {
-    "A100-40GB": Gpu(312e12, 1.555e12, 300e9, 25e9),
-    "A100-80GB": Gpu(312e12, 2.039e12, 300e9, 25e9),
-    "H100-80GB": Gpu(989e12, 3.35e12, 450e9, 50e9),
+    "A100-40GB": Gpu(312e12, 19.5e12, 40e9, 1.555e12, 300e9, 25e9, 25e9),
+    "A100-80GB": Gpu(312e12, 19.5e12, 80e9, 2.039e12, 300e9, 25e9, 25e9),
+    "H100-80GB": Gpu(989e12, 67e12, 80e9, 3.35e12, 450e9, 50e9, 50e9),
 }
-"""Vendor's data sheets; the network is one 200 Gb/s (A100) or 400 Gb/s (H100) adapter per GPU, as in DGX systems."""
-WEIGHT, GRADIENT, OPTIMIZER, TRAFFIC = 2, 4, 12, 30
-"""Bytes of a parameter; the last one moved through memory by a step."""
+"""Vendor's data sheets; four fifths of PCIe 4.0 or 5.0 with 16 lanes to the host; the network is one 200 Gb/s (A100) or
+400 Gb/s (H100) adapter per GPU, as in DGX systems."""
+TRAFFIC = 30
+"""Bytes of a parameter that a step moves through memory."""
+_LOGITS = 4
+"""Bytes of an entry of the softmax and of what goes into it, which are fp32 in every precision."""
 
 
-def layers(job: Sections) -> tuple[Layer, ...]:
-    """The layers of the job's `[model]`, on a worker of T GPUs, for its micro-batch."""
+def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
+    """The layers of the job's `[model]`, on a worker of T GPUs, for its micro-batch.
+
+    Args:
+        pieces: that the device works in.
+    """
     model, how = job.model, job.analytic
-    gpu, ways = GPUS[how.gpu], job.grid.tensor_parallel
+    gpu, ways, weigh = GPUS[how.gpu], job.grid.tensor_parallel, parameter_bytes(job)
     b, s, h, v = job.data.micro_batch_size, model.sequence, model.hidden, model.vocabulary
-    f = model.ffn if model.ffn is not None else 4 * h
+    f, w, bf16 = _ffn(job), PRECISION_BYTES[job.train.precision], job.train.precision == "bf16"
     full = how.activations == "full" or model.recompute == "full"
     linear, attention, head = b * s * (8 * h * h + 4 * h * f), 4 * b * s * s * h, 2 * b * s * h * v
     again = linear + attention if full else attention if how.activations == "selective" else 0
-    rate = gpu.flops * how.achieved * ways
-    group = 2 * ring_seconds(2 * b * s * h, ways, gpu.fast_link)
-    kept = 2 * b * s * h if full else b * s * (18 * h + 4 * f) / ways
-    if how.activations == "all" and not full:
-        kept += 5 * model.heads * b * s * s / ways
+    rate = (gpu.flops if bf16 else gpu.fp32_flops) * how.achieved * ways
+    group = 2 * ring_seconds(w * b * s * h, ways, gpu.fast_link)
+    message = w * b * s * h / ways
+    kept = w * b * s * h if full else _kept(job)
     body = (4 * h * h + 2 * h * f + 9 * h + f) / ways
     embedding = (v + s) * h / ways
+    how_summed = job.train.precision, job.train.accumulation
+    more_moved = moved_bytes(*how_summed) - moved_bytes(how_summed[0], "fast")
     found = []
     for number in range(model.layers):
         first, last = number == 0, number == model.layers - 1
-        parameters = body + (embedding if first else 0) + (v * h / ways if last else 0)
+        parameters = body + (embedding if first else 0) + ((v + 2) * h / ways if last else 0)
         products = linear + (head if last else 0)
+        logits = b * s * v / ways if last else 0
         found.append(
             Layer(
                 forward=(products + attention) / rate + group,
                 backward_input=(products + 2 * attention + again) / rate + group * (2 if full else 1),
-                backward_weight=products / rate,
+                backward_weight=products / rate + parameters * more_moved / gpu.memory_bandwidth,
                 step=parameters * TRAFFIC / gpu.memory_bandwidth,
-                static=parameters * (WEIGHT + GRADIENT + OPTIMIZER),
-                state=parameters * (WEIGHT + OPTIMIZER),
-                gradients=parameters * GRADIENT,
-                activation=kept + (b * s * h / ways if first else 0) + (4 * b * s * (h + v) / ways if last else 0),
-                message=2 * b * s * h / ways,
+                static=parameters * (weigh.state + weigh.gradient),
+                undo=parameters * weigh.undo,
+                state=parameters * weigh.state,
+                gradients=parameters * weigh.gradient,
+                activation=kept + (2 * message + _LOGITS * logits if last else 0),
+                workspace=_workspace(job, pieces, first, last),
+                message=message,
             )
         )
     return tuple(found)
 
 
+def _ffn(job: Sections) -> int:
+    return job.model.ffn if job.model.ffn is not None else 4 * job.model.hidden
+
+
+def _kept(job: Sections) -> float:
+    """Bytes that a layer keeps of a micro-batch from F to I."""
+    model, b, w = job.model, job.data.micro_batch_size, PRECISION_BYTES[job.train.precision]
+    tokens = b * model.sequence / job.grid.tensor_parallel
+    kept = w * tokens * (8 * model.hidden + 2 * _ffn(job))
+    if model.dropout:
+        kept += tokens * 2 * model.hidden
+    if job.analytic.activations == "all":
+        kept += 2.5 * w * tokens * model.heads * model.sequence
+    return kept
+
+
+def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
+    """Bytes beside static ones and activations while an instruction of a layer runs."""
+    model, ways = job.model, job.grid.tensor_parallel
+    w, bf16 = PRECISION_BYTES[job.train.precision], job.train.precision == "bf16"
+    exact, again = job.train.accumulation == "exact", model.recompute == "full"
+    tokens = job.data.micro_batch_size * model.sequence / ways
+    message = w * tokens * model.hidden
+    # I: the gradients of the inside of the feed-forward part; computed again, what it is made of too.
+    inside = (4 if again else 1) * message + 2 * w * tokens * _ffn(job)
+    # W: a matrix's gradient, where it is not added as it is made, and what becomes of a piece of it; B: inside of I.
+    table, matrix = model.hidden * model.vocabulary / ways, model.hidden * _ffn(job) / ways
+    temporary = (4 + pieces.widened if exact else 0) + (4 if bf16 and (exact or pieces.widened) else 0)
+    largest = max(matrix, table * last) * (exact or bf16)
+    added = w * largest + min(pieces.added, largest) * temporary + 5 * message
+    looked_up = (w * table + min(pieces.added, table) * temporary + message) * first
+    # The logits, beside the softmax that is kept; computed again, that too.
+    output = tokens * model.vocabulary * ((w if bf16 else 0) + (_LOGITS if again else 0)) * last
+    return max(inside, added, looked_up, output) + MESSAGES_UNDER_WAY * message
+
+
 def weight_stash(job: Sections) -> float:
-    """Share of an activation that W needs: the linear parts' inputs and their outputs' gradients, b s (16 h + 4 f)."""
-    model, how = job.model, job.analytic
-    if how.activations == "full" or model.recompute == "full":
+    """Share of an activation that W needs: the linear parts' inputs and their outputs' gradients, w b s (8 h + 2 f)."""
+    if job.analytic.activations == "full" or job.model.recompute == "full":
         return 1.0
-    h, f = model.hidden, model.ffn if model.ffn is not None else 4 * model.hidden
-    kept = 18 * h + 4 * f + (5 * model.heads * model.sequence if how.activations == "all" else 0)
-    return (16 * h + 4 * f) / kept
+    w, tokens = PRECISION_BYTES[job.train.precision], job.data.micro_batch_size * job.model.sequence
+    return w * tokens / job.grid.tensor_parallel * (8 * job.model.hidden + 2 * _ffn(job)) / _kept(job)
 
 
 def link(job: Sections) -> tuple[float, float]:
@@ -107,22 +174,55 @@ def link(job: Sections) -> tuple[float, float]:
     return how.link_latency, GPUS[how.gpu].link if how.link_bandwidth is None else how.link_bandwidth
 
 
-def profile(job: Sections, stages: Sequence[int]) -> Profile:
-    """The profile of a job whose stages have so many layers."""
-    every, (latency, bandwidth) = layers(job), link(job)
+def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Profile:
+    """The profile of a job whose stages have so many layers, as recycle runs it: a stage that recomputes does so as a
+    whole, and the state before a staggered step is kept.
+
+    Args:
+        stages: layers of each.
+        pieces: that the device works in.
+    """
+    every, (latency, bandwidth) = layers(job, pieces), link(job)
     cut = [every[first:last] for first, last in pairwise([0, *accumulate(stages)])]
-    stash = weight_stash(job)
-    return stage_profile(cut, job.shape.pipelines, latency=latency, bandwidth=bandwidth, weight_stash=stash)
+    plain = stage_profile(
+        cut, job.shape.pipelines, latency=latency, bandwidth=bandwidth, weight_stash=weight_stash(job)
+    )
+    weigh, message = parameter_bytes(job), cut[0][-1].message
+    held = [sum(layer.static for layer in stage) for stage in cut]
+    step = [MEAN * min(pieces.stepped, each / (weigh.state + weigh.gradient)) for each in held]
+    undo = [sum(layer.undo for layer in stage) for stage in cut]
+    static = [sum(each) for each in zip(held, step, undo, strict=True)]
+    gpu = GPUS[job.analytic.gpu]
+    changes: dict[str, Any] = {"static": static, "capacity": USABLE * gpu.memory}
+    if job.planner.staggered and job.train.undo == "host":
+        # As if nothing of the copy were hidden behind waits.
+        copied = [sum(layer.state for layer in stage) / gpu.host_link for stage in cut]
+        changes["step"] = [a + b for a, b in zip(plain.per_stage("step", len(cut)), copied, strict=True)]
+    if job.model.recompute != "full":
+        # A stage keeps its output until its backward; the last one has none.
+        outputs = [message] * (len(cut) - 1) + [0.0]
+        changes["activation"] = [a + b for a, b in zip(plain.per_stage("activation", len(cut)), outputs, strict=True)]
+        return replace(plain, **changes)
+    entries = [0.0] + [message] * (len(cut) - 1)
+    remade = [_kept(job) * len(stage) for stage in cut]
+    remade[-1] += message * (1 + job.model.vocabulary / job.model.hidden)
+    if job.planner.decoupled:
+        return replace(plain, **changes, activation=remade, recomputed_from=entries)
+    workspace = [a + b for a, b in zip(plain.per_stage("workspace", len(cut)), remade, strict=True)]
+    return replace(plain, **changes, activation=entries, workspace=workspace)
 
 
 def assumptions(job: Sections) -> list[str]:
     """What the figures stand on, one line each."""
     how, gpu = job.analytic, GPUS[job.analytic.gpu]
     seconds, bandwidth = link(job)
-    parameters = sum(layer.static for layer in layers(job)) / (WEIGHT + GRADIENT + OPTIMIZER) * job.grid.tensor_parallel
+    weigh, precision = parameter_bytes(job), job.train.precision
+    parameters = sum(layer.state for layer in layers(job)) / weigh.state * job.grid.tensor_parallel
+    flops = gpu.flops if precision == "bf16" else gpu.fp32_flops
     return [
-        f"{parameters / 1e9:.4g} billion parameters, {WEIGHT} + {GRADIENT} + {OPTIMIZER} bytes each",
-        f"{how.gpu}: {how.achieved:.0%} of {gpu.flops / 1e12:g} TFLOP/s in every kernel",
+        f"{parameters / 1e9:.4g} billion parameters in {precision}; {weigh.state} bytes of state each, {weigh.gradient}"
+        f" of gradients ({job.train.accumulation}); {weigh.undo} for the state before a staggered step",
+        f"{how.gpu}: {how.achieved:.0%} of {flops / 1e12:g} TFLOP/s in every kernel",
         f"activations: {how.activations} recompute (Korthikanti et al. 2022), sequence parallelism over"
         f" T={job.grid.tensor_parallel}",
         f"links: {seconds * 1e6:g} us and {bandwidth / 1e9:g} GB/s per GPU between workers,"

@@ -19,7 +19,7 @@ from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
 from recycle.pricing import activation_limits, parse_bytes, profile_of
 from recycle.profile import Profile
-from recycle.sections import ANALYTIC, Sections
+from recycle.sections import ANALYTIC, AUTO, Sections
 
 _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
@@ -96,7 +96,8 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
                     raise JobError(f"[times] {key}: {place}must be finite and at least 0, got {entry}")
         limit = self.memory.limit
         if isinstance(limit, str):
-            parse_bytes(limit)
+            if limit != AUTO:
+                parse_bytes(limit)
             if self.times.profile is None:
                 raise JobError("[memory] limit: bytes need [times] profile, which says what an activation weighs")
         elif limit is not None:

@@ -16,9 +16,11 @@ class Layer:
         forward, backward_input, backward_weight: seconds of one micro-batch.
         step: seconds of the optimizer.
         static: bytes held whatever the schedule: parameters, gradients, optimizer state.
+        undo: bytes of a copy of the state before a step that may be taken back.
         state: bytes of these that a new host has to copy: parameters and optimizer state.
         gradients: bytes that are reduced over the hosts of the layer.
         activation: bytes held per micro-batch from the start of F to the end of W.
+        workspace: bytes beside all these while one of its instructions runs.
         message: bytes that it hands to the next layer, and that come back as a gradient.
     """
 
@@ -27,15 +29,22 @@ class Layer:
     backward_weight: float
     step: float = 0.0
     static: float = 0.0
+    undo: float = 0.0
     state: float = 0.0
     gradients: float = 0.0
     activation: float = 1.0
+    workspace: float = 0.0
     message: float = 0.0
 
     @property
     def seconds(self) -> float:
         """F + I + W of one micro-batch."""
         return self.forward + self.backward_input + self.backward_weight
+
+
+def stage_bytes(stage: Sequence[Layer], held: float) -> float:
+    """Bytes of a worker of one stage of these layers that holds so many micro-batches at most."""
+    return sum(layer.static + held * layer.activation for layer in stage) + max(layer.workspace for layer in stage)
 
 
 def ring_seconds(amount: float, hosts: int, bandwidth: float | None) -> float:
@@ -74,4 +83,5 @@ def stage_profile(
         activation=total("activation"),
         weight_stash=weight_stash,
         static=total("static"),
+        workspace=[max(layer.workspace for layer in stage) for stage in stages],
     )

@@ -10,7 +10,7 @@ import re
 from recycle import analytic
 from recycle.errors import JobError
 from recycle.profile import Profile
-from recycle.sections import ANALYTIC, Sections
+from recycle.sections import ANALYTIC, AUTO, Sections
 
 
 def profile_of(job: Sections) -> Profile:
@@ -37,8 +37,11 @@ def profile_of(job: Sections) -> Profile:
 def activation_limits(job: Sections, profile: Profile | None = None) -> list[float] | None:
     """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.
 
-    A limit in bytes is divided by what an activation of the rank's heaviest stage weighs in the profile, after the
-    static bytes of its stages are taken off; the profile is that of the job where none is given.
+    A limit in bytes is divided by what an activation of the rank's heaviest stage weighs in the profile, after what its
+    stages need beside activations is taken off; the profile is that of the job where none is given.
+
+    Raises:
+        JobError: as `byte_limit`, or the profile cannot be read.
     """
     limit, ranks = job.memory.limit, job.grid.ranks
     if limit is None:
@@ -48,14 +51,36 @@ def activation_limits(job: Sections, profile: Profile | None = None) -> list[flo
     if isinstance(limit, list):
         return [float(entry) for entry in limit]
     profile, stages = profile or profile_of(job), job.shape.stages
-    activation, static = profile.per_stage("activation", stages), profile.per_stage("static", stages)
-    free = parse_bytes(limit)
-    return [float((free - sum(static[r::ranks])) // max(max(activation[r::ranks]), 1e-30)) for r in range(ranks)]
+    activation, room = profile.per_stage("activation", stages), byte_limit(job, profile)
+    assert room is not None
+    free = [room - profile.fixed_bytes(range(r, stages, ranks), stages) for r in range(ranks)]
+    return [float(free[r] // max(max(activation[r::ranks]), 1e-30)) for r in range(ranks)]
+
+
+def byte_limit(job: Sections, profile: Profile) -> float | None:
+    """Bytes that any worker may hold; None where the job states no limit, or one in activations.
+
+    Raises:
+        JobError: the limit is that of the device, and the profile does not know it.
+    """
+    limit = job.memory.limit
+    if not isinstance(limit, str):
+        return None
+    if limit != AUTO:
+        return parse_bytes(limit)
+    if profile.capacity is None:
+        raise JobError(
+            '[memory] limit: "auto" is what the device has, which this profile does not say; measure one on such a'
+            " device (recycle profile JOB -o FILE), or state bytes"
+        )
+    return profile.capacity
 
 
 def parse_bytes(text: str) -> float:
     """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B\s*", text)
     if match is None:
-        raise JobError(f'[memory] limit: {text!r} is not a size: write "20 GiB", say, or a number of activations')
+        raise JobError(
+            f'[memory] limit: {text!r} is not a size: write "20 GiB", say, "auto", or a number of activations'
+        )
     return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ _MOST_BYTES = 2**25
 _NUMBER = r"(0|[1-9][0-9]{0,8}|\*)"
 _PER_STAGE = (
     *("forward", "backward_input", "backward_weight", "reduce", "step", "overlapped_pair", "redundant_forward"),
-    *("message", "activation", "static"),
+    *("message", "activation", "recomputed_from", "static", "workspace"),
 )
+_IN_PLACE = {"redundant_forward": "forward", "recomputed_from": "activation"}
 _PAIR = re.compile(rf"{_NUMBER}\.{_NUMBER}>{_NUMBER}\.{_NUMBER}")
 
 
@@ -68,10 +70,15 @@ class Profile:
         links: directed pairs of workers whose link is another one.
         message: bytes of the activation that a stage hands to the next, and of the gradient that comes back for it.
         activation: bytes held for one micro-batch of a stage from the start of F to the end of W (or B).
+        recomputed_from: bytes held in place of `activation` between F and the start of I or B, where the forward is run
+            again; None: all of it.
         weight_stash: share of `activation` that is still held between the end of I and the end of W.
         redundant_stash: share of `activation` that R leaves on the device until its worker's own backward of the
             micro-batch; 0 where it is parked on the host.
         static: bytes a stage needs whatever the schedule (parameters, gradients, optimizer state, undo copy).
+        workspace: bytes that the instruction of a stage which takes most has beside all these while it runs, messages
+            under way included. A worker runs one instruction at a time: the largest of its stages' counts, once.
+        capacity: bytes that a worker's device has for all of this; None where that is not known.
         speed: worker text (`k.r`) -> factor on every compute time of that worker; 1 when left out, 2 is half as fast.
         measured: how the figures came about (machine, versions, date, spread, ...), in any form; prices nothing, and
             neither equality nor `digest` looks at it.
@@ -92,6 +99,9 @@ class Profile:
     weight_stash: float = 1.0
     redundant_stash: float = 1.0
     static: PerStage = 0.0
+    recomputed_from: PerStage | None = None
+    workspace: PerStage = 0.0
+    capacity: float | None = None
     speed: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict, compare=False)
 
@@ -111,7 +121,8 @@ class Profile:
         for worker in self.speed:
             if str(Worker.parse(worker)) != worker:
                 raise JobError(f"profile: speed: write {Worker.parse(worker)} in place of {worker!r}")
-        positive = [("bandwidth", self.bandwidth), *((f"speed of {w}", f) for w, f in self.speed.items())]
+        positive = [("bandwidth", self.bandwidth), ("capacity", self.capacity)]
+        positive += [(f"speed of {worker}", factor) for worker, factor in self.speed.items()]
         for pair, link in self.links.items():
             _require_pair(pair)
             if not isinstance(link, Link):
@@ -137,19 +148,26 @@ class Profile:
         return cls(forward, backward_input, backward_weight, step=step, latency=link, weight_stash=weight_stash)
 
     def per_stage(self, name: str, stages: int) -> list[float]:
-        """The attribute `name` as a list over `stages` stages; F's where R's own is None.
+        """The attribute `name` as a list over `stages` stages; where R's seconds are None those of F, and where
+        `recomputed_from` is `activation`.
 
         Raises:
             JobError: a list has another length.
         """
         value = getattr(self, name)
-        if value is None and name == "redundant_forward":
-            value = self.forward
+        if value is None and name in _IN_PLACE:
+            value = getattr(self, _IN_PLACE[name])
         if not isinstance(value, list):
             return [float(value)] * stages
         if len(value) != stages:
             raise JobError(f"profile: {name} lists {len(value)} stages, the job has {stages}")
         return [float(entry) for entry in value]
+
+    def fixed_bytes(self, hosted: Iterable[int], stages: int) -> float:
+        """Bytes that a worker of the stages `hosted`, of `stages` in all, needs beside activations whatever it runs."""
+        static, workspace = (self.per_stage(name, stages) for name in ("static", "workspace"))
+        hosted = list(hosted)
+        return sum(static[stage] for stage in hosted) + max((workspace[stage] for stage in hosted), default=0.0)
 
     def require(self, shape: Shape) -> None:
         """Raises JobError where a list has not one entry per stage of `shape`, or a speed or link names no worker."""

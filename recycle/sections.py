@@ -18,6 +18,8 @@ Deadline = Annotated[float, Meta(gt=0, le=1e6)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 ANALYTIC = "analytic"
 """In place of a profile's file."""
+AUTO = "auto"
+"""In place of bytes: what the device has."""
 
 
 class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +51,12 @@ class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[memory]`: what a worker may hold. A number or a list per rank, in activations; or text such as "20 GiB"."""
+    """`[memory]`: what a worker may hold. A number or a list per rank, in activations; or text such as "20 GiB".
+
+    `limit = "auto"` is what a worker's device has, as the profile says: with a measured one what was free on the GPU
+    that it was measured on, or on a CPU the machine's memory in equal parts for the workers that the job starts on a
+    machine; with the analytic one the GPU's memory. A tenth is left to what is not counted.
+    """
 
     limit: int | list[int] | str | None = None
     weight_stash: Share = 1.0
@@ -127,6 +134,9 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     With `precision = "bf16"` weights, activations and messages are bf16; gradients are summed, and the weights updated,
     from fp32 copies. `sharded_optimizer` is refused: see docs/zero1.md.
 
+    A staggered step may have to be taken back, so the state before it is kept, 12 bytes per parameter or 14 in bf16:
+    with `undo = "host"` in pinned memory of the host, to which it is copied while the worker waits for others.
+
     A checkpoint is written every `checkpoint_every` iterations, 0 for never, and at the end of a run that has as many;
     the last `checkpoint_keep` stay. By Young's rule (CACM 17(9), 1974) the best interval is sqrt(2 C T) for a stall of
     C and a loss every T: with iterations of 10 s, a stall of 1 s and all hosts of a stage, or the launcher, lost once
@@ -146,6 +156,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     precision: Literal["fp32", "bf16"] = "fp32"
     sharded_optimizer: bool = False
     accumulation: Literal["exact", "fast"] = "exact"
+    undo: Literal["device", "host"] = "device"
     gradient_exponent: Annotated[int, Meta(ge=-20, le=30)] = 6
     non_finite: Literal["skip", "fatal"] = "fatal"
     threads: Positive = 1

@@ -100,3 +100,15 @@ def test_the_explanation_of_a_job_is_itself_a_job_with_every_section() -> None:
     assert Job.from_toml(text) == job
     for word in ("[shape]", "[times]", "[memory]", "[planner]", "weight_stash", "staggered"):
         assert word in text
+
+
+def test_a_limit_that_is_left_to_the_device_wants_a_profile_that_knows_it(tmp_path: Path) -> None:
+    wants = '[times]\nprofile = "p.json"\n[memory]\nlimit = "auto"\n'
+    (tmp_path / "job.toml").write_text(SHAPE + wants)
+    Profile(activation=10.0, static=100.0, workspace=5.0).save(tmp_path / "p.json")
+    with pytest.raises(JobError, match=r'\[memory\] limit: "auto" is what the device has, which this profile'):
+        Job.load(tmp_path / "job.toml").activation_limits()
+    Profile(activation=10.0, static=100.0, workspace=5.0, capacity=149.0).save(tmp_path / "p.json")
+    assert Job.load(tmp_path / "job.toml").activation_limits() == [4.0] * 4
+    with pytest.raises(JobError, match=r"\[memory\] limit: bytes need \[times\] profile"):
+        Job.from_toml(SHAPE + '[memory]\nlimit = "auto"\n')

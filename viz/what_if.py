@@ -105,7 +105,7 @@ class WhatIf:
         found: list[float | None] = []
         for place, entry in enumerate(entries):
             plan = self.library.read(entry) if self.library and (place + 1) * each <= MOST_COUNTED else None
-            held = held_activations(plan.schedule, self.profile, None)[0] if plan else None
+            held = held_activations(plan.schedule, self.profile, in_bytes=False)[0] if plan else None
             found.append(max(held, default=0.0) if held is not None else None)
         return found
 

@@ -23,7 +23,7 @@ micro_batches = {micro_batches}
 [times]
 profile = "analytic"
 [memory]
-limit = "36 GB"
+limit = "auto"
 [model]
 layers = 24
 hidden = 1024
@@ -32,6 +32,9 @@ sequence = {sequence}
 vocabulary = {vocabulary}
 [data]
 micro_batch_size = {micro_batch}
+[train]
+precision = "bf16"
+accumulation = "fast"
 [analytic]
 gpu = "A100-40GB"
 """

@@ -12,7 +12,7 @@ import typer
 from recycle.errors import JobError
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
-from recycle.pricing import parse_bytes
+from recycle.pricing import byte_limit
 from recycle.profile import Profile
 
 Times = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
@@ -77,5 +77,5 @@ def job_limits(schedule: Schedule, file: Path, job_file: Path) -> tuple[Profile,
     job = price(Job.load(job_file))
     if schedule.shape != job.shape:
         raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")
-    limit = job.memory.limit
-    return (job.prices, None, parse_bytes(limit)) if isinstance(limit, str) else (job.prices, job.limits, None)
+    limit = byte_limit(job, job.prices)
+    return (job.prices, job.limits, None) if limit is None else (job.prices, None, limit)

@@ -236,9 +236,9 @@ class _Memory(NamedTuple):
     limit: Floats
 
     @classmethod
-    def of(cls, timeline: Timeline, weights: Floats | None, limit: Floats) -> _Memory:
+    def of(cls, timeline: Timeline, limit: Floats, *, in_bytes: bool) -> _Memory:
         c = timeline.schedule.columns
-        added, freed = activation_changes(timeline.schedule, timeline.profile, weights)
+        added, freed = activation_changes(timeline.schedule, timeline.profile, in_bytes=in_bytes)
         total = np.append(0.0, np.cumsum(added - freed))
         return cls(added, added - freed, total[1:] + freed - total[c.offsets[c.worker]], limit)
 
@@ -248,10 +248,10 @@ def _memories(timeline: Timeline, limits: Sequence[float] | None, byte_limit: fl
     memories = []
     if limits is not None:
         per_worker = np.tile(np.array(limits, dtype=float), shape.pipelines)
-        memories.append(_Memory.of(timeline, None, per_worker + TOLERANCE))
+        memories.append(_Memory.of(timeline, per_worker + TOLERANCE, in_bytes=False))
     if byte_limit is not None:
         free = byte_limit * (1 + TOLERANCE) - np.array(static_bytes(schedule, profile))
-        memories.append(_Memory.of(timeline, np.array(profile.per_stage("activation", shape.stages)), free))
+        memories.append(_Memory.of(timeline, free, in_bytes=True))
     return memories
 
 

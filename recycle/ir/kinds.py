@@ -82,6 +82,7 @@ class InstructionKind:
         implied: whether `lower` writes it, once per hosted stage, when a schedule has no such kind at all.
         seconds: the attributes of `Profile` that add up to what it takes on its stage; none: no time.
         holds: whether it holds an activation of its stage from its start on.
+        remakes: whether it begins by running the forward of its micro-batch again, where the stage recomputes.
         frees: profile -> share of an activation that is let go at its end.
         released_by: (value, stage relative to its own) whose making, on the same worker and for the same micro-batch,
             lets go of the rest of what it holds. None: instructions of its own stage and micro-batch do, by `frees`.
@@ -107,6 +108,7 @@ class InstructionKind:
     implied: bool = False
     seconds: tuple[str, ...] = ()
     holds: bool = False
+    remakes: bool = False
     frees: Callable[[Profile], float] = lambda profile: 0.0
     released_by: tuple[ValueKind, int] | None = None
     release: Callable[..., None] | None = None

@@ -1,5 +1,5 @@
-"""What workers hold in memory: activations from the start of their F to the end of their W, and the static bytes of
-their stages. Both follow from the order and the placement alone; no times are needed.
+"""What workers hold in memory: activations from the start of their F to the end of their W, and what their stages need
+whatever the order. Both follow from the order and the placement alone; no times are needed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from recycle.errors import JobError
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.instruction import Backward, Instruction, OverlappedPair
+from recycle.ir.instruction import Backward, Forward, Instruction, OverlappedPair
 from recycle.ir.kinds import is_kind, kinds_where, per_kind
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
@@ -20,20 +20,30 @@ TOLERANCE = 1e-9
 """Relative difference at which two times, or two amounts of memory, count as equal."""
 
 
-def activation_changes(schedule: Schedule, profile: Profile, weights: Floats | None) -> tuple[Floats, Floats]:
-    """(added at its start, freed at its end) of each row, in activations or in the unit of `weights`.
+def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[Floats, Floats]:
+    """(added at its start, freed at its end) of each row, in activations or in bytes.
 
-    What holds an activation (F, R) adds its stage's weight, 1 when `weights` is None. Each row frees the share that its
-    kind's `frees` says; an overlapped pair adds what its forward and frees what its backward does. What is left of a
-    kind with `released_by` goes with the instruction that makes that value.
+    What holds an activation (F, R) adds 1, or what its stage's weighs. Each row frees the share that its kind's `frees`
+    says; an overlapped pair adds what its forward and frees what its backward does. What is left of a kind with
+    `released_by` goes with the instruction that makes that value. In bytes, a forward that is run again adds only what
+    that needs, and the backward that runs it again the rest.
     """
     c, shape = schedule.columns, schedule.shape
-    weight = np.ones(shape.stages) if weights is None else weights
-    mine = weight[np.clip(c.stage, 0, shape.stages - 1)]
+    stage = np.clip(c.stage, 0, shape.stages - 1)
+    weight, again = np.ones(shape.stages), np.zeros(shape.stages)
+    if in_bytes:
+        weight = np.array(profile.per_stage("activation", shape.stages))
+        again = weight - np.array(profile.per_stage("recomputed_from", shape.stages))
+    mine = weight[stage]
     added = np.where(is_kind(c.kind, kinds_where(lambda row: row.holds)), mine, 0.0)
     freed = mine * per_kind(lambda cls: cls.row.frees(profile))[c.kind]
     pair = np.flatnonzero(c.kind == OverlappedPair.kind)
-    freed[pair] = weight[np.clip(c.stage2[pair], 0, shape.stages - 1)] * Backward.row.frees(profile)
+    stage2 = np.clip(c.stage2[pair], 0, shape.stages - 1)
+    freed[pair] = weight[stage2] * Backward.row.frees(profile)
+    if again.any():
+        added -= np.where(is_kind(c.kind, (Forward, OverlappedPair)), again[stage], 0.0)
+        added += np.where(is_kind(c.kind, kinds_where(lambda row: row.remakes)), again[stage], 0.0)
+        added[pair] += again[stage2]
     for cls in kinds_where(lambda row: row.released_by is not None):
         if (c.kind == cls.kind).any():
             held, by = _released(schedule, cls)
@@ -53,10 +63,10 @@ def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
     return pieces.row[holders[first]], pieces.row[makers[second]]
 
 
-def held_activations(schedule: Schedule, profile: Profile, weights: Floats | None) -> tuple[list[float], list[int]]:
+def held_activations(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[list[float], list[int]]:
     """(most held, row that sets it first) per worker, read off the order alone (see `activation_changes`)."""
     c, shape = schedule.columns, schedule.shape
-    added, freed = activation_changes(schedule, profile, weights)
+    added, freed = activation_changes(schedule, profile, in_bytes=in_bytes)
     total = np.cumsum(added - freed)
     peaks, rows = [], []
     for w in range(shape.worker_count):
@@ -70,9 +80,9 @@ def held_activations(schedule: Schedule, profile: Profile, weights: Floats | Non
 
 
 def static_bytes(schedule: Schedule, profile: Profile) -> list[float]:
-    """Bytes that the stages of each worker need whatever the schedule."""
-    static = profile.per_stage("static", schedule.shape.stages)
-    return [sum(static[s] for s in stages) for stages in schedule.placement]
+    """Bytes that each worker needs beside activations whatever the order: `Profile.fixed_bytes` of its stages."""
+    count = schedule.shape.stages
+    return [profile.fixed_bytes([s for s in hosted if 0 <= s < count], count) for hosted in schedule.placement]
 
 
 def require_limits(limits: Sequence[float], ranks: int) -> None:

@@ -240,16 +240,15 @@ class Timeline:
     @cached_property
     def peak_activations(self) -> list[float | None]:
         """Most activations (in chunks) held at once, per worker: from the start of F to the end of W (or B)."""
-        return self._per_worker(held_activations(self.schedule, self.profile, None)[0])
+        return self._per_worker(held_activations(self.schedule, self.profile, in_bytes=False)[0])
 
     @cached_property
     def _held_bytes(self) -> tuple[list[float], list[int]]:
-        weights = np.array(self.profile.per_stage("activation", self.schedule.shape.stages))
-        return held_activations(self.schedule, self.profile, weights)
+        return held_activations(self.schedule, self.profile, in_bytes=True)
 
     @cached_property
     def peak_bytes(self) -> list[float | None]:
-        """Most bytes held at once, per worker: activations and what its stages need whatever the schedule."""
+        """Most bytes held at once, per worker: activations and what its stages need whatever the order."""
         fixed = static_bytes(self.schedule, self.profile)
         return self._per_worker([peak + own for peak, own in zip(self._held_bytes[0], fixed, strict=True)])
 

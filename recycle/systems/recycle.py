@@ -28,6 +28,7 @@ from recycle.errors import JobError
 from recycle.job import PricedJob
 from recycle.plans import Plan, Vector, arrange, dead_roles, plan_key
 from recycle.profile import Profile
+from recycle.sections import ANALYTIC
 from recycle.shape import Worker
 from recycle.solve.bounds import closed_form
 from recycle.solve.deadline import Deadline
@@ -99,7 +100,10 @@ class ReCycle:
 
     def _planned(self, setting: Setting) -> PricedJob:
         """The job with the techniques that are in use."""
-        return replace(setting.job, planner=replace(setting.job.planner, **self.techniques))
+        planner = replace(setting.job.planner, **self.techniques)
+        if setting.job.times.profile == ANALYTIC:  # whose bytes follow from them
+            return setting.job.with_sections(planner=planner)
+        return replace(setting.job, planner=planner)
 
     def _best(self, setting: Setting) -> Setting:
         """The setting in the shape with the shortest fault-free period, as other systems have it, where the job can be
@@ -324,10 +328,11 @@ def _period(problem: Problem) -> float:
 def _misfit(setting: Setting) -> DoesNotFit | None:
     """One micro-batch on each rank is the least that has to fit."""
     shape, profile = setting.shape, setting.job.prices
-    static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
+    activation = profile.per_stage("activation", shape.stages)
     over = []
     for rank in range(shape.ranks):
-        needed = sum(static[rank :: shape.ranks]) + shape.chunks * max(activation[rank :: shape.ranks])
+        fixed = profile.fixed_bytes(range(rank, shape.stages, shape.ranks), shape.stages)
+        needed = fixed + shape.chunks * max(activation[rank :: shape.ranks])
         over.append((needed - setting.cap(rank, shape.ranks), needed, rank))
     excess, needed, rank = max(over)
     if excess <= _TOLERANCE * needed:

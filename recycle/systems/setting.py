@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from recycle import analytic
 from recycle.errors import JobError
 from recycle.job import Job, PricedJob, price
-from recycle.layers import Layer, stage_profile
+from recycle.layers import Layer, stage_bytes, stage_profile
 from recycle.nodes import place_workers
-from recycle.pricing import parse_bytes
+from recycle.pricing import byte_limit
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, ModelSection, PausesSection
 from recycle.shape import Shape
@@ -180,7 +180,7 @@ class Setting:
             return self.shape.ranks
         for ranks in range(1, len(self.layers) + 1):
             stages = enumerate(self.stages(self.cut(ranks)))
-            if all(sum(x.static + x.activation for x in stage) <= self.cap(r, ranks) for r, stage in stages):
+            if all(stage_bytes(stage, 1) <= self.cap(r, ranks) for r, stage in stages):
                 return ranks
         return len(self.layers) + 1
 
@@ -271,7 +271,6 @@ class Setting:
         job = price(job)
         shape, profile = job.shape, job.prices
         profile.require(shape)
-        static, activation = (profile.per_stage(name, shape.stages) for name in ("static", "activation"))
         return cls(
             job,
             analytic.layers(job) if job.times.profile == ANALYTIC else _spread(job, profile),
@@ -280,7 +279,7 @@ class Setting:
             latency=profile.latency,
             bandwidth=profile.bandwidth,
             weight_stash=profile.weight_stash,
-            memory=_memory(job, activation, static),
+            memory=_memory(job),
             pauses=job.pauses,
         )
 
@@ -321,11 +320,13 @@ def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
     return tuple(rank * count // shape.ranks for rank in range(shape.ranks))
 
 
-def _memory(job: PricedJob, activation: list[float], static: list[float]) -> tuple[float, ...] | None:
+def _memory(job: PricedJob) -> tuple[float, ...] | None:
     """Bytes that the worker of each rank may hold: as stated, or so many activations of its heaviest stage."""
-    limits, ranks = job.limits, job.shape.ranks
-    if isinstance(job.memory.limit, str):
-        return (parse_bytes(job.memory.limit),) * ranks
+    limits, ranks, stages = job.limits, job.shape.ranks, job.shape.stages
+    if (stated := byte_limit(job, job.prices)) is not None:
+        return (stated,) * ranks
     if limits is None:
         return None
-    return tuple(sum(static[r::ranks]) + limit * max(activation[r::ranks]) for r, limit in enumerate(limits))
+    activation = job.prices.per_stage("activation", stages)
+    fixed = [job.prices.fixed_bytes(range(r, stages, ranks), stages) for r in range(ranks)]
+    return tuple(fixed[r] + limit * max(activation[r::ranks]) for r, limit in enumerate(limits))

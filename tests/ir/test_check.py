@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recycle import Finding, JobError, Profile, Schedule, ScheduleError, Shape, Worker, check, lower
+from recycle import Finding, JobError, Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.ir.check import explain
 from recycle.ir.columns import Columns
-from recycle.ir.families import gpipe, one_f_one_b
+from recycle.ir.families import gpipe, interleaved, one_f_one_b
 from recycle.ir.instruction import KIND_CLASSES
 from recycle.ir.rules import all_rules
 from tests.ir.random_schedules import break_one_place, random_schedule
@@ -233,6 +233,32 @@ def test_reduce_before_the_gradient_of_a_tied_stage_is_early() -> None:
     assert check(Schedule.from_text(shape, programs)) == []
     assert [f.rule for f in check(Schedule.from_text(shape, programs, ties=[[0, 1]]))] == ["early-reduce"]
     assert [f.rule for f in check(Schedule.from_text(shape, programs, ties=[[0, 7]]))] == ["stage-range"]
+
+
+def test_a_worker_has_the_workspace_of_one_instruction_at_a_time() -> None:
+    schedule = interleaved(Shape(1, 2, 2, 2))
+    profile = Profile(activation=10.0, static=[1000.0, 0.0, 2000.0, 0.0], workspace=[7.0, 0.0, 9.0, 0.0])
+    assert profile.fixed_bytes([0, 2], 4) == 3009
+    held = simulate(schedule, profile).peak_activations[0]
+    assert held is not None
+    assert simulate(schedule, profile).peak_bytes[0] == 3009 + 10 * held
+    assert check(schedule, profile=profile, byte_limit=3009 + 10 * held) == []
+    (finding,) = check(schedule, profile=profile, byte_limit=3008 + 10 * held)
+    assert "(3009 static" in finding.message
+
+
+def test_what_is_computed_again_weighs_from_its_backward_on() -> None:
+    """Two forwards hold 3 bytes each; the backward makes 100 of it, of which 40 wait for W."""
+    profile = Profile(activation=100.0, recomputed_from=3.0, weight_stash=0.4)
+    held = {
+        "0F0.0 0F0.1 0B0.0 0B0.1": 3 + 100,
+        "0F0.0 0F0.1 0I0.0 0I0.1 0W0.0 0W0.1": 40 + 100,
+        "0F0.0 0I0.0 0F0.1 0W0.0 0I0.1 0W0.1": 100,
+    }
+    for program, peak in held.items():
+        schedule = Schedule.from_text(Shape(1, 1, 2), {"0.0": program})
+        assert simulate(schedule, profile).peak_bytes == [peak]
+        assert simulate(schedule, dataclasses.replace(profile, recomputed_from=None)).peak_bytes != [peak]
 
 
 def test_bytes_count_static_and_held_bytes_of_the_stage() -> None:

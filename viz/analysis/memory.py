@@ -45,7 +45,7 @@ def memory_curve(timeline: Timeline, worker: int, limit: float | None = None) ->
     Frees at a moment count before what starts there: an activation may take the place of another.
     """
     schedule, profile, c = timeline.schedule, timeline.profile, timeline.schedule.columns
-    added, freed = activation_changes(schedule, profile, None)
+    added, freed = activation_changes(schedule, profile, in_bytes=False)
     rows = np.arange(c.offsets[worker], c.offsets[worker + 1])
     grow, shrink = rows[added[rows] > 0], rows[freed[rows] > 0]
     moment = np.concatenate([timeline.start[grow], timeline.end[shrink]])

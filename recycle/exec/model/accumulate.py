@@ -20,13 +20,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from recycle.footprint import ON_CPU, ON_GPU
+
 ALIGNMENT = 64
 """Elements between possible starts in a flat tensor: 256 bytes, as an own allocation would have. Kernels may choose
 another path, and other bits, for an unaligned matrix."""
-
-CHUNK = 1 << 16
-"""Elements that a CPU works on at a time, so that several passes over them stay in its cache: half the time of whole
-matrices. A GPU takes all at once."""
 
 
 class Layout:
@@ -61,7 +59,7 @@ def grid_exponent(addends: int, exponent: int) -> int:
 
 
 class Accumulator(ABC):
-    """A flat sum of gradients.
+    """A flat sum of gradients. All that is done with it is done in chunks, so that nothing but it has its size.
 
     Args:
         layout: where each parameter's gradient lies in it.
@@ -121,9 +119,9 @@ class ExactSum(Accumulator):
 
     @torch.no_grad()
     def add(self, position: int, addend: torch.Tensor) -> None:
-        addend = addend.float().reshape(-1)
-        self._test(addend)
-        for target, part in zip(self._targets[position], _chunks(addend), strict=True):
+        for target, part in zip(self._targets[position], _chunks(addend.reshape(-1)), strict=True):
+            part = part.float()
+            self._test(part)
             target.add_(torch.mul(part, self._scale).round_(), alpha=self._unit)
 
     def mean_norms_squared(self, divisor: int) -> list[float]:
@@ -147,10 +145,12 @@ class FastSum(Accumulator):
     def __init__(self, layout: Layout, addends: int, exponent: int, device: torch.device) -> None:
         super().__init__(layout, torch.zeros(layout.size, dtype=torch.float32, device=device))
         self._views = layout.views(self.buffer)
+        self._targets = [_chunks(view.view(-1)) for view in self._views]
 
     @torch.no_grad()
     def add(self, position: int, addend: torch.Tensor) -> None:
-        self._views[position].add_(addend)
+        for target, part in zip(self._targets[position], _chunks(addend.reshape(-1)), strict=True):
+            target.add_(part)
 
     @torch.no_grad()
     def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -175,6 +175,4 @@ def _norm_squared(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    if flat.numel() <= CHUNK or not flat.is_cpu:
-        return (flat,)
-    return torch.split(flat, CHUNK)
+    return torch.split(flat, (ON_CPU if flat.is_cpu else ON_GPU).added)

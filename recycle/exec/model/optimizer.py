@@ -18,13 +18,11 @@ import torch
 from torch.optim.adamw import adamw
 
 from recycle.exec.model.accumulate import Layout
+from recycle.footprint import ON_CPU, ON_GPU
 from recycle.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
 """Before a parameter's name: what of the state has its shape, see `Optimizer.named_state`."""
-PIECE = 1 << 19
-"""Elements that a CPU steps at a time, so that all that is done with them finds them in its cache. A GPU steps all at
-once."""
 FINAL_SHARE = 0.1
 """Share of the peak learning rate at which the cosine ends."""
 
@@ -112,7 +110,7 @@ class Optimizer:
         self._squares = torch.zeros_like(self.parameters)
         # One count per part, decayed and not, side by side in one tensor.
         self._counts = torch.zeros(len(self._parts), dtype=torch.float32, device=device)
-        self._piece = PIECE if device.type == "cpu" else max(self.layout.size, 1)
+        self._piece = (ON_CPU if device.type == "cpu" else ON_GPU).stepped
         # Kept, since a fresh tensor costs more in page faults than what fills it.
         self._gradient = torch.empty(min(self._piece, self.layout.size), dtype=torch.float32, device=device)
 
@@ -136,7 +134,7 @@ class Optimizer:
             kept: elements of it that `keep` has copied already.
         """
         if before is not None:
-            before[3].copy_(self._counts)
+            before[3].copy_(self._counts, non_blocking=True)
         rate = learning_rate(self._train, iteration)
         for part, count, decay in zip(self._parts, self._counts, (self._train.weight_decay, 0.0), strict=True):
             counted = count + 1
@@ -181,7 +179,7 @@ class Optimizer:
 
     def _copy(self, before: Sequence[torch.Tensor], piece: slice) -> None:
         for into, tensor in zip((*before[:3], *before[4:]), self._shaped(), strict=True):
-            into[piece].copy_(tensor[piece])
+            into[piece].copy_(tensor[piece], non_blocking=True)  # where `into` is on the host; in order on the device
 
     def _shaped(self) -> list[torch.Tensor]:
         """What of the state is laid out as the parameters are, in the order of SHAPED."""

@@ -440,4 +440,4 @@ class MegatronStage(Stage):
 def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
     """Copy state tensors into others of the same layout."""
     for into, tensor in zip(target, source, strict=True):
-        into.copy_(tensor)
+        into.copy_(tensor, non_blocking=True)  # where one is on the host; in order on the device

@@ -5,8 +5,8 @@ measurement disturbs another, or one process per peer for what takes several. Th
 input, figures are JSON lines on standard output.
 
 Times are those of the instructions as a worker runs them: on a GPU the device is waited for before and after. Bytes are
-the allocator's on a GPU; on a CPU, which keeps no such account, those of the storages that autograd and the store of
-weight gradients hold. They are what a second micro-batch adds to a first: parameters and constants are no part of it.
+the allocator's (allocations.py): what building a stage and its first step leave behind, what a second micro-batch adds
+to a first, and what an instruction has beside these while it runs.
 
 Limits: one micro-batch at a time, with nothing else on the machine: workers that share cores or a memory bus take
 longer. The messages that come in are random; no kernel here depends on what is in them.
@@ -18,11 +18,11 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -32,11 +32,14 @@ from recycle.child import serve
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.emulated import EmulatedStage
-from recycle.exec.model.stage import MegatronStage
+from recycle.exec.model.stage import Stage
+from recycle.exec.profile.allocations import allocated_by
+from recycle.exec.profile.capacity import capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.plugin import TransportSettings
+from recycle.exec.transport.plugin import TransportSettings, gpu_or_cpu
 from recycle.exec.transport.transports import ANYWHERE, transport_named
 from recycle.exec.worker.updates import Updates
+from recycle.footprint import MESSAGES_UNDER_WAY
 from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
 from recycle.sections import MembershipSection
@@ -52,8 +55,10 @@ class StageFigures(Struct, frozen=True):
 
     Attributes:
         seconds: `forward`, `backward_input`, `backward_weight`, `backward` (whole) and `step` -> one per repeat.
-        message, activation, stash, static: bytes of a message; held from F to I; between I and W; always.
+        message: bytes of a message.
+        activation, stash, static, workspace: as of `Footprint`.
         gradients: bytes of each gradient buffer that a reduction sums, and whether its entries have 8 bytes.
+        capacity: bytes that a worker has for all of it on this machine.
     """
 
     stage: int
@@ -62,7 +67,19 @@ class StageFigures(Struct, frozen=True):
     activation: float
     stash: float
     static: float
+    workspace: float
     gradients: tuple[tuple[int, int], ...]
+    capacity: float
+
+
+class Footprint(NamedTuple):
+    """Bytes: held of a micro-batch from F to I, and between I and W; always held; and beside all this, while one
+    instruction runs."""
+
+    activation: float
+    stash: float
+    static: float
+    workspace: float
 
 
 class PeerRequest(Struct, frozen=True):
@@ -98,9 +115,15 @@ class Subject:
     """
 
     def __init__(self, job: Job, index: int) -> None:
-        self.stage, self._job = build_stages(job, [index])[index], job
-        self._device = self.stage.state_tensors()[0].device
+        self._job, self._index = job, index
+        self._device = gpu_or_cpu()
+        built = allocated_by(self._build, self._device)
+        self._static = float(built.kept)
+        self._updates = Updates({index: self.stage}, on_host=job.train.undo == "host")
         self._generator = torch.Generator().manual_seed(index)
+
+    def _build(self) -> None:
+        self.stage = build_stages(self._job, [self._index])[self._index]
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
         """What the stage before would send; None where there is none."""
@@ -114,59 +137,46 @@ class Subject:
         shape, dtype = self.stage.message_spec()
         return (deviation * torch.randn(shape, generator=self._generator)).to(self._device, dtype)
 
-    def held(self) -> tuple[float, float]:
-        """Bytes that one micro-batch holds from F to I, and between I and W."""
-        self.stage.begin_iteration(0)
-        measure = self._held_by_allocator if self._device.type == "cuda" else self._held_by_tensors
-        found = measure()
-        self.stage.begin_iteration(0)
-        return found
+    def forward(self, micro_batch: MicroBatch) -> None:
+        """F, of a message that comes as it runs."""
+        self.stage.forward(micro_batch, self.activation(micro_batch))
 
-    def _held_by_allocator(self) -> tuple[float, float]:
-        def grows(action: Callable[[MicroBatch], object]) -> float:
-            before = torch.cuda.memory_allocated(self._device)
-            action(OTHER)
-            return float(torch.cuda.memory_allocated(self._device) - before)
-
-        self._forward(ONE)
-        held = grows(self._forward)
-        self._backward_input(ONE)
-        return held, held + grows(self._backward_input)
-
-    def _held_by_tensors(self) -> tuple[float, float]:
-        saved: list[torch.Tensor] = []
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            saved.append(tensor)
-            return tensor
-
-        after = []
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            for micro_batch in (ONE, OTHER):
-                saved += self._forward(micro_batch)
-                after.append(storage_bytes(saved))
-        saved.clear()
-        for micro_batch in (ONE, OTHER):
-            self._backward_input(micro_batch)
-            assert isinstance(self.stage, MegatronStage)
-            saved += self.stage.held_for_weights(micro_batch)
-            after.append(storage_bytes(saved))
-        return after[1] - after[0], after[3] - after[2]
-
-    def _forward(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
-        ends = [self.activation(micro_batch)]
-        ends.append(self.stage.forward(micro_batch, ends[0]))
-        return [tensor for tensor in ends if tensor is not None]
-
-    def _backward_input(self, micro_batch: MicroBatch) -> None:
+    def backward_input(self, micro_batch: MicroBatch) -> None:
+        """I, likewise."""
         self.stage.backward_input(micro_batch, self.gradient(micro_batch))
 
-    def static(self) -> float:
-        """Bytes of parameters and optimizer state, twice where a step may be undone; of the sum of gradients; and of
-        their mean in fp32."""
-        state = [tensor.nbytes for tensor in self.stage.state_tensors()]
-        sums = sum(tensor.nbytes for tensor in (*self.stage.gradient_buffers(), *self.stage.tied_buffers()))
-        return float(sum(state) * (2 if self._job.planner.staggered else 1) + sums + state[0])
+    def backward(self, micro_batch: MicroBatch) -> None:
+        """B, likewise."""
+        self.stage.backward(micro_batch, self.gradient(micro_batch))
+
+    def update(self, iteration: int) -> None:
+        """What ends an iteration, but for the sum over the stage's hosts."""
+        self.stage.gradient_norms_squared()
+        if self._job.planner.staggered:
+            self._updates.step_ahead(self._index, iteration)
+        else:
+            self.stage.step(iteration, 1.0)
+
+    def footprint(self) -> Footprint:
+        """What the stage holds, from one iteration of two micro-batches; the second one counts.
+
+        The first allocates what is kept for later, and a step the copy of the state that it can be undone to.
+        """
+        actions = (self.forward, self.backward_input, self.stage.backward_weight, self.forward, self.backward)
+        self.stage.begin_iteration(0)
+        for action in actions:
+            action(ONE)
+        forward, inputs, weights, _, whole = (allocated_by(partial(action, OTHER), self._device) for action in actions)
+        kept = allocated_by(partial(self.update, 0), self._device).kept
+        update = allocated_by(partial(self.update, 1), self._device)
+        activation, stash = forward.kept, forward.kept + inputs.kept
+        held = max(activation, stash) if self._job.planner.decoupled else activation
+        again = held - activation
+        workspace = [forward.peak - activation, whole.peak - again, update.peak]
+        if self._job.planner.decoupled:
+            workspace += [inputs.peak - again, weights.peak]
+        message = message_bytes(self.stage)
+        return Footprint(activation, stash, self._static + kept, max(workspace) + MESSAGES_UNDER_WAY * message)
 
     def wait(self) -> None:
         """Wait until the device has done what it was given."""
@@ -185,27 +195,25 @@ class EmulatedSubject(Subject):
     def gradient(self, micro_batch: MicroBatch) -> torch.Tensor | None:
         return self.stage.incoming(ValueKind.INPUT_GRADIENT, micro_batch)
 
-    def held(self) -> tuple[float, float]:
+    def footprint(self) -> Footprint:
         activation = self._of_profile("activation")
-        return activation, activation * price(self._job).prices.weight_stash
-
-    def static(self) -> float:
-        return self._of_profile("static")
+        stash = activation * price(self._job).prices.weight_stash
+        return Footprint(activation, stash, self._of_profile("static"), self._of_profile("workspace"))
 
     def _of_profile(self, name: str) -> float:
         return price(self._job).prices.per_stage(name, self._job.shape.stages)[self.stage.index]
 
 
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """Bytes of the storages below `tensors`, each once."""
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return float(sum(sizes.values()))
+def message_bytes(stage: Stage) -> int:
+    """Bytes of an activation that crosses a boundary of the stage."""
+    shape, dtype = stage.message_spec()
+    return torch.Size(shape).numel() * dtype.itemsize
 
 
 def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
     """Times and bytes of a stage."""
     measured = EmulatedSubject(job, index) if job.model.kind == "emulated" else Subject(job, index)
-    stage, updates = measured.stage, Updates({index: measured.stage})
+    stage = measured.stage
     seconds: dict[str, list[float]] = {}
 
     @contextmanager
@@ -216,7 +224,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         measured.wait()
         seconds.setdefault(name, []).append(time.perf_counter() - began)
 
-    held = measured.held()
+    held = measured.footprint()
     for iteration in range(WARM_UP + repeats):
         with timed("clear"):
             stage.begin_iteration(iteration)
@@ -232,21 +240,16 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         with timed("backward"):
             stage.backward(OTHER, gradient)
         with timed("update"):
-            stage.gradient_norms_squared()
-            if job.planner.staggered:
-                updates.step_ahead(index, iteration)
-            else:
-                stage.step(iteration, 1.0)
+            measured.update(iteration)
     # What a stage does once per iteration besides the sum over its hosts counts as its step.
     seconds["step"] = [a + b for a, b in zip(seconds.pop("clear"), seconds.pop("update"), strict=True)]
-    shape, dtype = stage.message_spec()
     return StageFigures(
         index,
         {name: each[WARM_UP:] for name, each in seconds.items()},
-        torch.Size(shape).numel() * dtype.itemsize,
+        message_bytes(stage),
         *held,
-        measured.static(),
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
+        capacity(job),
     )
 
 

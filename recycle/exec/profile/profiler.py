@@ -79,9 +79,11 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequ
     """The profile that the figures of all stages, of a link and of the sums amount to.
 
     A profile has one `weight_stash` for all stages: the largest share that any has. Where more is held between I and
-    W than before I, that counts from the start.
+    W than before I, as with recomputation, the profile says both. Without Decoupled BackProp there is no such time.
     """
-    activations = [max(found.activation, found.stash) for found in figures]
+    is_split = job.planner.decoupled
+    activations = [max(found.activation, found.stash) if is_split else found.activation for found in figures]
+    recomputed_from = [found.activation for found in figures]
     shares = [found.stash / held for found, held in zip(figures, activations, strict=True) if held > 0]
     medians = {name: [median(found.seconds[name]) for found in figures] for name in figures[0].seconds}
     spread = {name: [_spread(found.seconds[name]) for found in figures] for name in figures[0].seconds}
@@ -96,7 +98,10 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequ
         message=[float(found.message) for found in figures],
         activation=activations,
         weight_stash=min(1.0, max(shares, default=1.0)),
+        recomputed_from=None if recomputed_from == activations else recomputed_from,
         static=[found.static for found in figures],
+        workspace=[found.workspace for found in figures],
+        capacity=min(found.capacity for found in figures),
         measured={
             **machine(),
             "repeats": repeats,

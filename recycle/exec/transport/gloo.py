@@ -10,12 +10,15 @@ so are listening sockets, whose shutdown would end the process. Three kinds of w
 are shut: forming a group whose member died before it connected, an all-reduce, and a transfer that is posted in that
 very moment, as those inside a worker are all the time. They run in a thread of their own, which is left behind when the
 generation is over; so are their groups, because freeing one would wait for it.
+
+That a tensor has arrived is said in a wait only, so a thread waits for all that was sent, in order.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,13 +30,15 @@ from torch.distributed.distributed_c10d import PrefixStore
 from recycle.exec.transport.base import TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
 from recycle.exec.transport.forming_store import FormingStore
-from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, first_line
+from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, first_line, leave_behind
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.job import Job
 from recycle.shape import Worker
 
 _WORLD, _TENSOR = -1, -2
 """Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
+_UNTIL_THE_END = timedelta(days=30)
+"""A sent tensor may wait for as long as its receiver computes; the end of the generation ends that wait."""
 
 
 class Gloo(TransportPlugin):
@@ -65,6 +70,20 @@ class Gloo(TransportPlugin):
             shut_sockets(self._kept, self.settings.kept_addresses)
 
 
+class _Sending:
+    """An operation that sends, which says whether the tensor has arrived: a thread waits for that."""
+
+    def __init__(self, work: Any, thread: ThreadPoolExecutor) -> None:
+        self.waiting = thread.submit(work.wait, _UNTIL_THE_END)
+
+    def is_completed(self) -> bool:
+        return self.waiting.done()
+
+    def wait(self) -> None:
+        """Wait until it has arrived. Raises RuntimeError when it cannot."""
+        self.waiting.result()
+
+
 class GlooTransport(GroupTransport):
     """One generation of it. A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
 
@@ -82,6 +101,8 @@ class GlooTransport(GroupTransport):
         self._exchanged = 0
         self._connections: list[Connection] = []
         self._ends: dict[Worker, str] = {}
+        self._arrivals = ThreadPoolExecutor(1)
+        self._last_sent: _Sending | None = None
 
     def form(self) -> None:
         settings, groups = self._settings, self._groups
@@ -113,6 +134,10 @@ class GlooTransport(GroupTransport):
         self._outgoing = self._incoming = {member: (world, rank) for rank, member in enumerate(members)}
         self._sums = formed
 
+    def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
+        self._last_sent = _Sending(super()._start_send(peer, tensor, tag), self._arrivals)
+        return self._last_sent
+
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
@@ -127,6 +152,9 @@ class GlooTransport(GroupTransport):
         return pending
 
     def close(self) -> None:
+        if self._last_sent is not None and not self._last_sent.is_completed():
+            leave_behind(self._last_sent.waiting, self._outgoing)
+        self._arrivals.shutdown(wait=False)
         super().close()
         self._tensor = None
 

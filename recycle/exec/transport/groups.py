@@ -1,4 +1,5 @@
-"""What transports over process groups share: receives posted ahead in lane order, sent tensors kept until they arrived.
+"""What transports over process groups share: receives posted ahead in the program's order, which is that of every lane,
+and sent tensors kept until they arrived.
 
 Which group carries a lane, and how a wait on it ends when a peer is gone, is each transport's own: gloo.py, nccl.py.
 """
@@ -19,11 +20,10 @@ from typing import Any
 import torch
 
 from recycle.exec.transport.base import Lane, Pending, TransportError, lane_places
+from recycle.footprint import POSTED_AHEAD
 from recycle.ir.instruction import Instruction, Receive, Transfer
 from recycle.shape import Worker
 
-POSTED_AHEAD = 2
-"""Receives that are posted ahead per lane: enough to overlap, few enough to bound the buffers."""
 OVER_SECONDS = 0.02
 """How often a wait that cannot be woken looks whether its generation is over."""
 STATE_TAG = 1 << 20
@@ -83,7 +83,7 @@ class GroupTransport(ABC):
         self._patience = math.inf
         self._iteration = 0
         self._sent: dict[Worker, deque[tuple[int, Any, torch.Tensor]]] = {}
-        self._lanes: dict[Worker, list[Transfer]] = {}
+        self._unposted: deque[Receive] = deque()
         self._posted: dict[Transfer, Pending] = {}
         self._places: dict[Instruction, int] = {}
 
@@ -118,7 +118,7 @@ class GroupTransport(ABC):
         work.wait()
 
     def _posted_ahead(self) -> int:
-        """How many receives of each lane are posted before the program comes to them."""
+        """How many receives are posted before the program comes to them, the next ones of all lanes."""
         return POSTED_AHEAD
 
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
@@ -133,18 +133,14 @@ class GroupTransport(ABC):
         self._iteration = iteration
         self._drop_sent(iteration - 2)
         self._places = lane_places(program)
-        self._lanes, self._posted = {}, {}
-        for instruction in program:
-            if isinstance(instruction, Receive):
-                self._lanes.setdefault(instruction.peer, []).append(instruction)
-        for lane in self._lanes.values():
-            lane.reverse()
-            for _ in range(self._posted_ahead()):
-                self._post_next(lane)
+        self._posted = {}
+        self._unposted = deque(instruction for instruction in program if isinstance(instruction, Receive))
+        for _ in range(self._posted_ahead()):
+            self._post_next()
 
-    def _post_next(self, lane: list[Transfer]) -> None:
-        if lane:
-            instruction = lane.pop()
+    def _post_next(self) -> None:
+        if self._unposted:
+            instruction = self._unposted.popleft()
             self._posted[instruction] = self._post(instruction)
 
     def _post(self, instruction: Transfer) -> Pending:
@@ -167,8 +163,7 @@ class GroupTransport(ABC):
     def _drop_sent(self, iteration: int) -> None:
         """Let go of what is known to have arrived, without waiting, and wait for what was sent until `iteration`.
 
-        Gloo says only in a wait that a tensor has arrived. On a device a wait costs nothing once it has, and frees what
-        the backend keeps of it.
+        On a device a wait costs nothing once it has, and frees what the backend keeps of it.
         """
         for sent in self._sent.values():
             while sent and (sent[0][0] <= iteration or sent[0][1].is_completed()):
@@ -179,10 +174,11 @@ class GroupTransport(ABC):
         return 2 * self._places[instruction] + self._iteration % 2
 
     def receive(self, instruction: Transfer) -> Pending:
+        self._drop_sent(self._iteration - 2)
         while instruction not in self._posted:
-            self._post_next(self._lanes[instruction.peer])
+            self._post_next()
         if self._posted_ahead():
-            self._post_next(self._lanes[instruction.peer])
+            self._post_next()
         return self._posted.pop(instruction)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
@@ -221,7 +217,8 @@ class GroupTransport(ABC):
         return
 
     def close(self) -> None:
-        self._posted, self._lanes, self._sent = {}, {}, {}
+        self._posted, self._sent = {}, {}
+        self._unposted.clear()
         self._outgoing, self._incoming, self._sums = {}, {}, {}
         self._thread.shutdown(wait=False)
 
@@ -237,7 +234,7 @@ class GroupTransport(ABC):
         try:
             return self._until_over(running, time.monotonic() + seconds)
         except TransportError:
-            _LEFT_BEHIND.append((running, group))
+            leave_behind(running, group)
             raise
         finally:
             self._waiting(False)
@@ -270,6 +267,11 @@ class GroupTransport(ABC):
     def _broken(self, error: RuntimeError) -> TransportError:
         """What an error of the group's says."""
         return TransportError(first_line(error))
+
+
+def leave_behind(running: Future[Any], group: Any) -> None:
+    """Keep `group` until a wait on it ends."""
+    _LEFT_BEHIND.append((running, group))
 
 
 def first_line(error: BaseException) -> str:

@@ -61,7 +61,8 @@ class WorkerLoop:
     tensor_group: TensorGroup | None = None
 
     def __post_init__(self) -> None:
-        self._updates = Updates(self.stages, self.at, self.member.decisions())
+        on_host = self.job.train.undo == "host"
+        self._updates = Updates(self.stages, self.at, self.member.decisions(), on_host)
         self._undone: int | None = None  # the step that was taken back last, until a generation forms
 
     def run(self) -> None:

@@ -34,12 +34,17 @@ class Updates:
         at: the iteration that their states are from; -1 for the initial state.
         decided: the commit of an iteration, None as long as there is none; called from the thread. Without it nothing
             is copied early.
+        on_host: whether the state from before a step is kept in the host's memory, not on the stages' device.
     """
 
     def __init__(
-        self, stages: Mapping[int, Stage], at: int = -1, decided: Callable[[int], Commit | None] | None = None
+        self,
+        stages: Mapping[int, Stage],
+        at: int = -1,
+        decided: Callable[[int], Commit | None] | None = None,
+        on_host: bool = False,
     ) -> None:
-        self._stages, self._decided = stages, decided
+        self._stages, self._decided, self._on_host = stages, decided, on_host
         self._at = dict.fromkeys(stages, at)
         self._reduced = -1
         self._before: dict[int, list[torch.Tensor]] = {}
@@ -122,8 +127,14 @@ class Updates:
 
     def _buffers(self, index: int) -> Sequence[torch.Tensor]:
         if index not in self._before:
-            self._before[index] = [torch.empty_like(tensor) for tensor in self._stages[index].state_tensors()]
+            self._before[index] = [self._empty_like(tensor) for tensor in self._stages[index].state_tensors()]
         return self._before[index]
+
+    def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self._on_host:
+            return torch.empty_like(tensor)
+        # Only pinned memory is copied to and from while the device computes.
+        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
     def _copy_in_waits(self, decided: Callable[[int], Commit | None]) -> None:
         # The store is gone (RunError) or the device has failed (RuntimeError): the main thread sees it too and says so.

@@ -198,7 +198,7 @@ def _held(
 ) -> tuple[str, Callable[[slice], Iterator[tuple[int, float]]]]:
     """(unit of the activations held; rows of one worker -> (moment, held from then on) whenever that changes)."""
     weights = np.array(timeline.profile.per_stage("activation", timeline.schedule.shape.stages))
-    added, freed = activation_changes(timeline.schedule, timeline.profile, weights)
+    added, freed = activation_changes(timeline.schedule, timeline.profile, in_bytes=True)
 
     def steps(rows: slice) -> Iterator[tuple[int, float]]:
         moments = np.concatenate([start[rows], end[rows]])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from recycle.ir.memory import TOLERANCE, held_activations
+from recycle.ir.memory import TOLERANCE, held_activations, static_bytes
 from recycle.ir.rules.rule import Defect, Inspection, rule
 
 _HINT = "run a B or W of a held micro-batch before it, delay this forward, or raise the limit"
@@ -21,7 +19,7 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
     if inspection.limits is None or not inspection.complete.all():
         return
     shape = inspection.schedule.shape
-    peaks, rows = held_activations(inspection.schedule, inspection.profile, None)
+    peaks, rows = held_activations(inspection.schedule, inspection.profile, in_bytes=False)
     for w, (peak, row) in enumerate(zip(peaks, rows, strict=True)):
         limit = inspection.limits[w % shape.ranks]
         if row >= 0 and peak > limit + TOLERANCE and not inspection.dead[w]:
@@ -35,18 +33,16 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
 
 @rule("byte-limit", "more bytes held than allowed")
 def byte_limit(inspection: Inspection) -> Iterator[Defect]:
-    """The bytes of the activations held, by the profile's weight of each stage, and the static bytes of the stages
-    that the worker hosts, against one limit for all workers. The finding points at the instruction that sets the
-    peak and says when it starts, or at the worker when its static bytes alone exceed the limit."""
+    """The bytes of the activations held, by the profile's weight of each stage, and what the stages that the worker
+    hosts need beside them, against one limit for all workers. The finding points at the instruction that sets the
+    peak and says when it starts, or at the worker when its stages alone exceed the limit."""
     if inspection.byte_limit is None or not inspection.complete.all():
         return
     schedule, profile, limit = inspection.schedule, inspection.profile, inspection.byte_limit
-    stages = schedule.shape.stages
-    static = inspection.hosted @ np.array(profile.per_stage("static", stages))
-    weights = np.array(profile.per_stage("activation", stages))
-    peaks, rows = held_activations(schedule, profile, weights)
+    static = static_bytes(schedule, profile)
+    peaks, rows = held_activations(schedule, profile, in_bytes=True)
     for w, (peak, row) in enumerate(zip(peaks, rows, strict=True)):
-        worker, fixed = schedule.shape.worker_at(w), float(static[w])
+        worker, fixed = schedule.shape.worker_at(w), static[w]
         if inspection.dead[w] or fixed + peak <= limit * (1 + TOLERANCE):
             continue
         if fixed > limit or row < 0:

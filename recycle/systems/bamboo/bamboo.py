@@ -159,17 +159,13 @@ class Bamboo:
     def _does_not_fit(self, depth: int, pipelines: int) -> DoesNotFit | None:
         """The fullest worker of so many pipelines, unless all fit: healthy, and once any has taken over."""
         profile = self._profile(depth, pipelines)
-        static, activation = profile.per_stage("static", depth), profile.per_stage("activation", depth)
+        activation = profile.per_stage("activation", depth)
         most = ceil(self.setting.micro_batches / pipelines)
         held = [most if self.buffer_per_micro_batch else min(depth - s, most) for s in range(depth)]
         found = []
         for stage in range(depth):
-            needed = static[stage] + held[stage] * activation[stage]
-            after = (stage + 1) % depth
-            if after != stage:
-                needed += static[after]
-                needed += held[after] * activation[after]
-            found.append(needed)
+            hosted = {stage, (stage + 1) % depth}
+            found.append(profile.fixed_bytes(hosted, depth) + sum(held[s] * activation[s] for s in hosted))
         worst = max(range(depth), key=lambda rank: found[rank] / self.setting.cap(rank, depth))
         cap = self.setting.cap(worst, depth)
         if found[worst] <= cap:

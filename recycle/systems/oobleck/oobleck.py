@@ -27,7 +27,7 @@ from functools import cached_property, lru_cache, partial
 
 from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import load_compiled
-from recycle.layers import ring_seconds
+from recycle.layers import ring_seconds, stage_bytes
 from recycle.shape import Shape
 from recycle.systems.joint_iteration import computed, ends_of_1f1b, reduce_order, synchronised
 from recycle.systems.oobleck.instantiate import Rule, distribute, instantiate
@@ -149,12 +149,12 @@ class Oobleck:
         }
 
     def _fullest(self, template: Template) -> tuple[float, float, int]:
-        """(bytes beyond its cap, bytes needed, stage) of the fullest worker: static, and what 1F1B holds."""
+        """(bytes beyond its cap, bytes needed, stage) of the fullest worker, with what 1F1B holds."""
         stages = template.stages
         found = []
         for s, layers in enumerate(self.setting.stages(template.split)):
             held = min(stages - s, self.setting.micro_batches)
-            needed = sum(layer.static + held * layer.activation for layer in layers)
+            needed = stage_bytes(layers, held)
             found.append((needed - self.setting.cap(s, stages), needed, s))
         return max(found)
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from recycle.exec.model.accumulate import ALIGNMENT, CHUNK, ExactSum, FastSum, Layout, grid_exponent
+from recycle.exec.model.accumulate import ALIGNMENT, ExactSum, FastSum, Layout, grid_exponent
+from recycle.footprint import ON_CPU
 
 CPU = torch.device("cpu")
 ADDENDS = 18
@@ -78,7 +79,7 @@ def test_the_rounding_equals_the_one_done_in_fp64() -> None:
 
 
 def test_long_parameters_are_rounded_and_added_in_chunks_with_the_same_result() -> None:
-    part = addends(1, size=2 * CHUNK + 17)[0]
+    part = addends(1, size=2 * ON_CPU.added + 17)[0]
     accumulator = ExactSum(Layout([torch.Size([3]), part.shape, torch.Size([2])]), ADDENDS, 6, CPU)
     accumulator.add(1, part)
     accumulator.add(1, part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from recycle import Job, JobError
 from recycle.exec.model import optimizer as module
 from recycle.exec.model.optimizer import Optimizer, clip_factor, decays, learning_rate
+from recycle.footprint import ON_CPU
 from recycle.sections import TrainSection
 
 TRAIN = TrainSection(steps=30, warmup=10, learning_rate=1e-3, weight_decay=0.1)
@@ -125,7 +127,7 @@ def test_a_step_in_pieces_gives_the_same_bits_and_keeps_the_state_as_it_was(
     working_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Optimizer(parameters(), TRAIN, working_type)
-    monkeypatch.setattr(module, "PIECE", 96)
+    monkeypatch.setattr(module, "ON_CPU", replace(ON_CPU, stepped=96))
     in_pieces = Optimizer(parameters(), TRAIN, working_type)
     before = [torch.full_like(tensor, math.nan) for tensor in in_pieces.state_tensors()]
     for iteration in range(3):

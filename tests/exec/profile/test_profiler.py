@@ -11,8 +11,10 @@ import torch
 
 from recycle import Job, JobError, Link, Profile, RunError
 from recycle.exec.model.accumulate import ALIGNMENT
+from recycle.exec.profile.allocations import allocated_by
+from recycle.exec.profile.capacity import machine_memory
 from recycle.exec.profile.executed import executed
-from recycle.exec.profile.measure import StageFigures, storage_bytes
+from recycle.exec.profile.measure import StageFigures
 from recycle.exec.profile.profiler import assemble, fit_link, measure
 from recycle.solve.planner import plan
 from tests.exec.runs import Run, job
@@ -47,15 +49,16 @@ def test_what_is_held_between_i_and_w_is_input_and_output_gradient_of_each_linea
 
 
 def test_static_bytes_are_those_of_parameters_gradients_optimizer_and_undo(profile: Profile) -> None:
-    """Of n parameters, laid out aligned: 4 n three times and two counts, twice for the undo; 8 n and a block exact
-    sums; 4 n of their mean."""
+    """Of n parameters, laid out aligned: 4 n three times, twice for the undo; 8 n exact sums; 4 n of their mean, as a
+    stage this small steps in one piece. What is small beside them, such as counts and positions, is in it too."""
     h = HIDDEN
     layer = [3 * h * h, 3 * h, h * h, h, 4 * h * h, 4 * h, 4 * h * h, h, h, h, h, h]
     first = [VOCABULARY * h, SEQUENCE * h, *layer * LAYERS]
     last = [*layer * LAYERS, h, h, VOCABULARY * h]
     for sizes, found in zip((first, last), profile.per_stage("static", 2), strict=True):
         n = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
-        assert found == 2 * (3 * 4 * n + 2 * 4) + 8 * (n + ALIGNMENT) + 4 * n
+        least = 2 * (3 * 4 * n + 2 * 4) + 8 * (n + ALIGNMENT) + 4 * n
+        assert least <= found < least + 4096
     assert profile.per_stage("message", 2) == [HIDDEN * TOKEN] * 2
 
 
@@ -94,14 +97,16 @@ def test_a_job_is_planned_limited_in_bytes_and_run_with_what_was_measured(
     assert Profile.load(file) == profile
     assert Profile.load(file).measured == profile.measured
     static, activation = profile.per_stage("static", 2), profile.per_stage("activation", 2)
-    room = int(max(static) + 2.5 * max(activation))
+    fixed = [profile.fixed_bytes([stage], 2) for stage in range(2)]
+    room = int(max(fixed) + 2.5 * max(activation))
     of = msgspec.structs.replace(
         gpt,
         times=msgspec.structs.replace(gpt.times, profile=str(file)),
         memory=msgspec.structs.replace(gpt.memory, limit=f"{room} B"),
         membership=msgspec.structs.replace(gpt.membership, drift=0.0),
     )
-    assert of.activation_limits() == [float((room - s) // a) for s, a in zip(static, activation, strict=True)]
+    assert of.activation_limits() == [float((room - s) // a) for s, a in zip(fixed, activation, strict=True)]
+    assert all(more > least for more, least in zip(fixed, static, strict=True))
     planned = plan(of, seconds=0.5)
     run = launch(of, 6, directory=tmp_path / "run")
     assert all(line["period"] >= planned.lower_bound * (1 - 1e-9) for line in run.metrics)
@@ -156,19 +161,34 @@ def test_a_link_is_fitted_exactly_and_never_negative() -> None:
     assert steep.bandwidth is not None
 
 
-def test_more_held_between_i_and_w_than_before_counts_from_the_start(gpt: Job) -> None:
+def test_more_held_between_i_and_w_than_before_is_said_beside_what_is_held_before(gpt: Job) -> None:
     seconds = {name: [1.0, 3.0, 2.0] for name in ("forward", "backward_input", "backward_weight", "backward", "step")}
     figures = [
-        StageFigures(stage, seconds, 8, 100.0, stash, 5.0, ((8, 8),)) for stage, stash in ((0, 50.0), (1, 120.0))
+        StageFigures(stage, seconds, 8, 100.0, stash, 5.0, 7.0 + stage, ((8, 8),), 9e9 - stage)
+        for stage, stash in ((0, 50.0), (1, 120.0))
     ]
     found = assemble(gpt, figures, Link(0.5, 2.0), [0.1, 0.2], 3)
+    assert (found.recomputed_from, found.workspace, found.capacity) == ([100.0, 100.0], [7.0, 8.0], 9e9 - 1)
+    whole = msgspec.structs.replace(gpt, planner=msgspec.structs.replace(gpt.planner, decoupled=False))
+    assert assemble(whole, figures, Link(), [0.1, 0.2], 3).activation == [100.0, 100.0]
     assert (found.activation, found.weight_stash) == ([100.0, 120.0], 1.0)
     assert (found.forward, found.reduce, found.latency, found.bandwidth) == ([2.0, 2.0], [0.1, 0.2], 0.5, 2.0)
 
 
-def test_a_storage_counts_once_however_many_tensors_share_it() -> None:
-    base = torch.zeros(100)
-    assert storage_bytes([base, base[:10], base.view(10, 10), torch.zeros(3)]) == 412
+def test_what_an_action_allocates_is_what_it_leaves_and_what_it_has_at_most() -> None:
+    kept: list[torch.Tensor] = []
+
+    def action() -> None:
+        kept.append(torch.zeros(1000))
+        kept.append(kept[0].view(10, 100))
+        torch.zeros(5000)
+
+    assert allocated_by(action, torch.device("cpu")) == (4000, 24000)
+    assert allocated_by(kept.clear, torch.device("cpu")) == (-4000, 0)
+
+
+def test_a_worker_on_a_cpu_has_its_part_of_the_machine(profile: Profile) -> None:
+    assert profile.capacity == 0.9 * machine_memory() / 4
 
 
 def test_how_it_was_measured_changes_neither_hash_nor_equality() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from recycle.exec.membership.messages import Commit
 from recycle.exec.model import optimizer
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.updates import Updates
+from recycle.footprint import ON_CPU
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 
 JOB = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})
@@ -28,7 +30,7 @@ class Counting:
     """Stages of one worker that count the pieces copied early, and those that a step still copies."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, commit: Callable[[int], Commit | None]) -> None:
-        monkeypatch.setattr(optimizer, "PIECE", 1024)
+        monkeypatch.setattr(optimizer, "ON_CPU", replace(ON_CPU, stepped=1024))
         self.stages: dict[int, Stage] = dict(enumerate(build_pipeline(JOB)))
         self.early: dict[int, int] = dict.fromkeys(self.stages, 0)
         for index, stage in self.stages.items():

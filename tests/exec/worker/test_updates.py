@@ -160,3 +160,10 @@ def test_a_device_that_fails_while_the_state_is_copied_early_is_left_to_the_main
     finally:
         threading.excepthook = hook
     assert raised == []
+
+
+def test_the_state_before_a_step_lies_where_the_job_wants_it() -> None:
+    on_device = torch.empty(3, dtype=torch.bfloat16, device="meta")
+    for on_host, device in ((False, "meta"), (True, "cpu")):
+        kept = Updates({}, on_host=on_host)._empty_like(on_device)
+        assert (kept.device.type, kept.shape, kept.dtype) == (device, (3,), torch.bfloat16)

@@ -1,0 +1,195 @@
+"""Memory of worker processes: what is counted beside what they hold.
+
+    python -m benchmarks.memory [--hidden H] [--sequence S] [--steps N] [--only TEXT]
+
+A job of D=2 P=2 m=4 runs in worker processes over gloo in every setting: precision x accumulation x staggered steps or
+a barrier x recomputation. Measured is the most that a worker held from its first iteration on, over what it held before
+its stage was built: anonymous resident memory by the kernel's account (VmHWM of /proc/self/status, reset with
+/proc/self/clear_refs; pages of files taken off). An allocation of 64 KiB or more has pages of its own that go back when
+it is freed (MALLOC_MMAP_THRESHOLD_), so what is resident is what is in use, give or take what Python has. Whichever
+worker has the most counts, for each of the two stages.
+
+Counted, and then divided by what was measured:
+
+- profile: the peak that `simulate` gives the worker with what `recycle profile` measures of the job's stages;
+- analytic: the same with the analytic model, in the pieces that a CPU works in;
+- limit: the least `[memory] limit` in bytes with which the planner allows the schedule: static bytes, workspace and so
+  many activations as `simulate` counts.
+
+With recomputation the backward pass is one instruction (`decoupled = false`), as its documentation advises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from recycle import Job, Link, Profile, Schedule, analytic, simulate
+from recycle.exec.launch.launcher import train
+from recycle.exec.processes.processes import ForkServer
+from recycle.exec.profile.measure import measure_stage
+from recycle.exec.profile.profiler import assemble
+from recycle.exec.transport.gloo import Gloo
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.plugin import TransportSettings
+from recycle.footprint import ON_CPU
+from recycle.ir.families import one_f_one_b, zb_h1
+from recycle.ir.lower import lower
+
+FOLDER = "RECYCLE_MEASURED_MEMORY"
+JOB = """
+[shape]
+pipelines = 2
+ranks = 2
+micro_batches = 4
+[model]
+layers = 4
+hidden = {hidden}
+heads = 8
+sequence = {sequence}
+vocabulary = 1024
+recompute = "{recompute}"
+[train]
+precision = "{precision}"
+accumulation = "{accumulation}"
+clip = 1e9
+checkpoint_every = 0
+[planner]
+staggered = {staggered}
+decoupled = {decoupled}
+[data]
+path = "{text}"
+[membership]
+transport = "benchmarks.memory:Measured"
+warm_up = 600.0
+hung_after = 600.0
+"""
+
+
+class Measured(Gloo):
+    """Gloo in a process that notes the most memory that it had, in a file of the folder that the environment names."""
+
+    environment: ClassVar[dict[str, str]] = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+    def __init__(self, settings: TransportSettings) -> None:
+        super().__init__(settings)
+        self._before, self._role = _resident()["RssAnon"], ""
+
+    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
+        self._role = str(groups.role)
+        Path("/proc/self/clear_refs").write_text("5")
+        return super().open(groups)
+
+    def end(self) -> None:
+        now = _resident()
+        peak = now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before
+        (Path(os.environ[FOLDER]) / self._role).write_text(json.dumps(peak))
+        super().end()
+
+
+def _resident() -> dict[str, int]:
+    """Bytes of the lines of /proc/self/status that are about resident memory."""
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[-1:] == ["kB"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--sequence", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--only", default="", help="settings whose line holds this text")
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}; MB, and counted / measured")
+    print(f"{'setting':44}{'stage':>6}{'measured':>10}{'profile':>9}{'analytic':>9}{'limit':>7}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[FOLDER] = folder
+        text = Path(folder) / "text"
+        text.write_bytes(Path(__file__).read_bytes())  # a corpus of little memory, which no profile counts
+        server = ForkServer("gpt", environment=Measured.environment)
+        try:
+            table(options, text, server)
+        finally:
+            server.close()
+
+
+def table(options: argparse.Namespace, text: Path, server: ForkServer) -> None:
+    """Print a line per setting and stage, and at last how far each account is off at most."""
+    worst: dict[str, float] = {}
+    for setting in itertools.product(("fp32", "bf16"), ("exact", "fast"), (True, False), ("none", "full")):
+        precision, accumulation, staggered, recompute = setting
+        steps = "staggered" if staggered else "barrier"
+        name = f"{precision} {accumulation} {steps} {'recompute' if recompute == 'full' else ''}"
+        if options.only not in name:
+            continue
+        job = Job.from_toml(
+            JOB.format(
+                hidden=options.hidden,
+                sequence=options.sequence,
+                recompute=recompute,
+                precision=precision,
+                accumulation=accumulation,
+                staggered=str(staggered).lower(),
+                decoupled=str(recompute == "none").lower(),
+                text=text,
+            )
+        )
+        for stage, (measured, counted) in enumerate(compared(job, options.steps, server)):
+            ratios = {by: each / measured for by, each in counted.items()}
+            print(
+                f"{name:44}{stage:6}{measured / 1e6:10.1f}"
+                + "".join(f"{ratio:{width}.3f}" for ratio, width in zip(ratios.values(), (9, 9, 7), strict=True)),
+                flush=True,
+            )
+            for by, ratio in ratios.items():
+                worst[by] = max(worst.get(by, 0.0), abs(ratio - 1))
+    print("farthest from 1: " + ", ".join(f"{by} {100 * share:.1f} %" for by, share in worst.items()))
+
+
+def compared(job: Job, steps: int, server: ForkServer) -> list[tuple[float, dict[str, float]]]:
+    """(bytes measured, bytes counted by each account) of the fullest worker of each stage."""
+    optimizer = "staggered" if job.planner.staggered else "barrier"
+    family = zb_h1 if job.planner.decoupled else one_f_one_b
+    schedule = lower(family(job.shape, optimizer=optimizer))
+    with tempfile.TemporaryDirectory() as folder:
+        run = train(job, Path(folder) / "run", steps=steps, schedule=schedule, server=server)
+        assert optimizer in run.modes, f"no iteration was {optimizer}: {run.modes}"
+    peaks = {str(worker): json.loads((Path(os.environ[FOLDER]) / str(worker)).read_text()) for worker in schedule.live}
+    figures = [measure_stage(job, stage, 1) for stage in range(job.shape.stages)]
+    by_profile = assemble(job, figures, Link(), [0.0] * len(figures), 1)
+    by_model = analytic.profile(job, job.layers_per_stage(), ON_CPU)
+    found = []
+    for rank in range(job.shape.ranks):
+        counted = {
+            "profile": counted_bytes(schedule, by_profile, rank),
+            "analytic": counted_bytes(schedule, by_model, rank),
+            "limit": least_limit(schedule, by_profile, rank),
+        }
+        found.append((max(peaks[f"{k}.{rank}"] for k in range(job.shape.pipelines)), counted))
+    return found
+
+
+def counted_bytes(schedule: Schedule, profile: Profile, rank: int) -> float:
+    """What `simulate` says that the workers of a rank hold at most."""
+    peaks = [peak for peak in simulate(schedule, profile).peak_bytes[rank :: schedule.shape.ranks] if peak is not None]
+    return max(peaks)
+
+
+def least_limit(schedule: Schedule, profile: Profile, rank: int) -> float:
+    """Bytes from which on the planner's limit in activations allows what the schedule holds on a rank."""
+    shape = schedule.shape
+    held = [peak for peak in simulate(schedule, profile).peak_activations[rank :: shape.ranks] if peak is not None]
+    fixed = profile.fixed_bytes(range(rank, shape.stages, shape.ranks), shape.stages)
+    return fixed + max(held) * max(profile.per_stage("activation", shape.stages)[rank :: shape.ranks])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What gloo's transport holds in memory: sent tensors until they have arrived, and few buffers for what comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from recycle.exec.transport.gloo import GlooTransport
+from recycle.exec.transport.groups import GroupsOfGeneration
+from recycle.exec.transport.plugin import TransportSettings
+from recycle.footprint import POSTED_AHEAD
+from recycle.ir.families import one_f_one_b
+from recycle.ir.instruction import Receive, Send
+from recycle.ir.lower import lower
+from recycle.shape import Shape, Worker
+
+PAIR = lower(one_f_one_b(Shape(1, 2, 8)))
+FIRST, LAST = PAIR.live
+LATE = 20.0
+
+
+@pytest.fixture
+def transports() -> Iterator[dict[Worker, GlooTransport]]:
+    """Both workers of a pipeline, in threads of this process, in iteration 0."""
+    settings = TransportSettings(HashStore())
+    made = {
+        role: GlooTransport(
+            settings,
+            GroupsOfGeneration(
+                "g", role, PAIR.live, {}, ((4,), torch.float32), PAIR.program(role), over=threading.Event()
+            ),
+        )
+        for role in PAIR.live
+    }
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(GlooTransport.form, made.values(), timeout=LATE))
+    for role, transport in made.items():
+        transport.begin(PAIR.program(role), 0)
+    yield made
+    for transport in made.values():
+        transport.close()
+
+
+def test_a_sent_tensor_is_let_go_of_once_it_has_arrived(transports: dict[Worker, GlooTransport]) -> None:
+    sends = [one for one in PAIR.program(FIRST) if isinstance(one, Send)]
+    receives = [one for one in PAIR.program(LAST) if isinstance(one, Receive)]
+    tensors = [torch.full((4,), float(place)) for place in range(len(sends))]
+    kept = [weakref.ref(tensor) for tensor in tensors]
+    for send in sends:
+        transports[FIRST].send(send, tensors.pop(0))
+    # The receiver has posted buffers for the first ones; nobody has room for the others yet.
+    _until_gone(kept[:POSTED_AHEAD], transports[FIRST])
+    assert all(tensor() is not None for tensor in kept[POSTED_AHEAD:])
+    arrived = [float(transports[LAST].receive(receive)()[0]) for receive in receives]
+    assert arrived == [float(place) for place in range(len(sends))]
+    _until_gone(kept, transports[FIRST])
+
+
+def test_a_worker_posts_as_many_receives_ahead_however_many_peers_it_has() -> None:
+    schedule = lower(one_f_one_b(Shape(1, 3, 8)))
+    middle = schedule.live[1]
+    program = schedule.program(middle)
+    posted = []
+
+    class Recording(GlooTransport):
+        def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> object:
+            posted.append(peer)
+            return None
+
+    groups = GroupsOfGeneration("g", middle, schedule.live, {}, ((4,), torch.float32), program)
+    transport = Recording(TransportSettings(None), groups)
+    transport.begin(program, 0)
+    receives = [one for one in program if isinstance(one, Receive)]
+    assert posted == [one.peer for one in receives[:POSTED_AHEAD]]
+    assert {one.peer for one in receives} == {schedule.live[0], schedule.live[2]}
+    transport.receive(receives[0])
+    assert posted == [one.peer for one in receives[: POSTED_AHEAD + 1]]
+    transport.close()
+
+
+def _until_gone(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport) -> None:
+    deadline = time.monotonic() + LATE
+    while any(tensor() is not None for tensor in kept):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+        transport._drop_sent(-2)  # as the next transfer does
