@@ -24,7 +24,9 @@ from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership import schema
 from recycle.exec.membership.etcd_client import Lease, LeaseEnded
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
+from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import RunInfo, StartRequest
+from recycle.exec.membership.relay import Relay
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.open_files import require_open_files
 from recycle.exec.processes.processes import LocalProcesses
@@ -62,17 +64,19 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
     require_open_files(len(nodes[node]) * tensor_parallel, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
     with contextlib.ExitStack() as closing:
-        store = EtcdStore.connect(job.membership.store, run, job.membership, "standby")
+        store = EtcdStore.connect(job.membership.store, run, job.membership)
         waker = Waker()
         closing.callback(waker.close)
         info = _agree(request, store, node, run)
         shared = RunDirectory(directory, job, shared=info)
         closing.callback(shared.close)
-        specification = request.specification(shared, stages, store=job.membership.store, run=run, address=address)
+        relay = Relay(store.clone(), node, job.membership.heartbeat)
+        closing.callback(relay.close)
+        specification = request.specification(shared, stages, store=relay.url, run=run, address=address)
         server = request.fork_server(shared.logs / f"forkserver.{node}.log")
         closing.callback(server.close)
         processes = LocalProcesses(server, specification, nodes[node], waker, tensor_parallel)
-        agent = _Agent(request, node, run, store, shared, processes, waker)
+        agent = _Agent(request, node, run, store, shared, processes, waker, relay)
         closing.callback(agent.close)
         closing.callback(processes.end, patience=0.0)
         agent.serve()
@@ -129,6 +133,7 @@ class _Agent:
         directory: the run directory.
         processes: the workers' processes of this node.
         waker: is woken for whatever changes in the store.
+        relay: the processes' way to the store.
     """
 
     def __init__(
@@ -140,10 +145,13 @@ class _Agent:
         directory: RunDirectory,
         processes: LocalProcesses,
         waker: Waker,
+        relay: Relay,
     ) -> None:
         self._request, self._job, self._node, self._run = request, request.job, node, run
         self._store, self._directory, self._processes, self._waker = store, directory, processes, waker
+        self._relay = relay
         self._session = uuid.uuid4().hex
+        self._asked: list[int] = []
         self._lost = threading.Event()
         self._runtime: CoordinatorRuntime | None = None
         self._role = contextlib.ExitStack()  # what ends with the coordinator's role
@@ -208,11 +216,27 @@ class _Agent:
 
     def _start_and_kill(self) -> None:
         """Start and kill as the coordinator asks, and report who has ended."""
+        asked = [self._store.version(kind) for kind in (schema.StartRequestKey, schema.KillRequestKey)]
+        if asked != self._asked:
+            self._asked = asked if self._do_as_asked() else []
+        gone = self._processes.gone()
+        if gone:
+            self._asked = []  # one that was to end before it is started again may have
+            self._relay.forget(members_of(gone, self._job.grid.tensor_parallel))
+            self._relay.flush()  # what they have said counts, and stands before their end
+        for worker, how in gone.items():
+            tail = "" if "killed by" in how else f"; its last lines: {self._processes.tail(worker)}"
+            self._store.set(schema.EndedKey(worker), (self._processes.incarnation(worker), how + tail))
+
+    def _do_as_asked(self) -> bool:
+        """Start and kill as the coordinator asks; whether all was done."""
+        is_done = True
         for worker in self._job.shape.workers():
             request = self._store.read(schema.StartRequestKey(worker)) or StartRequest()
             if request.session == self._session and request.incarnation > self._processes.incarnation(worker):
                 if self._processes.running(worker):
                     self._processes.kill(worker)
+                    is_done = False
                 else:
                     self._processes.start(
                         worker,
@@ -224,9 +248,7 @@ class _Agent:
             dead = self._store.read(schema.KillRequestKey(worker))
             if dead is not None and self._processes.running(worker) and self._processes.incarnation(worker) <= dead:
                 self._processes.kill(worker)
-        for worker, how in self._processes.gone().items():
-            tail = "" if "killed by" in how else f"; its last lines: {self._processes.tail(worker)}"
-            self._store.set(schema.EndedKey(worker), (self._processes.incarnation(worker), how + tail))
+        return is_done
 
     def _coordinate(self) -> None:
         """Let the coordinator tick if this agent has the role, or try to get it when nobody has."""

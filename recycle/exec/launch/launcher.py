@@ -21,7 +21,7 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
-from recycle.exec.membership.store import Store
+from recycle.exec.membership.store import RunStore
 from recycle.exec.membership.stores import host_store
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.open_files import require_open_files
@@ -134,6 +134,6 @@ def train(
     return RunResult(run_directory.metrics, run_directory.events, runtime.digests, run_directory.path)
 
 
-def _erase(store: Store) -> None:
+def _erase(store: RunStore) -> None:
     with contextlib.suppress(RunError):
         store.erase()

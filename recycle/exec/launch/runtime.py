@@ -24,11 +24,12 @@ from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.failure_detector import FailureDetector
+from recycle.exec.membership.heartbeats import HeartbeatReader
 from recycle.exec.membership.interfaces import Processes
 from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import Commit, GenerationRecord
 from recycle.exec.membership.schema import CutEndsKey, ReachedKey, RegisterKey, StrikeKey, WarningKey
-from recycle.exec.membership.store import Store
+from recycle.exec.membership.store import RunStore
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.waker import Waker
@@ -56,7 +57,7 @@ class CoordinatorRuntime:
         self,
         *,
         request: RunRequest,
-        store: Store,
+        store: RunStore,
         processes: Processes,
         directory: RunDirectory,
         waker: Waker,
@@ -65,6 +66,7 @@ class CoordinatorRuntime:
         job = request.job
         self._request, self._job, self._store, self._processes = request, job, store, processes
         self._directory, self._restarts = directory, restarts
+        self._workers = frozenset(job.shape.workers())
         self._struck: set[int] = set()
         self._last_commit, self._last_generation = time.monotonic(), 0
         self._has_warned = self._can_go_back = self._is_started = False
@@ -74,6 +76,8 @@ class CoordinatorRuntime:
         directory.warn = self._warn
         self._plans = PlanService(job, request.planner, directory.plans, waker, request.schedule, self._warn)
         self._replanner = Replanner(job, self._plans, directory.profiles, self._event)
+        members = members_of(job.shape.workers(), job.grid.tensor_parallel)
+        self._heartbeats = HeartbeatReader(store.clone(), members, job.membership.heartbeat / 2)
         self._checkpoints = CheckpointManager(
             job=job,
             root=directory.checkpoints,
@@ -95,6 +99,7 @@ class CoordinatorRuntime:
             committed=self._committed,
             now=time.monotonic,
             keeps=self._checkpoints.due,
+            heartbeats=self._heartbeats.read,
         )
         self._restart = Restart(request, self.coordinator, self._checkpoints, directory, restarts)
         self._expect_starts()
@@ -220,9 +225,8 @@ class CoordinatorRuntime:
         """Start workers that died again, where the run does so by itself, and admit them when they are ready."""
         if not self._restarts or self.coordinator.phase is not GenerationPhase.RUNNING:
             return
-        for worker in self._job.shape.workers():
-            if worker in self.coordinator.live | self.coordinator.awaited | self._request.absent:
-                continue
+        taking_part = self.coordinator.live | self.coordinator.awaited | self._request.absent
+        for worker in self._workers - taking_part:
             if self._processes.running(worker):
                 if self.coordinator.is_ready(worker):
                     self.coordinator.admit(worker)
@@ -306,6 +310,7 @@ class CoordinatorRuntime:
             self._warn(message)
 
     def close(self) -> None:
-        """End the planners and the thread that completes checkpoints."""
+        """End the planners and the threads that read heartbeats and complete checkpoints."""
+        self._heartbeats.close()
         self._plans.close()
         self._checkpoints.close()

@@ -20,13 +20,13 @@ from recycle.errors import RunError
 from recycle.exec.membership import schema
 from recycle.exec.membership.commit import decide, is_right, soonest_end
 from recycle.exec.membership.disagreement import Disagreement
-from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
+from recycle.exec.membership.failure_detector import FailureDetector, ReadHeartbeats, whom_to_fence
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import joined_digests, members_of, split_member
 from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Report
 from recycle.exec.membership.plan_files import pack_plan
 from recycle.exec.membership.rejoins import Rejoins
-from recycle.exec.membership.store import Store
+from recycle.exec.membership.store import RunStore
 from recycle.job import PricedJob
 from recycle.shape import Shape, Worker
 
@@ -34,6 +34,7 @@ ATTEMPTS = 5
 """Times that the same live set may fail to form or run before the run is given up."""
 FAILURES = 2
 """Times that a worker may fail to form its groups before it is fenced."""
+OTHER_LAUNCHER = "the register was changed by somebody else; another launcher uses this store"
 GRACE_SECONDS = 1.0
 """How long a broken transport may go unexplained by a death before the same live set is simply formed again."""
 
@@ -65,18 +66,20 @@ class Coordinator:
         log: takes events. committed: called as committed(commit, record) for every commit.
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
+        heartbeats: as `FailureDetector.lost` takes them; read from the store when left out.
     """
 
     job: PricedJob
     steps: int
     live: set[Worker]
-    store: Store
+    store: RunStore
     processes: Processes
     plans: Plans
     log: Log
     committed: Callable[[Commit, GenerationRecord], None]
     now: Callable[[], float]
     keeps: Callable[[int, bool], bool] = lambda step, is_last: False
+    heartbeats: ReadHeartbeats | None = None
     phase: GenerationPhase = GenerationPhase.BETWEEN
     record: GenerationRecord = field(default_factory=lambda: GenerationRecord(0, [], {}, ""))
     _detector: FailureDetector = field(init=False)
@@ -93,6 +96,8 @@ class Coordinator:
     _repeated: str | None = None
     _disagreed: int = -1
     _gone_back: int = -1
+    _reports: dict[tuple[int, int], dict[str, Report]] = field(default_factory=dict)
+    _named: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     _lost_since: float | None = None
 
     def __post_init__(self) -> None:
@@ -145,6 +150,12 @@ class Coordinator:
         """Names of all processes of `workers`."""
         return members_of(workers, self.job.grid.tensor_parallel)
 
+    def _present(self) -> list[str]:
+        """Names of all processes of the generation."""
+        if self._named[0] is not self.record.live:
+            self._named = self.record.live, self._members(self.record.live)
+        return self._named[1]
+
     @property
     def next_step(self) -> int:
         return self.record.committed + 1
@@ -183,8 +194,7 @@ class Coordinator:
         if gone:
             self.store.set(schema.OverKey(), True)  # after this write, this client reads what others wrote before
         names = self._members(self.live)
-        found = self.store.read_all([schema.FinalKey(name) for name in names])
-        final = {name: digests for name, digests in zip(names, found, strict=True) if digests is not None}
+        final = self.store.answers(schema.FinalKey(schema.EVERYBODY), names)
         gone |= self._detector.lost(self.live, self.read_heartbeats, self.now(), final)
         waits = {worker for worker in self.live if not final.keys() >= set(self._members([worker]))}
         for worker in sorted(waits & gone.keys()):
@@ -257,6 +267,7 @@ class Coordinator:
             self.store.compare_set(schema.PermissionKey(g, "run"), None, VOID)
             self.store.compare_set(schema.CommitKey(g, self.next_step), None, VOID)
             self.store.set(schema.StopKey(g), True)
+        self._reports.clear()
         self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
@@ -295,13 +306,14 @@ class Coordinator:
     def _announce(self) -> None:
         """Write the record of a new generation, to the register first."""
         self._register()
+        self.store.set(schema.BegunKey(), self.record.generation)
         self.store.compare_set(schema.ProposalKey(self.record.generation), None, self.record)
 
     def _register(self) -> None:
         """Write the register, if nobody else has."""
         before, self._registered = self._registered, self.record
         if not self.store.compare_set(schema.RegisterKey(), before, self.record):
-            raise RunError("the register was changed by somebody else; another launcher uses this store")
+            raise RunError(OTHER_LAUNCHER)
 
     @property
     def _failed(self) -> frozenset[Worker]:
@@ -328,18 +340,19 @@ class Coordinator:
 
     def _form(self) -> None:
         """Once all have acknowledged, all may form; log how many workers have taken the step back for that."""
-        g, names = self.record.generation, self._members(self.record.live)
-        keys = [schema.AcknowledgedKey(g, name) for name in names]
-        if not self.store.has_all(keys):
+        g, names = self.record.generation, self._present()
+        key = schema.AcknowledgedKey(g, schema.EVERYBODY)
+        answers = self.store.all_answers(key, names)
+        if answers is None:
             limit = self.job.membership.form_timeout
-            found = self.store.read_all(keys)
-            late = {_worker(name) for name, answer in zip(names, found, strict=True) if answer is None}
+            if self._waited <= limit:
+                return
+            late = {_worker(name) for name in set(names) - self.store.answers(key, names).keys()}
             # It may be in the middle of an operation that nothing can interrupt.
             late = {worker for worker in late if self._waited > limit + self._detector.patience_with(worker)}
             self._fence_late(late, f"generation {g} was not acknowledged")
             return
-        answers = self.store.read_all(keys)
-        count = len({split_member(name)[0] for name, took_back in zip(names, answers, strict=True) if took_back})
+        count = len({split_member(name)[0] for name, took_back in answers.items() if took_back})
         if count or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
             self.log("undone", step=self.next_step, count=count, cause=cause)
@@ -352,21 +365,20 @@ class Coordinator:
         if self._cut():
             return
         g = self.record.generation
-        members = self._members(self.record.live)
-        found = self.store.read_all([schema.FormedKey(g, name) for name in members])
-        answers = dict(zip(members, found, strict=True))
-        own = {name: answer.error for name, answer in answers.items() if answer and answer.error and not answer.expired}
+        members = self._present()
+        answers = self.store.answers(schema.FormedKey(g, schema.EVERYBODY), members)
+        own = {name: answer.error for name, answer in answers.items() if answer.error and not answer.expired}
         if own:
             self._blame(g, own)
             return
-        late = {_worker(name) for name, answer in answers.items() if answer is None}
-        if late:
+        if len(answers) < len(members):
             limits = self.job.membership
             # Who waits for one that is late has an answer after `form_timeout`, or that of a copy's transfers.
             limit = 2 * limits.form_timeout + (limits.transport_timeout if self.record.joins else 0.0)
-            self._fence_late(late if self._waited > limit else set(), f"groups of generation {g} did not form")
+            late = {_worker(name) for name in set(members) - answers.keys()} if self._waited > limit else set()
+            self._fence_late(late, f"groups of generation {g} did not form")
             return
-        if expired := {name: answer.error for name, answer in answers.items() if answer and answer.error}:
+        if expired := {name: answer.error for name, answer in answers.items() if answer.error}:
             name, error = next(iter(expired.items()))
             self._again(f"worker {name} could not form generation {g}: {error}")
             return
@@ -446,22 +458,24 @@ class Coordinator:
     def _commit(self) -> bool:
         """Commit the next iteration if every process of every live worker has reported it."""
         g, n = self.record.generation, self.next_step
-        members = self._members(self.record.live)
-        keys = [schema.ReportKey(g, n, name) for name in members]
-        if not self.store.has_all(keys):
+        key = schema.ReportKey(g, n, schema.EVERYBODY)
+        collected, members = self._reports.setdefault((g, n), {}), self._present()
+        collected |= self.store.arrived(key, [name for name in members if name not in collected])
+        if len(collected) < len(members):
             return False
-        reports = self.store.read_all(keys)
-        commit = self._decide(n, {name: r for name, r in zip(members, reports, strict=True) if r is not None})
+        del self._reports[g, n]
+        commit = self._decide(n, {name: collected[name] for name in members})
         if commit is None:
             return False
-        before = self.record
-        after = msgspec.structs.replace(before, committed=n, commit=commit, mode=commit.next_mode)
-        self.record = after
-        self._register()
-        self.store.compare_set(schema.CommitKey(g, n), None, commit)
+        after = msgspec.structs.replace(self.record, committed=n, commit=commit, mode=commit.next_mode)
+        before, self._registered, self.record = self._registered, after, after
+        # All have read the commit before the last: they stepped n - 1 after it.
+        if not self.store.advance(
+            schema.RegisterKey(), before, after, (schema.CommitKey(g, n), commit), [key, schema.CommitKey(g, n - 2)]
+        ):
+            raise RunError(OTHER_LAUNCHER)
         self._attempts = 0
         self._failures.clear()
-        self.store.delete([*keys, schema.CommitKey(g, n - 2)])  # all have read it: they stepped n - 1 after it
         self.committed(commit, after)
         if commit.finished:
             self._enter(GenerationPhase.FINISHED)
@@ -520,9 +534,12 @@ class Coordinator:
             self._end()
             raise StageLost(again)
 
-    def read_heartbeats(self, names: Sequence[str]) -> list[Heartbeat | None]:
-        """The last heartbeats of processes, by their names; None before the first."""
-        return self.store.read_all([schema.HeartbeatKey(name) for name in names])
+    def read_heartbeats(self, names: Sequence[str]) -> Sequence[Heartbeat | None] | None:
+        """The last heartbeats of processes, as `FailureDetector.lost` takes them."""
+        if self.heartbeats is not None:
+            return self.heartbeats(names)
+        found = self.store.answers(schema.HeartbeatKey(schema.EVERYBODY), names)
+        return [found.get(name) for name in names]
 
     def _repeat(self, cause: str) -> None:
         """Repeat the iteration in another generation with the same workers."""

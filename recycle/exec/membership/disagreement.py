@@ -57,8 +57,11 @@ def compare(step: int, reports: Mapping[str, Report]) -> None:
             odd[worker] = f"its tensor ranks hold different {what}"
             said = [_text(report, stage) for report in ranks for stage in report.norms]
             held[worker] = "; ".join([*said, *(f"loss {report.loss!r}" for report in ranks if report.loss is not None)])
-    for stage in sorted({stage for ranks in workers.values() for stage in ranks[0].norms}):
-        hosts = {worker: _held(ranks, stage) for worker, ranks in workers.items() if stage in ranks[0].norms}
+    of_stages: dict[int, dict[str, _Held]] = defaultdict(dict)
+    for worker, ranks in workers.items():
+        for stage in ranks[0].norms:
+            of_stages[stage][worker] = _held(ranks, stage)
+    for stage, hosts in sorted(of_stages.items()):
         votes = Counter(hosts.values())
         if len(votes) == 1:
             continue

@@ -1,8 +1,8 @@
 """Membership on etcd: the same keys as in the launcher's store, below a prefix per run.
 
-Keys lie in the folders that the schema gives them, and each client mirrors the folders that it needs: a worker `groups`
-and `orders`, which lie side by side, the coordinator `orders` and `posts`, an agent that may become coordinator
-`orders`. No client polls, and a wait costs no request. Heartbeats are not mirrored: the coordinator reads all of them
+Keys lie in the folders that the schema gives them, and each client mirrors the folders that it needs: an agent, or a
+worker without one, `groups` and `orders`, which lie side by side, the coordinator `orders`, `posts` and `register`. No
+client polls, and a wait costs no request. Heartbeats are not mirrored: the coordinator reads all of them
 in one request, which also tells a silent worker from a store that does not answer.
 
 What a client reads is never older than what it wrote or read before; of others' writes it may be a moment behind.
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from recycle.errors import RunError
+from recycle.exec.membership.bundles import unbundled
+from recycle.exec.membership.copied import CopiedKeys, FormingKeys
 from recycle.exec.membership.etcd_client import (
     EtcdClient,
     Request,
@@ -29,16 +31,15 @@ from recycle.exec.membership.etcd_client import (
     put,
 )
 from recycle.exec.membership.etcd_mirror import Mirror
-from recycle.exec.membership.schema import Decision, Folder, Key, Value, generation_folder
-from recycle.exec.membership.store import Store
+from recycle.exec.membership.schema import Decision, Folder, HeartbeatKey, Key, Value, generation_folder
+from recycle.exec.membership.store import RunStore
 from recycle.sections import MembershipSection
 
-Reader = Literal["worker", "coordinator", "standby"]
+Reader = Literal["follower", "coordinator"]
 """Who reads: says which folders are mirrored."""
 _FOLLOWED: dict[Reader, tuple[Folder, Folder]] = {
-    "worker": (Folder.GROUPS, Folder.ORDERS),
-    "coordinator": (Folder.ORDERS, Folder.POSTS),
-    "standby": (Folder.ORDERS, Folder.ORDERS),
+    "follower": (Folder.GROUPS, Folder.ORDERS),
+    "coordinator": (Folder.ORDERS, Folder.REGISTER),
 }
 """The first and the last of the folders that are mirrored."""
 
@@ -47,7 +48,7 @@ class RoleLost(RunError):
     """Another agent has become coordinator; nothing was written."""
 
 
-class EtcdStore(Store):
+class EtcdStore(RunStore):
     """A client of the run's part of an etcd cluster.
 
     Args:
@@ -58,10 +59,10 @@ class EtcdStore(Store):
 
     def __init__(self, client: EtcdClient, prefix: str, mirror: Mirror, guard: tuple[str, int] | None = None) -> None:
         self._client, self._prefix, self._mirror, self._guard = client, prefix, mirror, guard
-        self._seen = mirror.changes
+        self._seen = mirror.keys.changes
 
     @classmethod
-    def connect(cls, url: str, run: str, settings: MembershipSection, reader: Reader = "worker") -> EtcdStore:
+    def connect(cls, url: str, run: str, settings: MembershipSection, reader: Reader = "follower") -> EtcdStore:
         """Open the run called `run` in the cluster at `url`.
 
         Raises:
@@ -91,22 +92,83 @@ class EtcdStore(Store):
     def _put(self, key: Key[Any], text: str) -> None:
         self.write([], [put(self._prefix + key.name, text)])
 
+    def texts(self, names: list[str]) -> list[str | None]:
+        """The text of each key, by their names."""
+        return self._texts(names)
+
     def _texts(self, names: list[str]) -> list[str | None]:
-        names = [self._prefix + name for name in names]
-        if all(self._mirror.covers(name) for name in names):
-            values = [self._mirror.get(name) for name in names]
+        if all(self._mirror.covers(self._prefix + name) for name in names):
+            values = [self._mirror.keys.get(name) for name in names]
+        elif names[0].startswith(Folder.BEATS):
+            within = self._within(HeartbeatKey.parent())
+            values = [within.get(name.rpartition("/")[2]) for name in names]
         else:
-            found, _ = self._client.range(min(names), max(names) + "\0")
-            values = [found[name].value if name in found else None for name in names]
+            found = self._range(self._prefix + min(names), self._prefix + max(names) + "\0")
+            values = [found.get(name) for name in names]
         return [None if value is None else value.decode() for value in values]
 
+    def _range(self, start: str, end: str) -> dict[str, bytes]:
+        """The keys from `start` to before `end`, asked of the cluster; those in bundles too."""
+        found, _ = self._client.range(start, end)
+        return dict(
+            part for name, held in found.items() for part in unbundled(name.removeprefix(self._prefix), held.value)
+        )
+
+    def _within(self, folder: str) -> Mapping[str, bytes]:
+        """The keys right below a folder, by the last part of their names."""
+        full = f"{self._prefix}{folder}/"
+        if self._mirror.covers(full):
+            return self._mirror.keys.within(folder)
+        return {name.rpartition("/")[2]: value for name, value in self._range(full, _after(full)).items()}
+
+    def _below(self, folder: str, leaves: Collection[str]) -> dict[str, str]:
+        within = self._within(folder)
+        return {leaf: value.decode() for leaf in leaves if (value := within.get(leaf)) is not None}
+
+    def _has_below(self, folder: str, leaves: Collection[str]) -> bool:
+        within = self._within(folder)
+        return len(within) >= len(leaves) and all(leaf in within for leaf in leaves)
+
+    def arrived(self, key: Key[Value], members: Collection[str]) -> dict[str, Value]:
+        return self.answers(key, members)  # costs no request, and so the last one finds little left to decode
+
+    def version(self, kind: type[Key[Any]]) -> int:
+        """A number that is another one after every change of a key of this kind, one of those that are mirrored."""
+        return self._mirror.keys.version(kind.parent())
+
+    def advance(
+        self,
+        register: Decision[Value],
+        before: Value | None,
+        after: Value,
+        decided: tuple[Decision[Any], Any],
+        forget: Sequence[Key[Any]],
+    ) -> bool:
+        name, text = self._prefix + register.name, register.encode(after)
+        condition = made_at(name, 0) if before is None else holds(name, register.encode(before))
+        key, value = decided
+        names = [self._prefix + key.name for key in forget]
+        then = [put(self._prefix + key.name, key.encode(value))]
+        then += [delete(name, _after(name) if name.endswith("/") else None) for name in names]
+        return self._put_if([condition], name, text, then=then)
+
     def _swap(self, key: Key[Any], expected: str | None, text: str) -> bool:
-        name = self._prefix + key.name
+        return self.swap(key.name, expected, text)
+
+    def swap(self, name: str, expected: str | None, text: str) -> bool:
+        """Write a key by its name if it holds `expected`, None: if it is not there; whether it now holds `text`."""
+        name = self._prefix + name
         return self._put_if([made_at(name, 0) if expected is None else holds(name, expected)], name, text)
 
-    def _put_if(self, conditions: list[Request], name: str, text: str, lease: str | None = None) -> bool:
-        """Put under conditions; whether the key now holds `text`. So an attempt that did arrive may be repeated."""
-        answer = self.write(conditions, [put(name, text, lease)], [get(name)])
+    def _put_if(
+        self, conditions: list[Request], name: str, text: str, lease: str | None = None, then: Sequence[Request] = ()
+    ) -> bool:
+        """Put under conditions; whether the key now holds `text`. So an attempt that did arrive may be repeated.
+
+        Args:
+            then: to be done with it.
+        """
+        answer = self.write(conditions, [put(name, text, lease), *then], [get(name)])
         if answer.get("succeeded"):
             return True
         found = answer["responses"][0]["response_range"].get("kvs", [])
@@ -136,7 +198,7 @@ class EtcdStore(Store):
     def _await(self, name: str, seconds: float) -> None:
         full = self._prefix + name
         if self._mirror.covers(full):
-            self._mirror.wait(lambda: self._mirror.get(full) is not None, seconds)
+            self._mirror.keys.wait(lambda: self._mirror.keys.get(name) is not None, seconds)
             return
         deadline = time.monotonic() + seconds
         while not self._has([name]) and time.monotonic() < deadline:
@@ -146,14 +208,18 @@ class EtcdStore(Store):
         return None not in self._texts(names)
 
     def wait_for_change(self, seconds: float) -> bool:
-        seen = self._seen
-        self._mirror.wait(lambda: self._mirror.changes > seen, seconds)
-        self._seen = self._mirror.changes
+        seen, keys = self._seen, self._mirror.keys
+        keys.wait(lambda: keys.changes > seen, seconds)
+        self._seen = keys.changes
         return self._seen > seen
 
     def _delete(self, names: list[str]) -> None:
         for start in range(0, len(names), 100):
             self.write([], [delete(self._prefix + name) for name in names[start : start + 100]])
+
+    def delete_names(self, names: list[str]) -> None:
+        """Forget keys by their names."""
+        self._delete(names)
 
     def forget_before(self, generation: int) -> None:
         paths = [f"{self._prefix}{folder}/" for folder in Folder]
@@ -168,14 +234,24 @@ class EtcdStore(Store):
         self._mirror.close()
 
     @property
-    def torch_store(self) -> EtcdGroups:
-        return EtcdGroups(self.clone(), f"{self._prefix}{Folder.GROUPS}/", self._mirror)
+    def keys(self) -> CopiedKeys:
+        """What this client follows."""
+        return self._mirror.keys
+
+    @property
+    def torch_store(self) -> FormingKeys:
+        store = self.clone()
+        return FormingKeys(self._mirror.keys, lambda name, value: store.put_all({name: value}))
+
+    def put_all(self, values: Mapping[str, str | bytes]) -> None:
+        """Write keys by their names, in one transaction; of one kind of client, who has checked them."""
+        self.write([], [put(self._prefix + name, value) for name, value in values.items()])
 
     def write(
         self, conditions: list[Request], then: list[Request], otherwise: Sequence[Request] = ()
     ) -> dict[str, Any]:
         """One transaction, of a coordinator only as long as it holds its role; returns when the mirror shows it."""
-        self._mirror.check()
+        self._mirror.keys.check()
         if self._guard is not None:
             conditions, otherwise = [*conditions, made_at(*self._guard)], [*otherwise, get(self._guard[0])]
         answer = self._client.call("/kv/txn", {"compare": conditions, "success": then, "failure": list(otherwise)})
@@ -193,25 +269,6 @@ class EtcdStore(Store):
         return answer
 
 
-class EtcdGroups:
-    """The part of torch's store interface that process groups form on."""
-
-    def __init__(self, store: EtcdStore, prefix: str, mirror: Mirror) -> None:
-        self._store, self._prefix, self._mirror = store, prefix, mirror
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._store.write([], [put(self._prefix + key, value)])
-
-    def get(self, key: str) -> bytes:
-        value = self._mirror.get(self._prefix + key)
-        if value is None:
-            raise RuntimeError(f"{key} was not written")
-        return value
-
-    def check(self, keys: list[str]) -> bool:
-        return all(self._mirror.get(self._prefix + key) is not None for key in keys)
-
-
 def _after(prefix: str) -> str:
     """The first key behind all that begin with `prefix`."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
@@ -219,4 +276,4 @@ def _after(prefix: str) -> str:
 
 def _mirror(client: EtcdClient, prefix: str, reader: Reader) -> Mirror:
     first, last = _FOLLOWED[reader]
-    return Mirror(client, f"{prefix}{first}/", _after(f"{prefix}{last}/"))
+    return Mirror(client, prefix, f"{prefix}{first}/", _after(f"{prefix}{last}/"))

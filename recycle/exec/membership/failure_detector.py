@@ -22,8 +22,7 @@ from recycle.exec.membership.messages import Heartbeat
 from recycle.job import PricedJob
 from recycle.shape import Worker
 
-_Member = tuple[Worker, int]
-"""A process: its worker and its tensor rank."""
+ReadHeartbeats = Callable[[Sequence[str]], Sequence[Heartbeat | None] | None]
 
 
 @dataclass
@@ -46,52 +45,64 @@ class FailureDetector:
         self._limits = job.membership
         self._dead_after = job.membership.dead_after if dead_after is None else dead_after
         self._profiled = profiled_seconds(job)
-        self._tensor_ranks = range(job.grid.tensor_parallel)
-        self._beats: dict[_Member, _Heard] = {}
+        self._names = {
+            worker: [member_name(worker, rank) for rank in range(job.grid.tensor_parallel)]
+            for worker in job.shape.workers()
+        }
+        self._beats: dict[str, _Heard] = {}
         self._looked = 0.0
 
     def lost(
         self,
         live: Collection[Worker],
-        read: Callable[[Sequence[str]], Sequence[Heartbeat | None]],
+        read: ReadHeartbeats,
         now: float,
         done: Collection[str] = (),
     ) -> dict[Worker, str]:
         """Workers with a process without heartbeat, or without progress while it has work, each with why.
 
         Args:
-            read: the last heartbeats of processes, by their names; None before the first.
+            read: the last heartbeats of processes, by their names; None before the first. None for all when none were
+                read since the last call: then nobody is judged, and the time counts for nobody.
             now: monotonic seconds.
             done: processes that have nothing more to do, and may be silent.
         """
         limits = self._limits
         late = max(0.0, now - self._looked - limits.heartbeat)
+        watched: list[tuple[Worker, int, _Heard]] = []
+        due: dict[str, _Heard] = {}
+        for worker, rank, name in ((w, rank, name) for w in live for rank, name in enumerate(self._names[w])):
+            if name in done:
+                continue
+            if (beat := self._beats.get(name)) is None:
+                beat = _Heard(now - late, now - late, max(limits.warm_up, self._dead_after))
+                self._beats[name] = beat
+            watched.append((worker, rank, beat))
+            if now - beat.changed - late >= limits.heartbeat / 2 or beat.last.beats < 0:
+                due[name] = beat
+        found = read(list(due))
+        if found is None:
+            return {}
         self._looked = now
         if late:
             for beat in self._beats.values():
                 beat.changed += late
                 beat.progressed += late
-        watched: list[tuple[Worker, str, _Heard]] = []
-        due: dict[str, _Heard] = {}
-        for worker, rank in ((worker, rank) for worker in live for rank in self._tensor_ranks):
-            if (name := member_name(worker, rank)) in done:
-                continue
-            beat = self._beats.setdefault((worker, rank), _Heard(now, now, max(limits.warm_up, self._dead_after)))
-            watched.append((worker, f"tensor rank {rank}: " if rank else "", beat))
-            if now - beat.changed >= limits.heartbeat / 2 or beat.last.beats < 0:
-                due[name] = beat
-        for beat, heartbeat in zip(due.values(), read(list(due)), strict=True):
+        for beat, heartbeat in zip(due.values(), found, strict=True):
             if heartbeat is not None and heartbeat != beat.last:
                 if heartbeat.progress != beat.last.progress or heartbeat.waiting:
                     beat.progressed = now
                 beat.last, beat.changed, beat.patience = heartbeat, now, self.patience(heartbeat.longest)
         starved = self._common_silence([now - beat.changed for _, _, beat in watched])
         lost: dict[Worker, str] = {}
-        for worker, which, beat in watched:
+        for worker, rank, beat in watched:
             if now - beat.changed > self._dead_after + starved:
-                lost.setdefault(worker, f"{which}no heartbeat for {self._dead_after:g} s")
+                cause = f"no heartbeat for {self._dead_after:g} s"
             elif now - beat.progressed > beat.patience + starved:
-                lost.setdefault(worker, f"{which}no progress for {beat.patience:g} s in {beat.last.doing}")
+                cause = f"no progress for {beat.patience:g} s in {beat.last.doing}"
+            else:
+                continue
+            lost.setdefault(worker, f"tensor rank {rank}: {cause}" if rank else cause)
         return lost
 
     def _common_silence(self, silences: Sequence[float]) -> float:
@@ -113,17 +124,17 @@ class FailureDetector:
 
     def patience_with(self, worker: Worker) -> float:
         """Seconds that the worker's operation may take, by its last heartbeat."""
-        beats = [beat for rank in self._tensor_ranks if (beat := self._beats.get((worker, rank))) is not None]
+        beats = [beat for name in self._names[worker] if (beat := self._beats.get(name)) is not None]
         return max((beat.patience for beat in beats), default=self._limits.warm_up)
 
     def forget(self, worker: Worker) -> None:
         """The worker's next heartbeats come from other processes."""
-        for rank in self._tensor_ranks:
-            self._beats.pop((worker, rank), None)
+        for name in self._names[worker]:
+            self._beats.pop(name, None)
 
     def is_silent(self, worker: Worker, now: float) -> bool:
         """Whether a heartbeat is well overdue, though not long enough to be dead."""
-        beats = [beat for rank in self._tensor_ranks if (beat := self._beats.get((worker, rank))) is not None]
+        beats = [beat for name in self._names[worker] if (beat := self._beats.get(name)) is not None]
         return any(now - beat.changed > self._limits.dead_after / 2 for beat in beats)
 
 

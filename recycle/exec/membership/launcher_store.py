@@ -6,14 +6,14 @@ import builtins
 import contextlib
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from recycle.errors import RunError
-from recycle.exec.membership.schema import Folder, Key, generation_folder
-from recycle.exec.membership.store import Store
+from recycle.exec.membership.schema import Decision, Folder, Key, Value, generation_folder
+from recycle.exec.membership.store import RunStore
 
 _POSTS = "posts"
 """Queue of names of what was written in the folder `posts`."""
@@ -21,7 +21,7 @@ _ABSENT = "\0"
 """A text that no key holds."""
 
 
-class LauncherStore(Store):
+class LauncherStore(RunStore):
     """A client of the launcher's server."""
 
     def __init__(self, client: Any) -> None:
@@ -77,11 +77,36 @@ class LauncherStore(Store):
     def _has(self, names: list[str]) -> bool:
         return bool(self._try(partial(self._client.check, names)))
 
+    def _below(self, folder: str, leaves: Collection[str]) -> dict[str, str]:
+        texts = self._texts([f"{folder}/{leaf}" for leaf in leaves]) if leaves else []
+        return {leaf: text for leaf, text in zip(leaves, texts, strict=True) if text is not None}
+
+    def _has_below(self, folder: str, leaves: Collection[str]) -> bool:
+        return not leaves or self._has([f"{folder}/{leaf}" for leaf in leaves])
+
+    def advance(
+        self,
+        register: Decision[Value],
+        before: Value | None,
+        after: Value,
+        decided: tuple[Decision[Any], Any],
+        forget: Sequence[Key[Any]],
+    ) -> bool:
+        if not self.compare_set(register, before, after):
+            return False
+        key, value = decided
+        self.compare_set(key, None, value)
+        names = [key.name for key in forget]
+        folders = tuple(name for name in names if name.endswith("/"))
+        there = self._try(self._client.list_keys) if folders else []
+        self._delete([*names, *(name for name in there if name.startswith(folders))])
+        return True
+
     def _await(self, name: str, seconds: float) -> None:
         self._within(partial(self._client.wait, [name], timedelta(seconds=seconds)))
 
     def _delete(self, names: list[str]) -> None:
-        for name in names:
+        for name in (name for name in names if not name.endswith("/")):
             self._try(partial(self._client.delete_key, name))
 
     def wait_for_change(self, seconds: float) -> bool:

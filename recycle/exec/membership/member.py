@@ -71,8 +71,7 @@ class Member:
         self.progress.begins("settle")
         self.progress.set_waiting(True)
         while True:
-            register = self.store.read(schema.RegisterKey())
-            begun = 0 if register is None else register.generation
+            begun = self.store.read(schema.BegunKey()) or 0
             record = self.store.wait(schema.ProposalKey(max(begun, self._generation + 1)), LOOK_SECONDS)
             if record is None:
                 continue

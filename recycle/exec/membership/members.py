@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from recycle.shape import Worker
 
@@ -24,6 +25,7 @@ def members_of(workers: Iterable[Worker | str], tensor_parallel: int) -> list[st
     return [member_name(worker, rank) for worker in workers for rank in range(tensor_parallel)]
 
 
+@lru_cache(maxsize=2**17)
 def split_member(name: str) -> tuple[str, int]:
     """The worker and the tensor rank that a member's name is made of."""
     worker, _, rank = name.partition("t")

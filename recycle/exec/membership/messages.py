@@ -65,7 +65,7 @@ class GenerationRecord(Struct, frozen=True):
     periods: dict[Mode, float] = {}
 
 
-class Computed(Struct, frozen=True, array_like=True):
+class Computed(Struct, frozen=True, array_like=True, gc=False):
     """The instructions of one kind that a worker ran for one of its stages in an iteration.
 
     Attributes:
@@ -112,7 +112,7 @@ class Formed(Struct, frozen=True):
     expired: bool = False
 
 
-class Heartbeat(Struct, frozen=True):
+class Heartbeat(Struct, frozen=True, gc=False):
     """What a process says of itself every so often.
 
     Attributes:

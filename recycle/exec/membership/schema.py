@@ -4,8 +4,9 @@ Each key is a class, and its instances are the keys: `CommitKey(3, 17)` is the k
 generation 3. The class says all that a store has to know, so that a new key is one class here and nothing elsewhere:
 
 - the type of its value, which gives the text in the store (JSON; a text stays as it is);
-- who writes it, and with that the folder it lies in. On etcd a client follows whole folders: workers follow `orders`,
-  whoever coordinates follows `orders` and `posts`. On the launcher's store every write in `posts` wakes the launcher;
+- who writes it, and with that the folder it lies in. On etcd a client follows whole folders: agents follow `orders` and
+  pass it on to their workers, whoever coordinates follows `posts` and `register` as well. On the launcher's store every
+  write in `posts` wakes the launcher;
 - how it may be written: a `Decision` only by compare-and-set, a `Note` by whoever is its writer, at any time;
 - how long it is kept: a key with a field `generation` is deleted once a later generation runs (`Store.forget_before`),
   what else a comment says; all others are kept until the run ends.
@@ -18,6 +19,7 @@ generation that ends turns each decision that is still open into "void".
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin
@@ -35,6 +37,7 @@ from recycle.exec.membership.messages import (
     Saved,
     StartRequest,
 )
+from recycle.exec.membership.packed_record import PackedRecord, pack_record, unpack_record
 from recycle.shape import Worker
 
 Value = TypeVar("Value")
@@ -49,6 +52,8 @@ class Folder(StrEnum):
     """What process groups form on; the keys below it are torch's."""
     ORDERS = "orders"
     POSTS = "posts"
+    REGISTER = "register"
+    """Written at every commit, and followed by nobody but whoever coordinates."""
 
 
 class Writer(StrEnum):
@@ -57,6 +62,10 @@ class Writer(StrEnum):
     COORDINATOR = "coordinator"
     AGENT = "agent"
     WORKER = "worker"
+
+
+EVERYBODY = ""
+"""In the place of a key's member: the keys of all members."""
 
 
 def generation_folder(generation: int) -> str:
@@ -71,14 +80,23 @@ class Key(Generic[Value]):
     Class arguments:
         writer: who writes it.
         folder: where it lies; by default `orders` for what the coordinator writes and `posts` for all else.
+        packed: the type that a value is written as, and what makes it of a value and back; that of the value itself
+            when left out.
     """
 
     folder: ClassVar[Folder]
     writer: ClassVar[Writer]
     _kind: ClassVar[str]
     _type: ClassVar[Any]
+    _packed: ClassVar[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]] | None]
 
-    def __init_subclass__(cls, *, writer: Writer | None = None, folder: Folder | None = None) -> None:
+    def __init_subclass__(
+        cls,
+        *,
+        writer: Writer | None = None,
+        folder: Folder | None = None,
+        packed: tuple[Any, Callable[[Any], Any], Callable[[Any], Any]] | None = None,
+    ) -> None:
         super().__init_subclass__()
         if writer is None:
             return  # Note and Decision
@@ -87,6 +105,7 @@ class Key(Generic[Value]):
         cls._kind = cls.__name__.removesuffix("Key").lower()
         (base,) = (base for base in cls.__dict__["__orig_bases__"] if get_origin(base) is not None)
         (cls._type,) = get_args(base)
+        cls._packed = packed
         dataclass(frozen=True)(cls)
 
     @property
@@ -97,16 +116,34 @@ class Key(Generic[Value]):
         within = [] if generation is None else [generation_folder(generation)]
         return "/".join([self.folder, *within, self._kind, *map(str, parts.values())])
 
+    @classmethod
+    def parent(cls) -> str:
+        """The folder of the keys of this kind, one that has no generation."""
+        return f"{cls.folder}/{cls._kind}"
+
+    @classmethod
+    def is_bundled(cls) -> bool:
+        """Whether an agent may write the keys of all its processes in one (bundles.py)."""
+        fields = cls.__annotations__
+        return "member" in fields and ("generation" in fields or cls.folder is Folder.BEATS)
+
     def encode(self, value: Value) -> str:
         """The text in the store that stands for `value`; Python's JSON keeps NaN and infinity of bad gradients."""
         if isinstance(value, str) and self._type is str:
             return value
-        return json.dumps(msgspec.to_builtins(value, str_keys=True))
+        packed = value if self._packed is None else self._packed[1](value)
+        return json.dumps(msgspec.to_builtins(packed, str_keys=True), separators=(",", ":"))
 
     def decode(self, text: str) -> Value:
         """The value that a text in the store stands for."""
-        value = text if self._type is str else msgspec.convert(json.loads(text), type=self._type, str_keys=True)
-        return cast(Value, value)
+        if self._type is str:
+            return cast(Value, text)
+        written = self._type if self._packed is None else self._packed[0]
+        try:
+            value = msgspec.json.decode(text, type=written)
+        except msgspec.DecodeError:  # of what Python's JSON has beyond the standard
+            value = msgspec.convert(json.loads(text), type=written, str_keys=True)
+        return cast(Value, value if self._packed is None else self._packed[2](value))
 
 
 class Note(Key[Value]):
@@ -120,8 +157,15 @@ class Decision(Key[Value]):
 # The run.
 
 
-class RegisterKey(Decision[GenerationRecord], writer=Writer.COORDINATOR):
+_RECORD = (PackedRecord, pack_record, unpack_record)
+
+
+class RegisterKey(Decision[GenerationRecord], writer=Writer.COORDINATOR, folder=Folder.REGISTER, packed=_RECORD):
     """The one register: the current generation and the last committed step."""
+
+
+class BegunKey(Note[int], writer=Writer.COORDINATOR):
+    """The generation that was proposed last, so that nobody waits for one before it. Says nothing that counts."""
 
 
 class RunKey(Decision[RunInfo], writer=Writer.AGENT, folder=Folder.ORDERS):
@@ -143,7 +187,7 @@ class OverKey(Note[bool], writer=Writer.COORDINATOR):
 # A generation; all of these are deleted once a later one runs.
 
 
-class ProposalKey(Decision[GenerationRecord], writer=Writer.COORDINATOR):
+class ProposalKey(Decision[GenerationRecord], writer=Writer.COORDINATOR, packed=_RECORD):
     """What the generation begins with."""
 
     generation: int

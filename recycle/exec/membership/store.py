@@ -1,11 +1,15 @@
-"""What membership needs of a store: typed keys (schema.py) on top of a few operations on names and texts."""
+"""What membership needs of a store: typed keys (schema.py) on top of a few operations on names and texts.
+
+A `Store` is what every process of a run has of it, a `RunStore` what whoever coordinates has: it follows what all
+others write, decides, and forgets.
+"""
 
 from __future__ import annotations
 
 import builtins
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from recycle.exec.membership.schema import Decision, Key, Note, Value
@@ -39,6 +43,24 @@ class Store(ABC):
         """Whether every key was written."""
         return not keys or self._has([key.name for key in keys])
 
+    def answers(self, key: Key[Value], members: Collection[str]) -> dict[str, Value]:
+        """Member -> the value of its key, of those members whose key was written; in the order of `members`.
+
+        Args:
+            key: with `EVERYBODY` in the member's place.
+        """
+        found = self._below(key.name[:-1], members)
+        return {member: key.decode(found[member]) for member in members if member in found}
+
+    def all_answers(self, key: Key[Value], members: Collection[str]) -> dict[str, Value] | None:
+        """As `answers`; None unless all members have written theirs."""
+        found = self.answers(key, members) if self._has_below(key.name[:-1], members) else {}
+        return found if len(found) == len(members) else None
+
+    def arrived(self, key: Key[Value], members: Collection[str]) -> dict[str, Value]:
+        """As `answers`, for whoever asks again and again until all are there: perhaps none before that."""
+        return self.all_answers(key, members) or {}
+
     def wait(self, key: Key[Value], seconds: float) -> Value | None:
         """The value of `key` as soon as it is written; None when it is not within `seconds`."""
         self._await(key.name, seconds)
@@ -62,10 +84,55 @@ class Store(ABC):
     def _has(self, names: list[str]) -> bool: ...
 
     @abstractmethod
+    def _below(self, folder: str, leaves: Collection[str]) -> Mapping[str, str]:
+        """Last part of a name -> text, of those of the keys right below `folder` that were written."""
+
+    @abstractmethod
+    def _has_below(self, folder: str, leaves: Collection[str]) -> bool:
+        """Whether all these keys right below `folder` were written."""
+
+    @abstractmethod
     def _await(self, name: str, seconds: float) -> None: ...
 
     @abstractmethod
     def _delete(self, names: list[str]) -> None: ...
+
+    @abstractmethod
+    def clone(self) -> Store:
+        """Another client, for another thread."""
+
+    @property
+    @abstractmethod
+    def addresses(self) -> builtins.set[tuple[str, int]]:
+        """Where connections made later go to, which a worker must not shut."""
+
+    @property
+    @abstractmethod
+    def torch_store(self) -> Any:
+        """The torch store behind this client, for process groups to form on: names lie in the folder `groups`."""
+
+
+class RunStore(Store):
+    """A client that follows a whole run."""
+
+    @abstractmethod
+    def advance(
+        self,
+        register: Decision[Value],
+        before: Value | None,
+        after: Value,
+        decided: tuple[Decision[Any], Any],
+        forget: Sequence[Key[Any]],
+    ) -> bool:
+        """Write `after` to the register if it holds `before`; if so write what follows from it, and forget keys.
+
+        Args:
+            decided: a decision that the register now holds, and its value.
+            forget: keys that nobody will read again; one with `EVERYBODY` stands for all members' keys.
+
+        Returns:
+            whether the register now holds `after`.
+        """
 
     @abstractmethod
     def wait_for_change(self, seconds: float) -> bool:
@@ -79,7 +146,7 @@ class Store(ABC):
         """Delete all keys of generations before this one, and what their process groups formed on."""
 
     @abstractmethod
-    def clone(self) -> Store:
+    def clone(self) -> RunStore:
         """Another client, for another thread."""
 
     @abstractmethod
@@ -89,13 +156,3 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what this client and its clones hold, and end their waits for a change."""
-
-    @property
-    @abstractmethod
-    def addresses(self) -> builtins.set[tuple[str, int]]:
-        """Where connections made later go to, which a worker must not shut."""
-
-    @property
-    @abstractmethod
-    def torch_store(self) -> Any:
-        """The torch store behind this client, for process groups to form on: names lie in the folder `groups`."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import uuid
 
 from recycle.exec.membership.launcher_store import LauncherStore
-from recycle.exec.membership.store import Store
+from recycle.exec.membership.relay_messages import SCHEME
+from recycle.exec.membership.relay_store import RelayStore
+from recycle.exec.membership.store import RunStore, Store
 from recycle.sections import MembershipSection
 
 LAUNCHER = "launcher"
 
 
-def host_store(settings: MembershipSection) -> tuple[Store, str, str]:
+def host_store(settings: MembershipSection) -> tuple[RunStore, str, str]:
     """The store of a launcher's new run: (store, its URL, name of the run in it). Raises JobError, RunError."""
     if settings.store == LAUNCHER:
         store, port = LauncherStore.host()
@@ -25,6 +27,8 @@ def host_store(settings: MembershipSection) -> tuple[Store, str, str]:
 def open_store(url: str, run: str, settings: MembershipSection) -> Store:
     """A worker's client of the store at `url`. Raises JobError, RunError."""
     scheme, _, place = url.partition("://")
+    if scheme == SCHEME:
+        return RelayStore.connect(place)
     if scheme == "tcp":
         address, _, port = place.rpartition(":")
         return LauncherStore.connect(address, int(port))

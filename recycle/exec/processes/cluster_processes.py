@@ -26,6 +26,9 @@ from recycle.job import Job
 from recycle.nodes import node_of
 from recycle.shape import Worker
 
+_SAY_WHO_ENDED = (AgentKey, StartRequestKey, EndedKey)
+"""Kinds of keys that `gone` follows from; a `GoneKey` is written here."""
+
 
 class ClusterProcesses:
     """Implements `Processes` by agents that start and kill them.
@@ -40,6 +43,9 @@ class ClusterProcesses:
         self._told: dict[Worker, int] = {}
         self._absent: dict[tuple[int, str], float] = {}
         self._looked = time.monotonic()
+        self._versions: list[int] = []
+        self._agents_version = -1
+        self._nodes = frozenset(self._homes.values())
         moved = store.read(PlacesKey()) or {}
         self._places = {Worker.parse(worker): Worker.parse(place) for worker, place in moved.items()}
 
@@ -65,6 +71,7 @@ class ClusterProcesses:
             self._places[worker], self._places[other] = self._place(other), self._place(worker)
         moved = {str(worker): str(place) for worker, place in sorted(self._places.items()) if worker != place}
         self._store.set(PlacesKey(), moved)
+        self._versions = []
 
     def _agent(self, node: int) -> str | None:
         """The session of the node's agent."""
@@ -81,7 +88,10 @@ class ClusterProcesses:
         """Give up the agents that have been away for too long."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, self._limits.heartbeat), now
-        without = {node for node in set(self._homes.values()) if self._agent(node) is None}
+        if not self._absent and self._store.version(AgentKey) == self._agents_version:
+            return
+        self._agents_version = self._store.version(AgentKey)
+        without = {node for node in self._nodes if self._agent(node) is None}
         served = ((node, worker) for worker in self._homes if without and (node := self.node(worker)) in without)
         sessions = {(node, session) for node, worker in served if (session := self._request(worker).session)}
         away = {agent for agent in sessions if not self._is_gone(*agent)}
@@ -89,6 +99,7 @@ class ClusterProcesses:
         for (node, session), seconds in self._absent.items():
             if seconds > self._limits.lease / 2:
                 self._store.decide_unless(GoneKey(node, session), True, AgentKey(node))
+                self._versions = []
 
     def missing_nodes(self, workers: Collection[Worker]) -> list[int]:
         return [node for node in sorted({self.node(worker) for worker in workers}) if self._agent(node) is None]
@@ -109,6 +120,9 @@ class ClusterProcesses:
 
     def gone(self) -> dict[Worker, str]:
         self._give_up_agents()
+        if (versions := [self._store.version(kind) for kind in _SAY_WHO_ENDED]) == self._versions:
+            return {}
+        self._versions = versions
         found: dict[Worker, str] = {}
         for worker in self._homes:
             number = self.incarnation(worker)

@@ -7,7 +7,7 @@ import os
 import threading
 
 from recycle.errors import RunError
-from recycle.exec.membership.store import Store
+from recycle.exec.membership.store import RunStore
 
 LISTEN_SECONDS = 300.0
 """How long one call listens to the store; there is another behind it."""
@@ -45,7 +45,7 @@ class Listener:
         store: a client of the thread's own.
     """
 
-    def __init__(self, store: Store, waker: Waker) -> None:
+    def __init__(self, store: RunStore, waker: Waker) -> None:
         self._store, self._waker, self._closing = store, waker, threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()

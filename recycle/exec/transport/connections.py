@@ -44,6 +44,8 @@ def own_connections(descriptors: Collection[int]) -> list[Connection]:
     found = []
     for descriptor in descriptors:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+            if end.family == socket.AF_UNIX:
+                continue  # to the agent of this node
             own, other = ("{}:{}".format(*address[:2]) for address in (end.getsockname(), end.getpeername()))
             found.append(Connection(own, other, descriptor))
     return sorted(found)
@@ -67,6 +69,8 @@ def shut_sockets(keep: set[str], peers: Collection[tuple[str, int]] = ()) -> int
         if identity in keep:
             continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family == socket.AF_UNIX:
+                continue
             if connection.getpeername()[:2] in peers:
                 continue
             connection.shutdown(socket.SHUT_RDWR)

@@ -142,3 +142,15 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
             break
     assert set(lost) == set(silent)
     assert now - 102 == pytest.approx(seconds + 0.25, abs=0.26)
+
+
+def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: Job) -> None:
+    """The time in which the store did not answer counts for nobody."""
+    heard = Heard(of)
+    heard.until_lost("7 waiting 1F 0.1", 1.0)
+    for _ in range(100):
+        heard.now += 0.25
+        assert heard.detector.lost([A], lambda names: None, heard.now) == {}
+    took, why = heard.until_lost(None, 100.0)
+    assert took == pytest.approx(4.25, abs=0.26)
+    assert why == "no heartbeat for 4 s"

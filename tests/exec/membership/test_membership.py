@@ -9,10 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from recycle import RunError
+from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.membership.member import LOOK_SECONDS, GenerationOver, Member
 from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Report
+from recycle.exec.membership.relay import Relay
 from recycle.exec.membership.schema import (
+    BegunKey,
     CommitKey,
     HeartbeatKey,
     PermissionKey,
@@ -24,23 +27,33 @@ from recycle.exec.membership.schema import (
     StopKey,
     TroubleKey,
 )
-from recycle.exec.membership.store import Store
+from recycle.exec.membership.store import RunStore, Store
 from recycle.exec.membership.stores import host_store, open_store
 from recycle.sections import MembershipSection
 
 COMMIT = Commit(3, 1.5, 0.25, 1.0)
 
 
-@pytest.fixture(params=["launcher", pytest.param("etcd", marks=pytest.mark.etcd)])
+ON_ETCD = [pytest.param(name, marks=pytest.mark.etcd) for name in ("etcd", "relay")]
+
+
+@pytest.fixture(params=["launcher", *ON_ETCD])
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, str, str]]:
     """The coordinator's client, and what workers connect with; the server outlives the threads of members."""
     settings = MembershipSection()
-    if request.param == "etcd":
+    if request.param != "launcher":
         settings = MembershipSection(store=request.getfixturevalue("etcd").url)
-    hosted = host_store(settings)
-    yield hosted
-    hosted[0].erase()
-    hosted[0].close()
+    store, url, name = host_store(settings)
+    if request.param != "relay":
+        yield store, url, name
+    else:
+        followed = EtcdStore.connect(url, name, settings)
+        relay = Relay(followed, 0, 0.05)
+        yield store, relay.url, name
+        relay.close()
+        followed.close()
+    store.erase()
+    store.close()
 
 
 @pytest.fixture
@@ -53,7 +66,8 @@ def theirs(served: tuple[Store, str, str]) -> Iterator[Store]:
     """A worker's client."""
     opened = open_store(served[1], served[2], MembershipSection())
     yield opened
-    opened.close()
+    if isinstance(opened, RunStore):
+        opened.close()
 
 
 def record(generation: int, *live: str) -> GenerationRecord:
@@ -124,6 +138,7 @@ def test_what_is_deleted_is_as_if_never_written(store: Store) -> None:
 def test_many_keys_are_read_at_once_in_their_order(store: Store, theirs: Store) -> None:
     for worker in ("0.0", "0.1", "1.0"):
         theirs.set(HeartbeatKey(worker), Heartbeat(1, 1, True, worker, 0.5))
+    assert store.wait(HeartbeatKey("1.0"), 10) is not None
     keys = [HeartbeatKey(worker) for worker in ("1.0", "0.0", "1.1")]
     assert [heartbeat.doing for heartbeat in store.read_all(keys[:2])] == ["1.0", "0.0"]
     assert [heartbeat and heartbeat.doing for heartbeat in store.read_all(keys)] == ["1.0", "0.0", None]
@@ -151,7 +166,7 @@ def test_a_worker_takes_up_only_generations_that_it_is_in_and_that_are_not_over(
 def test_a_worker_that_starts_late_waits_for_no_generation_whose_keys_are_gone(
     store: Store, theirs: Store, member: Member, interrupts: Interrupts
 ) -> None:
-    store.compare_set(RegisterKey(), None, record(7, "0.0"))
+    store.set(BegunKey(), 7)
     store.compare_set(ProposalKey(7), None, record(7, "0.0"))
     theirs.wait(ProposalKey(7), 10)
 

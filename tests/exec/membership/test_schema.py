@@ -44,7 +44,7 @@ def names(store: Store) -> list[str]:  # noqa: F811
 
 def test_the_name_of_a_key_says_its_folder_its_generation_its_kind_and_its_parts() -> None:
     assert ReportKey(3, 17, "1.0t1").name == "posts/generation00000003/report/17/1.0t1"
-    assert schema.RegisterKey().name == "orders/register"
+    assert schema.RegisterKey().name == "register/register"
     assert schema.KillRequestKey(Worker(1, 0)).name == "orders/killrequest/1.0"
     assert generation_folder(9) < generation_folder(10)
 
@@ -53,7 +53,7 @@ def test_no_two_kinds_of_key_share_names_and_workers_write_only_where_no_worker_
     assert len({(kind.folder, kind._kind) for kind in KINDS}) == len(KINDS)
     for kind in KINDS:
         assert kind.folder in (
-            (Folder.ORDERS, Folder.POSTS, Folder.BEATS)
+            (Folder.ORDERS, Folder.POSTS, Folder.BEATS, Folder.REGISTER)
             if kind.writer != Writer.WORKER
             else (Folder.POSTS, Folder.BEATS)
         )
@@ -131,6 +131,7 @@ def test_of_all_generations_that_are_over_no_key_is_left(store: Store) -> None: 
     assert undone == [(4 * generation, 2) for generation in range(8)]
     assert counts == [counts[0]] * 8, names(store)
     assert {re.sub(r".*(generation\d+).*", r"\1", name) for name in names(store)} == {
-        "orders/register",
+        "orders/begun",
+        "register/register",
         generation_folder(8),
     }

@@ -36,7 +36,7 @@ class Nodes:
 
     def __init__(self, etcd: EtcdServer, clock: Clock) -> None:
         settings = MembershipSection(store=etcd.url)
-        self.store, self._clock = EtcdStore.connect(etcd.url, "nodes", settings, "standby"), clock
+        self.store, self._clock = EtcdStore.connect(etcd.url, "nodes", settings, "follower"), clock
         self._leases = [Lease(self.store.client.clone(), settings, lambda: None)]
         self._say("first")
         created = self.store.create(CoordinatorKey(), "coordinator", self._take())
