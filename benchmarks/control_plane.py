@@ -319,7 +319,7 @@ def _measure(server: EtcdServer, job: PricedJob, commits: int, seconds: float) -
         ),
         committed=lambda commit, record: committed.append(commit.step),
         now=time.monotonic,
-        heartbeats=reader.read,
+        heartbeats=reader.reading(),
     )
     ticks: list[tuple[float, float, bool]] = []
 

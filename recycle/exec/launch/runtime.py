@@ -99,7 +99,7 @@ class CoordinatorRuntime:
             committed=self._committed,
             now=time.monotonic,
             keeps=self._checkpoints.due,
-            heartbeats=self._heartbeats.read,
+            heartbeats=self._heartbeats.reading(),
         )
         self._restart = Restart(request, self.coordinator, self._checkpoints, directory, restarts)
         self._expect_starts()
@@ -107,6 +107,7 @@ class CoordinatorRuntime:
     def _expect_starts(self) -> None:
         """Processes are about to be started: deadlines for that count from now."""
         limits = self._job.membership
+        self._beats_of_starting = self._heartbeats.reading()
         self._start_deadline = time.monotonic() + limits.start_deadline
         self._starting = FailureDetector(self._job, dead_after=max(limits.warm_up, limits.dead_after))
 
@@ -189,7 +190,7 @@ class CoordinatorRuntime:
             return
         slow = [worker for worker in live if not self.coordinator.is_ready(worker)]
         if not missing:
-            silent = self._starting.lost(slow, self.coordinator.read_heartbeats, time.monotonic())
+            silent = self._starting.lost(slow, self._beats_of_starting, time.monotonic())
             for worker, cause in silent.items():
                 self._processes.kill(worker)
                 self._fail_to_start(worker, f"had {cause}")
@@ -226,12 +227,20 @@ class CoordinatorRuntime:
         if not self._restarts or self.coordinator.phase is not GenerationPhase.RUNNING:
             return
         taking_part = self.coordinator.live | self.coordinator.awaited | self._request.absent
-        for worker in self._workers - taking_part:
+        coming: list[Worker] = []
+        for worker in sorted(self._workers - taking_part):
             if self._processes.running(worker):
                 if self.coordinator.is_ready(worker):
                     self.coordinator.admit(worker)
+                else:
+                    coming.append(worker)
             elif self._processes.incarnation(worker) < self._restarts and not self._processes.missing_nodes([worker]):
                 self._processes.start(worker, self.coordinator.record.generation)
+                self._starting.forget(worker)
+        for worker, cause in self._starting.lost(coming, self._beats_of_starting, time.monotonic()).items():
+            self._processes.kill(worker)  # a next one is started when it has ended
+            self._event("detected", worker=str(worker), step=self.coordinator.next_step, cause=f"{cause} in start-up")
+            self._starting.forget(worker)
 
     def _finish(self) -> None:
         """After the last iteration: wait for the last checkpoint and all workers' digests, then merge the trace."""

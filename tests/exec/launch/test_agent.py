@@ -103,9 +103,9 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
 
 
 def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
-    start: Start, launch: Run, tmp_path: Path
+    start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
 ) -> None:
-    """The frozen agent's workers run on all the time: nobody waits for them, and their generation is over."""
+    """The frozen agent's workers run on all the time: nobody hears them, and their generation is over."""
     cluster = start(small())
     cluster.reach_step(3)
     (pid,) = processes_writing_below(str(tmp_path / "run" / "logs" / "1.1.log"))
@@ -115,6 +115,7 @@ def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
     frozen = cluster.coordinator()
     cluster.agents[frozen].send_signal(signal.SIGSTOP)
     cluster.reach(lambda: len(cluster.events("detected")) == 3, "its two workers given up")
+    cluster.reach(lambda: any("/orders/gone/" in key for key in keys(etcd)), "it given up")
     cluster.agents[frozen].send_signal(signal.SIGCONT)
     code = cluster.agents.pop(frozen).wait(60)
     assert code == 1
@@ -339,3 +340,21 @@ def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
         f"recycle: node 1: its faults are not those {run}",
     ]
     assert [agent.returncode for agent in agents] == [2, 2, 2]
+
+
+def test_a_worker_that_stands_still_while_it_starts_up_to_rejoin_is_replaced(
+    start: Start, launch: Run, tmp_path: Path
+) -> None:
+    cluster = start(small(membership=MEMBERSHIP | {"warm_up": 20.0}))
+    cluster.reach_step(3)
+    log = str(tmp_path / "run" / "logs" / "1.1.log")
+    (pid,) = processes_writing_below(log)
+    os.kill(pid, signal.SIGKILL)
+    cluster.reach(lambda: processes_writing_below(log) not in ([], [pid]), "its next process")
+    for stopped in processes_writing_below(log):
+        os.kill(stopped, signal.SIGSTOP)
+    cluster.reach(lambda: len(cluster.events("detected")) == 2, "the end of patience")
+    cluster.reach(lambda: bool(cluster.events("rejoined")), "the return of another")
+    assert cluster.events("detected")[1]["worker"] == "1.1"
+    cluster.finish()
+    assert_same_training(cluster, launch)
