@@ -22,7 +22,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,8 @@ def identity(job: Job) -> dict[str, Any]:
 def course(job: Job, text_digest: str | None) -> dict[str, Any]:
     """What the next losses depend on besides: the optimizer, the learning rate's course, the text."""
     train = msgspec.to_builtins(job.train)
-    keys = {f"[train] {key}": value for key, value in train.items() if not key.startswith("checkpoint_")}
+    changes_nothing = ("checkpoint_every", "checkpoint_keep", "checkpoint_deadline", "trace")
+    keys = {f"[train] {key}": value for key, value in train.items() if key not in changes_nothing}
     return keys | {"[data] seed": job.data.seed, "[data] text": text_digest}
 
 
@@ -182,9 +184,9 @@ def write_stage(
         storage = HuggingFaceStorageWriter(str(scratch), fqn_to_index_mapping=parts, save_distributed=True)
         save(named, storage_writer=storage, no_dist=True)
         written = sorted(scratch.iterdir())
-        for number, path in enumerate(written, start=1):
+        for number, (path, found) in enumerate(zip(written, _hashes(written), strict=True), start=1):
             name = f"stage-{label}-{number}-of-{len(written)}{_SUFFIX}"
-            stored[name] = StoredFile(path.stat().st_size, _sha256(path))
+            stored[name] = StoredFile(path.stat().st_size, found)
             os.replace(path, folder / name)
         scratch.rmdir()
         _sync(folder)
@@ -249,7 +251,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, every byte of it checked.
+    """The checkpoint in a folder, every byte of it checked, several files at once.
 
     Raises:
         Damaged: it is not complete.
@@ -268,8 +270,10 @@ def verify(folder: Path) -> Checkpoint:
                 raise Damaged(f"{path}: missing")
             if path.stat().st_size != stored.bytes:
                 raise Damaged(f"{path}: cut off, {path.stat().st_size} bytes of {stored.bytes}")
-            if _sha256(path) != stored.sha256:
-                raise Damaged(f"{path}: damaged, its content is not what was written")
+        names = sorted(manifest.files)
+        for name, found in zip(names, _hashes([folder / name for name in names]), strict=True):
+            if found != manifest.files[name].sha256:
+                raise Damaged(f"{folder / name}: damaged, its content is not what was written")
     except OSError as error:
         raise Damaged(f"{folder}: cannot be read ({error.strerror})") from None
     return Checkpoint(folder, manifest)
@@ -359,6 +363,19 @@ def _whole(name: str, cuts: Collection[str], sizes: Iterable[int], there: Collec
     if missing is not None:
         raise RuntimeError(f"it has nothing under the name {missing}")
     return names
+
+
+def _hashes(paths: Sequence[Path]) -> list[str]:
+    """sha256 of files, as many at once as there are cores: hashing holds no lock of the interpreter.
+
+    Stops at the first that cannot be read, and raises its OSError.
+    """
+    with ThreadPoolExecutor(max(1, min(len(paths), os.cpu_count() or 1)), thread_name_prefix="hash") as threads:
+        try:
+            return list(threads.map(_sha256, paths))
+        except OSError:
+            threads.shutdown(cancel_futures=True)
+            raise
 
 
 def _sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -23,14 +24,12 @@ BYTE_VALUES = 256
 
 
 class Batches(ABC):
-    """Training data.
+    """Training data."""
 
-    Args:
-        digest: by which workers can tell that they train on the same.
-    """
-
-    def __init__(self, digest: str) -> None:
-        self.digest = digest
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """By which runs can tell that they train on the same. Reads all that it is of, so that no worker asks."""
 
     @abstractmethod
     def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
@@ -75,11 +74,14 @@ class Corpus(Batches):
             raise JobError(
                 f"[data] path: {len(text)} bytes of text, but one row needs {sequence + 1} ([model] sequence + 1)"
             )
-        super().__init__(hashlib.sha256(text).hexdigest())
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._sequence = sequence
         self._size = micro_batch_size
         self._seed = seed
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self._text.numpy().tobytes()).hexdigest()
 
     def __len__(self) -> int:
         """Bytes of text."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import warnings
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ _HEADER = struct.Struct("<9sQBQQ")
 class IndexedRows(Batches):
     """Micro-batches cut from the token file that `[data] path` names, without `.bin` and `.idx`.
 
-    Its digest is the sha256 of the index and the length of the tokens.
+    Its digest is the sha256 of the index and the length of the tokens; the index is read for nothing else, but mapped.
 
     Raises:
         JobError: the files are not there, not whole, or too short for one row.
@@ -61,7 +62,11 @@ class IndexedRows(Batches):
                 f"[data] path: {prefix}.bin holds {tokens} tokens, but one row needs {sequence + 1} ([model] sequence"
                 f" + 1)"
             )
-        super().__init__(hashlib.sha256(index.bin_buffer).hexdigest() + f"-{tokens}")
+        self._tokens = tokens
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self._dataset.index.bin_buffer).hexdigest() + f"-{self._tokens}"
 
     def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
         first = (iteration * self._micro_batches + micro_batch) * self._size

@@ -47,7 +47,9 @@ def build_stages(
         torch.use_deterministic_algorithms(True)
         # Filling every fresh tensor helps to find bugs and costs time; it changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    batches, stages, tied = load_batches(job), dict[int, Stage](), None
+    indices, ends = list(indices), {0, job.shape.stages - 1}
+    batches = load_batches(job) if ends.intersection(indices) else None  # tokens go in at one end, labels at the other
+    stages, tied = dict[int, Stage](), None
     with warnings.catch_warnings():
         # megatron-core tells of every optional package that is missing, in every process.
         warnings.simplefilter("ignore")

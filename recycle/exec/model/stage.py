@@ -210,7 +210,7 @@ class MegatronStage(Stage):
         job: sizes, seeds, accumulation, optimizer.
         index: the stage.
         device: where it computes.
-        batches: gives the micro-batches.
+        batches: gives the micro-batches; None for a stage that is neither the first nor the last.
         part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
         tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
         tensor_rank: of the part.
@@ -225,7 +225,7 @@ class MegatronStage(Stage):
         job: Job,
         index: int,
         device: torch.device,
-        batches: Batches,
+        batches: Batches | None,
         part: Any,
         tied_sum: Accumulator | None = None,
         tensor_rank: int = 0,
@@ -380,6 +380,7 @@ class MegatronStage(Stage):
         number = micro_batch.pipeline * self._micro_batches + micro_batch.index
         tokens = labels = None
         if self._is_first or self._is_last:
+            assert self._data is not None, "the stages at the ends read data"
             tokens, labels = (part.to(self._device) for part in self._data.batch(self._iteration, number))
         if entry is not None:
             self._model.set_input_tensor(entry.requires_grad_(torch.is_grad_enabled()))

@@ -88,9 +88,11 @@ class Saver:
     def _copy(self, index: int) -> None:
         live = self._stages[index].state_tensors()
         if index not in self._copies:
-            self._copies[index] = [torch.empty_like(tensor, device="cpu") for tensor in live]
+            self._copies[index] = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in live]
         for into, tensor in zip(self._copies[index], live, strict=True):
-            into.copy_(tensor)
+            into.copy_(tensor, non_blocking=True)
+        if any(tensor.is_cuda for tensor in live):
+            torch.cuda.current_stream().synchronize()  # the next step changes them
 
     def _write(self, step: int, indices: list[int]) -> None:
         for index in indices:
