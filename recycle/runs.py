@@ -1,14 +1,15 @@
 """What a run directory holds of the executed instructions: written while the run goes on, read by anyone.
 
 Every worker process appends one line per iteration to its own `logs/k.r.trace.jsonl` (`append_iteration`). Processes
-are killed at any byte, so a reader skips what is not a whole line. `merge_logs` writes the whole run's `trace.json`;
-`load_trace` reads that file, or while there is none the logs.
+are killed at any byte, so a reader skips what is not a whole line. `merge_logs` writes the whole run's `trace.json`,
+some iterations of one worker at a time; `load_trace` reads that file, or while there is none the logs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,10 @@ from recycle.shape import Shape, Worker
 TRACE, EVENTS = "trace.json", "events.jsonl"
 """Names of a run directory's files."""
 TRACE_LOG_SUFFIX = ".trace.jsonl"
+MOST_MERGED_BYTES = 2**28
+"""Of all logs that are merged whole; as `trace.json` they have six times as many."""
+_PART_ROWS = 50_000
+_MOST_LINE_BYTES = 2**28
 
 
 _Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
@@ -50,13 +55,16 @@ def append_iteration(
     generation: int,
     role: Worker | str,
     instructions: Iterable[tuple[Instruction | str, float, float]],
-) -> None:
+) -> int:
     """Add one executed iteration to a process's trace log, as one line.
 
     Args:
         path: the log, see `log_path`; made with its folder when missing.
         role: the position in the plan that the process played.
         instructions: (instruction or its text, start, end) in the order of execution, seconds since the run's start.
+
+    Returns:
+        how many bytes were added.
 
     Raises:
         RecycleError: the file cannot be written.
@@ -70,7 +78,7 @@ def append_iteration(
             # A process killed in the middle of a line leaves no newline; its successor must not continue that line.
             if stream.seek(0, os.SEEK_END) and stream.seek(-1, os.SEEK_END) >= 0 and stream.read(1) != b"\n":
                 line = b"\n" + line
-            stream.write(line + b"\n")
+            return stream.write(line + b"\n")
     except OSError as error:
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
 
@@ -81,19 +89,50 @@ def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
     Raises:
         RecycleError: a whole line does not say what it must; the message names file and line.
     """
-    run_dir = Path(run_dir)
     builder = TraceBuilder(shape)
-    for path in sorted((run_dir / "logs").glob(f"*{TRACE_LOG_SUFFIX}")):
-        process = shape.require(Worker.parse(path.name.removesuffix(TRACE_LOG_SUFFIX)), str(path))
-        for number, line in read_lines(path):
-            try:
-                iteration = msgspec.convert(line, _Iteration, strict=False)
-                role = shape.require(Worker.parse(iteration.role), "role")
-                for text, start, end in iteration.instructions:
-                    builder.add(process, role, iteration.generation, iteration.step, text, start, end)
-            except (msgspec.ValidationError, JobError, ScheduleError) as error:
-                raise RecycleError(f"{path}: line {number}: {error}") from None
-    return builder.build(event for _, event in read_lines(run_dir / EVENTS))
+    for path in _logs(run_dir):
+        for rows in _iterations(path, shape):
+            _add(builder, *rows)
+    return builder.build(event for _, event in read_lines(Path(run_dir) / EVENTS))
+
+
+_Logged = tuple[Path, Worker, int, "_Iteration"]
+
+
+def _logs(run_dir: str | Path) -> list[Path]:
+    return sorted((Path(run_dir) / "logs").glob(f"*{TRACE_LOG_SUFFIX}"))
+
+
+def _iterations(path: Path, shape: Shape) -> Iterator[_Logged]:
+    """(log, process, number of the line, what it says) of each whole line of a log, one after the other."""
+    process = shape.require(Worker.parse(path.name.removesuffix(TRACE_LOG_SUFFIX)), str(path))
+    if not path.is_file():
+        raise RecycleError(f"{path}: cannot be read (not a regular file)")
+    try:
+        with path.open("rb") as stream:
+            for number in count(1):
+                line = stream.readline(_MOST_LINE_BYTES)
+                if not line:
+                    return
+                try:
+                    said = msgspec.json.decode(line, type=dict[str, Any])
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    continue
+                try:
+                    yield path, process, number, msgspec.convert(said, _Iteration, strict=False)
+                except msgspec.ValidationError as error:
+                    raise RecycleError(f"{path}: line {number}: {error}") from None
+    except OSError as error:
+        raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _add(builder: TraceBuilder, path: Path, process: Worker, number: int, iteration: _Iteration) -> None:
+    try:
+        role = builder.shape.require(Worker.parse(iteration.role), "role")
+        for text, start, end in iteration.instructions:
+            builder.add(process, role, iteration.generation, iteration.step, text, start, end)
+    except (JobError, ScheduleError) as error:
+        raise RecycleError(f"{path}: line {number}: {error}") from None
 
 
 def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
@@ -113,9 +152,38 @@ def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     return lines
 
 
-def merge_logs(run_dir: str | Path, shape: Shape) -> None:
-    """Write `trace.json` from the logs of a run that has ended. Raises RecycleError as `read_logs` does."""
-    run_trace.write_trace(read_logs(run_dir, shape), Path(run_dir) / TRACE)
+def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_BYTES) -> int:
+    """Write `trace.json` from the logs of a run that has ended, in little memory.
+
+    Args:
+        most_bytes: of all logs together; of larger ones every so many iterations are taken, those of a step that the
+            number divides.
+
+    Returns:
+        that number; 1 when all are.
+
+    Raises:
+        RecycleError: as `read_logs` does.
+    """
+    logs = _logs(run_dir)
+    every = max(1, -(-sum(path.stat().st_size for path in logs) // most_bytes))
+    events = (event for _, event in read_lines(Path(run_dir) / EVENTS))
+    run_trace.write_parts(_parts(logs, shape, every), shape, events, Path(run_dir) / TRACE)
+    return every
+
+
+def _parts(logs: Iterable[Path], shape: Shape, every: int) -> Iterator[Trace]:
+    """The logs, process by process, in traces of about `_PART_ROWS` instructions."""
+    for path in logs:
+        builder = TraceBuilder(shape)
+        for rows in _iterations(path, shape):
+            if rows[3].step % every == 0:
+                _add(builder, *rows)
+            if len(builder.rows) >= _PART_ROWS:
+                yield builder.build(())
+                builder = TraceBuilder(shape)
+        if builder.rows:
+            yield builder.build(())
 
 
 def load_trace(run_dir: str | Path, shape: Shape) -> Trace:

@@ -141,6 +141,9 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     the last `checkpoint_keep` stay. By Young's rule (CACM 17(9), 1974) the best interval is sqrt(2 C T) for a stall of
     C and a loss every T: with iterations of 10 s, a stall of 1 s and all hosts of a stage, or the launcher, lost once
     in five days it is 93 iterations. One that is not complete after `checkpoint_deadline` seconds is given up.
+
+    `trace` says of which iterations the executed instructions are logged: "all", every so many, or "off". A worker's
+    log that has grown by 256 MiB keeps every second iteration from there on, and again after each 256 MiB more.
     """
 
     steps: Positive = 30
@@ -163,6 +166,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_every: Count = 100
     checkpoint_keep: Positive = 2
     checkpoint_deadline: Deadline = 600.0
+    trace: Positive | Literal["all", "off"] = "all"
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -131,7 +131,8 @@ def train(
             runtime.tick()
             processes.wait(job.membership.heartbeat / 2)
         processes.end(patience=job.membership.dead_after)
-    return RunResult(run_directory.metrics, run_directory.events, runtime.digests, run_directory.path)
+        metrics = run_directory.metrics
+    return RunResult(metrics, run_directory.events, runtime.digests, run_directory.path)
 
 
 def _erase(store: RunStore) -> None:

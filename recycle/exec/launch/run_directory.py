@@ -42,7 +42,7 @@ class RunDirectory:
     Attributes:
         started: monotonic seconds from which all times of the run count.
         warn: is called once, with what cannot be written while the run goes on.
-        metrics, events: all lines so far, those that wait for room on the disk included; not kept by agents.
+        events: all lines so far, those that wait for room on the disk included; not kept by agents.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class RunDirectory:
         require_text(self.path, JobError)
         ran = earlier.seconds if earlier is not None else time.time() - shared.started if shared is not None else 0.0
         self.started = time.monotonic() - ran
-        self.metrics = list(earlier.metrics) if earlier is not None else []
         self.events = list(earlier.events) if earlier is not None else []
         try:
             if earlier is None and (self.path / "metrics.jsonl").exists():
@@ -133,9 +132,12 @@ class RunDirectory:
             if last and _step(last) >= line["step"]:
                 return False
             self._write("metrics.jsonl", self._metrics, line)
-        if not self._is_shared:
-            self.metrics.append(line)
         return True
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics so far, those that wait for room on the disk included; read anew each time."""
+        return [json.loads(line) for line in self._metrics.lines()]
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
         """Write an event with the time it is now; returns it."""
@@ -150,7 +152,6 @@ class RunDirectory:
         with self._metrics.locked():
             kept = itertools.takewhile(lambda line: _step(line) <= step, self._metrics.lines())
             self._metrics.rewind(sum(1 for _ in kept))
-        self.metrics = [line for line in self.metrics if line["step"] <= step]
 
     def _write(self, name: str, log: LineLog, line: dict[str, Any]) -> None:
         why = log.append(json.dumps(line))

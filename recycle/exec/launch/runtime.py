@@ -255,11 +255,20 @@ class CoordinatorRuntime:
             return
         self.digests = digests
         self._pass_on_warning()
-        try:
-            merge_logs(self._directory.path, self._job.shape)
-        except RecycleError as error:
-            self._warn(f"no trace.json: {error}")
+        self._merge_traces()
         self.over = True
+
+    def _merge_traces(self) -> None:
+        """Write `trace.json`; a run that has ended well does not fail for it, whatever happens."""
+        if self._job.train.trace == "off":
+            return
+        try:
+            every = merge_logs(self._directory.path, self._job.shape)
+        except Exception as error:
+            self._warn(f"no trace.json: {error if isinstance(error, RecycleError) else repr(error)}")
+            return
+        if every > 1:
+            self._warn(f"trace.json has every {every}th iteration; logs/ has them all")
 
     def _record_strikes(self) -> None:
         """Write the event of each fault that has struck, and have the other worker of a pair struck, too."""

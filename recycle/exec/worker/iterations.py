@@ -8,12 +8,10 @@ only: it begins the next one when its own program is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from recycle.errors import RecycleError
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.faults.kinds import REDUCED
 from recycle.exec.membership.commit import report_of
@@ -21,8 +19,9 @@ from recycle.exec.membership.messages import Commit, GenerationRecord, Mode, Rep
 from recycle.exec.membership.progress import Progress
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Transport
-from recycle.exec.worker.interpreter import Interpreter, Timed
+from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.saver import Saver
+from recycle.exec.worker.trace_log import TraceLog
 from recycle.exec.worker.updates import Updates
 from recycle.ir.instruction import (
     Compute,
@@ -33,32 +32,6 @@ from recycle.ir.instruction import (
     StageWide,
     Transfer,
 )
-from recycle.runs import append_iteration
-
-
-class TraceLog:
-    """This process's log of executed instructions.
-
-    An iteration that cannot be written is left out: `warn` is called the first time, and training goes on.
-
-    Args:
-        path: of the log.
-        started: monotonic seconds that times count from.
-    """
-
-    def __init__(self, path: Path, started: float, warn: Callable[[str], None]) -> None:
-        self._path, self._started, self._warn = path, started, warn
-        self._warned = False
-
-    def append(self, iteration: int, generation: int, role: str, timed: list[Timed]) -> None:
-        """Add what was executed of one iteration."""
-        rows = [(text, start - self._started, end - self._started) for text, start, end in timed]
-        try:
-            append_iteration(self._path, iteration, generation, role, rows)
-        except RecycleError as error:
-            if not self._warned:
-                self._warned = True
-                self._warn(f"the trace has gaps: {error}")
 
 
 class Commits(Protocol):

@@ -26,8 +26,9 @@ from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
-from recycle.exec.worker.iterations import Iterations, TraceLog
+from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.saver import Saver
+from recycle.exec.worker.trace_log import TraceLog
 from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule

@@ -29,10 +29,10 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.groups import first_line
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
-from recycle.exec.worker.iterations import TraceLog
 from recycle.exec.worker.recovery import WorkerLoop
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.specification import WorkerSpecification
+from recycle.exec.worker.trace_log import TraceLog, trace_every
 from recycle.job import Job
 from recycle.runs import log_path
 from recycle.shape import Worker
@@ -91,7 +91,9 @@ def run_worker(text: str) -> None:
     flip = stages[min(stages)].flip_gradient
     injector = start_injector(name, run.faults, tensor_parallel, store, lambda: _spoil(stages), flip)
     member.ready(specification.incarnation)
-    trace = TraceLog(log_path(run.directory, worker), run.started, member.warn) if tensor_rank == 0 else None
+    every, trace = trace_every(job.train.trace), None
+    if tensor_rank == 0 and every is not None:
+        trace = TraceLog(log_path(run.directory, worker), run.started, member.warn, every)
     at = -1 if specification.restored is None else specification.restored
     try:
         WorkerLoop(
@@ -108,6 +110,8 @@ def run_worker(text: str) -> None:
         ).run()
         member.progress.set_waiting(True)  # for a disk, which has its own deadline
         saver.close()
+        if trace is not None:
+            trace.close()
         member.progress.begins("digest")
         member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
     except RunError as error:

@@ -9,8 +9,9 @@ is assumed. Names are roles, those of the plan.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,18 +38,31 @@ Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track."""
-    other = {"format": FORMAT, "version": VERSION, "shape": asdict(trace.shape), "clock": "seconds since run start"}
-    write_whole(path, chrome.document(other, _chrome_events(trace)))
+    write_parts([trace], trace.shape, trace.events, path)
 
 
-def _chrome_events(trace: Trace) -> Iterator[chrome.Event]:
+def write_parts(parts: Iterable[Trace], shape: Shape, events: Iterable[Mapping[str, Any]], path: str | Path) -> None:
+    """Write a trace that comes in parts, of which one at a time is held; each process's in order."""
+    other = {"format": FORMAT, "version": VERSION, "shape": asdict(shape), "clock": "seconds since run start"}
+    write_whole(path, chrome.document(other, chain(_slices(parts), map(_instant, events))))
+
+
+def _slices(parts: Iterable[Trace]) -> Iterator[chrome.Event]:
+    named: set[tuple[int, int]] = set()
+    for part in parts:
+        yield from _slices_of(part, named)
+
+
+def _slices_of(trace: Trace, named: set[tuple[int, int]]) -> Iterator[chrome.Event]:
+    """The slices of a trace, and the names of processes and threads that are not among `named`, where they are put."""
     c, track = trace.columns, chrome.track_of(trace.columns)
     start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
     names, workers = words(trace.shape, c), list(map(str, trace.shape.workers()))
     for w in np.flatnonzero(np.diff(c.offsets)).tolist():
         rows = slice(int(c.offsets[w]), int(c.offsets[w + 1]))
         tids, head = chrome.process_head(w + 1, f"worker {workers[w]}", w, track[rows], start[rows], end[rows])
-        yield from head
+        yield from (event for event in head if (event["pid"], event["tid"]) not in named)
+        named |= {(event["pid"], event["tid"]) for event in head}
         columns = (track, trace.role, trace.step, trace.generation, c.pipeline, trace.rerouted, start, end)
         lists = (column[rows].tolist() for column in columns)
         for name, tid, lane, role, step, generation, home, away, begin, finish in zip(
@@ -59,10 +73,12 @@ def _chrome_events(trace: Trace) -> Iterator[chrome.Event]:
             if home >= 0:
                 arguments |= {"home": home, "rerouted": away}
             yield chrome.slice_event(name, chrome.TRACKS[lane], w + 1, tid, begin, finish, arguments)
-    for event in trace.events:
-        seconds = event.get("time")
-        moment = round(seconds * 1e9) if isinstance(seconds, int | float) else 0
-        yield chrome.instant_event(str(event.get("kind", "event")), "event", moment, dict(event))
+
+
+def _instant(event: Mapping[str, Any]) -> chrome.Event:
+    seconds = event.get("time")
+    moment = round(seconds * 1e9) if isinstance(seconds, int | float) else 0
+    return chrome.instant_event(str(event.get("kind", "event")), "event", moment, dict(event))
 
 
 class _Arguments(msgspec.Struct, frozen=True):

@@ -186,7 +186,7 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     for line in launcher.stdout:
-        if re.match("step +2/", line):  # whoever reported this one has written the trace of the ones before
+        if re.match("step +3/", line):  # whoever reported this one has written the trace of the ones before
             break
     family = _descendants(launcher.pid)
     commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in family]

@@ -1,0 +1,92 @@
+"""A worker's log of executed instructions, written by a thread of its own while training goes on.
+
+The log stays bounded: each time it has grown by `SPARSE_BYTES` the worker keeps every second of the iterations that it
+has kept so far, from there on. An iteration that cannot be written, or that finds too many waiting for a slow disk, is
+left out; training never waits for its trace.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from recycle.errors import RecycleError
+from recycle.exec.worker.interpreter import Timed
+from recycle.runs import append_iteration
+
+SPARSE_BYTES = 2**28
+MOST_WAITING = 64
+"""Iterations."""
+CLOSE_SECONDS = 10.0
+"""How long the end of a process waits for what is still to be written."""
+_Iteration = tuple[int, int, str, list[Timed]]
+
+
+class TraceLog:
+    """This process's log.
+
+    Args:
+        path: of the log.
+        started: monotonic seconds that times count from.
+        warn: is called the first time that an iteration is left out which should be in the log.
+        every: keep the iterations that this divides.
+        sparse_bytes: see the module.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        started: float,
+        warn: Callable[[str], None],
+        every: int = 1,
+        sparse_bytes: int = SPARSE_BYTES,
+    ) -> None:
+        self._path, self._started, self._warn, self._every = path, started, warn, every
+        self._sparse_bytes, self._written = sparse_bytes, 0
+        self._warned = False
+        self._waiting: queue.Queue[_Iteration | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def append(self, iteration: int, generation: int, role: str, timed: list[Timed]) -> None:
+        """Add what was executed of one iteration, a list that nobody changes any more."""
+        if iteration % self._every:
+            return
+        try:
+            self._waiting.put_nowait((iteration, generation, role, timed))
+        except queue.Full:
+            self._leave_out(f"iteration {iteration} came while {MOST_WAITING} waited for the disk")
+
+    def close(self) -> None:
+        """Write what waits, unless the disk takes too long."""
+        try:
+            self._waiting.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_SECONDS)
+
+    def _write(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            iteration, generation, role, timed = waiting
+            rows = [(text, start - self._started, end - self._started) for text, start, end in timed]
+            try:
+                self._written += append_iteration(self._path, iteration, generation, role, rows)
+            except RecycleError as error:
+                self._leave_out(str(error))
+            if self._written >= self._sparse_bytes:
+                self._written, self._every = 0, 2 * self._every
+
+    def _leave_out(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"the trace has gaps: {why}")
+
+
+def trace_every(setting: int | Literal["all", "off"]) -> int | None:
+    """Which iterations `[train] trace` keeps: those that this number divides; None for none."""
+    if isinstance(setting, int):
+        return setting
+    return 1 if setting == "all" else None

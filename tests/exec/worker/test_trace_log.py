@@ -1,0 +1,131 @@
+"""A worker's log of executed instructions: which iterations are in it, how large it gets, that nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle.exec.worker import trace_log
+from recycle.exec.worker.trace_log import TraceLog, trace_every
+from recycle.ir.trace import Trace, TraceBuilder
+from recycle.runs import TRACE, append_iteration, load_trace, log_path, merge_logs, read_logs
+from recycle.shape import Shape, Worker
+from tests.exec.runs import Run, job
+
+SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
+TIMED = [("0F0.0", 10.0, 11.0), ("0B0.0", 11.0, 13.0)]
+
+
+def logged(path: Path, steps: int, **options: int) -> list[int]:
+    """The steps that are in the log of a worker that ran this many."""
+    warnings: list[str] = []
+    log = TraceLog(log_path(path, Worker(0, 0)), 10.0, warnings.append, **options)
+    for step in range(steps):
+        log.append(step, 1, "0.0", TIMED)
+        while not log._waiting.empty():  # no faster than the disk
+            time.sleep(0.0005)
+    log.close()
+    assert warnings == []
+    return read_logs(path, SHAPE).steps
+
+
+def test_every_so_many_iterations_are_logged(tmp_path: Path) -> None:
+    assert logged(tmp_path / "all", 6) == [0, 1, 2, 3, 4, 5]
+    assert logged(tmp_path / "some", 10, every=4) == [0, 4, 8]
+    assert [trace_every("all"), trace_every(7), trace_every("off")] == [1, 7, None]
+
+
+def test_a_log_that_grows_keeps_ever_fewer_iterations(tmp_path: Path) -> None:
+    steps = logged(tmp_path, 400, sparse_bytes=1000)
+    size = os.path.getsize(log_path(tmp_path, Worker(0, 0)))
+    gaps = {later - earlier for earlier, later in pairwise(steps)}
+    assert {1, 2, 4, 8} <= gaps
+    assert all(gap & (gap - 1) == 0 for gap in gaps)
+    assert size < 1000 * 8 < 400 * size / len(steps)
+
+
+def test_training_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, warnings = threading.Event(), list[str]()
+
+    def slow(*iteration: object) -> int:
+        goes_on.wait(30)
+        return append_iteration(*iteration)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trace_log, "append_iteration", slow)
+    log = TraceLog(log_path(tmp_path, Worker(0, 0)), 10.0, warnings.append)
+    for step in range(3 * trace_log.MOST_WAITING):
+        log.append(step, 1, "0.0", TIMED)
+    assert [warning.partition(":")[0] for warning in warnings] == ["the trace has gaps"]
+    goes_on.set()
+    log.close()
+    steps = read_logs(tmp_path, SHAPE).steps
+    assert steps == list(range(len(steps)))
+    assert trace_log.MOST_WAITING <= len(steps) <= trace_log.MOST_WAITING + 2
+
+
+@pytest.mark.parametrize(("setting", "steps"), [("all", [0, 1, 2, 3, 4]), (2, [0, 2, 4]), ("off", [])])
+def test_a_run_traces_what_its_job_says(launch: Run, setting: int | str, steps: list[int]) -> None:
+    of = job(2, 1, 1, train={"trace": setting})
+    run = launch(of, 5)
+    assert run.directory is not None
+    assert (run.directory / TRACE).exists() == bool(steps)
+    assert load_trace(run.directory, of.shape).steps == steps
+    assert len(run.losses) == 5
+
+
+def test_a_trace_that_cannot_be_merged_does_not_fail_the_run(launch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> int:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("recycle.exec.launch.runtime.merge_logs", fail)
+    run = launch(job(2, 1, 1), 2)
+    assert [event["message"] for event in run.events if event["kind"] == "warning"] == [
+        "no trace.json: MemoryError('no room')"
+    ]
+    assert len(run.digests) == 2
+
+
+def test_logs_too_large_to_merge_whole_give_every_so_many_iterations(tmp_path: Path) -> None:
+    for worker in SHAPE.workers():
+        for step in range(40):
+            append_iteration(log_path(tmp_path, worker), step, 1, worker, [(f"0F{worker.pipeline}.0", step, step + 1)])
+    size = sum(path.stat().st_size for path in (tmp_path / "logs").iterdir())
+    assert merge_logs(tmp_path, SHAPE, size) == 1
+    assert load_trace(tmp_path, SHAPE).steps == list(range(40))
+    assert merge_logs(tmp_path, SHAPE, size // 4 + 1) == 4
+    assert load_trace(tmp_path, SHAPE).steps == list(range(0, 40, 4))
+
+
+def test_logs_are_merged_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long they are, a part at a time is held; the file is that of the whole trace, event for event."""
+    monkeypatch.setattr("recycle.runs._PART_ROWS", 50)
+    for worker in SHAPE.workers():
+        for step in range(300):
+            rows = [(f"0{kind}{worker.pipeline}.0", 2.0 * step, 2.0 * step + 1) for kind in "FB"]
+            append_iteration(log_path(tmp_path, worker), step, 1, worker, rows)
+    whole = read_logs(tmp_path, SHAPE)
+    held: list[int] = []
+    build = TraceBuilder.build
+
+    def noted(builder: TraceBuilder, events: Iterable[Mapping[str, Any]]) -> Trace:
+        held.append(len(builder.rows))
+        return build(builder, events)
+
+    monkeypatch.setattr(TraceBuilder, "build", noted)
+    merge_logs(tmp_path, SHAPE)
+    assert len(held) == 24
+    assert max(held) == 50
+    monkeypatch.undo()
+    merged = load_trace(tmp_path, SHAPE)
+    assert (merged.step == whole.step).all()
+    assert (merged.start == whole.start).all()
+    assert [str(merged.instruction(row)) for row in range(0, 1200, 100)] == [
+        str(whole.instruction(row)) for row in range(0, 1200, 100)
+    ]
