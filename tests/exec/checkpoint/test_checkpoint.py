@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -218,3 +220,27 @@ def test_what_identity_and_course_of_a_job_are() -> None:
     assert said == ["[train] precision is bf16, there fp32"]
     said = checkpoint.differences(checkpoint.course(other, "a"), checkpoint.course(same, "a"))
     assert said == ["[train] steps is 31, there 30"]
+
+
+def test_files_are_hashed_several_at_a_time_when_written_and_when_checked(
+    tmp_path: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hash waits until another is under way too, so that one after the other would never end."""
+    met = threading.Barrier(2)
+    hashed = checkpoint._sha256
+
+    def sha256(path: Path) -> str:
+        met.wait(30)
+        return hashed(path)
+
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 64)
+    folder = store(tmp_path, JOB, 3, stages)
+    assert len(checkpoint.read_manifest(folder).files) == 4
+    monkeypatch.setattr(checkpoint, "_sha256", sha256)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert checkpoint.verify(folder).manifest.step == 3
+    other = checkpoint.folder_of(tmp_path, 4)
+    again = checkpoint.write_stage(other, 0, "0.0", named(stages[:1]))
+    assert {name: stored.sha256 for name, stored in again.items()} == {
+        f"stage-0000-{part}-of-2.safetensors": hashed(other / f"stage-0000-{part}-of-2.safetensors") for part in (1, 2)
+    }
