@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recycle.errors import RunError
+from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Compute, Forward, Instruction
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.job import Job
 from recycle.shape import MicroBatch
@@ -69,6 +70,10 @@ class Stage(ABC):
     @abstractmethod
     def begin_iteration(self, step: int) -> None:
         """Take up iteration `step`, from a clean state also when the last one was interrupted anywhere."""
+
+    def expect(self, iteration: int, program: Sequence[Compute]) -> None:
+        """What this stage will be asked for in `iteration`, in order, and probably in the next; it may prepare that."""
+        return
 
     @abstractmethod
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
@@ -238,7 +243,7 @@ class MegatronStage(Stage):
         self._type = PRECISIONS[job.train.precision]
         super().__init__(job, index, message_shape, self._type)
         self._device = device
-        self._data = batches
+        self._data = None if batches is None else BatchesAhead(batches, device.type == "cuda")
         self._micro_batches = job.shape.micro_batches
         self._model = part.to(device)
         self._positions_of_tokens = torch.arange(job.model.sequence, device=device).expand(
@@ -295,6 +300,13 @@ class MegatronStage(Stage):
         for parameter in self._place:
             # An exception inside a backward may have left one behind.
             parameter.grad = None
+
+    def expect(self, iteration: int, program: Sequence[Compute]) -> None:
+        if self._data is None or not (self._is_first or self._is_last):
+            return
+        runs = [one for one in program if one.row.holds or (one.row.remakes and self._recomputes)]
+        numbers = [self._number(one.micro_batch) for one in runs]
+        self._data.expect((step, number) for step in (iteration, iteration + 1) for number in numbers)
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         output = self._hold(Forward, micro_batch, activation)
@@ -377,11 +389,13 @@ class MegatronStage(Stage):
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
-        number = micro_batch.pipeline * self._micro_batches + micro_batch.index
+        number = self._number(micro_batch)
         tokens = labels = None
         if self._is_first or self._is_last:
             assert self._data is not None, "the stages at the ends read data"
-            tokens, labels = (part.to(self._device) for part in self._data.batch(self._iteration, number))
+            tokens, labels = (
+                part.to(self._device, non_blocking=True) for part in self._data.batch(self._iteration, number)
+            )
         if entry is not None:
             self._model.set_input_tensor(entry.requires_grad_(torch.is_grad_enabled()))
         with self._dropout.of(self._iteration, number) if self._dropout is not None else nullcontext():
@@ -395,6 +409,10 @@ class MegatronStage(Stage):
             # The model would keep the last micro-batch's input alive.
             self._model.set_input_tensor(None)
         return output.mean() if self._is_last else output
+
+    def _number(self, micro_batch: MicroBatch) -> int:
+        """Global id."""
+        return micro_batch.pipeline * self._micro_batches + micro_batch.index
 
     def _run_backward(
         self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None

@@ -59,6 +59,7 @@ class Interpreter:
         self._compute: dict[tuple[int, str], tuple[int, float]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._program: Sequence[Instruction] | None = None
+        self._of_stage: dict[int, list[Compute]] = {}
         self._reads_again: dict[Value, int] = {}
         self._reads_left: dict[Value, int] = {}
         self._held: dict[Value, Compute] = {}
@@ -69,9 +70,11 @@ class Interpreter:
         self.timed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._reads_again = program, self._read_again(program)
+            self._of_stage = {stage: _computes(program, stage) for stage in self.stages}
         self._reads_left = dict(self._reads_again)
-        for stage in self.stages.values():
+        for index, stage in self.stages.items():
             stage.begin_iteration(iteration)
+            stage.expect(iteration, self._of_stage[index])
         self.transport.begin(program, iteration)
 
     def _read_again(self, program: Sequence[Instruction]) -> dict[Value, int]:
@@ -158,3 +161,13 @@ class Interpreter:
                 if mine:
                     self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
         self.transport.reduce(stage, self.stages[stage].gradient_buffers())
+
+
+def _computes(program: Sequence[Instruction], stage: int) -> list[Compute]:
+    """What a program computes on a stage, those in overlapped pairs too."""
+    every = (
+        piece
+        for one in program
+        for piece in ((one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,))
+    )
+    return [one for one in every if isinstance(one, Compute) and one.stage == stage]

@@ -31,7 +31,7 @@ class QueuedStage:
     def __init__(self, stage: Stage, device: Device) -> None:
         self._stage, self._device, self.index = stage, device, stage.index
         self.message_spec, self.gradient_buffers = stage.message_spec, stage.gradient_buffers
-        self.tied_buffers = stage.tied_buffers
+        self.tied_buffers, self.expect = stage.tied_buffers, stage.expect
 
     def __getattr__(self, name: str) -> Any:
         """Of what is not a kernel: the host wants to know something."""
