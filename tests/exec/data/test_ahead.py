@@ -21,8 +21,9 @@ HERE = threading.main_thread().name
 class Recorded(Batches):
     """Batches that note who asked for what; iteration 9 cannot be read."""
 
+    digest = "of nothing"
+
     def __init__(self) -> None:
-        super().__init__("digest")
         self.asked: list[tuple[int, int]] = []
         self.threads: list[str] = []
 
