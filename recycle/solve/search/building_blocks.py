@@ -8,8 +8,10 @@ Parallelism with Controllable Memory" (2024, arXiv 2405.15362), found here by mo
 
 An operation is placed at the earliest time at which what it needs is there and its worker is free modulo the interval,
 after a delay of its own; annealing of the delays lowers what the workers hold above their caps, and then how long a
-micro-batch is held. Intervals grow from the shortest that load and memory could admit. Each block becomes an order:
-its operations by their starts. Warm-up and drain follow the pattern too, and are left for the searches to shorten.
+micro-batch is held. Intervals grow from the shortest that load and memory could admit until one is met; from there they
+shrink, each from the delays of the one before, with more steps after each that is not met. Each block becomes an order:
+its operations by their starts. Warm-up and drain follow the pattern too, so that the shortest interval need not give
+the shortest period; they are left for the searches to shorten.
 
 Limits: one pipeline without failures, which a template copies to all.
 """
@@ -26,10 +28,11 @@ from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.problem import Floats, Operations, Order, Problem
 from recycle.solve.search.random_numbers import draw, seeded
 
-LONGER = 1.03
-"""Factor from one interval to the next."""
-INTERVALS, MET = 40, 4
-"""Intervals that are tried at most, and how many of them that can be met."""
+LONGER, SHORTER = 1.1, 1.015
+"""Factors from one interval to the next, upwards and downwards."""
+INTERVALS, FAILURES, PATIENCE = 60, 6, 1.5
+"""Intervals that are tried at most until one is met; how many may fail on the way down before all begins anew, a little
+above the shortest that was met; and how many more steps follow each."""
 HOT, COLD = 2.0, 0.05
 """First and last temperature, in activations."""
 NEVER = 1e300
@@ -70,16 +73,38 @@ class Block(NamedTuple):
     random: Operations
 
 
-def block_orders(
-    problem: Problem, *, steps: int, seed: int = 0, shortest: float = 0.0
-) -> Iterator[tuple[Order | None, float, int]]:
-    """(the order of a block, or None where the interval is not met; the interval; the steps spent on it).
+def block_orders(problem: Problem, *, steps: int, seed: int = 0) -> Iterator[tuple[Order | None, float, int]]:
+    """(the order of a block, or None where the interval is not met; the interval; the steps spent on it), without end.
 
     Args:
         problem: of one pipeline, without failures.
-        steps: changes of the delays that are tried at each interval.
-        shortest: the interval to begin with, or what load and memory ask for where that is longer.
+        steps: changes of the delays that are tried at the first intervals.
     """
+    block, shortest = _begun(problem, seed)
+    interval = met = shortest
+    for _ in range(INTERVALS):
+        order, block = _annealed(problem, block, interval, steps)
+        yield order, interval, steps
+        met = interval
+        if order is not None:
+            break
+        interval *= LONGER
+    while True:
+        length, failures, delay = steps, 0, np.array(block.delay)
+        while interval > shortest and failures < FAILURES:
+            lower = max(shortest, interval / SHORTER)
+            order, block = _annealed(problem, block._replace(delay=delay.copy()), lower, length)
+            yield order, lower, length
+            if order is None:
+                failures, length = failures + 1, int(length * PATIENCE) + 1
+            else:
+                interval, failures, delay = lower, 0, np.array(block.delay)
+        met, interval = min(met, interval), min(met, interval) * LONGER
+        block = block._replace(delay=np.zeros(len(delay)))
+
+
+def _begun(problem: Problem, seed: int) -> tuple[Block, float]:
+    """(a block without delays, the shortest interval that load and memory could admit)."""
     stages, ranks = problem.shape.stages, problem.shape.ranks
     rank = np.arange(stages) % ranks
     speed = np.array(problem.speed)[rank]
@@ -103,18 +128,15 @@ def block_orders(
         taken=np.zeros(ranks, dtype=np.int64),
         random=seeded(seed),
     )
-    interval, met = max(shortest, float(work.max()), float((held / cap).max())), 0
-    for _ in range(INTERVALS):
-        cost, *_, after = run(anneal_block, steps * times.size, interval, steps, block)
-        delay, start = np.array(after.delay), np.array(after.start)
-        block = block._replace(delay=delay, random=np.array(after.random))
-        order = _order(problem, start, interval)
-        is_met = cost < NEVER and problem.is_within_caps(order)
-        met += is_met
-        yield (order if is_met else None), interval, steps
-        if met == MET:
-            return
-        interval *= LONGER
+    return block, max(float(work.max()), float((held / cap).max()))
+
+
+def _annealed(problem: Problem, block: Block, interval: float, steps: int) -> tuple[Order | None, Block]:
+    """(the order of the best block met, or None where none is within the caps; the block as the annealing left it)."""
+    cost, *_, after = run(anneal_block, steps * len(block.times), interval, steps, block)
+    block = block._replace(delay=np.array(after.delay), random=np.array(after.random))
+    order = _order(problem, np.array(after.start), interval)
+    return order if cost < NEVER and problem.is_within_caps(order) else None, block
 
 
 def _order(problem: Problem, start: Floats, interval: float) -> Order:

@@ -5,7 +5,6 @@ The search of a single pipeline begins with building blocks beside what the begi
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from math import inf
 
@@ -13,21 +12,20 @@ from recycle.solve.bounds import closed_form
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
-from recycle.solve.search.building_blocks import LONGER, block_orders
+from recycle.solve.search.building_blocks import block_orders
 from recycle.solve.search.initial_orders import Beginning
 from recycle.solve.search.timing import time_order
 from recycle.solve.search.walks import search
 
 LARGE = 10_000
 """Operations from which a search of the whole problem gains less than one of its template."""
-TEMPLATE_SHARE, LARGE_TEMPLATE_SHARE, NEAR = 0.25, 0.5, 1.2
+TEMPLATE_SHARE, LARGE_TEMPLATE_SHARE, NEAR = 0.4, 0.65, 1.2
 """Of the time, or of the steps, what the search of the template may take at most; and of the best period, what the
 template's may be for a search to pay."""
-BLOCK_SHARE, LARGE_BLOCK_SHARE, BLOCK_STEPS, MOST_BLOCK_STEPS = 0.3, 0.5, 50, 20_000
-"""Of the time, or of the steps, what building blocks may take at most; steps at each interval in the first round and in
-the longest."""
-BELOW = 3
-"""Intervals that a round begins below the first one that the round before met."""
+UNFOLD_SHARE = 0.1
+"""Of the time that is left then, what unfolding its order may take."""
+BLOCK_SHARE, LARGE_BLOCK_SHARE, BLOCK_STEPS = 0.3, 0.5, 300
+"""Of the time, or of the steps, what building blocks may take at most; steps at each of their first intervals."""
 BLOCK_ORDERS = 3
 """Orders of blocks that are kept."""
 
@@ -59,7 +57,9 @@ def search_from(
         )
         spent = found.steps
         if found.period < template.beginning.best.period:
-            orders = sorted([template.unfold(problem, found), *orders], key=lambda order: order.period)
+            orders = sorted(
+                [template.unfold(problem, found, deadline.part(UNFOLD_SHARE)), *orders], key=lambda order: order.period
+            )
             if progress:
                 progress("searching", orders[0].period)
     elif problem.shape.pipelines == 1 and not problem.dead:
@@ -84,29 +84,19 @@ def search_from(
 def _blocks(
     problem: Problem, bound: float, most: int | None, seed: int, deadline: Deadline
 ) -> tuple[list[Incumbent], int]:
-    """(the best orders of building blocks, the steps spent), in rounds, each with more steps at each interval.
-
-    With more steps an interval may be met that was not before, so a round begins a little below the one met first.
+    """(the best orders of building blocks, the steps spent).
 
     Args:
         most: steps in place of the deadline.
     """
-    length = BLOCK_STEPS if most is None else max(1, min(MOST_BLOCK_STEPS, most // 8))
     found: dict[float, Incumbent] = {}
-    spent, turn, pace, shortest = 0, 0, Pace(deadline), 0.0
-    while True:
-        begun, met = time.monotonic(), inf
-        for order, interval, took in block_orders(problem, steps=length, seed=seed + turn, shortest=shortest):
-            spent += took
-            if order is not None:
-                met = min(met, interval)
-                period = time_order(problem, order).period
-                found.setdefault(period, Incumbent(order, period))
-            is_spent = pace.is_over() if most is None else spent >= most
-            if is_spent or is_met(problem, min(found, default=inf), bound):
-                return [found[period] for period in sorted(found)[:BLOCK_ORDERS]], spent
-        turn += 1
-        shortest = max(shortest, met / LONGER**BELOW) if met < inf else shortest
-        if most is None:  # as many that the next round takes a third of the time that is left
-            longest = deadline.left / 3 / (time.monotonic() - begun) * length
-            length = max(1, int(min(MOST_BLOCK_STEPS, longest)))
+    spent, pace = 0, Pace(deadline)
+    for order, _, took in block_orders(problem, steps=BLOCK_STEPS, seed=seed):
+        spent += took
+        if order is not None:
+            period = time_order(problem, order).period
+            found.setdefault(period, Incumbent(order, period))
+        is_spent = pace.is_over() if most is None else spent >= most
+        if is_spent or is_met(problem, min(found, default=inf), bound):
+            break
+    return [found[period] for period in sorted(found)[:BLOCK_ORDERS]], spent

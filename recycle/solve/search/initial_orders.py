@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from math import inf
 
 from recycle.solve.assignment import Deal, by_slots, deals
 from recycle.solve.deadline import Deadline, Pace
@@ -26,8 +27,9 @@ from recycle.solve.template import one_pipeline
 
 TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 """Of the time that is left, what each may take at most."""
-BLOCK_SHARE, BLOCK_STEPS = 0.3, 200
-"""Of the time that is left, what building blocks may take at most; steps at each of their intervals."""
+BLOCK_SHARE, BLOCK_STEPS, LEAST_BLOCK_STEPS, MOST_BLOCK_STEPS = 0.3, 200, 4_000, 40_000
+"""Of the time that is left, what building blocks may take at most; steps at each of their first intervals, and at all
+of them, without a deadline and with one."""
 MOST_TEMPLATES = 4
 """Templates that are begun at most."""
 MOST_ORDERS = 4
@@ -62,11 +64,11 @@ class Template:
         """The template with so many pipelines running in each slot."""
         deal = by_slots(problem, running)
         beginning = initial_orders(one_pipeline(problem, deal.slots, running), 0.0, deadline, most)
-        return cls(beginning, deal, unfold(problem, deal, beginning.problem, beginning.best.order, most))
+        return cls(beginning, deal, unfold(problem, deal, beginning.problem, beginning.best.order, deadline, most))
 
-    def unfold(self, problem: Problem, found: Incumbent) -> Incumbent:
+    def unfold(self, problem: Problem, found: Incumbent, deadline: Deadline) -> Incumbent:
         """An order of the template as one of the problem whose template it is."""
-        return unfold(problem, self.deal, self.beginning.problem, found.order, ALL_POLICIES)
+        return unfold(problem, self.deal, self.beginning.problem, found.order, deadline)
 
 
 @dataclass(frozen=True)
@@ -137,13 +139,15 @@ def initial_orders(
 
 def _blocks(problem: Problem, best: float, bound: float, deadline: Deadline) -> Iterator[Incumbent]:
     """Orders of building blocks, until one meets the bound."""
-    pace = Pace(deadline)
-    for order, _, _ in block_orders(problem, steps=BLOCK_STEPS):
+    pace, spent = Pace(deadline), 0
+    most = MOST_BLOCK_STEPS if deadline.left < inf else LEAST_BLOCK_STEPS
+    for order, _, steps in block_orders(problem, steps=BLOCK_STEPS):
         if order is not None:
             period = time_order(problem, order).period
             best = min(best, period)
             yield Incumbent(order, period)
-        if pace.is_over() or is_met(problem, best, bound):
+        spent += steps
+        if pace.is_over() or spent >= most or is_met(problem, best, bound):
             break
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import product
 
 from recycle.solve.assignment import Deal, by_load
+from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
@@ -22,14 +23,18 @@ RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
 back for what is more urgent, in typical operations' times."""
 
 
-def unfold(problem: Problem, deal: Deal, template: Problem, order: Order, most: int) -> Incumbent:
+def unfold(
+    problem: Problem, deal: Deal, template: Problem, order: Order, deadline: Deadline, most: int = len(RULES) * 2
+) -> Incumbent:
     """The best of the orders of the whole problem that an order of its template gives.
 
     Args:
         deal: by slots; the template has a micro-batch for each of them.
-        most: orders to make, one at least.
+        deadline: after which no more orders are made; one is made at least.
+        most: orders to make.
     """
     found: Incumbent | None = None
+    pace = Pace(deadline)
     if deal.is_free_of_clashes:
         copy = copied_to_all(problem, deal, template, order)
         found, most = Incumbent(copy, time_order(problem, copy).period), most - 1
@@ -37,6 +42,8 @@ def unfold(problem: Problem, deal: Deal, template: Problem, order: Order, most: 
     due = (starts - starts.min()).reshape(template.kinds, template.shape.stages, -1)[:, :, deal.slot]
     hosts = (deal.host, by_load(problem).host)
     for (share, patience, weight_patience), host in list(product(RULES, hosts))[: max(most, found is None)]:
+        if pace.is_over() and found is not None:
+            break
         made = schedule_by_priority(
             problem,
             host,

@@ -12,7 +12,8 @@ from tests.solve.jobs import job
 
 
 def orders(problem, steps, seed=0):
-    return [order for order, *_ in block_orders(problem, steps=steps, seed=seed) if order is not None]
+    tried = itertools.islice(block_orders(problem, steps=steps, seed=seed), 30)
+    return [order for order, *_ in tried if order is not None]
 
 
 @pytest.mark.parametrize("decoupled", [True, False])
@@ -35,6 +36,17 @@ def test_with_little_memory_and_unlike_stages_blocks_beat_list_scheduling():
     problem = Problem.of(job(1, 4, 12, 4, chunks=2, **times))
     listed = best_of_portfolio(problem, 0.0, Deadline(None))[0].period
     assert min(time_order(problem, order).period for order in orders(problem, 300)) < listed
+
+
+def test_from_the_first_interval_that_is_met_they_shrink_down_to_the_shortest_that_load_and_memory_admit():
+    problem = Problem.of(job(1, 6, 12, 5, chunks=2))
+    tried = list(itertools.islice(block_orders(problem, steps=60), 24))
+    intervals = [interval for order, interval, _ in tried if order is not None]
+    assert tried[0][1] == (6 * 6 + 2) / 5  # slot-seconds of a micro-batch on the first rank, over its slots
+    assert min(intervals) < 0.87 * intervals[0]
+    assert all(interval >= tried[0][1] for _, interval, _ in tried)
+    ample = Problem.of(job(1, 4, 8))
+    assert all(interval >= 3 for _, interval, _ in itertools.islice(block_orders(ample, steps=1), 12))
 
 
 def test_where_memory_is_ample_the_first_interval_is_the_work_of_the_busiest_worker():

@@ -9,7 +9,7 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.timing import time_order
-from recycle.solve.search.unfold import RULES, unfold
+from recycle.solve.search.unfold import unfold
 from recycle.solve.template import one_pipeline
 from tests.solve.jobs import job, small_jobs
 
@@ -23,7 +23,7 @@ def test_with_any_number_of_pipelines_at_work_what_is_unfolded_is_valid(case):
     for running in {len(hosts) for hosts in problem.hosts}:
         deal = by_slots(problem, running)
         template = one_pipeline(problem, deal.slots, running)
-        found = unfold(problem, deal, template, schedule_by_policy(template), 2 * len(RULES))
+        found = unfold(problem, deal, template, schedule_by_policy(template), Deadline(None))
         assert check(problem.schedule(found.order), profile=made.profile(), limits=made.activation_limits()) == []
         assert time_order(problem, found.order).period == found.period
 
