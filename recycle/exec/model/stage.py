@@ -107,7 +107,7 @@ class Stage(ABC):
 
     @abstractmethod
     def gradient_buffers(self) -> list[torch.Tensor]:
-        """The live flat sums of gradients: fp64 when `exact`, fp32 when `fast`."""
+        """The live flat sums of gradients: fp64 when `exact`, fp32 when `fast`; of a multiple of 8 bytes each."""
 
     def tied_buffers(self) -> list[torch.Tensor]:
         """The live sums of the weight that tied stages share, summed over the hosts of them all; [] without one.

@@ -152,6 +152,7 @@ class Subject:
     def update(self, iteration: int) -> None:
         """What ends an iteration, but for the sum over the stage's hosts."""
         self.stage.gradient_norms_squared()
+        self.stage.gradient_checksum()
         if self._job.planner.staggered:
             self._updates.step_ahead(self._index, iteration)
         else:

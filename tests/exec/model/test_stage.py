@@ -62,6 +62,31 @@ def test_losses_and_gradients_are_the_same_bits_for_one_two_and_four_stages(accu
         assert differing(gradients, other) == []
 
 
+@pytest.mark.parametrize("accumulation", ["exact", "fast"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_bit_of_a_gradient_shows_in_its_checksum_and_not_every_one_in_its_norm(
+    accumulation: str, tied: bool
+) -> None:
+    one, other = (
+        build_pipeline(small_job(ranks=2, train={"accumulation": accumulation}, model={"tied": tied})) for _ in range(2)
+    )
+    for stages in (one, other):
+        run_pipelines([stages], step=2, count=4)
+    checksum, norms = one[0].gradient_checksum(), one[0].gradient_norms_squared()
+    assert checksum == other[0].gradient_checksum() != one[1].gradient_checksum()
+    buffer = one[0].gradient_buffers()[0]
+    right, highest = buffer.clone(), 8 * buffer.element_size() - 1
+    for bit in (0, 20, highest):
+        one[0].flip_gradient(bit)
+        assert one[0].gradient_checksum() != checksum
+        assert bit != highest or one[0].gradient_norms_squared() == norms  # the sign
+        buffer.copy_(right)
+        assert one[0].gradient_checksum() == checksum
+    for buffer in one[0].tied_buffers():
+        buffer[0] += 1.0
+        assert one[0].gradient_checksum() != checksum
+
+
 @pytest.mark.parametrize("layers", [[0, 2, 2, 0], [1, 0, 0, 3], [0, 0, 4, 0]])
 def test_a_stage_may_have_no_layers(layers: list[int]) -> None:
     whole = build_pipeline(small_job(ranks=1))
