@@ -21,7 +21,8 @@ from _pytest.nodeid import coerce_node_id
 COSTLY = ("process", "browser", "search", "etcd", "soak")
 FIXTURES = {
     **dict.fromkeys(("servers", "profiled", "pair", "runs"), "process"),
-    **{"etcd": "etcd", "own_etcd": "etcd", "locked": "etcd", "browser": "browser", "chromium": "browser"},
+    **dict.fromkeys(("etcd", "own_etcd", "locked", "needs_etcd", "network"), "etcd"),
+    **{"browser": "browser", "chromium": "browser"},
 }
 GROUPS = {"etcd": "etcd", "browser": "chromium"}
 """Tests with these markers share a server or a browser, and so one process of pytest-xdist."""

@@ -1,4 +1,4 @@
-"""Agents as processes of their own, each on a loopback address of its own, as if on nodes of their own.
+"""Agents as processes of their own, each on an address of its own, as if on nodes of their own, or on such nodes.
 
 A run goes slowly until `finish`, so that it lasts as long as a test has something to wait for or to strike.
 """
@@ -11,22 +11,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from recycle import Job
-from tests.exec.etcd_server import EtcdServer
+from tests.exec.etcd_server import EtcdCluster, EtcdServer
+from tests.exec.network import Node
 from tests.exec.paced import SLOWLY
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "agent"]
 PATIENCE = 120.0
+LOOPBACK = [Node(f"127.0.0.{number + 2}") for number in range(4)]
 
 
-def start_command(directory: Path, *options: str, **streams: Any) -> subprocess.Popen[Any]:
-    """Start an agent in `directory`; it finds the transport of `tests.exec.paced`."""
-    return subprocess.Popen([*COMMAND, *options], cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, **streams)
+def start_command(directory: Path, *options: str, node: Node = LOOPBACK[0], **streams: Any) -> subprocess.Popen[Any]:
+    """Start an agent in `directory` on a node; it finds the transport of `tests.exec.paced`."""
+    command = node.command(*COMMAND, *options)
+    return subprocess.Popen(command, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, **streams)
 
 
 class Cluster:
@@ -36,21 +39,33 @@ class Cluster:
         directory: for the job, the agents' output and the run directory `run`.
         job: with the transport of `tests.exec.paced`.
         name: of the run in the store.
+        nodes: where the agents run; on loopback addresses when left out.
     """
 
-    def __init__(self, directory: Path, job: Job, server: EtcdServer, name: str, *options: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        job: Job,
+        server: EtcdServer | EtcdCluster,
+        name: str,
+        *options: str,
+        nodes: Sequence[Node] = LOOPBACK,
+    ) -> None:
         self._directory, self._server, self._name, self._options = directory, server, name, options
+        self._nodes = nodes
         (directory / "job.toml").write_text(job.to_toml())
         (directory / SLOWLY).touch()
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, node: int) -> subprocess.Popen[bytes]:
         """Start the agent of a node."""
+        place = self._nodes[node]
         with self.output(node).open("ab") as output:
             self.agents[node] = start_command(
                 self._directory,
-                *("job.toml", "--store", self._server.url, "--node", str(node), "--address", f"127.0.0.{node + 2}"),
+                *("job.toml", "--store", self._server.url, "--node", str(node), "--address", place.address),
                 *("--id", self._name, "--run", "run", *self._options),
+                node=place,
                 stdout=output,
                 stderr=output,
             )
@@ -79,6 +94,10 @@ class Cluster:
 
     def reach_step(self, step: int) -> None:
         self.reach(lambda: len(self.lines("metrics")) > step, f"step {step}")
+
+    def slow_down(self, seconds: float) -> None:
+        """Let every iteration begin with such a pause, while a test awaits something slow."""
+        (self._directory / SLOWLY).write_text(f"{seconds}")
 
     def coordinator(self) -> int:
         """The node whose agent has said that a step was committed, last of all."""

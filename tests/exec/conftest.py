@@ -16,6 +16,7 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import ForkServer
 from recycle.ir.schedule import Schedule
 from tests.exec.etcd_server import ETCD, EtcdServer
+from tests.exec.network import Network
 from tests.exec.runs import Run
 from tests.warm import warm_children
 
@@ -35,12 +36,35 @@ def warm() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+def needs_etcd() -> None:
     if ETCD is None:
         pytest.skip("no etcd: install Debian's etcd-server")
+
+
+@pytest.fixture(scope="session")
+def etcd(needs_etcd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     yield server
     server.end()
+
+
+@pytest.fixture
+def own_etcd(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdServer]:
+    """A server that the test may stop and kill."""
+    server = EtcdServer(tmp_path)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def network(needs_etcd: None) -> Iterator[Network]:
+    """Three nodes with networks of their own."""
+    try:
+        made = Network(3)
+    except PermissionError as refusal:
+        pytest.skip(f"no networks of nodes on this machine: {refusal}")
+    yield made
+    made.end()
 
 
 @pytest.fixture

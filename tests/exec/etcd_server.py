@@ -10,8 +10,12 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
+from tests.exec.network import Node
+
+LOOPBACK = [Node("127.0.0.1")] * 3
 ETCD = shutil.which("etcd") or shutil.which("etcd", path="/usr/bin:/usr/sbin")
 
 ATTEMPTS = 3
@@ -62,33 +66,42 @@ class EtcdServer:
 
 
 class EtcdCluster:
-    """Three members, each of which may be killed and started again."""
+    """Three members, each of which may be killed and started again, or all stopped.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        ports = [_free_ports("127.0.0.1") for _ in range(3)]
-        self._clients = [f"http://127.0.0.1:{client}" for client, _ in ports]
-        self._peers = [f"http://127.0.0.1:{peer}" for _, peer in ports]
-        self.url = "etcd://" + ",".join(f"127.0.0.1:{client}" for client, _ in ports)
-        self.members = [self._start(member) for member in range(3)]
-        for member in range(3):
+    Args:
+        nodes: where each runs; all on the machine's loopback interface when left out.
+    """
+
+    def __init__(self, directory: Path, nodes: Sequence[Node] = LOOPBACK) -> None:
+        self._directory, self._nodes = directory, nodes
+        ports = []
+        for node in nodes:
+            with node.network():
+                ports.append((node.address, *_free_ports(node.address)))
+        self._clients = [f"http://{address}:{client}" for address, client, _ in ports]
+        self._peers = [f"http://{address}:{peer}" for address, _, peer in ports]
+        self.url = "etcd://" + ",".join(f"{address}:{client}" for address, client, _ in ports)
+        self.members = [self._start(member) for member in range(len(nodes))]
+        for member in range(len(nodes)):
             self._await(member)
 
     def _start(self, member: int) -> subprocess.Popen[bytes]:
         folder = self._directory / f"member{member}"
         folder.mkdir(exist_ok=True)
         initial = ",".join(f"member{number}={peer}" for number, peer in enumerate(self._peers))
-        return _started(folder, f"member{member}", self._clients[member], self._peers[member], initial)
+        of = (folder, f"member{member}", self._clients[member], self._peers[member], initial)
+        return _started(*of, self._nodes[member])
 
     def _await(self, member: int) -> None:
-        _await_health(self.members[member], self._clients[member], self._directory / f"member{member}")
+        with self._nodes[member].network():
+            _await_health(self.members[member], self._clients[member], self._directory / f"member{member}")
 
     def leader(self) -> int:
         """The member that leads."""
         for member, process in enumerate(self.members):
             if process.poll() is None:
                 request = urllib.request.Request(f"{self._clients[member]}/v3/maintenance/status", b"{}")
-                with urllib.request.urlopen(request, timeout=10) as answer:
+                with self._nodes[member].network(), urllib.request.urlopen(request, timeout=10) as answer:
                     status = json.loads(answer.read())
                 if status["leader"] == status["header"]["member_id"]:
                     return member
@@ -101,6 +114,15 @@ class EtcdCluster:
     def start_again(self, member: int) -> None:
         self.members[member] = self._start(member)
         self._await(member)
+
+    def freeze(self) -> None:
+        """Stop all members."""
+        for process in self.members:
+            freeze(process)
+
+    def thaw(self) -> None:
+        for process in self.members:
+            process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         for process in self.members:
@@ -116,17 +138,19 @@ def freeze(process: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def _started(directory: Path, name: str, client: str, peer: str, initial: str) -> subprocess.Popen[bytes]:
+def _started(
+    directory: Path, name: str, client: str, peer: str, initial: str, node: Node = LOOPBACK[0]
+) -> subprocess.Popen[bytes]:
     assert ETCD is not None
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(
-            [
+            node.command(
                 ETCD,
                 *("--name", name, "--data-dir", str(directory / "data"), "--unsafe-no-fsync"),
                 *("--listen-client-urls", client, "--advertise-client-urls", client),
                 *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                 *("--initial-cluster", initial, "--log-level", "error"),
-            ],
+            ),
             stdout=log,
             stderr=log,
             env={**os.environ, "GOMAXPROCS": "2"},

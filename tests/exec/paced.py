@@ -15,9 +15,17 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.ir.instruction import Instruction
 
 SLOWLY = Path("slowly")
-"""Of the working directory, which workers have from their agent or launcher."""
+"""Of the working directory, which workers have from their agent or launcher. May hold the seconds of a pause."""
 PAUSE = 0.4
-"""Seconds before an iteration; far less than what counts as a hang."""
+"""Seconds before an iteration where the file is empty; far less than what counts as a hang."""
+
+
+def pause() -> float:
+    """Seconds before an iteration."""
+    try:
+        return float(SLOWLY.read_text() or PAUSE)
+    except FileNotFoundError:
+        return 0.0
 
 
 class Paced(Gloo):
@@ -28,7 +36,7 @@ class Paced(Gloo):
         begin = transport.begin
 
         def paced(program: Sequence[Instruction], iteration: int) -> None:
-            deadline = time.monotonic() + PAUSE
+            deadline = time.monotonic() + pause()
             while SLOWLY.exists() and time.monotonic() < deadline and not groups.over.is_set():
                 groups.over.wait(0.02)
             begin(program, iteration)

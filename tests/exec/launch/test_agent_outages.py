@@ -11,8 +11,8 @@ import pytest
 
 from recycle import Job
 from tests.exec.agents import Cluster
-from tests.exec.etcd_server import ETCD, EtcdCluster, EtcdServer
-from tests.exec.runs import Run, job
+from tests.exec.etcd_server import EtcdCluster, EtcdServer
+from tests.exec.runs import Run, job, processes_writing_below
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
@@ -27,18 +27,7 @@ def three_nodes(**limits: object) -> Job:
 
 
 @pytest.fixture
-def own_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    if ETCD is None:
-        pytest.skip("no etcd: install Debian's etcd-server")
-    server = EtcdServer(tmp_path)
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def members(tmp_path: Path) -> Iterator[EtcdCluster]:
-    if ETCD is None:
-        pytest.skip("no etcd: install Debian's etcd-server")
+def members(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdCluster]:
     cluster = EtcdCluster(tmp_path)
     yield cluster
     cluster.end()
@@ -79,7 +68,7 @@ def go_on(cluster: Cluster, steps: int = 2) -> None:
     cluster.reach_step(len(cluster.lines("metrics")) + steps)
 
 
-def stop(server: EtcdServer, seconds: float) -> None:
+def stop(server: EtcdServer | EtcdCluster, seconds: float) -> None:
     server.freeze()
     time.sleep(seconds)
     server.thaw()
@@ -98,15 +87,30 @@ def test_an_etcd_that_stands_still_costs_no_worker_and_no_loss(own_etcd: EtcdSer
 
 @pytest.mark.soak
 @pytest.mark.parametrize("limits", [{}, {"lease": 6}])
-def test_an_etcd_that_stands_still_for_nearly_the_whole_timeout_costs_nothing(
-    limits: dict[str, int], own_etcd: EtcdServer, start: Start, launch: Run
+def test_members_that_all_stand_still_cost_nothing_even_for_nearly_the_whole_timeout(
+    limits: dict[str, int], members: EtcdCluster, start: Start, launch: Run
 ) -> None:
-    cluster = start(three_nodes(**limits), own_etcd)
+    cluster = start(three_nodes(**limits), members)
     cluster.reach_step(2)
-    stop(own_etcd, 19)
-    go_on(cluster)
+    for seconds in (1, 3, 10, 19):
+        stop(members, seconds)
+        go_on(cluster)
     cluster.finish()
     assert_nobody_was_lost(cluster, launch)
+
+
+def test_an_etcd_that_stays_away_ends_every_agent_with_one_line(
+    own_etcd: EtcdServer, start: Start, tmp_path: Path
+) -> None:
+    cluster = start(three_nodes(store_timeout=2.0), own_etcd)
+    cluster.reach_step(2)
+    own_etcd.kill()
+    for node, agent in cluster.agents.items():
+        assert agent.wait(60) == 1
+        said = cluster.output(node).read_text()
+        assert f"{own_etcd.url} does not answer any more" in said.splitlines()[-1]
+        assert "Traceback" not in said
+    assert not processes_writing_below(str(tmp_path / "run"))
 
 
 def test_elections_and_members_that_die_cost_no_worker_and_no_loss(

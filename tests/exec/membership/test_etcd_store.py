@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,22 +20,12 @@ from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.messages import VOID, Commit
 from recycle.exec.membership.schema import CommitKey, CoordinatorKey, OutcomeKey, TroubleKey, generation_folder
 from recycle.sections import MembershipSection
-from tests.exec.etcd_server import ETCD, EtcdServer
+from tests.exec.etcd_server import EtcdServer
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 7
 COMMIT = Commit(0, 1.5, 0.25, 1.0)
 OLD, NEW = (f"{generation_folder(generation)}/world/0" for generation in (1, 2))
-
-
-@pytest.fixture
-def own_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    """A server that the test may kill."""
-    if ETCD is None:
-        pytest.skip("no etcd: install Debian's etcd-server")
-    server = EtcdServer(tmp_path)
-    yield server
-    server.end()
 
 
 def connect(server: EtcdServer, run: str, **settings: object) -> EtcdStore:

@@ -1,0 +1,209 @@
+"""Three nodes with networks of their own, a member of etcd on each: they lose power, their cable, and packets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from recycle import Job
+from recycle.nodes import place_workers
+from tests.exec.agents import Cluster
+from tests.exec.etcd_server import EtcdCluster
+from tests.exec.network import Network
+from tests.exec.runs import Run, job
+
+pytestmark = [pytest.mark.process, pytest.mark.etcd]
+
+DEAD_AFTER = 4.0
+LIMITS = {
+    "heartbeat": 0.5,
+    "dead_after": DEAD_AFTER,
+    "lease": 3,
+    "insecure": True,
+    "transport": "tests.exec.paced:Paced",
+}
+
+LOSE, SLOW = partial(Network.lose, percent=20), partial(Network.slow, bytes_per_second=20_000)
+STEPS, UNHURRIED = 80, 2.0
+"""Of runs in which an agent is started again, which takes a busy machine a minute, and seconds between iterations."""
+
+
+def small(**limits: object) -> Job:
+    """Six workers, a pipeline on each node."""
+    given = {"membership": LIMITS | limits, "cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
+    return job(3, 2, 2, **given)
+
+
+def large(**limits: object) -> Job:
+    """Twelve workers, four on each node, so that every stage has hosts on two nodes at least."""
+    given = {"membership": LIMITS | limits, "cluster": {"workers_per_node": 4}, "train": {"checkpoint_every": 0}}
+    return job(4, 3, 2, **given)
+
+
+class Nodes:
+    """A run on three nodes.
+
+    Attributes:
+        network: of the nodes.
+        etcd: with a member on each.
+        cluster: the agents.
+    """
+
+    def __init__(self, directory: Path, network: Network, of: Callable[..., Job], steps: int) -> None:
+        self.network, self.steps, self._of = network, steps, of
+        placed = place_workers(of().shape, of().cluster.workers_per_node)
+        self._placed = [{str(worker) for worker in workers} for workers in placed]
+        self.etcd = EtcdCluster(directory, network.nodes)
+        self.cluster = Cluster(directory, of(), self.etcd, "run", "--steps", str(steps), nodes=network.nodes)
+        for node in range(3):
+            self.cluster.start(node)
+        self.cluster.reach_step(2)
+
+    def go_on(self, steps: int = 2) -> None:
+        """Wait until more steps are committed."""
+        self.cluster.reach_step(len(self.cluster.lines("metrics")) + steps)
+
+    def power_off(self, node: int) -> None:
+        self.network.power_off(node)
+        self.cluster.agents[node].wait()
+        self.etcd.members[node].wait()
+
+    def await_loss(self, node: int) -> None:
+        """Wait until the others train on without the workers of a node."""
+        self.cluster.reach(lambda: self.workers_of(node) <= self.workers("detected"), f"the loss of node {node}")
+        left = sum(map(len, self._placed)) - len(self.workers_of(node))
+        self.cluster.reach(lambda: self.cluster.lines("metrics")[-1]["live_workers"] == left, "training without it")
+
+    def await_return(self, node: int) -> None:
+        """Wait until a node's workers have re-joined; its agent is started again if it was given up and has ended."""
+        self._await_all(node, lambda: self.workers_of(node) <= self.workers("rejoined"))
+
+    def settle(self, node: int) -> None:
+        """Wait until all train, whether a node was given up or not, and whoever was silent has been found."""
+        settled = time.monotonic() + 2 * DEAD_AFTER
+        self._await_all(node, lambda: time.monotonic() > settled)
+
+    def _await_all(self, node: int, condition: Callable[[], bool]) -> None:
+        agent = self.cluster.agents.pop(node)
+        whole = sum(map(len, self._placed))
+
+        def all_train() -> bool:
+            if node not in self.cluster.agents and agent.poll() == 1:
+                self.cluster.start(node)
+            return condition() and self.cluster.lines("metrics")[-1]["live_workers"] == whole
+
+        self.cluster.reach(all_train, f"training with node {node}")
+        self.cluster.agents.setdefault(node, agent)
+
+    def workers_of(self, node: int) -> set[str]:
+        return self._placed[node]
+
+    def workers(self, kind: str) -> set[str]:
+        return {event["worker"] for event in self.cluster.events(kind)}
+
+    def assert_same_training(self, launch: Run) -> None:
+        """Every step once, with the loss and at the end the state of a calm run on one machine, to the last bit."""
+        calm = launch(self._of(dead_after=60.0), self.steps)
+        metrics = self.cluster.lines("metrics")
+        assert [line["step"] for line in metrics] == list(range(self.steps))
+        assert [line["loss"] for line in metrics] == calm.losses
+        final = self.cluster.events("finished")[-1]["digests"]
+        assert len(final) == metrics[-1]["live_workers"]
+        assert final == {worker: {str(s): digest for s, digest in calm.digests[worker].items()} for worker in final}
+
+    def end(self) -> None:
+        self.network.end()
+        self.cluster.end()
+        self.etcd.end()
+
+
+Start = Callable[[Callable[..., Job], int], Nodes]
+
+
+@pytest.fixture
+def start(network: Network, tmp_path: Path) -> Iterator[Start]:
+    runs: list[Nodes] = []
+
+    def begin(of: Callable[..., Job], steps: int) -> Nodes:
+        runs.append(Nodes(tmp_path, network, of, steps))
+        if steps == STEPS:
+            runs[-1].cluster.slow_down(UNHURRIED)
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.end()
+
+
+@pytest.mark.parametrize("of", [small, pytest.param(large, marks=pytest.mark.soak)])
+def test_a_cable_is_pulled_for_a_second_and_then_the_coordinators_node_loses_power(
+    of: Callable[..., Job], start: Start, launch: Run
+) -> None:
+    nodes = start(of, 40)
+    first = nodes.cluster.coordinator()
+    nodes.network.cut((first + 1) % 3)
+    time.sleep(1.0)
+    nodes.network.mend((first + 1) % 3)
+    nodes.go_on()
+    assert not nodes.workers("detected")
+    nodes.power_off(first)
+    nodes.await_loss(first)
+    nodes.cluster.finish()
+    nodes.assert_same_training(launch)
+    assert nodes.workers("detected") == nodes.workers_of(first)
+    assert [event["node"] == first for event in nodes.cluster.events("coordinator")] == [False]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("coordinates", [False, True])
+def test_a_node_that_loses_power_comes_back(coordinates: bool, start: Start, launch: Run) -> None:
+    nodes = start(large, STEPS)
+    victim = (nodes.cluster.coordinator() + (not coordinates)) % 3
+    nodes.power_off(victim)
+    nodes.await_loss(victim)
+    nodes.network.mend(victim)
+    nodes.etcd.start_again(victim)
+    nodes.cluster.start(victim)
+    nodes.await_return(victim)
+    nodes.cluster.finish()
+    nodes.assert_same_training(launch)
+    assert nodes.workers("detected") == nodes.workers_of(victim)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("coordinates", [False, True])
+@pytest.mark.parametrize("seconds", [5, 30])
+def test_a_node_that_is_cut_off_goes_and_comes_back(seconds: int, coordinates: bool, start: Start, launch: Run) -> None:
+    """For longer than it takes to be given up, and for longer than its agent and workers wait for etcd."""
+    nodes = start(large, STEPS)
+    victim = (nodes.cluster.coordinator() + (not coordinates)) % 3
+    nodes.network.cut(victim)
+    pulled = time.monotonic()
+    nodes.await_loss(victim)
+    time.sleep(max(0.0, seconds - (time.monotonic() - pulled)))
+    nodes.network.mend(victim)
+    nodes.await_return(victim)
+    nodes.cluster.finish()
+    nodes.assert_same_training(launch)
+    assert nodes.workers("detected") == nodes.workers("rejoined") == nodes.workers_of(victim)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("harm", [LOSE, SLOW], ids=["loses", "slow"])
+def test_a_node_that_loses_a_fifth_of_its_packets_or_is_slow_for_ten_seconds_costs_no_loss(
+    harm: Callable[..., None], start: Start, launch: Run
+) -> None:
+    """Whether it is given up, with 20 kB/s each way, or not."""
+    nodes = start(large, STEPS)
+    victim = (nodes.cluster.coordinator() + 1) % 3
+    harm(nodes.network, number=victim)
+    time.sleep(10.0)
+    nodes.network.mend(victim)
+    nodes.settle(victim)
+    nodes.cluster.finish()
+    nodes.assert_same_training(launch)
+    assert nodes.workers("detected") == nodes.workers("rejoined")
