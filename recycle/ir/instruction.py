@@ -118,7 +118,7 @@ class BackwardWeight(Compute):
         title="forward and backward, overlapped",
         required=True,
         holds=True,
-        run=lambda worker, pair: (worker.execute(pair.forward), worker.execute(pair.backward)),
+        run=lambda worker, pair: worker.overlap(pair),
         letter="F",
         paints=("forward",),
         words=("pair",),

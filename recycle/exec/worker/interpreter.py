@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ import torch
 from recycle.exec.membership.messages import Computed
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
+from recycle.exec.worker.streams import Streams
 from recycle.ir.dependencies import tie_groups
 from recycle.ir.instruction import CARRIERS, Compute, Instruction, OverlappedPair, Receive, Send
 from recycle.ir.values import Value, inputs, needs, produced
+from recycle.shape import MicroBatch
 
 Timed = tuple[str, float, float]
 """Text of an instruction, and when it started and ended (monotonic seconds)."""
@@ -38,6 +41,7 @@ class Interpreter:
         step: called by STEP with the stage; steps its optimizer.
         computed: called after each compute (F, I, W, B, R, ...) with its seconds, while it still counts as running.
         ties: groups of stages that share a weight.
+        streams: of the device, where the halves of an overlapped pair can run beside each other.
 
     Attributes:
         timed: when each instruction of the iteration ran.
@@ -51,9 +55,11 @@ class Interpreter:
         step: Callable[[int], None],
         computed: Callable[[float], None] = lambda _: None,
         ties: Sequence[Sequence[int]] = (),
+        streams: Streams | None = None,
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
-        self._computed, self._ties = computed, ties
+        self._computed, self._ties, self._streams = computed, ties, streams
+        self._beside: set[tuple[int, MicroBatch]] = set()
         self._groups = tie_groups(model_stages, tuple(map(tuple, ties)))
         self.timed: list[Timed] = []
         self._compute: dict[tuple[int, str], tuple[int, float]] = {}
@@ -72,6 +78,7 @@ class Interpreter:
             self._program, self._reads_again = program, self._read_again(program)
             self._of_stage = {stage: _computes(program, stage) for stage in self.stages}
         self._reads_left = dict(self._reads_again)
+        self._beside.clear()
         for index, stage in self.stages.items():
             stage.begin_iteration(iteration)
             stage.expect(iteration, self._of_stage[index])
@@ -90,17 +97,40 @@ class Interpreter:
         """Run one instruction: wait for its inputs, then do it."""
         if isinstance(instruction, OverlappedPair):
             instruction.row.run(self, instruction)
-            return
-        tensors = self._tensors(instruction) if isinstance(instruction, Compute) else []
-        started = time.monotonic()
-        if isinstance(instruction, Compute):
-            self._run(instruction, tensors)
-            self._computed(time.monotonic() - started)
+        elif isinstance(instruction, Compute):
+            beside = (instruction.stage, instruction.micro_batch) in self._beside
+            self._execute(instruction, self._tensors(instruction), beside)
+            if beside and self._streams is not None:
+                self._streams.join()
         else:
+            started = time.monotonic()
             instruction.row.run(self, instruction)
+            self.timed.append((str(instruction), started, time.monotonic()))
+
+    def overlap(self, pair: OverlappedPair) -> None:
+        """Run both halves of a pair: at the same time where the device has streams for that."""
+        if self._streams is None:
+            self.execute(pair.forward)
+            self.execute(pair.backward)
+            return
+        halves = [(half, self._tensors(half)) for half in (pair.forward, pair.backward)]
+        ran_beside = (pair.backward.stage, pair.backward.micro_batch) in self._beside
+        if not ran_beside:
+            self._beside.add((pair.forward.stage, pair.forward.micro_batch))
+        # What runs beside must be launched first: it waits for all that was.
+        for half, tensors in halves[::-1] if ran_beside else halves:
+            self._execute(half, tensors, beside=(half is pair.backward) == ran_beside)
+        self._streams.join()
+
+    def _execute(self, instruction: Compute, tensors: Sequence[torch.Tensor | None], beside: bool) -> None:
+        """Run a computation, on the other stream if that is where its micro-batch is."""
+        started = time.monotonic()
+        with self._streams.beside(tensors) if beside and self._streams is not None else nullcontext():
+            self._run(instruction, tensors)
+        self._computed(time.monotonic() - started)
         ended = time.monotonic()
         self.timed.append((str(instruction), started, ended))
-        if isinstance(instruction, Compute) and instruction.row.required:
+        if instruction.row.required:
             work = instruction.stage, instruction.token
             count, seconds = self._compute.get(work, (0, 0.0))
             self._compute[work] = (count + 1, seconds + ended - started)

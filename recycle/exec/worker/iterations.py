@@ -21,6 +21,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.saver import Saver
+from recycle.exec.worker.streams import Streams
 from recycle.exec.worker.trace_log import TraceLog
 from recycle.exec.worker.updates import Updates
 from recycle.ir.instruction import (
@@ -63,6 +64,7 @@ class Iterations:
         injector: faults that strike here.
         trace: log that executed instructions go to; None for none.
         saver: is offered the state after each commit; None where nothing is saved.
+        streams: of the device, for overlapped pairs; None where the host computes.
     """
 
     record: GenerationRecord
@@ -78,10 +80,11 @@ class Iterations:
     injector: FaultInjector = field(default_factory=FaultInjector)
     trace: TraceLog | None = None
     saver: Saver | None = None
+    streams: Streams | None = None
 
     def __post_init__(self) -> None:
         self._interpreter = Interpreter(
-            self.stages, self.model_stages, self.transport, self._step, self.injector.computed, self.ties
+            self.stages, self.model_stages, self.transport, self._step, self.injector.computed, self.ties, self.streams
         )
         self._last_reduce = max(p for p, i in enumerate(self.program) if isinstance(i, ReduceGradients))
         self._iteration = self.record.committed

@@ -28,6 +28,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.saver import Saver
+from recycle.exec.worker.streams import streams_of
 from recycle.exec.worker.trace_log import TraceLog
 from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import lower
@@ -64,6 +65,7 @@ class WorkerLoop:
     def __post_init__(self) -> None:
         on_host = self.job.train.undo == "host"
         self._updates = Updates(self.stages, self.at, self.member.decisions(), on_host)
+        self._streams = streams_of(self.transport.settings.device)
         self._undone: int | None = None  # the step that was taken back last, until a generation forms
 
     def run(self) -> None:
@@ -130,6 +132,7 @@ class WorkerLoop:
                 injector=self.injector,
                 trace=self.trace,
                 saver=self.saver,
+                streams=self._streams,
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):
