@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import gc
 import json
 import multiprocessing
 import os
@@ -341,6 +342,8 @@ def _measure(server: EtcdServer, job: PricedJob, commits: int, seconds: float) -
             tick()
             assert time.monotonic() < deadline, (coordinator.phase, coordinator.record.generation)
 
+    gc.collect()
+    gc.freeze()  # as an agent does
     counts = EtcdCounts(server)
     figures: dict[str, float] = {"workers": shape.worker_count, "processes": len(members), "agents": len(nodes)}
     try:

@@ -9,6 +9,7 @@ dies its workers die with it, and the others see both at once when the lease run
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import socket
 import threading
@@ -79,6 +80,8 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         agent = _Agent(request, node, run, store, shared, processes, waker, relay)
         closing.callback(agent.close)
         closing.callback(processes.end, patience=0.0)
+        gc.collect()
+        gc.freeze()  # else each full collection looks through all that was imported, while everybody waits for a commit
         agent.serve()
     return True
 

@@ -122,8 +122,8 @@ class EtcdStore(RunStore):
         return {name.rpartition("/")[2]: value for name, value in self._range(full, _after(full)).items()}
 
     def _below(self, folder: str, leaves: Collection[str]) -> dict[str, str]:
-        within = self._within(folder)
-        return {leaf: value.decode() for leaf in leaves if (value := within.get(leaf)) is not None}
+        within = dict(self._within(folder))  # a copy, which does not change meanwhile; mostly few have written
+        return {leaf: within[leaf].decode() for leaf in within.keys() & set(leaves)}
 
     def _has_below(self, folder: str, leaves: Collection[str]) -> bool:
         within = self._within(folder)
