@@ -1,6 +1,6 @@
 """Memory of worker processes: what is counted beside what they hold.
 
-    python -m benchmarks.memory [--hidden H] [--sequence S] [--steps N] [--only TEXT]
+    python -m benchmarks.memory [--layers L] [--hidden H] [--sequence S] [--steps N] [--only TEXT]
 
 A job of D=2 P=2 m=4 runs in worker processes over gloo in every setting: precision x accumulation x staggered steps or
 a barrier x recomputation. Measured is the most that a worker held from its first iteration on, over what it held before
@@ -51,7 +51,7 @@ pipelines = 2
 ranks = 2
 micro_batches = 4
 [model]
-layers = 4
+layers = {layers}
 hidden = {hidden}
 heads = 8
 sequence = {sequence}
@@ -65,6 +65,7 @@ checkpoint_every = 0
 [planner]
 staggered = {staggered}
 decoupled = {decoupled}
+ahead = 0
 [data]
 path = "{text}"
 [membership]
@@ -103,11 +104,13 @@ def _resident() -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--sequence", type=int, default=64)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", default="", help="settings whose line holds this text")
     options = parser.parse_args()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of every start and stop
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}; MB, and counted / measured")
     print(f"{'setting':44}{'stage':>6}{'measured':>10}{'profile':>9}{'analytic':>9}{'limit':>7}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -132,6 +135,7 @@ def table(options: argparse.Namespace, text: Path, server: ForkServer) -> None:
             continue
         job = Job.from_toml(
             JOB.format(
+                layers=options.layers,
                 hidden=options.hidden,
                 sequence=options.sequence,
                 recompute=recompute,

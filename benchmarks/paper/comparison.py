@@ -344,6 +344,9 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
         " from splitting the backward pass, failures or not; batches of hundreds of samples on 32 GPUs leave few."
         " Oobleck chooses its templates by its own planning model, which assumes four micro-batches per stage: where"
         " there are more it may start a little behind the best 1F1B grid.",
+        "Memory decides some rows: ReCycle alone holds the state before a staggered step, 14 bytes of a parameter"
+        ' beside 18, and with it fewer activations; with `undo = "host"` (76b, 145b) the copy counts as if nothing of'
+        " it were hidden behind waits.",
         "## The settings",
         "\n".join(f"- **{name}**: {'; '.join(assumptions(setting.job))}." for name, setting in every.items()),
         f"Pauses: detect {tried.setting.pauses.detect:g} s, plan {tried.setting.pauses.plan:g} s, rebuild groups"
