@@ -81,7 +81,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         server = EtcdServer(path) if options.agents else None
-        of = job(2, 2, 2, train={"trace": trace, "checkpoint_every": 0}, membership={"lease": 60, "dead_after": 20.0})
+        of = job(
+            2,
+            2,
+            2,
+            train={"trace": trace, "checkpoint_every": 0},
+            membership={"lease": 60, "dead_after": 20.0},
+            cluster={"workers_per_node": 2},
+        )
         (path / "job.toml").write_text(of.to_toml())
         given = ["job.toml", "--steps", str(options.steps), "--run", "run"]
         commands = [[*COMMAND, "train", *given]]
