@@ -89,10 +89,13 @@ class FailureDetector:
                 beat.changed += late
                 beat.progressed += late
         for beat, heartbeat in zip(due.values(), found, strict=True):
-            if heartbeat is not None and heartbeat != beat.last:
+            if heartbeat is None or heartbeat == beat.last:
+                continue
+            if beat.last.beats >= 0:  # else it may be the last that the process before this one has left
                 if heartbeat.progress != beat.last.progress or heartbeat.waiting:
                     beat.progressed = now
-                beat.last, beat.changed, beat.patience = heartbeat, now, self.patience(heartbeat.longest)
+                beat.changed, beat.patience = now, self.patience(heartbeat.longest)
+            beat.last = heartbeat
         starved = self._common_silence([now - beat.changed for _, _, beat in watched])
         lost: dict[Worker, str] = {}
         for worker, rank, beat in watched:

@@ -24,8 +24,8 @@ def of() -> Job:
 class Heard:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
-    def __init__(self, of: Job) -> None:
-        self.detector, self.now, self.beats = FailureDetector(of), 100.0, 0
+    def __init__(self, of: Job, dead_after: float | None = None) -> None:
+        self.detector, self.now, self.beats = FailureDetector(of, dead_after), 100.0, 0
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
         """Seconds until it counts as lost while its beat says this (None: says nothing new), and why."""
@@ -58,6 +58,18 @@ def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_whi
     took, why = heard.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"
+
+
+def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_after_it(of: Job) -> None:
+    heard = Heard(of, dead_after=60.0)
+    heard.until_lost("6 working 1F 0.1", 1.0)
+    heard.detector.forget(A)
+    took, why = heard.until_lost(None, 50.0)
+    assert (took, why) == (50.0, "")
+    heard.until_lost("1 working 0F 0.1", 1.0)
+    took, why = heard.until_lost("1 working 0F 0.1", 100.0)
+    assert took == pytest.approx(3.25, abs=0.26)
+    assert why == "no progress for 4 s in 0F"
 
 
 def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -> None:
