@@ -29,7 +29,7 @@ LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recyc
 LAYERS["recycle.solve"] = LAYERS["viz"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.plans"])
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
-    *("data", "transport", "model", "membership", "faults", "checkpoint", "worker", "processes", "planning"),
+    *("data", "device", "transport", "model", "membership", "faults", "checkpoint", "worker", "processes", "planning"),
     *("launch", "profile"),
 )
 """The folders of recycle.exec in order: each may import those before it."""

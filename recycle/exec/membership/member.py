@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from recycle.errors import RunError
+from recycle.exec.device.device_progress import DeviceState
 from recycle.exec.membership import schema
 from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import GO, Commit, Formed, GenerationRecord, Report
@@ -36,7 +37,7 @@ class Member:
             generation does not begin here before it has returned.
         lost: called with the reason when the store does not answer any more; the process should end then.
         generation: the last one before this worker; a run that is resumed counts on from its earlier ones.
-        device_waits: as for `Progress`.
+        device: as for `Progress`.
 
     Attributes:
         worker: of this process, `k.r`.
@@ -51,9 +52,9 @@ class Member:
         interrupt: Callable[[], None],
         lost: Callable[[str], None],
         generation: int = 0,
-        device_waits: Callable[[], bool] = lambda: False,
+        device: Callable[[], DeviceState] = DeviceState,
     ) -> None:
-        self.store, self.name, self.progress = store, name, Progress(device_waits)
+        self.store, self.name, self.progress = store, name, Progress(device)
         self.worker, _ = split_member(name)
         self._interrupt, self._lost = interrupt, lost
         self._begun = threading.Condition()

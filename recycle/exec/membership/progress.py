@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from recycle.exec.device.device_progress import KEPT, DeviceState
 from recycle.exec.membership.messages import Heartbeat
-
-KEPT = 0.9
-"""Share of an operation's longest time that is kept when another of its kind ends."""
 
 
 class Progress:
@@ -16,13 +14,16 @@ class Progress:
 
     Of each kind of operation the longest recent time is kept; it decays by a tenth whenever one of the kind ends.
 
+    A device that runs behind its host makes progress of its own. While it computes, the process does not wait, whatever
+    its main thread waits for; while it waits for another process, so does the main thread perhaps, without a word,
+    where the device takes no more launches.
+
     Args:
-        device_waits: whether the process's device waits for another process, and so the main thread perhaps for it:
-            without a word, where the device takes no more launches.
+        device: how far the process's device is.
     """
 
-    def __init__(self, device_waits: Callable[[], bool] = lambda: False) -> None:
-        self._device_waits = device_waits
+    def __init__(self, device: Callable[[], DeviceState] = DeviceState) -> None:
+        self._device = device
         self.count = 0
         self.waiting = True
         self.doing = "start"
@@ -55,6 +56,11 @@ class Progress:
 
     def heartbeat(self, beats: int) -> Heartbeat:
         """What is sent as the heartbeat behind `beats` others."""
-        longest = self._longest.get(self.doing, self._usual)
+        device = self._device()
+        if device.doing and not device.waits:
+            doing, longest, waiting = device.doing, device.longest, False
+        else:
+            doing, longest = self.doing, self._longest.get(self.doing, self._usual)
+            waiting = self.waiting or device.waits
         rounded = None if longest is None else float(f"{longest:.2g}")
-        return Heartbeat(beats, self.count, self.waiting or self._device_waits(), self.doing, rounded)
+        return Heartbeat(beats, self.count + device.done, waiting, doing, rounded)

@@ -103,6 +103,12 @@ class Communicators:
         with self._lock:
             return {one.name: one.begun for one in self._held.values() if one.is_idle()}
 
+    def part_with(self, live: Collection[str]) -> None:
+        """Let go of those that have a member which is not among these processes."""
+        with self._lock:
+            for key in [key for key in self._held if not set(key[1]) <= set(live)]:
+                self._unfit.append(self._held.pop(key))
+
     def held(self, keys: Collection[Key]) -> list[Key]:
         """Those of `keys` that there is a communicator of."""
         with self._lock:

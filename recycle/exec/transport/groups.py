@@ -135,7 +135,14 @@ class GroupTransport(ABC):
         self._places = lane_places(program)
         self._posted = {}
         self._unposted = deque(instruction for instruction in program if isinstance(instruction, Receive))
-        for _ in range(self._posted_ahead()):
+        self._post_ahead()
+
+    def _may_be_ahead(self, receive: Transfer) -> bool:
+        """Whether a receive may be posted before the program comes to it, with those that are."""
+        return True
+
+    def _post_ahead(self) -> None:
+        while self._unposted and len(self._posted) < self._posted_ahead() and self._may_be_ahead(self._unposted[0]):
             self._post_next()
 
     def _post_next(self) -> None:
@@ -177,9 +184,9 @@ class GroupTransport(ABC):
         self._drop_sent(self._iteration - 2)
         while instruction not in self._posted:
             self._post_next()
-        if self._posted_ahead():
-            self._post_next()
-        return self._posted.pop(instruction)
+        pending = self._posted.pop(instruction)
+        self._post_ahead()
+        return pending
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
         group = self._sums.get(stage)

@@ -13,6 +13,9 @@ A wait on such a communicator only queues what follows behind it on the device, 
 told that something is done, `settle` waits for the device. A receive occupies the device until its peer comes, and the
 first use of a kernel may wait until the device is idle. So in the first iteration of a generation no receive is posted
 before the program comes to it: in the order of the program no wait of one instruction can depend on a later one.
+Later on at most one of each lane is posted ahead. Streams share a few work queues of the hardware. A receive that spins
+has left its queue; a second one of its lane stands there until the first has ended, and holds up what other streams
+have in that queue, perhaps the very computation that the first one's sender waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,15 +32,12 @@ import torch
 from recycle.errors import RunError
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.communicators import Communicator, Communicators, Key, offer_of, offer_text
-from recycle.exec.transport.formation import formation
 from recycle.exec.transport.forming_store import FormingStore
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport, first_line
+from recycle.exec.transport.parts import TENSOR, Part, live_members, member_of, parts_of
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.shape import Worker
-
-_TENSOR, _LANE, _SUM = "tensor", "lane", "stage"
-"""What a communicator is for."""
 
 
 class LanePlugin(TransportPlugin):
@@ -53,7 +52,7 @@ class LanePlugin(TransportPlugin):
         self.communicators = Communicators()
 
     def offer(self, generation: str, process: Worker) -> None:
-        key = _offer_key(generation, _member(process, self.settings))
+        key = _offer_key(generation, member_of(process, *self.settings.tensor))
         try:
             self.settings.store.set(key, offer_text(self.communicators.offer()))
         except RuntimeError as error:
@@ -62,42 +61,6 @@ class LanePlugin(TransportPlugin):
 
 def _offer_key(generation: str, member: str) -> str:
     return f"{generation}/offer/{member}"
-
-
-def _member(process: Worker, settings: TransportSettings) -> str:
-    """The process of this tensor rank that belongs to `process`."""
-    rank, size = settings.tensor
-    return f"{process}t{rank}" if size > 1 else str(process)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """This process's part of a communicator that the generation needs.
-
-    Attributes:
-        purpose: of the communicator.
-        number: of the sum; 0 for others.
-        members: processes, by rank.
-        rank: of this process.
-        peer: role at the other end of a lane.
-    """
-
-    purpose: str
-    number: int
-    members: tuple[str, ...]
-    rank: int
-    peer: Worker | None = None
-
-    @property
-    def key(self) -> Key:
-        return f"{self.purpose}{self.number}", self.members
-
-    @property
-    def name(self) -> str:
-        """In its generation, the same at all members and no other's."""
-        if self.purpose == _LANE:
-            return f"lane{self.members[0]}>{self.members[1]}"
-        return f"{self.purpose}{self.number}:{self.members[0]}"
 
 
 class LaneTransport(GroupTransport):
@@ -114,7 +77,7 @@ class LaneTransport(GroupTransport):
         self._settings, self._patience = settings, settings.limits.transport_timeout
         self._store = FormingStore(settings.store, groups.over, settings.limits.form_timeout)
         self._communicators = communicators
-        self._parts = self._all_parts()
+        self._parts = parts_of(groups, *settings.tensor)
         self._tensor: Any = None
         self._first: int | None = None
         self._lock = threading.Lock()
@@ -155,32 +118,11 @@ class LaneTransport(GroupTransport):
             return bool(self._ordered) and self._ordered[0][0]()
         return False
 
-    def _all_parts(self) -> list[_Part]:
-        """Its parts of all communicators that the generation needs, in the order in which they form."""
-        groups, settings = self._groups, self._settings
-        tensor_rank, tensor_parallel = settings.tensor
-        process = {role: groups.processes.get(role, role) for role in groups.members}
-        parts = []
-        if tensor_parallel > 1:
-            members = tuple(f"{process[groups.role]}t{rank}" for rank in range(tensor_parallel))
-            parts.append(_Part(_TENSOR, 0, members, tensor_rank))
-        for wanted in formation(groups.lanes, groups.hosts):
-            if groups.role not in wanted.members:
-                continue
-            rank = wanted.members.index(groups.role)
-            members = tuple(_member(process[role], settings) for role in wanted.members)
-            if wanted.stage is None:
-                parts.append(_Part(_LANE, 0, members, rank, wanted.members[1 - rank]))
-            else:  # which of its processes plays which role is nothing to a sum
-                ordered = tuple(sorted(members))
-                parts.append(_Part(_SUM, wanted.stage, ordered, ordered.index(members[rank])))
-        return parts
-
     def form(self) -> None:
         kept = self._kept()
         for part in self._parts:
             communicator = kept.get(part.key) or self._stand(part)
-            if part.purpose == _TENSOR:
+            if part.purpose == TENSOR:
                 self._tensor = communicator
             elif part.peer is None:
                 self._sums[part.number] = communicator
@@ -191,6 +133,7 @@ class LaneTransport(GroupTransport):
 
     def _kept(self) -> dict[Key, Communicator]:
         """The communicators that go on, as all their members agree."""
+        self._communicators.part_with(live_members(self._groups, self._settings.tensor[1]))
         held = self._communicators.held([part.key for part in self._parts])
         others = {
             part.key: [member for rank, member in enumerate(part.members) if rank != part.rank]
@@ -209,7 +152,7 @@ class LaneTransport(GroupTransport):
         }
         return {key: one for key, one in agreed.items() if one is not None}
 
-    def _stand(self, part: _Part) -> Communicator:
+    def _stand(self, part: Part) -> Communicator:
         """A new communicator, once all have come and something has passed over it."""
         try:
             formed: Communicator = self._wait_in_thread(
@@ -219,7 +162,7 @@ class LaneTransport(GroupTransport):
             raise TransportError(f"{part.name} did not form: {error}") from None
         return formed
 
-    def _formed(self, part: _Part) -> Communicator:
+    def _formed(self, part: Part) -> Communicator:
         name = f"{self._groups.name}/{part.name}"
         backend = self._make(name, part.rank, len(part.members))
         communicator = self._communicators.add(part.key, name, backend)
@@ -230,9 +173,9 @@ class LaneTransport(GroupTransport):
         self._synchronize()
         return communicator
 
-    def _warm_up(self, part: _Part, communicator: Communicator) -> Any:
+    def _warm_up(self, part: Part, communicator: Communicator) -> Any:
         tokens = [torch.zeros(1, device=self._device) for _ in range(1 + len(part.members))]
-        if part.purpose == _TENSOR:
+        if part.purpose == TENSOR:
             return communicator.allgather([tokens[1:]], tokens[:1])
         if part.peer is None:
             return communicator.allreduce(tokens[:1])
@@ -245,6 +188,9 @@ class LaneTransport(GroupTransport):
 
     def _posted_ahead(self) -> int:
         return 0 if self._iteration == self._first else super()._posted_ahead()
+
+    def _may_be_ahead(self, receive: Transfer) -> bool:
+        return all(receive.peer != posted.peer for posted in self._posted)
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         if self._first is None:
@@ -263,7 +209,7 @@ class LaneTransport(GroupTransport):
         gathering = self._try(lambda: self._tensor.allgather([parts], [tensor]))
 
         def pending() -> list[torch.Tensor]:
-            self._try(gathering.wait)
+            self._try(lambda: self._order(gathering))
             return parts
 
         return pending

@@ -44,6 +44,7 @@ class Nccl(LanePlugin):
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch's watchdog ends the process before the generation does
         "TORCH_NCCL_ENABLE_MONITORING": "0",  # likewise, when the watchdog itself is stuck behind an abort
         "CUDA_MODULE_LOADING": "EAGER",  # a kernel that loads at its first use waits for receives that spin
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # else streams share 8 queues, and a lane that waits may hold up computing
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
     }
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
+from recycle.exec.device.clock import Clock
+from recycle.exec.device.cuda_clock import clock_of
+from recycle.exec.device.device_progress import DeviceProgress, DeviceState
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.job import Job
 from recycle.sections import MembershipSection
@@ -42,13 +45,18 @@ class TransportSettings:
 
 
 class TransportPlugin(ABC):
-    """A transport. What is asked before any process runs are class methods; an object belongs to one process."""
+    """A transport. What is asked before any process runs are class methods; an object belongs to one process.
+
+    Attributes:
+        progress: of the device that the process computes on.
+    """
 
     environment: ClassVar[Mapping[str, str]] = {}
     """Variables that worker processes are started with."""
 
     def __init__(self, settings: TransportSettings) -> None:
         self.settings = settings
+        self.progress = DeviceProgress(self.clock())
         self._standing: GroupTransport | None = None
 
     @classmethod
@@ -96,10 +104,15 @@ class TransportPlugin(ABC):
         if (standing := self._standing) is not None:
             standing.release()
 
-    def waits_for_peer(self) -> bool:
-        """Whether the device of this process has nothing to do until a peer comes; asked by the heartbeat's thread."""
+    def clock(self) -> Clock:
+        """The clock of the device that this process computes on; asked once, when the device is known."""
+        return clock_of(self.settings.device)
+
+    def device_state(self) -> DeviceState:
+        """How far the device of this process is; asked by the heartbeat's thread."""
         standing = self._standing
-        return standing is not None and standing.waits_for_peer()
+        waits = standing is not None and standing.waits_for_peer()
+        return replace(self.progress.state(), waits=waits)
 
     def end(self) -> None:
         """This process leaves its generation, whether its groups had formed or not.
@@ -111,6 +124,7 @@ class TransportPlugin(ABC):
         if self._standing is not None:
             self._standing.close()
             self._standing = None
+        self.progress.forget()
 
 
 def gpu_or_cpu(local_index: int = 0) -> torch.device:

@@ -10,21 +10,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from recycle.exec.device.clock import HostClock, Mark
+from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.membership.messages import Computed
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
 from recycle.exec.worker.streams import Streams
 from recycle.ir.dependencies import tie_groups
-from recycle.ir.instruction import CARRIERS, Compute, Instruction, OverlappedPair, Receive, Send
+from recycle.ir.instruction import CARRIERS, Compute, Instruction, OptimizerStep, OverlappedPair, Receive, Send
 from recycle.ir.values import Value, inputs, needs, produced
 from recycle.shape import MicroBatch
 
-Timed = tuple[str, float, float]
-"""Text of an instruction, and when it started and ended (monotonic seconds)."""
+
+class Executed(NamedTuple):
+    """An instruction that ran: its text, and the marks at which its stage began and ended it."""
+
+    text: str
+    began: Mark
+    ended: Mark
 
 
 class Interpreter:
@@ -42,9 +49,10 @@ class Interpreter:
         computed: called after each compute (F, I, W, B, R, ...) with its seconds, while it still counts as running.
         ties: groups of stages that share a weight.
         streams: of the device, where the halves of an overlapped pair can run beside each other.
+        device: that the stages compute on; learns what it is given.
 
     Attributes:
-        timed: when each instruction of the iteration ran.
+        executed: the instructions of the iteration so far.
     """
 
     def __init__(
@@ -56,13 +64,15 @@ class Interpreter:
         computed: Callable[[float], None] = lambda _: None,
         ties: Sequence[Sequence[int]] = (),
         streams: Streams | None = None,
+        device: DeviceProgress | None = None,
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
         self._computed, self._ties, self._streams = computed, ties, streams
         self._beside: set[tuple[int, MicroBatch]] = set()
         self._groups = tie_groups(model_stages, tuple(map(tuple, ties)))
-        self.timed: list[Timed] = []
-        self._compute: dict[tuple[int, str], tuple[int, float]] = {}
+        self._device = device or DeviceProgress(HostClock())
+        self.executed: list[Executed] = []
+        self._compute: dict[tuple[int, str], list[Executed]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._program: Sequence[Instruction] | None = None
         self._of_stage: dict[int, list[Compute]] = {}
@@ -73,7 +83,7 @@ class Interpreter:
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start an iteration from a clean state, whatever the one before left behind."""
-        self.timed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
+        self.executed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._reads_again = program, self._read_again(program)
             self._of_stage = {stage: _computes(program, stage) for stage in self.stages}
@@ -103,9 +113,11 @@ class Interpreter:
             if beside and self._streams is not None:
                 self._streams.join()
         else:
-            started = time.monotonic()
+            began = self._device.clock.mark()
             instruction.row.run(self, instruction)
-            self.timed.append((str(instruction), started, time.monotonic()))
+            executed = self._note(instruction, began)
+            if isinstance(instruction, OptimizerStep):
+                self._device.gave(f"{instruction.stage}{instruction.token}", began, executed.ended)
 
     def overlap(self, pair: OverlappedPair) -> None:
         """Run both halves of a pair: at the same time where the device has streams for that."""
@@ -123,22 +135,28 @@ class Interpreter:
         self._streams.join()
 
     def _execute(self, instruction: Compute, tensors: Sequence[torch.Tensor | None], beside: bool) -> None:
-        """Run a computation, on the other stream if that is where its micro-batch is."""
-        started = time.monotonic()
+        """Run a computation, on the other stream if that is where its micro-batch is; marks are of the same stream."""
         with self._streams.beside(tensors) if beside and self._streams is not None else nullcontext():
+            began, started = self._device.clock.mark(), time.monotonic()
             self._run(instruction, tensors)
-        self._computed(time.monotonic() - started)
-        ended = time.monotonic()
-        self.timed.append((str(instruction), started, ended))
+            self._computed(time.monotonic() - started)
+            executed = self._note(instruction, began)
+        self._device.gave(f"{instruction.stage}{instruction.token}", began, executed.ended)
         if instruction.row.required:
-            work = instruction.stage, instruction.token
-            count, seconds = self._compute.get(work, (0, 0.0))
-            self._compute[work] = (count + 1, seconds + ended - started)
+            self._compute.setdefault((instruction.stage, instruction.token), []).append(executed)
+
+    def _note(self, instruction: Instruction, began: Mark) -> Executed:
+        executed = Executed(str(instruction), began, self._device.clock.mark())
+        self.executed.append(executed)
+        return executed
 
     @property
     def compute(self) -> list[Computed]:
-        """The F, I, W and B of the iteration so far by stage, with their seconds on this process's clock."""
-        return [Computed(stage, token, *figures) for (stage, token), figures in sorted(self._compute.items())]
+        """The F, I, W and B of the iteration so far by stage, with the seconds that they took; the device is idle."""
+        return [
+            Computed(stage, token, len(of), sum(one.ended.seconds() - one.began.seconds() for one in of))
+            for (stage, token), of in sorted(self._compute.items())
+        ]
 
     def _tensors(self, instruction: Compute) -> list[torch.Tensor | None]:
         """What the instruction is handed; None stands for the end of the model."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from recycle.exec.device.clock import HostClock
+from recycle.exec.device.device_progress import DeviceProgress
 from recycle.exec.faults.injector import FaultInjector
 from recycle.exec.faults.kinds import REDUCED
 from recycle.exec.membership.commit import report_of
@@ -65,6 +67,7 @@ class Iterations:
         trace: log that executed instructions go to; None for none.
         saver: is offered the state after each commit; None where nothing is saved.
         streams: of the device, for overlapped pairs; None where the host computes.
+        device: that the stages compute on.
     """
 
     record: GenerationRecord
@@ -81,10 +84,18 @@ class Iterations:
     trace: TraceLog | None = None
     saver: Saver | None = None
     streams: Streams | None = None
+    device: DeviceProgress = field(default_factory=lambda: DeviceProgress(HostClock()))
 
     def __post_init__(self) -> None:
         self._interpreter = Interpreter(
-            self.stages, self.model_stages, self.transport, self._step, self.injector.computed, self.ties, self.streams
+            self.stages,
+            self.model_stages,
+            self.transport,
+            self._step,
+            self.injector.computed,
+            self.ties,
+            self.streams,
+            self.device,
         )
         self._last_reduce = max(p for p, i in enumerate(self.program) if isinstance(i, ReduceGradients))
         self._iteration = self.record.committed
@@ -97,14 +108,17 @@ class Iterations:
             GenerationOver, TransportError: the generation ended before that.
         """
         while True:
+            whole = False
             try:
                 self.begin()
                 for position in range(len(self.program)):
                     self.execute(position)
                 self.end()
+                whole = True
             finally:
                 if self.trace is not None:
-                    self.trace.append(self._iteration, self.record.generation, self.role, self._interpreter.timed)
+                    executed = self._interpreter.executed
+                    self.trace.append(self._iteration, self.record.generation, self.role, executed, whole)
             self.injector.at_phase("stepped", self._iteration)
             if self._commit is not None and self._commit.last == self._iteration:
                 return self._committed(self._iteration)
@@ -153,6 +167,7 @@ class Iterations:
     def _report(self) -> None:
         """All gradient sums of this worker's stages are complete."""
         self.updates.reduced(self._iteration)
+        self.device.clock.set()
         self.injector.at_phase(REDUCED, self._iteration)
         self.commits.report(self._iteration, report_of(self.stages, self._interpreter.compute))
         self.injector.at_phase("commit", self._iteration)

@@ -133,6 +133,7 @@ class WorkerLoop:
                 trace=self.trace,
                 saver=self.saver,
                 streams=self._streams,
+                device=self.transport.progress,
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):
@@ -149,6 +150,8 @@ class WorkerLoop:
         finally:
             self.member.progress.begins("leave")  # until a device is idle that is behind its host
             self.transport.end()
+            if self.trace is not None:
+                self.trace.end_generation()
             self.member.progress.ended()
             if self.tensor_group is not None:
                 self.tensor_group.exchange = None

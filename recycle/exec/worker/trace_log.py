@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from recycle.errors import RecycleError
-from recycle.exec.worker.interpreter import Timed
+from recycle.exec.device.clock import has_reached
+from recycle.exec.worker.interpreter import Executed
 from recycle.runs import append_iteration
 
 SPARSE_BYTES = 2**28
@@ -22,7 +24,7 @@ MOST_WAITING = 64
 """Iterations."""
 CLOSE_SECONDS = 10.0
 """How long the end of a process waits for what is still to be written."""
-_Iteration = tuple[int, int, str, list[Timed]]
+_Iteration = tuple[int, int, str, list[Executed]]
 
 
 class TraceLog:
@@ -47,18 +49,36 @@ class TraceLog:
         self._path, self._started, self._warn, self._every = path, started, warn, every
         self._sparse_bytes, self._written = sparse_bytes, 0
         self._warned = False
+        self._behind: deque[_Iteration] = deque()
         self._waiting: queue.Queue[_Iteration | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
-    def append(self, iteration: int, generation: int, role: str, timed: list[Timed]) -> None:
-        """Add what was executed of one iteration, a list that nobody changes any more."""
+    def append(self, iteration: int, generation: int, role: str, executed: list[Executed], whole: bool = True) -> None:
+        """Add what was executed of one iteration, a list that nobody changes any more.
+
+        An iteration whose last instructions the device has still to run is written when their times are known; of one
+        that is not whole, what the device has run by now.
+        """
         if iteration % self._every:
             return
-        try:
-            self._waiting.put_nowait((iteration, generation, role, timed))
-        except queue.Full:
-            self._leave_out(f"iteration {iteration} came while {MOST_WAITING} waited for the disk")
+        if not whole:
+            executed = [one for one in executed if has_reached(one.ended)]
+        self._behind.append((iteration, generation, role, executed))
+        self._take_reached()
+
+    def end_generation(self) -> None:
+        """The device is idle: take what it has run, and forget what it has not because it failed."""
+        self._take_reached()
+        self._behind.clear()
+
+    def _take_reached(self) -> None:
+        while self._behind and all(has_reached(one.ended) for one in self._behind[0][3][-1:]):
+            reached = self._behind.popleft()
+            try:
+                self._waiting.put_nowait(reached)
+            except queue.Full:
+                self._leave_out(f"iteration {reached[0]} came while {MOST_WAITING} waited for the disk")
 
     def close(self) -> None:
         """Write what waits, unless the disk takes too long."""
@@ -70,8 +90,9 @@ class TraceLog:
 
     def _write(self) -> None:
         while (waiting := self._waiting.get()) is not None:
-            iteration, generation, role, timed = waiting
-            rows = [(text, start - self._started, end - self._started) for text, start, end in timed]
+            iteration, generation, role, executed = waiting
+            start = self._started
+            rows = [(one.text, one.began.seconds() - start, one.ended.seconds() - start) for one in executed]
             try:
                 self._written += append_iteration(self._path, iteration, generation, role, rows)
             except RecycleError as error:

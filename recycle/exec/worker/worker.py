@@ -79,7 +79,7 @@ def run_worker(text: str) -> None:
         transport.wake,
         end,
         specification.generation,
-        transport.waits_for_peer,
+        transport.device_state,
     )
     try:
         stages = build_stages(job, run.stages[worker.rank], device, tensor_group)

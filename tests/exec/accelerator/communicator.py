@@ -188,7 +188,6 @@ class Communicator:
         before = self.device.reached()
 
         def run() -> None:
-            before.wait()
             if self.device.failed:  # meanwhile: nothing was computed that could be sent
                 return
             try:
@@ -196,6 +195,7 @@ class Communicator:
             except Aborted:
                 return
 
+        self._stream.launch(before.wait, waits=True)
         work = Work(self, self._stream.launch(run))
         self.kept[work] = tensors
         return work

@@ -2,20 +2,44 @@
 
 What CUDA does and a CPU does not, and what our code must therefore not rely on, is all that it has: a launch only
 queues; a full queue blocks the host; an error in a kernel shows in a later call, and in every one after that; a
-kernel's first use waits until the whole device is idle, unless modules are loaded eagerly. A kernel here is a Python
-function that runs in its stream's thread; it computes with torch on the CPU.
+kernel's first use waits until the whole device is idle, unless modules are loaded eagerly; streams share a few work
+queues of the hardware, in which one that waits holds up the others. A kernel here is a Python function that runs in its
+stream's thread; it computes with torch on the CPU.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
 QUEUE = 1024
 """Kernels that a stream takes before a launch blocks the host."""
+CONNECTIONS = 8
+"""Work queues of the hardware, unless CUDA is told another number."""
 Kernel = Callable[[], object]
+
+
+class Connection:
+    """A work queue of the hardware: streams that share one start their kernels in the order of their launch.
+
+    Attributes:
+        streams: how many share it.
+    """
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self._lock = threading.Lock()
+        self._last = threading.Event()
+        self._last.set()
+
+    def queue(self) -> tuple[threading.Event, threading.Event]:
+        """Set once whatever was launched before has started; to be set when what is launched now has."""
+        with self._lock:
+            before, self._last = self._last, threading.Event()
+            return before, self._last
 
 
 class Stream:
@@ -23,26 +47,31 @@ class Stream:
 
     Args:
         device: takes their errors.
+        connection: that its kernels reach the device by.
         length: of the launch queue.
     """
 
-    def __init__(self, device: Device, name: str, length: int = QUEUE) -> None:
-        self._device, self.length = device, length
-        self._queue: deque[tuple[Kernel, threading.Event]] = deque()
+    def __init__(self, device: Device, name: str, connection: Connection, length: int = QUEUE) -> None:
+        self._device, self.connection, self.length = device, connection, length
+        self._queue: deque[tuple[Kernel, threading.Event, bool, threading.Event, threading.Event]] = deque()
         self._changed = threading.Condition()
         self._is_idle, self._ended = True, False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def launch(self, kernel: Kernel) -> threading.Event:
-        """Queue a kernel; what is returned is set when it has run, or failed. Blocks while the queue is full."""
+    def launch(self, kernel: Kernel, waits: bool = False) -> threading.Event:
+        """Queue a kernel; what is returned is set when it has run, or failed. Blocks while the queue is full.
+
+        Args:
+            waits: it is no kernel, but a wait for another stream, and holds up its connection until it ends.
+        """
         self._device.check()
         done = threading.Event()
         with self._changed:
             self._changed.wait_for(lambda: len(self._queue) < self.length or self._ended)
             if self._ended:
                 raise RuntimeError("the communicator was aborted")
-            self._queue.append((kernel, done))
+            self._queue.append((kernel, done, waits, *self.connection.queue()))
             self._is_idle = False
             self._changed.notify_all()
         return done
@@ -71,17 +100,57 @@ class Stream:
                 self._changed.wait_for(lambda: bool(self._queue) or self._ended)
                 if not self._queue:
                     return
-                kernel, done = self._queue[0]
+                kernel, done, waits, before, started = self._queue[0]
+            before.wait()
+            if not waits:
+                started.set()
             try:
                 if not self._device.failed:
                     kernel()
             except Exception as error:
                 self._device.fail(f"{type(error).__name__}: {error}")
             del kernel  # and with it the tensors that it used
+            started.set()
             done.set()
             with self._changed:
                 self._queue.popleft()
                 self._changed.notify_all()
+
+
+class DeviceMark:
+    """A kernel that notes when it runs."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._seconds = device, 0.0
+        if device.compute.is_current:
+            raise AssertionError("a mark is made by the host")
+        self._done = device.compute.launch(self._note)
+
+    def _note(self) -> None:
+        self._seconds = time.monotonic()
+
+    def reached(self) -> bool:
+        self._device.check()
+        return self._done.is_set()
+
+    def seconds(self) -> float:
+        assert self._done.is_set()
+        return self._seconds
+
+
+class DeviceClock:
+    """The clock of an accelerator."""
+
+    runs_behind = True
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def mark(self) -> DeviceMark:
+        return DeviceMark(self._device)
+
+    def set(self) -> None:
+        self._device.synchronize()
 
 
 class Device:
@@ -90,11 +159,14 @@ class Device:
     Args:
         queue: length of the launch queues.
         eager: whether all kernels are loaded from the start; by default as CUDA is told by the environment.
+        connections: that the streams share; likewise.
     """
 
-    def __init__(self, queue: int = QUEUE, eager: bool | None = None) -> None:
+    def __init__(self, queue: int = QUEUE, eager: bool | None = None, connections: int | None = None) -> None:
         self.queue = queue
         self._eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER" if eager is None else eager
+        count = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)) if connections is None else connections
+        self._connections = [Connection() for _ in range(count)]
         self._error: str | None = None
         self._computes_garbage = False
         self._loaded: set[str] = set()
@@ -103,7 +175,9 @@ class Device:
 
     def stream(self, name: str) -> Stream:
         """Another stream."""
-        stream = Stream(self, name, self.queue)
+        connection = min(self._connections, key=lambda one: one.streams)
+        connection.streams += 1
+        stream = Stream(self, name, connection, self.queue)
         self._streams.append(stream)
         return stream
 
@@ -122,7 +196,7 @@ class Device:
         if self.compute.is_current:
             event.wait()
         elif not event.is_set():
-            self.compute.launch(event.wait)
+            self.compute.launch(event.wait, waits=True)
 
     def reached(self) -> threading.Event:
         """Set when all that was computed until now is done."""
@@ -167,4 +241,5 @@ class Device:
     def forget(self, stream: Stream) -> None:
         """A stream of an aborted communicator, which has drained."""
         stream.end()
+        stream.connection.streams -= 1
         self._streams.remove(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,13 +15,13 @@ from recycle.exec.transport.lanes import LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.instruction import Instruction
 from recycle.shape import Worker
-from tests.exec.accelerator.device import QUEUE, Device
+from tests.exec.accelerator.device import QUEUE, Device, Kernel
 from tests.exec.accelerator.transport import Simulated, SimulatedTransport
 
 STRUCK = Worker(1, 1)
 STRUCK_AT = 3
 COPY_SECONDS = 1.0
-SLOW_SECONDS = 4.0
+SLOW_SECONDS, SLOW_KERNELS = 0.5, 12
 
 
 def named(plugin: type[Simulated]) -> str:
@@ -40,8 +41,31 @@ class Full(Simulated):
     """Launch queues that are soon full, as with thousands of kernels per stage, behind a device that is slow once."""
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        self.take().compute.length = QUEUE if groups.role == STRUCK else 1
-        return _at(super().open(groups), groups.role, lambda: self.take().launch(lambda: time.sleep(SLOW_SECONDS)))
+        device = self.take()
+        device.compute.length = QUEUE if groups.role == STRUCK else 1
+        return _at(super().open(groups), groups.role, lambda: _slow_down(device))
+
+
+def _slow_down(device: Device) -> None:
+    """Each of the next computations takes a while, none of them too long."""
+    launch, left = device.launch, SLOW_KERNELS
+
+    def launch_slow(kernel: Kernel, name: str = "") -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            device.launch = launch  # type: ignore[method-assign]
+        launch(lambda: (time.sleep(SLOW_SECONDS), kernel()), name)
+
+    device.launch = launch_slow  # type: ignore[method-assign]
+
+
+class Stuck(Simulated):
+    """A kernel of one worker never ends, while its host gives the device all that follows."""
+
+    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
+        never = threading.Event()
+        return _at(super().open(groups), groups.role, lambda: self.take().launch(never.wait))
 
 
 class Demanding(Simulated):

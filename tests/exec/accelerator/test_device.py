@@ -87,6 +87,21 @@ def test_the_first_use_of_a_kernel_waits_for_the_device_unless_it_is_loaded_alre
     host.join()
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_stream_that_waits_holds_up_others_of_its_work_queue_and_one_that_spins_does_not(shared: bool) -> None:
+    device, spin, ran = Device(eager=True, connections=1 if shared else 3), threading.Event(), threading.Event()
+    lane = device.stream("lane")
+    lane.launch(spin.wait)
+    device.launch(lambda: None)
+    device.compute.drain()
+    lane.launch(lambda: None)  # behind the one that spins
+    device.launch(ran.set)
+    assert ran.wait(SOON) != shared
+    spin.set()
+    device.synchronize()
+    assert ran.is_set()
+
+
 def test_the_environment_says_whether_kernels_are_loaded_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     for said, eager in (("EAGER", True), ("LAZY", False)):
         monkeypatch.setenv("CUDA_MODULE_LOADING", said)

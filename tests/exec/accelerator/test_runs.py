@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -21,7 +23,9 @@ from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
 from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
-from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Lazy, SlowCopies, named
+from recycle.runs import log_path
+from recycle.shape import Worker
+from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Lazy, SlowCopies, Stuck, named
 from tests.exec.accelerator.transport import Simulated
 from tests.exec.fault_matrix import (
     ENDING,
@@ -100,13 +104,41 @@ def test_a_cut_that_nobody_notices_ends_at_the_transport_timeout_and_the_same_wo
 
 
 def test_hosts_that_a_full_launch_queue_holds_up_behind_a_slow_peer_are_not_taken_to_hang(launch: Run) -> None:
-    run = launch(over(Full, small(), hung_after=1.0), SHORT)
+    run = launch(over(Full, small(), hung_after=2.0), SHORT)
     assert same_training(run, calm(launch, small(), SHORT))
     assert kinds(run) == ["generation"]
 
 
+def test_a_device_that_is_stuck_is_fenced_and_its_peers_are_not(launch: Run) -> None:
+    run = launch(over(Stuck, small(), hung_after=2.0), SHORT)
+    assert same_training(run, calm(launch, small(), SHORT))
+    (found,) = (event for event in run.events if event["kind"] == "detected")
+    assert (found["worker"], found["step"]) == (str(STRUCK), STRUCK_AT)
+    assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", found["cause"])
+
+
+def test_a_trace_says_when_the_device_computed_and_not_when_its_host_said_so(launch: Run, tmp_path: Path) -> None:
+    seconds = 0.02
+    of = small(model={"seconds_per_unit": seconds})
+    run = launch(over(Simulated, of), SHORT, "kill:1.1@3", directory=tmp_path)
+    kept = {"0.0": set[int](), "2.1": set[int]()}
+    for worker, steps in kept.items():
+        for line in log_path(tmp_path, Worker.parse(worker)).read_text().splitlines():
+            iteration = json.loads(line)
+            rows = [row for row in iteration["instructions"] if re.match(r"[01][FIWB]\d", row[0])]
+            assert all(end - start >= 0.9 * seconds for _, start, end in rows)
+            assert all(one[2] <= other[1] for one, other in pairwise(rows))  # the device does one after the other
+            if sum("STEP" in row[0] for row in iteration["instructions"]):
+                steps.add(iteration["step"])
+    assert list(kept.values()) == [set(range(SHORT))] * 2
+    # What the commits are decided with, and slow workers are found by, are the same times.
+    figures = [second for line in run.metrics for of in line["compute"].values() for second in of.values()]
+    assert figures
+    assert min(figures) >= 0.9 * seconds
+
+
 def test_a_device_that_takes_long_to_be_idle_after_a_death_is_not_taken_to_hang(launch: Run) -> None:
-    run = launch(over(Full, small(), hung_after=1.0), SHORT, f"kill:0.0@{STRUCK_AT}")
+    run = launch(over(Full, small(), hung_after=2.0), SHORT, f"kill:0.0@{STRUCK_AT}")
     assert same_training(run, calm(launch, small(), SHORT))
     assert [event["worker"] for event in run.events if event["kind"] == "detected"] == ["0.0"]
 

@@ -18,7 +18,7 @@ from recycle.exec.transport.nccl import Nccl
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.job import Job
 from tests.exec.accelerator.communicator import Communicator, abort_group
-from tests.exec.accelerator.device import Device
+from tests.exec.accelerator.device import Device, DeviceClock
 from tests.exec.accelerator.stage import compute_on
 
 SIMULATED = f"{__name__}:Simulated"
@@ -52,6 +52,9 @@ class Simulated(LanePlugin):
     def make(cls) -> Device:
         """A fresh accelerator."""
         return Device()
+
+    def clock(self) -> DeviceClock:
+        return DeviceClock(self.take())
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
         return SimulatedTransport(self.settings, groups, self.communicators, self.take())

@@ -301,6 +301,17 @@ def test_a_death_while_others_form_leaves_them_what_has_formed_at_both_ends(clus
     assert "lane0.0>0.1" not in made
 
 
+def test_communicators_of_a_process_that_is_dead_are_let_go() -> None:
+    of_process = Communicators()
+    of_process.begin()
+    for peer in ("0.1", "1.1"):
+        of_process.add(("lane0", ("0.0", peer)), f"generation1/lane0.0>{peer}", peer)
+    of_process.end()
+    of_process.part_with(["0.0", "0.1"])
+    assert of_process.take_unfit() == ["1.1"]
+    assert of_process.offer() == {"generation1/lane0.0>0.1": 0}
+
+
 def test_what_one_end_has_begun_more_often_than_the_other_is_not_kept() -> None:
     class Backend:
         def send(self, *_: Any) -> Any:

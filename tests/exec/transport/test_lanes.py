@@ -45,8 +45,17 @@ FIRST, MIDDLE, LAST = PIPELINE.live
 class Process:
     """One worker of a schedule: its device, its transport, and its main thread."""
 
-    def __init__(self, store: Any, schedule: Schedule, role: Worker, joins: Any, **limits: float) -> None:
-        self.device, self.over, self.program = Device(eager=False), threading.Event(), schedule.program(role)
+    def __init__(
+        self,
+        store: Any,
+        schedule: Schedule,
+        role: Worker,
+        joins: Any,
+        connections: int | None = None,
+        **limits: float,
+    ) -> None:
+        self.device, self.over = Device(eager=False, connections=connections), threading.Event()
+        self.program = schedule.program(role)
         members, lanes = sorted(schedule.live), {*lanes_of(schedule), *joins}
         self.transport = SimulatedTransport(
             TransportSettings(store, limits=MembershipSection(**limits)),  # type: ignore[arg-type]
@@ -89,7 +98,7 @@ def start() -> Iterator[Start]:
     """The workers of a schedule, formed: start(schedule)."""
     every: list[Process] = []
 
-    def begin(schedule: Schedule = PIPELINE, joins: Any = (), **limits: float) -> dict[Worker, Process]:
+    def begin(schedule: Schedule = PIPELINE, joins: Any = (), **limits: Any) -> dict[Worker, Process]:
         store: Any = HashStore()
         processes = {role: Process(store, schedule, role, joins, **limits) for role in schedule.live}
         every.extend(processes.values())
@@ -105,6 +114,13 @@ def start() -> Iterator[Start]:
 
 def test_kernels_that_load_at_their_first_use_do_not_meet_receives_that_spin(start: Start) -> None:
     processes = start()
+    for iteration in range(3):
+        for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
+            running.result(LATE)
+
+
+def test_receives_that_are_posted_ahead_hold_up_nothing_where_all_streams_share_a_work_queue(start: Start) -> None:
+    processes = start(lower(one_f_one_b(Shape(1, 3, 6))), connections=1)
     for iteration in range(3):
         for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
             running.result(LATE)

@@ -102,7 +102,7 @@ def test_the_halves_of_a_pair_run_at_the_same_time() -> None:
     stage = Meeting({"F1", "B0", "F2", "B1", "F4", "B3"})  # each waits for the other half of its pair
     interpreter = interpreted(stage, Streamed(), with_streams=True)
     assert stage.most == 2
-    assert len(interpreter.timed) == 10
+    assert len(interpreter.executed) == 10
     # Pairs come after one another, and what is no pair runs alone.
     order = iter(stage.ran)
     parts = [sorted(islice(order, len(part))) for part in PARTS]

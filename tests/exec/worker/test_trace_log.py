@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from recycle.exec.worker import trace_log
+from recycle.exec.worker.interpreter import Executed
 from recycle.exec.worker.trace_log import TraceLog, trace_every
 from recycle.ir.trace import Trace, TraceBuilder
 from recycle.runs import TRACE, append_iteration, load_trace, log_path, merge_logs, read_logs
@@ -20,7 +22,23 @@ from recycle.shape import Shape, Worker
 from tests.exec.runs import Run, job
 
 SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
-TIMED = [("0F0.0", 10.0, 11.0), ("0B0.0", 11.0, 13.0)]
+
+
+class At:
+    """A mark that the device has come to, or not yet."""
+
+    def __init__(self, seconds: float, reached: bool = True) -> None:
+        self._seconds, self.is_reached = seconds, reached
+
+    def reached(self) -> bool:
+        return self.is_reached
+
+    def seconds(self) -> float:
+        assert self.is_reached
+        return self._seconds
+
+
+RAN = [Executed("0F0.0", At(10.0), At(11.0)), Executed("0B0.0", At(11.0), At(13.0))]
 
 
 def logged(path: Path, steps: int, **options: int) -> list[int]:
@@ -28,12 +46,28 @@ def logged(path: Path, steps: int, **options: int) -> list[int]:
     warnings: list[str] = []
     log = TraceLog(log_path(path, Worker(0, 0)), 10.0, warnings.append, **options)
     for step in range(steps):
-        log.append(step, 1, "0.0", TIMED)
+        log.append(step, 1, "0.0", RAN)
         while not log._waiting.empty():  # no faster than the disk
             time.sleep(0.0005)
     log.close()
     assert warnings == []
     return read_logs(path, SHAPE).steps
+
+
+def test_what_the_device_has_still_to_run_is_written_when_its_times_are_known(tmp_path: Path) -> None:
+    log = TraceLog(log_path(tmp_path, Worker(0, 0)), 10.0, [].append)
+    late = At(14.0, reached=False)
+    log.append(0, 1, "0.0", [*RAN, Executed("0STEP", At(13.0), late)])
+    log.append(1, 1, "0.0", [*RAN, Executed("0STEP", At(13.0), late)], whole=False)
+    assert log._waiting.empty()
+    late.is_reached = True
+    log.end_generation()
+    log.append(2, 1, "0.0", [Executed("0STEP", At(13.0), At(14.0, reached=False))])
+    log.end_generation()
+    log.close()
+    iterations = [json.loads(line) for line in log_path(tmp_path, Worker(0, 0)).read_text().splitlines()]
+    assert [len(one["instructions"]) for one in iterations] == [3, 2]
+    assert iterations[0]["instructions"][-1] == ["0STEP", 3.0, 4.0]
 
 
 def test_every_so_many_iterations_are_logged(tmp_path: Path) -> None:
@@ -61,7 +95,7 @@ def test_training_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path, mon
     monkeypatch.setattr(trace_log, "append_iteration", slow)
     log = TraceLog(log_path(tmp_path, Worker(0, 0)), 10.0, warnings.append)
     for step in range(3 * trace_log.MOST_WAITING):
-        log.append(step, 1, "0.0", TIMED)
+        log.append(step, 1, "0.0", RAN)
     assert [warning.partition(":")[0] for warning in warnings] == ["the trace has gaps"]
     goes_on.set()
     log.close()

@@ -1,0 +1,71 @@
+"""When something was computed: on the host's clock, or on that of a device that runs behind its host.
+
+A mark is a point behind all that the device was given to compute until then. Its time is when the device came to it,
+in the host's monotonic seconds, so that times of all processes of a machine compare. On a CPU that is at once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Mark(Protocol):
+    """A point in what a device was given to compute."""
+
+    def reached(self) -> bool:
+        """Whether the device has come to it; returns at once. Raises RuntimeError when the device has failed."""
+
+    def seconds(self) -> float:
+        """When the device came to it, in monotonic seconds. Only of a mark that was reached."""
+
+
+class Clock(Protocol):
+    """Makes marks.
+
+    Attributes:
+        runs_behind: whether the device may still have to do what it was given.
+    """
+
+    runs_behind: bool
+
+    def mark(self) -> Mark:
+        """A mark here; costs the host about as much as the launch of a kernel."""
+
+    def set(self) -> None:
+        """Wait until the device is idle, and hold its clock against the host's."""
+
+
+class HostMark:
+    """Where nothing runs behind the host, a mark is reached when it is made."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds = time.monotonic()
+
+    def reached(self) -> bool:
+        return True
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class HostClock:
+    """The host's own clock."""
+
+    runs_behind = False
+
+    def mark(self) -> HostMark:
+        return HostMark()
+
+    def set(self) -> None:
+        return
+
+
+def has_reached(mark: Mark) -> bool:
+    """Whether the device has come to a mark; not where it has failed."""
+    try:
+        return mark.reached()
+    except RuntimeError:
+        return False
