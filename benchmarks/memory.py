@@ -70,6 +70,7 @@ ahead = 0
 path = "{text}"
 [membership]
 transport = "benchmarks.memory:Measured"
+start_deadline = 3600.0
 warm_up = 600.0
 hung_after = 600.0
 """
