@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 from recycle.job import Job, price
+from recycle.solve.assignment import deals
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import anneal
 from recycle.solve.search.building_blocks import block_orders
+from recycle.solve.search.insertion import inserted, plain
 from recycle.solve.search.kernels import all_are_called, load_all
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.timing import time_order
@@ -29,6 +31,7 @@ def compile_all() -> None:
     timing = time_order(problem, order)
     anneal(problem, order, timing.due, timing.period, steps=1)
     next(block_orders(problem, steps=1))
+    inserted(problem, plain(problem, deals(problem)[0], waiting=1))
     all_are_called()
 
 

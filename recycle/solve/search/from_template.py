@@ -1,6 +1,7 @@
 """Search from a beginning: the template first, as a step there costs a part of one on the whole, then the whole.
 
-The search of a single pipeline begins with building blocks beside what the beginning holds.
+The search of a single pipeline begins with building blocks beside what the beginning holds; that of any problem on
+which insertion does well, with other manners of it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from recycle.solve.incumbent import Incumbent, Progress, is_met
 from recycle.solve.problem import Problem
 from recycle.solve.search.building_blocks import block_orders
 from recycle.solve.search.initial_orders import Beginning
+from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.timing import time_order
-from recycle.solve.search.walks import search
+from recycle.solve.search.walks import SEARCH_STEPS, search
 
 LARGE = 10_000
 """Operations from which a search of the whole problem gains less than one of its template."""
@@ -26,6 +28,11 @@ UNFOLD_SHARE = 0.1
 """Of the time that is left then, what unfolding its order may take."""
 BLOCK_SHARE, LARGE_BLOCK_SHARE, BLOCK_STEPS = 0.3, 0.5, 300
 """Of the time, or of the steps, what building blocks may take at most; steps at each of their first intervals."""
+INSERTION_SHARE, CLOSE = 0.3, 1.15
+"""Of the time, or of the steps, what manners of insertion may take at most; and of the best period, what the one to
+begin with may have for this to pay."""
+STEPS_OF_ORDER = 50
+"""Steps that making an order counts for."""
 BLOCK_ORDERS = 3
 """Orders of blocks that are kept."""
 
@@ -67,6 +74,12 @@ def search_from(
         most = None if steps is None else int(steps * share)
         blocks, spent = _blocks(problem, bound, most, seed, deadline.part(share))
         orders = sorted([*orders, *blocks], key=lambda order: order.period)
+    if beginning.inserted is not None and beginning.inserted[0].period <= CLOSE * orders[0].period:
+        most = SEARCH_STEPS if steps is None else max(1, int(steps * INSERTION_SHARE) // STEPS_OF_ORDER)
+        mine = deadline if steps is not None else deadline.part(INSERTION_SHARE)
+        varied = vary_insertion(problem, *beginning.inserted, bound, steps=most, seed=seed, deadline=mine)
+        spent += varied.steps
+        orders = sorted([varied, *orders], key=lambda order: order.period)
     found = search(
         problem,
         [replace(order, steps=0) for order in orders],

@@ -1,4 +1,4 @@
-"""Where a search begins: the best orders of the policy portfolio, of templates, and of the schedule families.
+"""Where a search begins: the best orders of the policy portfolio, templates, insertion and the schedule families.
 
 Templates differ in how many pipelines run a micro-batch in each slot: as many as the poorest stage has live workers, or
 as many as a richer one has, which pays where memory and not work limits the iteration. Where peers are not alike a
@@ -16,9 +16,10 @@ from math import inf
 from recycle.solve.assignment import Deal, by_slots, deals
 from recycle.solve.deadline import Deadline, Pace
 from recycle.solve.incumbent import Incumbent, Progress, is_met
-from recycle.solve.problem import Problem
+from recycle.solve.problem import Order, Problem
 from recycle.solve.search.building_blocks import block_orders
 from recycle.solve.search.family_orders import family_orders, greedy_1f1b
+from recycle.solve.search.insertion import Manner, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, portfolio, schedule_by_policy
 from recycle.solve.search.timing import time_order
@@ -41,6 +42,8 @@ schedule together where the problem is so small that more policies fit."""
 OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0
 """What a policy takes on the whole problem per operation; it is left out where that is so many times the time left and
 a template's order is there."""
+INSERTION_UP_TO = 200_000
+"""Operations up to which orders are made by insertion."""
 OF_EACH_DEAL = 4
 """Policies tried with each deal before the rest is tried with the best of them."""
 
@@ -80,12 +83,14 @@ class Beginning:
         orders: one at least, the best first.
         policy: the one that did best on this problem.
         template: the best of this problem, where some workers are dead or slow.
+        inserted: the best order by insertion and its manner; None where none was made.
     """
 
     problem: Problem
     orders: list[Incumbent]
     policy: Policy
     template: Template | None = None
+    inserted: tuple[Incumbent, Manner] | None = None
 
     @property
     def best(self) -> Incumbent:
@@ -124,17 +129,25 @@ def initial_orders(
     order, policy = best_of_portfolio(
         problem, bound, deadline.part(PORTFOLIO_SHARE), most, progress, dealt=dealt, first=first
     )
-    found = [*copied, order]
+    found, inserted = [*copied, order], None
     pace = Pace(deadline)
-    simple = islice(chain((greedy_1f1b(problem, deal) for deal in dealt), family_orders(problem)), most)
+    ways: list[Iterator[tuple[Order, Manner | None]]] = [
+        ((greedy_1f1b(problem, deal), None) for deal in dealt),
+        insertion_orders(problem, dealt) if problem.size <= INSERTION_UP_TO else iter(()),
+        ((one, None) for one in family_orders(problem)),
+    ]
+    simple = chain.from_iterable(islice(way, most) for way in ways)
     while not (pace.is_over() or is_met(problem, min(one.period for one in found), bound)):
-        made = next(simple, None)
+        made, manner = next(simple, (None, None))
         if made is None:
             break
         found.append(Incumbent(made, time_order(problem, made).period))
+        if manner is not None and (inserted is None or found[-1].period < inserted[0].period):
+            inserted = found[-1], manner
     if most == ALL_POLICIES and problem.shape.pipelines == 1 and not problem.dead:
         found += _blocks(problem, min(one.period for one in found), bound, deadline.part(BLOCK_SHARE))
-    return Beginning(problem, sorted(found, key=lambda one: one.period)[:MOST_ORDERS], policy, template)
+    ordered = sorted(found, key=lambda one: one.period)[:MOST_ORDERS]
+    return Beginning(problem, ordered, policy, template, inserted)
 
 
 def _blocks(problem: Problem, best: float, bound: float, deadline: Deadline) -> Iterator[Incumbent]:
