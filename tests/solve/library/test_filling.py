@@ -85,7 +85,7 @@ def test_searching_never_makes_a_plan_worse(tmp_path):
 
 @pytest.mark.search
 def test_plans_with_a_gap_are_searched_once_more_where_that_is_asked_for(tmp_path):
-    hurried, patient = worked_example(5, steps=60), worked_example(5, steps=6000)
+    hurried, patient = (job(3, 4, 6, 4, chunks=2, steps=steps) for steps in (60, 6000))
     before = plan_library(hurried, 1, tmp_path)
     assert not any(entry.quick for entry in before)
     assert plan_library(patient, 1, tmp_path) == before
