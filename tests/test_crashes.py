@@ -35,7 +35,8 @@ def test_alone(number):
 @pytest.mark.parametrize(("others", "late"), [(20, "0"), (20, "1"), (1, "0"), (0, "0")])
 def test_a_test_that_ends_its_process_fails_once_and_all_others_run(tmp_path: Path, others: int, late: str) -> None:
     (tmp_path / "test_project.py").write_text(PROJECT)
-    environment = {**os.environ, "OTHERS": str(others), "LATE": late, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    environment |= {"OTHERS": str(others), "LATE": late, "PYTHONPATH": str(Path(__file__).parents[1])}
     options = ("-q", "-n", "2", "--dist", "loadgroup", "-p", "tests.crashes", "-p", "no:cacheprovider")
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *options],

@@ -209,7 +209,7 @@ def test_packed_programs_are_read_as_the_text_is_and_never_when_they_are_damaged
 
 
 def test_a_better_plan_takes_the_place_of_the_file_before(tmp_path):
-    made = worked_example(5, steps=3000)
+    made = job(3, 4, 6, 4, chunks=2, steps=3000)
     library = PlanLibrary(tmp_path, made)
     hurried = library.add(plan_vector(made, (0, 0, 1, 0), quick=True))
     searched = library.add(plan_vector(made, (0, 0, 1, 0)))

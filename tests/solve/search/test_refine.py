@@ -91,7 +91,7 @@ def test_the_same_seed_and_steps_give_the_same_order():
 @pytest.mark.search
 @pytest.mark.parametrize(("dead", "template", "period"), [([(1, 4)], 118, 115), ([(1, 4), (2, 4)], 135, 133)])
 def test_refining_closes_gaps_of_the_template(dead, template, period):
-    """Of two seeds, since one alone may end a step of its grid above. The best that was known of the first row is 116."""
+    """Two seeds, since one alone may end one unit above. The best that was known of the first row is 116."""
     problem = Problem.of(job(8, 8, 32, 8), [Worker(*one) for one in dead])
     begun = initial_orders(problem, 0.0, Deadline(None), 4).orders
     assert min(one.period for one in begun) <= template
