@@ -302,6 +302,7 @@ class _Agent:
 
     def _forget_run(self) -> None:
         """As coordinator: once the other agents have left, or after a while, leave nothing of the run in the store."""
+        self._relay.close()
         if self._runtime is None:
             return
         store, nodes = (
@@ -316,7 +317,8 @@ class _Agent:
             store.erase()
 
     def close(self) -> None:
-        """Give the role and the lease back."""
+        """Write nothing any more, and give the role and the lease back; without a lease the run may be erased."""
+        self._relay.close()
         self._give_up_role()
         self._lease.close()
         self._listener.close()

@@ -43,6 +43,8 @@ from recycle.exec.membership.schema import Folder, HeartbeatKey
 
 HELD_SHARE = 0.05
 """Share of the time between two heartbeats that what is said in a generation may be held."""
+CLOSE_SECONDS = 5.0
+"""How long the end waits for a write that is under way; the store may not answer any more."""
 MOST_WRITES = 100
 """Keys of one transaction; etcd takes 128."""
 
@@ -83,8 +85,9 @@ class Relay:
         self._barriers: list[_Write] = []
         self._numbers, self._processes = count(), 0
         self._ended: str | None = None
-        for target in (self._accept, self._write):
-            threading.Thread(target=target, daemon=True).start()
+        threading.Thread(target=self._accept, daemon=True).start()
+        self._writing = threading.Thread(target=self._write, daemon=True)
+        self._writing.start()
 
     def _accept(self) -> None:
         while True:
@@ -238,9 +241,10 @@ class Relay:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Serve nobody any more, and write nothing from now on, so that the run can be erased from the store."""
         self._end("the agent ends")
         self._listener.close()
+        self._writing.join(CLOSE_SECONDS)
 
 
 def _answer(store: EtcdStore, request: Swap | Read | Delete) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -198,6 +199,25 @@ def test_processes_learn_that_their_agent_is_gone(node: Node) -> None:
         node.processes[1].wait(CommitKey(1, 0), 30.0)
     with pytest.raises(RunError, match="the agent of this node does not answer"):
         node.come()
+
+
+def test_a_closed_relay_writes_nothing_more_so_that_the_run_can_be_erased(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_all, begun = EtcdStore.put_all, threading.Event()
+
+    def late(store: EtcdStore, values: dict[str, str | bytes]) -> None:
+        begun.set()
+        time.sleep(0.5)
+        put_all(store, values)
+
+    monkeypatch.setattr(EtcdStore, "put_all", late)
+    node.processes[0].set(HeartbeatKey(NAMES[0]), Heartbeat(1, 1, False, "1F", 0.5))
+    assert begun.wait(30)
+    node.relay.close()
+    node.coordinator.erase()
+    time.sleep(1.0)
+    assert node.keys() == []
 
 
 def test_garbage_ends_its_own_connection_only(node: Node) -> None:
