@@ -75,7 +75,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         try:
             job = msgspec.convert(tomllib.loads(text), type=cls)
         except msgspec.ValidationError as error:
-            raise JobError(f"{name}: {_place(str(error))}") from None
+            raise JobError(f"{name}: {_place(str(error), cls)}") from None
         except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers of over 4300 digits, nesting
             raise JobError(f"{name}: not valid TOML: {error}") from None
         with errors_as(JobError, name):
@@ -219,11 +219,25 @@ def _toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def _place(message: str) -> str:
-    """msgspec's "... - at `$.shape.ranks`" as "[shape] ranks: ..."."""
+def _place(message: str, job: type[Job]) -> str:
+    """msgspec's "... - at `$.shape.ranks`" as "[shape] ranks: ...", with the words that the key takes, if it does."""
     match = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, flags=re.DOTALL)
     if match is None:
         return message
     section, _, key = match[2].partition(".")
     where = f"[{section}]" + (f" {key}" if key else "") if section else "top level"
-    return f"{where}: {match[1][0].lower()}{match[1][1:]}"
+    return f"{where}: {match[1][0].lower()}{match[1][1:]}{_remedy(job, section, key)}"
+
+
+def _remedy(job: type[Job], section: str, key: str) -> str:
+    """The words that a key takes, and whether a number does as well: "; write "all" or "off", or a number"."""
+    found: Any = msgspec.inspect.type_info(job)
+    for name in (section, key):
+        fields = {each.encode_name: each.type for each in getattr(found, "fields", ())}
+        found = fields.get(name)
+    types = getattr(found, "types", (found,))
+    words = [json.dumps(word) for kind in types for word in getattr(kind, "values", ())]
+    if not words:
+        return ""
+    numbers = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
+    return f"; write {' or '.join(words)}" + (", or a number" if any(isinstance(k, numbers) for k in types) else "")
