@@ -22,6 +22,7 @@ COMMANDS = (
     "plan",
     "train",
     "agent",
+    "tokenize",
     "profile",
     "compare",
     "view",

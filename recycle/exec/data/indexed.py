@@ -25,14 +25,12 @@ import torch
 from recycle.errors import JobError, RunError
 from recycle.exec.data.batches import Batches
 from recycle.job import Job
+from recycle.tokens.token_files import HEADER, MAGIC, VERSION
 
 SCANNED_BLOCKS = 256
 """Blocks of tokens that are held against the vocabulary before a run; of a longer file, as many spread over it."""
 _BLOCK = 1 << 20
 _ROUNDS = 4
-_MAGIC = b"MMIDIDX\x00\x00"
-_HEADER = struct.Struct("<9sQBQQ")
-"""Magic, version, code of the tokens' type, number of sequences, number of documents and one."""
 
 
 class IndexedRows(Batches):
@@ -113,7 +111,7 @@ def _opened(prefix: str) -> Any:
     for suffix in (".idx", ".bin"):
         try:
             with Path(prefix + suffix).open("rb") as file:
-                heads[suffix], sizes[suffix] = file.read(_HEADER.size), file.seek(0, 2)
+                heads[suffix], sizes[suffix] = file.read(HEADER.size), file.seek(0, 2)
         except OSError as error:
             hint = "; state it without .bin or .idx" if prefix.endswith((".bin", ".idx")) else ""
             raise JobError(f"[data] path: {prefix}{suffix} cannot be read ({error.strerror}){hint}") from None
@@ -147,13 +145,13 @@ def _opened(prefix: str) -> Any:
 
 def _type_of_whole_index(head: bytes, size: int) -> int:
     """The code of the tokens' type that an index of `size` bytes begins with. Raises ValueError."""
-    magic, version, code, sequences, documents = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
-    if magic != _MAGIC:
+    magic, version, code, sequences, documents = HEADER.unpack(head.ljust(HEADER.size, b"\0"))
+    if magic != MAGIC:
         raise ValueError("bad header")
-    if version != 1:
+    if version != VERSION:
         raise ValueError(f"version {version}")
     # An int32 length and an int64 pointer per sequence, an int64 index per document.
-    if not sequences or not documents or size < _HEADER.size + 12 * sequences + 8 * documents:
+    if not sequences or not documents or size < HEADER.size + 12 * sequences + 8 * documents:
         raise ValueError(f"{sequences} sequences and {documents} documents in {size} bytes")
     return int(code)
 

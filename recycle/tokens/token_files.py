@@ -1,0 +1,141 @@
+"""Megatron-LM's token files: a `.bin` of tokens, and an `.idx` that says where its sequences begin.
+
+The index holds a header; the length of each sequence (int32); the byte at which it begins in the `.bin` (int64); and
+the sequence with which each document begins, the end included (int64). Here every document is one sequence. It is
+written as `megatron.core.datasets.indexed_dataset` writes it, but in parts: that keeps every length in Python's lists,
+of which the documents of a large corpus fill gigabytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from recycle.errors import RecycleError
+
+MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
+HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version, code of the tokens' type, number of sequences, number of documents and one."""
+CODES: dict[type[np.generic], int] = {np.int32: 4, np.uint16: 8}
+"""Of the types that are written."""
+UINT16_VOCABULARY = 65_500
+"""A smaller vocabulary is written as uint16, as Megatron-LM does."""
+_PART = 1 << 16
+
+
+class TokenFiles:
+    """Writes `PREFIX.bin` and `PREFIX.idx`: both whole at the end of the `with` block, neither if it fails.
+
+    Args:
+        prefix: path of both without `.bin` and `.idx`.
+        vocabulary: number of tokens there are; their type follows from it.
+
+    Raises:
+        RecycleError: the files cannot be written.
+
+    Attributes:
+        documents, tokens: written so far.
+    """
+
+    def __init__(self, prefix: Path, vocabulary: int) -> None:
+        self._prefix = prefix
+        self.kind: type[np.generic] = np.uint16 if vocabulary < UINT16_VOCABULARY else np.int32
+        self.documents, self.tokens = 0, 0
+        self._length = 0
+        names = (f"{prefix}.bin", f"{prefix}.idx", f"{prefix}.lengths")
+        self._parts = [Path(f"{name}.part") for name in names]
+        self._streams: list[Any] = []
+        try:
+            self._streams += [part.open("w+b") for part in self._parts]
+        except OSError as error:
+            self._discard()
+            raise RecycleError(f"{prefix}.bin: cannot be written ({error.strerror})") from None
+
+    def __enter__(self) -> TokenFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._write_index()
+                for part, suffix in zip(self._parts, (".bin", ".idx"), strict=False):
+                    os.replace(part, f"{self._prefix}{suffix}")
+        except OSError as failure:
+            raise self._unwritable(failure) from None
+        finally:
+            self._discard()
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the document that is being written. Raises RecycleError when the disk is full."""
+        try:
+            self._streams[0].write(np.array(tokens, dtype=self.kind).tobytes())
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._length += len(tokens)
+
+    def end_document(self, tokens: tuple[int, ...] = ()) -> None:
+        """Append these tokens, and begin the next document; where there were none before, there is no document.
+
+        Raises:
+            RecycleError: the document is longer than the index can say; or the disk is full.
+        """
+        if not self._length:
+            return
+        self.add(tokens)
+        if self._length >= 2**31:
+            raise RecycleError(
+                f"{self._prefix}.idx: document {self.documents} has {self._length} tokens, of 2147483647 at most;"
+                f" cut it into several"
+            )
+        try:
+            self._streams[2].write(struct.pack("<i", self._length))
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self.documents += 1
+        self.tokens += self._length
+        self._length = 0
+
+    def _write_index(self) -> None:
+        _, index, lengths = self._streams
+        index.write(HEADER.pack(MAGIC, VERSION, CODES[self.kind], self.documents, self.documents + 1))
+        size = np.dtype(self.kind).itemsize
+        self._copy_lengths(lambda part: index.write(part.tobytes()))
+        end = 0
+
+        def write_starts(part: Any) -> None:
+            nonlocal end
+            ends = end + np.cumsum(part.astype(np.int64)) * size
+            index.write((ends - part.astype(np.int64) * size).tobytes())
+            end = int(ends[-1])
+
+        self._copy_lengths(write_starts)
+        for first in range(0, self.documents + 1, _PART):
+            index.write(np.arange(first, min(first + _PART, self.documents + 1), dtype=np.int64).tobytes())
+        lengths.flush()
+        for stream in self._streams[:2]:
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _copy_lengths(self, write: Callable[[Any], Any]) -> None:
+        lengths = self._streams[2]
+        lengths.seek(0)
+        while content := lengths.read(4 * _PART):
+            write(np.frombuffer(content, dtype=np.int32))
+
+    def _unwritable(self, error: OSError) -> RecycleError:
+        return RecycleError(f"{self._prefix}.bin: cannot be written ({error.strerror})")
+
+    def _discard(self) -> None:
+        for stream in self._streams:
+            with contextlib.suppress(OSError):  # what a full disk did not take is written again at the close
+                stream.close()
+        for part in self._parts:
+            with contextlib.suppress(OSError):
+                part.unlink()

@@ -1,0 +1,140 @@
+"""Documents to Megatron-LM's token files, by a tokenizer of Hugging Face, in memory that does not grow with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recycle.errors import JobError, RecycleError
+from recycle.files import read_whole
+from recycle.tokens.documents import PIECE_BYTES, Piece, documents
+from recycle.tokens.token_files import TokenFiles
+
+EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""What models call the end of a document, looked for where no file says it: GPT-2, Llama 3, Llama 2, Gemma."""
+BATCH_PIECES = 512
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `tokenize` has written.
+
+    Attributes:
+        documents, tokens: in all.
+        vocabulary: number of tokens that the tokenizer knows; `[model] vocabulary` is this or more.
+        eod: token at the end of each document; None where none is written.
+    """
+
+    documents: int
+    tokens: int
+    vocabulary: int
+    eod: int | None
+
+
+def tokenize(
+    sources: Sequence[Path],
+    prefix: Path,
+    tokenizer: Path,
+    *,
+    key: str = "text",
+    eod: str | None = "auto",
+    progress: Callable[[Path, int], None] = lambda *_: None,
+) -> Written:
+    """Write the tokens of all documents to `PREFIX.bin` and `PREFIX.idx`.
+
+    The tokens that a tokenizer would put around a text (beginning of sentence) are left out.
+
+    Args:
+        sources: files; `documents` says how they are read.
+        prefix: of the files to write.
+        tokenizer: a `tokenizer.json`, or the folder of a model that has one.
+        key: of the text in JSON lines.
+        eod: the token that ends each document; "auto" for the tokenizer's own; None for none.
+        progress: called with a file and how many bytes are read, of it and those before it.
+
+    Raises:
+        JobError: a source or the tokenizer cannot be read, or lacks the token; names file and place.
+        RecycleError: the files cannot be written. Nothing is left of them.
+    """
+    encoder = _load(tokenizer)
+    vocabulary = encoder.get_vocab_size(with_added_tokens=True)
+    end = None if eod is None else _end_of_document(encoder, tokenizer, eod)
+    before = 0
+    with TokenFiles(prefix, vocabulary) as files:
+        for source in sources:
+            read = 0
+            for batch in _batches(documents(source, key)):
+                found = encoder.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+                for piece, encoded in zip(batch, found, strict=True):
+                    files.add(encoded.ids)
+                    if piece.ends:
+                        files.end_document(() if end is None else (end,))
+                read = batch[-1].read
+                progress(source, before + read)
+            before += read
+        if not files.tokens:
+            raise RecycleError(f"{prefix}.bin: not written, since there is no text in {', '.join(map(str, sources))}")
+    return Written(files.documents, files.tokens, vocabulary, end)
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that are encoded together, by all cores: some hundred, of as much text as a large piece."""
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= PIECE_BYTES or len(batch) == BATCH_PIECES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _load(path: Path) -> Any:
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.exists():
+        hint = "; it has none of Hugging Face's fast tokenizers" if path.is_dir() else ""
+        raise JobError(f"{file}: there is no such file{hint}")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise JobError(
+            "tokenize: needs the package tokenizers; install it with: pip install 'recycle-pipeline[data]'"
+        ) from None
+    try:
+        return Tokenizer.from_str(read_whole(file, JobError).decode())
+    except JobError:
+        raise
+    except Exception as error:  # what the package raises has no type of its own
+        raise JobError(f"{file}: is not a tokenizer of Hugging Face ({' '.join(str(error).split())[:200]})") from None
+
+
+def _end_of_document(encoder: Any, path: Path, wanted: str) -> int:
+    if wanted != "auto":
+        found = encoder.token_to_id(wanted)
+        if found is None:
+            raise JobError(f"{path}: has no token {wanted!r}; name one of its own with --eod, or none with --no-eod")
+        return int(found)
+    named = _configured_end(path if path.is_dir() else path.parent)
+    for name in (named,) if named else EOD_NAMES:
+        if (found := encoder.token_to_id(name)) is not None:
+            return int(found)
+    raise JobError(f"{path}: does not say which token ends a document; name it with --eod TOKEN, or none with --no-eod")
+
+
+def _configured_end(folder: Path) -> str | None:
+    """The `eos_token` of the folder's tokenizer_config.json, which is its text or an object with it."""
+    file = folder / "tokenizer_config.json"
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(read_whole(file, JobError))
+    except ValueError as error:
+        raise JobError(f"{file}: not valid JSON: {error}") from None
+    token = found.get("eos_token") if isinstance(found, dict) else None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
