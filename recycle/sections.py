@@ -115,7 +115,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
 class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library.
 
-    With `kind = "megatron"`, Megatron-LM's token files `<path>.bin` and `<path>.idx`.
+    With `kind = "megatron"`, Megatron-LM's token files `<path>.bin` and `<path>.idx`, which `recycle tokenize` makes.
     """
 
     kind: Literal["text", "megatron"] = "text"

@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     **{f"recycle.{name}": tuple(f"recycle.{other}" for other in (*WORDS, *JOB)) for name in JOB},
 }
 """What each part may import beside itself; a part is the longest name here that a module's name begins with."""
+LAYERS["recycle.tokens"] = LAYERS["recycle.files"]
 LAYERS["recycle.ir"] = LAYERS["recycle.job"]
 LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recycle.ir"])
 LAYERS["recycle.solve"] = LAYERS["viz"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.plans"])
@@ -35,13 +36,22 @@ EXEC = (
 """The folders of recycle.exec in order: each may import those before it."""
 for place, folder in enumerate(EXEC):
     LAYERS[f"recycle.exec.{folder}"] = (
-        *LAYERS["recycle.solve"],
+        *("recycle.tokens", *LAYERS["recycle.solve"]),
         *(f"recycle.exec.{before}" for before in EXEC[:place]),
     )
 LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec.launch",)
 """The public name of the executor, and what torchrun starts, stand above its folders."""
 LAYERS["recycle.cli"] = LAYERS["recycle"] = ("recycle", "viz")
-TORCHLESS = ("recycle.ir", "recycle.plans", "recycle.runs", "recycle.solve", "recycle.systems", "recycle.cli", "viz")
+TORCHLESS = (
+    "recycle.tokens",
+    "recycle.ir",
+    "recycle.plans",
+    "recycle.runs",
+    "recycle.solve",
+    "recycle.systems",
+    "recycle.cli",
+    "viz",
+)
 
 
 def name_of(file: Path) -> str:

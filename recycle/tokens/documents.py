@@ -54,7 +54,7 @@ def documents(path: Path, key: str) -> Iterator[Piece]:
 
 
 def _lines(path: Path, stream: IO[bytes], file: IO[bytes], key: str) -> Iterator[Piece]:
-    line_type = msgspec.defstruct("Line", [("text", str, msgspec.field(name=key))])
+    line_type: Any = msgspec.defstruct("Line", [("text", str, msgspec.field(name=key))])
     decoder = msgspec.json.Decoder(line_type)
     number = 0
     while line := stream.readline(MOST_LINE_BYTES + 1):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recycle import JobError
 from recycle.exec.data import load_batches
+from recycle.exec.data.text import Text
 from recycle.exec.model.build import build_stages
 from tests.exec.drive import CPU, small_job
 
@@ -24,18 +23,19 @@ def test_stages_in_the_middle_are_built_without_the_data(tmp_path: Path) -> None
 
 
 def test_no_worker_hashes_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[int] = []
+    asked: list[int] = []
 
-    def sha256(content: bytes = b"") -> Any:
-        if len(content) > 1 << 20:
-            hashed.append(len(content))
-        return real(content)
+    def read(text: Text, start: int, count: int) -> bytes:
+        asked.append(count)
+        return real(text, start, count)
 
-    real = hashlib.sha256
-    monkeypatch.setattr("recycle.exec.data.batches.hashlib.sha256", sha256)
-    batches = load_batches(small_job())
-    build_stages(small_job(), [0, 1], CPU)
+    real = Text.read
+    monkeypatch.setattr(Text, "read", read)
+    of = small_job()
+    batches = load_batches(of)
+    build_stages(of, [0, 1], CPU)
+    assert asked == []
     batches.batch(0, 0)
-    assert hashed == []
+    assert asked == [of.model.sequence + 1]
     assert len(batches.digest) == 64
-    assert hashed == [4 << 20]
+    assert sum(asked[1:]) == 4 << 20
