@@ -2,8 +2,8 @@
 
 A run starts two planners, a fork server is started per kind of model, and other tests need processes of their own:
 hundreds in all, whose imports took more of the processor than what they do. The server is that of `multiprocessing`,
-one per test process. Commands that a user starts (agents, torchrun, examples) are started here as users start them,
-and tests/test_child.py starts `recycle.child.Child` itself.
+one per test process. Some agents, torchrun and the examples are started as users start them (docs/testing.md), and
+tests/test_child.py starts `recycle.child.Child` itself.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import contextlib
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 from recycle import child
 
@@ -28,6 +30,7 @@ PRELOADED = (
     "recycle.exec.model.gpt",
     "recycle.exec.data.batches",
     "recycle.exec.launch.launcher",
+    "recycle.exec.launch.agent",
     "recycle.solve.planner",
     "torch.distributed.checkpoint.hf_storage",
     "torch.distributed.checkpoint.state_dict_saver",
@@ -96,15 +99,67 @@ class _WarmProcess:
         self._process.join()
 
 
-def _run(module: str, arguments: list[str], streams: list[int], environment: dict[str, str], directory: str) -> None:
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+class WarmCommand:
+    """The command line in a process of its own, with what tests use of `subprocess.Popen`.
+
+    Args:
+        arguments: of `recycle`.
+        directory: to run in.
+        output: takes standard output and standard error.
+
+    Attributes:
+        pid: of the process.
+    """
+
+    def __init__(self, arguments: Sequence[str], directory: Path, output: IO[bytes]) -> None:
+        streams = [_Descriptor(output.fileno()) for _ in range(2)]
+        self._process = warm_context().Process(
+            target=_run_command, args=(list(arguments), streams, dict(os.environ), str(directory)), daemon=True
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("recycle", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run_command(arguments: list[str], streams: list[int], environment: dict[str, str], directory: str) -> None:
+    _settle(streams, environment, directory, first=1)
+    from recycle.cli import main
+
+    with warm_children():
+        main(arguments)
+
+
+def _settle(streams: list[int], environment: dict[str, str], directory: str, first: int) -> None:
+    """What a process of its own has: its streams from number `first` on, variables, directory; it may have children."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.setsid()
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    for target, source in enumerate(streams):
+    for target, source in enumerate(streams, first):
         os.dup2(source, target)
         os.close(source)
+
+
+def _run(module: str, arguments: list[str], streams: list[int], environment: dict[str, str], directory: str) -> None:
+    _settle(streams, environment, directory, first=0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.argv = [module, str(os.getppid()), *arguments]
     warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported already

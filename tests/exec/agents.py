@@ -19,6 +19,7 @@ from recycle import Job
 from tests.exec.etcd_server import EtcdCluster, EtcdServer
 from tests.exec.network import Node
 from tests.exec.paced import SLOWLY
+from tests.warm import WarmCommand
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "agent"]
@@ -40,6 +41,8 @@ class Cluster:
         job: with the transport of `tests.exec.paced`.
         name: of the run in the store.
         nodes: where the agents run; on loopback addresses when left out.
+        as_users: whether agents are started as users start them; or forked from a process that has imported torch,
+            and what they start as well, where the node has no namespace of its own.
     """
 
     def __init__(
@@ -50,25 +53,26 @@ class Cluster:
         name: str,
         *options: str,
         nodes: Sequence[Node] = LOOPBACK,
+        as_users: bool = False,
     ) -> None:
         self._directory, self._server, self._name, self._options = directory, server, name, options
-        self._nodes = nodes
+        self._nodes, self._as_users = nodes, as_users
         (directory / "job.toml").write_text(job.to_toml())
         (directory / SLOWLY).touch()
-        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.agents: dict[int, subprocess.Popen[bytes] | WarmCommand] = {}
 
-    def start(self, node: int) -> subprocess.Popen[bytes]:
+    def start(self, node: int) -> subprocess.Popen[bytes] | WarmCommand:
         """Start the agent of a node."""
         place = self._nodes[node]
+        options = (
+            *("job.toml", "--store", self._server.url, "--node", str(node), "--address", place.address),
+            *("--id", self._name, "--run", "run", *self._options),
+        )
         with self.output(node).open("ab") as output:
-            self.agents[node] = start_command(
-                self._directory,
-                *("job.toml", "--store", self._server.url, "--node", str(node), "--address", place.address),
-                *("--id", self._name, "--run", "run", *self._options),
-                node=place,
-                stdout=output,
-                stderr=output,
-            )
+            if self._as_users or place.namespace is not None:
+                self.agents[node] = start_command(self._directory, *options, node=place, stdout=output, stderr=output)
+            else:
+                self.agents[node] = WarmCommand(["agent", *options], self._directory, output)
         return self.agents[node]
 
     def output(self, node: int) -> Path:

@@ -42,9 +42,11 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     """Start all agents of a job."""
     clusters: list[Cluster] = []
 
-    def begin(of: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = ()) -> Cluster:
+    def begin(
+        of: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = (), as_users: bool = False
+    ) -> Cluster:
         strikes = [option for fault in faults for option in ("--fault", fault)]
-        cluster = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(steps), *strikes)
+        cluster = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(steps), *strikes, as_users=as_users)
         clusters.append(cluster)
         for node in range(nodes):
             cluster.start(node)
@@ -81,7 +83,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
 ) -> None:
     """First a node that does not coordinate, which comes back; then the one that does."""
     before = keys(etcd)
-    cluster = start(small())
+    cluster = start(small(), as_users=True)
     cluster.reach_step(3)
     first = cluster.coordinator()
     victim = (first + 1) % 3
