@@ -137,8 +137,14 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
                 "[train] sharded_optimizer: with one shard of the optimizer's state per worker (ZeRO-1) no peer holds"
                 " what a dead worker held, so nobody could go on without it; leave it false (docs/zero1.md)"
             )
-        if train.minimum_learning_rate and train.schedule not in ("linear", "cosine"):
-            raise JobError('[train] minimum_learning_rate: needs schedule = "linear" or "cosine"')
+        if train.minimum_learning_rate and train.schedule in (None, "constant"):
+            raise JobError('[train] minimum_learning_rate: needs another schedule than "constant"')
+        if train.decay is not None and train.schedule != "warmup-stable-decay":
+            raise JobError('[train] decay: needs schedule = "warmup-stable-decay"')
+        if train.decay is not None and train.decay > train.steps - train.warmup:
+            raise JobError(
+                f"[train] decay: {train.decay} iterations, but {train.steps - train.warmup} come after the warm-up"
+            )
         if train.minimum_learning_rate > train.learning_rate:
             raise JobError(
                 f"[train] minimum_learning_rate: {train.minimum_learning_rate:g} is above learning_rate ="

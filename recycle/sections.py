@@ -128,8 +128,10 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[train]`: the optimizer (AdamW), how gradients are summed, and how often the state is kept.
 
     With `schedule` the learning rate is Megatron-LM's: from 0 over `warmup` iterations to `learning_rate`, then
-    constant, or down a line or half a cosine to `minimum_learning_rate` at iteration `steps`. Without it, from
-    `learning_rate` / `warmup` on and down half a cosine to a tenth of it in the last of `steps`.
+    constant, or down a line or half a cosine to `minimum_learning_rate` at iteration `steps`; "warmup-stable-decay" is
+    constant until the last `decay` of `steps` (a tenth of them when left out), in which it goes down as `decay_shape`
+    says. Without `schedule`, from `learning_rate` / `warmup` on and down half a cosine to a tenth of it in the last of
+    `steps`.
 
     With `precision = "bf16"` weights, activations and messages are bf16; gradients are summed, and the weights updated,
     from fp32 copies. `sharded_optimizer` is refused: see docs/zero1.md.
@@ -149,8 +151,10 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     steps: Positive = 30
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     warmup: Count = 10
-    schedule: Literal["constant", "linear", "cosine"] | None = None
+    schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] | None = None
     minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
+    decay: Positive | None = None
+    decay_shape: Literal["linear", "cosine", "exponential", "minus-sqrt"] = "linear"
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95

@@ -25,6 +25,15 @@ SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
 """Before a parameter's name: what of the state has its shape, see `Optimizer.named_state`."""
 FINAL_SHARE = 0.1
 """Share of the peak learning rate at which the cosine ends."""
+DECAY_SHARE = 0.1
+"""Of the steps, in which the rate of "warmup-stable-decay" goes down (Hu et al., MiniCPM, arXiv 2404.06395)."""
+_SHARES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (math.cos(math.pi * progress) + 1.0),
+    "exponential": lambda progress: 2.0 * math.pow(0.5, progress) - 1.0,
+    "minus-sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+"""From the highest to the lowest learning rate, by how much of the way is behind; megatron-core's."""
 
 
 def learning_rate(train: TrainSection, iteration: int) -> float:
@@ -52,8 +61,13 @@ def _scheduled(train: TrainSection, iteration: int) -> float:
         return highest
     if iteration > train.steps:
         return lowest
-    progress = (iteration - train.warmup) / (train.steps - train.warmup)
-    share = 1.0 - progress if train.schedule == "linear" else 0.5 * (math.cos(math.pi * progress) + 1.0)
+    shape, begin = train.schedule, train.warmup
+    if shape == "warmup-stable-decay":
+        usual = max(round(DECAY_SHARE * train.steps), 1)
+        shape, begin = train.decay_shape, max(train.steps - (train.decay or usual), train.warmup)
+        if iteration <= begin:
+            return highest
+    share = _SHARES[shape]((iteration - begin) / (train.steps - begin))
     return lowest + share * (highest - lowest)
 
 

@@ -152,10 +152,21 @@ def test_a_stage_without_parameters_can_step() -> None:
 
 @pytest.mark.parametrize("warmup", [0, 10])
 @pytest.mark.parametrize(
-    ("schedule", "minimum"), [("constant", 0.0), ("linear", 1e-5), ("cosine", 0.0), ("cosine", 2e-4)]
+    ("keys", "minimum"),
+    [
+        ({"schedule": "constant"}, 0.0),
+        ({"schedule": "linear"}, 1e-5),
+        ({"schedule": "cosine"}, 0.0),
+        ({"schedule": "cosine"}, 2e-4),
+        ({"schedule": "warmup-stable-decay"}, 1e-5),
+        ({"schedule": "warmup-stable-decay", "decay": 20}, 0.0),
+        ({"schedule": "warmup-stable-decay", "decay": 7, "decay_shape": "cosine"}, 1e-5),
+        ({"schedule": "warmup-stable-decay", "decay": 7, "decay_shape": "exponential"}, 1e-5),
+        ({"schedule": "warmup-stable-decay", "decay": 7, "decay_shape": "minus-sqrt"}, 0.0),
+    ],
 )
-def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(schedule: str, minimum: float, warmup: int) -> None:
-    train = TrainSection(steps=30, warmup=warmup, schedule=schedule, minimum_learning_rate=minimum, learning_rate=1e-3)
+def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(keys: dict, minimum: float, warmup: int) -> None:
+    train = TrainSection(steps=30, warmup=warmup, minimum_learning_rate=minimum, learning_rate=1e-3, **keys)
     plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     reference = OptimizerParamScheduler(
         plain,
@@ -164,11 +175,13 @@ def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(schedule: str, mini
         min_lr=minimum,
         lr_warmup_steps=warmup,
         lr_decay_steps=train.steps,
-        lr_decay_style=schedule,
+        lr_decay_style="WSD" if train.schedule == "warmup-stable-decay" else train.schedule,
         start_wd=0.01,
         end_wd=0.01,
         wd_incr_steps=train.steps,
         wd_incr_style="constant",
+        wsd_decay_steps=train.decay or 3,
+        lr_wsd_decay_style=train.decay_shape.replace("-", "_"),
     )
     for iteration in range(40):
         assert learning_rate(train, iteration) == plain.param_groups[0]["lr"], iteration
@@ -178,9 +191,11 @@ def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(schedule: str, mini
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("minimum_learning_rate = 1e-4", 'minimum_learning_rate: needs schedule = "linear" or "cosine"'),
-        ('schedule = "constant"\nminimum_learning_rate = 1e-4', "minimum_learning_rate: needs schedule"),
+        ("minimum_learning_rate = 1e-4", 'minimum_learning_rate: needs another schedule than "constant"'),
+        ('schedule = "constant"\nminimum_learning_rate = 1e-4', "minimum_learning_rate: needs another schedule"),
         ('schedule = "linear"\nminimum_learning_rate = 1.0', "minimum_learning_rate: 1 is above learning_rate = 0.001"),
+        ("decay = 3", 'decay: needs schedule = "warmup-stable-decay"'),
+        ('schedule = "warmup-stable-decay"\ndecay = 21', "decay: 21 iterations, but 20 come after the warm-up"),
         ('schedule = "cosine"\nwarmup = 30', "warmup: 30 iterations, but steps = 30"),
         ('schedule = "step"', "schedule: invalid enum value 'step'"),
         ("sharded_optimizer = true", "sharded_optimizer: with one shard of the optimizer's state per worker"),
