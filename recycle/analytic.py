@@ -124,6 +124,18 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
     return tuple(found)
 
 
+def model_flops(job: Sections) -> float:
+    """Floating-point operations of an iteration that the model asks for: three times those of its forward pass.
+
+    What is computed again counts once, and attention as if no token were masked, as in Narayanan et al. 2021
+    (arXiv 2104.04473, section 5.1).
+    """
+    model = job.model
+    b, s, h = job.data.micro_batch_size, model.sequence, model.hidden
+    layer = b * s * (8 * h * h + 4 * h * _ffn(job)) + 4 * b * s * s * h
+    return 3 * job.shape.global_micro_batches * (model.layers * layer + 2 * b * s * h * model.vocabulary)
+
+
 def _ffn(job: Sections) -> int:
     return job.model.ffn if job.model.ffn is not None else 4 * job.model.hidden
 

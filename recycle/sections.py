@@ -226,6 +226,21 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
     restarts: Count = 3
 
 
+class DialsSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[dials]`: where the curves of a run are shown beside its run directory; see docs/dials.md.
+
+    `tensorboard` writes its files to `tensorboard/` in the run directory. `wandb` is a project of Weights & Biases;
+    with `wandb_mode = "offline"` what is logged stays in `wandb/` there until `wandb sync`. `peak_flops` is what one
+    process's device computes per second at most, for the share of it that the model uses (MFU); that of the first GPU
+    where it is a known one and this is left out.
+    """
+
+    tensorboard: bool = False
+    wandb: str | None = None
+    wandb_mode: Literal["online", "offline"] = "online"
+    peak_flops: Annotated[float, Meta(gt=0)] | None = None
+
+
 class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[analytic]`: the GPUs of the analytic model, with `[times] profile = "analytic"`.
 
@@ -277,6 +292,7 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     train: TrainSection = TrainSection()
     membership: MembershipSection = MembershipSection()
     cluster: ClusterSection = ClusterSection()
+    dials: DialsSection = DialsSection()
     analytic: AnalyticSection = AnalyticSection()
     pauses: PausesSection = PausesSection()
 

@@ -13,7 +13,7 @@ from recycle.exec.faults.faults import Fault, check_faults, parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES
 from recycle.exec.faults.punisher import parse_punishment
 from recycle.exec.faults.punisher import punish as draw_faults
-from recycle.exec.launch.observer import Observer
+from recycle.exec.launch.observer import Observer, sentence
 from recycle.ir.formats import named_schedule
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, explain_job
@@ -155,9 +155,8 @@ class ProgressLines(Observer):
 
     def event(self, event: dict[str, Any]) -> None:
         """One line for what a person wants to know at once."""
-        describe = _EVENTS.get(event["kind"])
-        if describe is not None:
-            _print(f"  {event['time']:8.3f} s  {describe(event)}")
+        if (told := sentence(event)) is not None:
+            _print(f"  {event['time']:8.3f} s  {told}")
 
 
 def _print(line: str) -> None:
@@ -172,27 +171,3 @@ def _print(line: str) -> None:
 
 def _loss(loss: float | None) -> str:
     return "not finite" if loss is None else f"{loss:.6f}"
-
-
-_EVENTS = {
-    "coordinator": lambda e: f"node {e['node']} coordinates from generation {e['generation']} on",
-    "fault": lambda e: f"fault: {e.get('fault') or e.get('cause')} (worker {e['worker']}, step {e['step']})",
-    "detected": lambda e: (
-        f"worker {e['worker']} is dead: {e['cause']}; "
-        + ("all steps are done" if e.get("over") else f"step {e['step']} starts again without it")
-    ),
-    "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
-    "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
-    "replanned": lambda e: (
-        f"step {e['step']} runs another plan: {e['cause']}; period {e['period_before']:g} -> {e['period']:g}"
-    ),
-    "checkpoint": lambda e: (
-        f"no checkpoint of step {e['step']}: {e['error']}" if "error" in e else f"checkpoint {e['folder']} is complete"
-    ),
-    "restored": lambda e: (
-        f"goes on at step {e['step']} from checkpoint {e['checkpoint']} with {len(e['live'])} workers"
-    ),
-    "corrupt": lambda e: f"step {e['step']}: {e['what']}",
-    "warning": lambda e: f"warning: {e['message']}",
-    "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",
-}

@@ -1,7 +1,8 @@
-"""Observers of a run while it goes on: a progress display, a test."""
+"""Observers of a run while it goes on: a progress display, a test; and what an event says in a sentence."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -16,3 +17,36 @@ class Observer:
 
     def event(self, event: dict[str, Any]) -> None:
         """An event was written; `event` is its line in events.jsonl."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+def sentence(event: dict[str, Any]) -> str | None:
+    """What an event tells a person; None for one that is of no interest at once."""
+    describe = _SENTENCES.get(event["kind"])
+    return None if describe is None else describe(event)
+
+
+_SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "coordinator": lambda e: f"node {e['node']} coordinates from generation {e['generation']} on",
+    "fault": lambda e: f"fault: {e.get('fault') or e.get('cause')} (worker {e['worker']}, step {e['step']})",
+    "detected": lambda e: (
+        f"worker {e['worker']} is dead: {e['cause']}; "
+        + ("all steps are done" if e.get("over") else f"step {e['step']} starts again without it")
+    ),
+    "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
+    "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
+    "replanned": lambda e: (
+        f"step {e['step']} runs another plan: {e['cause']}; period {e['period_before']:g} -> {e['period']:g}"
+    ),
+    "checkpoint": lambda e: (
+        f"no checkpoint of step {e['step']}: {e['error']}" if "error" in e else f"checkpoint {e['folder']} is complete"
+    ),
+    "restored": lambda e: (
+        f"goes on at step {e['step']} from checkpoint {e['checkpoint']} with {len(e['live'])} workers"
+    ),
+    "corrupt": lambda e: f"step {e['step']}: {e['what']}",
+    "warning": lambda e: f"warning: {e['message']}",
+    "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",
+}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from recycle.errors import JobError, ScheduleError
 from recycle.exec.faults.faults import Fault, check_faults
+from recycle.exec.launch.dials import require_packages
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.failure_detector import profiled_seconds
@@ -139,6 +140,7 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
         batches.require_vocabulary()
         text_digest = batches.digest
     transport_of(job)
+    require_packages(job)
     check_faults(faults, job.shape, steps, absent, job.grid.tensor_parallel)
     return text_digest
 

@@ -19,6 +19,8 @@ from recycle.errors import RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.checkpoint.resume import Earlier
 from recycle.exec.faults.kinds import KINDS
+from recycle.exec.launch.dials import Dials
+from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
@@ -71,6 +73,7 @@ class CoordinatorRuntime:
         self._last_commit, self._last_generation = time.monotonic(), 0
         self._has_warned = self._can_go_back = self._is_started = False
         self._announced = ""
+        self._observers: list[Observer] = [request.observer]
         self.over = False
         self.digests: dict[str, dict[int, str]] = {}
         directory.warn = self._warn
@@ -121,6 +124,10 @@ class CoordinatorRuntime:
             coordinator.start_over(coordinator.live, commit.step, commit)
             self._restart.log_restored(earlier.checkpoint)
         self._expect_rejoins()
+        self._show_dials()
+
+    def _show_dials(self) -> None:
+        self._observers.append(Dials(self._job, self._directory.path, self.coordinator.next_step, self._warn))
 
     def take_over(self, node: int) -> None:
         """Go on from the register that another agent's coordinator left, or begin the run; before the first tick.
@@ -138,6 +145,7 @@ class CoordinatorRuntime:
         if record.plan:
             self._plans.adopt(frozenset(self._job.shape.workers()) - live, record.plan)
         self.coordinator.take_over(record)
+        self._show_dials()
         self._expect_rejoins()
         self._can_go_back, self._is_started = True, bool(record.plan)
         if not record.plan:
@@ -287,7 +295,9 @@ class CoordinatorRuntime:
     def _event(self, kind: str, **details: Any) -> None:
         if kind != "fault":
             self._record_strikes()  # what struck in the meantime is written before what followed from it
-        self._request.observer.event(self._directory.event(kind, **details))
+        event = self._directory.event(kind, **details)
+        for observer in self._observers:
+            observer.event(event)
 
     def _warn(self, message: str) -> None:
         """Report something that fails and that training can do without."""
@@ -318,7 +328,8 @@ class CoordinatorRuntime:
         }
         self._checkpoints.committed(commit, record)
         if self._directory.metric(line):
-            self._request.observer.committed(line)
+            for observer in self._observers:
+                observer.committed(line)
         self._pass_on_warning()
 
     def _pass_on_warning(self) -> None:
@@ -328,7 +339,9 @@ class CoordinatorRuntime:
             self._warn(message)
 
     def close(self) -> None:
-        """End the planners and the threads that read heartbeats and complete checkpoints."""
+        """End the planners, the dials, and the threads that read heartbeats and complete checkpoints."""
+        for dials in self._observers[1:]:
+            dials.close()
         self._heartbeats.close()
         self._plans.close()
         self._checkpoints.close()

@@ -12,7 +12,8 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from recycle import Job, JobError
 from recycle.exec.model import optimizer as module
-from recycle.exec.model.optimizer import Optimizer, clip_factor, decays, learning_rate
+from recycle.exec.model.learning_rate import learning_rate
+from recycle.exec.model.optimizer import Optimizer, clip_factor, decays
 from recycle.footprint import ON_CPU
 from recycle.sections import TrainSection
 

@@ -1,0 +1,211 @@
+"""Dials: observers that show a run's curves elsewhere, in TensorBoard and in Weights & Biases.
+
+Each has, for every committed step, what `metrics.jsonl` has of it, with the learning rate and the share of the devices'
+peak that the model uses; and a note for each event that a person wants to know. A dial that fails is reported once and
+left out from there on: training goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from recycle.analytic import model_flops
+from recycle.errors import JobError
+from recycle.exec.launch.observer import Observer, sentence
+from recycle.exec.model.learning_rate import learning_rate
+from recycle.job import Job
+
+CLOSING_SECONDS = 60.0
+"""At the end of a run for what is not shown yet."""
+CURVES = ("loss", "grad_norm", "tokens_per_second", "live_workers", "period_error")
+"""Of a line of metrics."""
+PEAK_FLOPS = {
+    "A100": {"fp32": 19.5e12, "bf16": 312e12},
+    "H100": {"fp32": 67e12, "bf16": 989e12},
+    "H200": {"fp32": 67e12, "bf16": 989e12},
+    "B200": {"fp32": 75e12, "bf16": 2250e12},
+}
+"""Dense operations per second by what a GPU's name holds and by precision, of the vendor's data sheets (SXM)."""
+
+
+class Dial(Observer):
+    """One display. Subclasses say how a step and a note get there."""
+
+    def begin(self, step: int) -> None:
+        """Steps from this one on follow; what was shown of them before no longer counts."""
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        """A step was committed."""
+        raise NotImplementedError
+
+    def note(self, step: int, text: str) -> None:
+        """Something happened after this step."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class TensorBoard(Dial):
+    """Writes `tensorboard/` in the run directory, by torch's SummaryWriter."""
+
+    def __init__(self, _: Job, directory: Path) -> None:
+        self._folder = str(directory / "tensorboard")
+        self._writer: Any = None
+
+    def begin(self, step: int) -> None:
+        from torch.utils import tensorboard
+
+        self.close()
+        writer: Any = tensorboard.SummaryWriter
+        self._writer = writer(self._folder, purge_step=step)
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def note(self, step: int, text: str) -> None:
+        self._writer.add_text("events", text, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WeightsAndBiases(Dial):
+    """Logs to a project of Weights & Biases; notes are the rows of a table."""
+
+    def __init__(self, job: Job, directory: Path) -> None:
+        import wandb
+
+        self._table: Any = wandb.Table
+        self._notes: list[tuple[int, str]] = []
+        self._run = wandb.init(
+            project=job.dials.wandb,
+            name=directory.name,
+            id=directory.name,
+            resume="allow",
+            dir=str(directory),
+            mode=job.dials.wandb_mode,
+            config={"job": job.to_toml()},
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def note(self, step: int, text: str) -> None:
+        self._notes.append((step, text))
+        self._run.log({"step": step, "events": self._table(["step", "event"], data=self._notes)})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Dials(Observer):
+    """All dials of a run, in a thread of their own, so that nobody waits for a network or a disk.
+
+    Args:
+        job: whose `[dials]` says which.
+        directory: of the run.
+        first: the step that the run begins with.
+        warn: takes what went wrong; called by whoever calls this.
+    """
+
+    def __init__(self, job: Job, directory: Path, first: int, warn: Callable[[str], None]) -> None:
+        self._job, self._warn, self._last = job, warn, first - 1
+        self._dials: list[Dial] = []
+        self._failures: deque[str] = deque()
+        self._peak = peak_flops(job)
+        kinds = [TensorBoard] * job.dials.tensorboard + [WeightsAndBiases] * (job.dials.wandb is not None)
+        self._thread = ThreadPoolExecutor(1) if kinds else None
+        for kind in kinds:
+            self._submit(kind.__name__, self._open, kind, directory)
+        self._each(lambda dial: dial.begin(first))
+
+    def committed(self, line: dict[str, Any]) -> None:
+        step = line["step"]
+        values = {name: float(line[name]) for name in CURVES if line.get(name) is not None}
+        values["seconds"] = self._tokens / line["tokens_per_second"]
+        values["learning_rate"] = learning_rate(self._job.train, step)
+        if self._peak is not None:
+            processes = line["live_workers"] * self._job.grid.tensor_parallel
+            values["mfu"] = model_flops(self._job) / values["seconds"] / (processes * self._peak)
+        if step <= self._last:  # training went back to a checkpoint
+            self._each(lambda dial: dial.begin(step))
+        self._last = step
+        self._each(lambda dial: dial.step(step, values))
+        while self._failures:
+            self._warn(self._failures.popleft())
+
+    def event(self, event: dict[str, Any]) -> None:
+        text, step = sentence(event), max(self._last, 0)
+        if text is not None:
+            self._each(lambda dial: dial.note(step, text))
+
+    def close(self) -> None:
+        """The run is over; what is still to be shown has `CLOSING_SECONDS`."""
+        if self._thread is None:
+            return
+        self._each(lambda dial: dial.close())
+        done = self._thread.submit(lambda: None)
+        with suppress(TimeoutError):
+            done.result(CLOSING_SECONDS)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _tokens(self) -> int:
+        job = self._job
+        return job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
+
+    def _open(self, kind: type[TensorBoard | WeightsAndBiases], directory: Path) -> None:
+        self._dials.append(kind(self._job, directory))
+
+    def _each(self, act: Callable[[Dial], None]) -> None:
+        if self._thread is not None:
+            self._thread.submit(self._act, act)
+
+    def _act(self, act: Callable[[Dial], None]) -> None:
+        for dial in list(self._dials):
+            if not self._try(type(dial).__name__, act, dial):
+                self._dials.remove(dial)
+
+    def _submit(self, name: str, act: Callable[..., None], *arguments: Any) -> None:
+        if self._thread is not None:
+            self._thread.submit(self._try, name, act, *arguments)
+
+    def _try(self, name: str, act: Callable[..., None], *arguments: Any) -> bool:
+        """Whether it went well."""
+        try:
+            act(*arguments)
+        except Exception as error:  # whatever a library of others ends with
+            reason = (str(error).splitlines() or [""])[0]
+            self._failures.append(f"{name} shows no more of this run: {type(error).__name__}: {reason}")
+            return False
+        return True
+
+
+def require_packages(job: Job) -> None:
+    """Raise JobError for a dial whose package is not there, before anything starts."""
+    from importlib.util import find_spec
+
+    for name, is_wanted in (("tensorboard", job.dials.tensorboard), ("wandb", job.dials.wandb is not None)):
+        if is_wanted and find_spec(name) is None:
+            raise JobError(f"[dials] {name}: needs a package; install it with: pip install 'recycle-pipeline[dials]'")
+
+
+def peak_flops(job: Job) -> float | None:
+    """Operations per second of a process's device at most; None where nobody knows."""
+    if job.dials.peak_flops is not None:
+        return job.dials.peak_flops
+    import torch
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((peaks[job.train.precision] for known, peaks in PEAK_FLOPS.items() if known in name), None)

@@ -1,0 +1,152 @@
+"""Dials: what TensorBoard and Weights & Biases show of a run is what its run directory says, and they cannot end it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recycle import Job, JobError
+from recycle.exec.launch.dials import Dials, TensorBoard, peak_flops
+from recycle.exec.launch.request import check_request
+from recycle.sections import DialsSection
+from tests.exec.runs import Run, job
+
+pytest.importorskip("tensorboard")
+LINE = {"step": 0, "loss": 2.5, "grad_norm": 1.0, "tokens_per_second": 512.0, "live_workers": 4, "period_error": None}
+
+
+def shown(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return found
+
+
+def curve(found: Any, name: str) -> dict[int, float]:
+    return {event.step: event.value for event in found.Scalars(name)}
+
+
+def notes(found: Any) -> list[str]:
+    return [event.tensor_proto.string_val[0].decode() for event in found.Tensors("events/text_summary")]
+
+
+@pytest.mark.process
+def test_tensorboard_shows_every_step_and_what_happened(launch: Run) -> None:
+    of = job(2, 2, 2, kind="emulated", dials={"tensorboard": True})
+    run = launch(of, 6, "kill:1.1@2")
+    found = shown(run.directory / "tensorboard")
+    assert list(curve(found, "loss")) == list(range(6))
+    assert curve(found, "loss") == pytest.approx(dict(enumerate(run.losses)), rel=1e-6)
+    assert curve(found, "live_workers") == {line["step"]: line["live_workers"] for line in run.metrics}
+    assert curve(found, "learning_rate")[0] == pytest.approx(of.train.learning_rate / of.train.warmup)
+    assert any("worker 1.1 is dead: killed by SIGKILL" in note for note in notes(found))
+    assert any("recovered in" in note for note in notes(found))
+
+
+def dials(folder: Path, warned: list[str], first: int = 0, **section: Any) -> Dials:
+    return Dials(job(2, 2, 2, dials={"tensorboard": True, **section}), folder, first, warned.append)
+
+
+def test_steps_that_are_trained_again_replace_those_before(tmp_path: Path) -> None:
+    of = dials(tmp_path, warned := [])
+    for step in (0, 1, 2, 3, 1, 2):
+        of.committed(LINE | {"step": step, "loss": float(step)})
+    of.close()
+    again = dials(tmp_path, warned, first=2)
+    again.committed(LINE | {"step": 2, "loss": 20.0})
+    again.close()
+    found = shown(tmp_path / "tensorboard")
+    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(0, 0.0), (1, 1.0), (2, 20.0)]
+    assert not warned
+
+
+def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path: Path) -> None:
+    of = job(
+        1,
+        1,
+        1,
+        kind="gpt",
+        dials={"tensorboard": True, "peak_flops": 1e9},
+        model={"layers": 2, "hidden": 8, "sequence": 4},
+    )
+    b, s, h, v = 1, 4, 8, of.model.vocabulary
+    operations = 3 * (2 * (b * s * 24 * h * h + 4 * b * s * s * h) + 2 * b * s * h * v)
+    shows = Dials(of, tmp_path, 0, lambda _: None)
+    shows.committed(LINE | {"tokens_per_second": 4.0, "live_workers": 1})  # an iteration of a second
+    shows.close()
+    assert curve(shown(tmp_path / "tensorboard"), "mfu") == pytest.approx({0: operations / 1e9}, rel=1e-5)
+
+
+def test_nobody_knows_the_peak_of_a_cpu() -> None:
+    assert peak_flops(job(1, 1, 1)) is None
+    assert peak_flops(job(1, 1, 1, dials={"peak_flops": 3e12})) == 3e12
+
+
+def test_a_dial_that_fails_is_left_out_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TensorBoard, "step", full)
+    of = dials(tmp_path, warned := [])
+    for step in range(50):
+        of.committed(LINE | {"step": step})
+        assert of._thread is not None
+        of._thread.submit(lambda: None).result()
+    of.close()
+    assert warned == ["TensorBoard shows no more of this run: OSError: [Errno 28] No space left on device"]
+
+
+@pytest.mark.process
+def test_weights_and_biases_has_the_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    warned: list[str] = []
+    of = Dials(job(2, 2, 2, dials={"wandb": "recycle", "wandb_mode": "offline"}), tmp_path, 0, warned.append)
+    for step in range(3):
+        of.committed(LINE | {"step": step, "loss": 10.0 + step})
+    of.event({"kind": "detected", "time": 1.0, "worker": "1.1", "step": 3, "cause": "killed by SIGKILL"})
+    of.close()
+    assert not warned
+    (stored,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert [line["loss"] for line in logged(stored) if "loss" in line] == [10.0, 11.0, 12.0]
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/events_*.table.json")
+    assert json.loads(table.read_text())["data"] == [
+        [2, "worker 1.1 is dead: killed by SIGKILL; step 3 starts again without it"]
+    ]
+
+
+def logged(stored: Path) -> list[dict[str, Any]]:
+    """What was logged, from the file that `wandb sync` uploads: a header of 7 bytes, then LevelDB's log format."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, place, whole, found = stored.read_bytes(), 7, b"", []
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:  # what is left of a block holds no header
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # the whole of a record, or the last part of one
+            record = wandb_internal_pb2.Record.FromString(whole)
+            whole = b""
+            if record.HasField("history"):
+                items = record.history.item
+                found.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+    return found
+
+
+def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(JobError, match=r"\[dials\] wandb: needs a package; install it with: pip install"):
+        check_request(job(2, 2, 2, kind="emulated", dials={"wandb": "x"}), 1, (), frozenset())
+
+
+def test_dials_are_off_by_default() -> None:
+    assert Job.from_toml("[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n").dials == DialsSection()
