@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from recycle.errors import JobError
 
+MOST_BUCKETS = 64
+"""That the gradients of a stage are reduced in: beyond, latency is all that each of them takes."""
 _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _MOST_COPIES, _MOST_CELLS = 2**20, 2**24
 """Beyond these a typing error is likelier than a job, and tables over stages and micro-batches, or over workers and

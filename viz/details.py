@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from recycle.ir.dependencies import Cause
-from recycle.ir.instruction import Transfer, is_kind
+from recycle.ir.instruction import Beside, is_kind
 from recycle.ir.simulate import TOLERANCE
 from viz.analysis.memory import memory_curve, sampled
 from viz.analysis.waits import WHY
@@ -122,7 +122,7 @@ def of_worker(shown: CachedLanes, lane: int) -> Details:
     """A worker: what it does in all."""
     table = shown.table
     mine = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
-    work = ~is_kind(table.kind[mine], Transfer)
+    work = ~is_kind(table.kind[mine], Beside)
     busy = float((table.end[mine] - table.start[mine])[work].sum())
     lines = [f"{int(work.sum())} instructions, busy {busy / table.span:.1%} of the time" if table.span else "idle"]
     away = int(((table.flags[mine] & Flag.REROUTED) != 0)[work].sum())

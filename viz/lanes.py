@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats
 from recycle.ir.graph import earliest
-from recycle.ir.instruction import Instruction, Transfer, is_kind
+from recycle.ir.instruction import Beside, Instruction, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, durations, event_graph
@@ -257,4 +257,4 @@ def on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
 
 
 def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
-    return is_kind(columns.kind, Transfer)
+    return is_kind(columns.kind, Beside)

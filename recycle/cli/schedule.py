@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from inspect import signature
 from pathlib import Path
@@ -21,7 +21,7 @@ from recycle.ir.lower import lower as lowered
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.ir.text_grid import DRAWN
-from recycle.shape import Shape
+from recycle.shape import MOST_BUCKETS, Shape
 
 
 class Optimizer(StrEnum):
@@ -50,6 +50,9 @@ def schedule(
     optimizer: Annotated[Optimizer, typer.Option(help="Each stage steps by itself, or all together.")] = (
         Optimizer.STAGGERED
     ),
+    buckets: Annotated[
+        int, typer.Option(min=1, max=MOST_BUCKETS, metavar="N", help="Sum each stage's gradients in N buckets.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Build a schedule of a known family: into a file, as a picture on a terminal, or as the file's text elsewhere.
@@ -68,7 +71,7 @@ def schedule(
         takers = [known for known, build in FAMILIES.items() if option in signature(build).parameters]
         if family not in takers:
             raise ScheduleError(f"--{option.replace('_', '-')}: {family} takes none, it is for {', '.join(takers)}")
-    built = FAMILIES[family](shape, optimizer=optimizer.value, **options)
+    built = replace(FAMILIES[family](shape, optimizer=optimizer.value, **options), buckets=buckets)
     if lower:
         built = lowered(built)
     if output is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recycle.ir.columns import Columns, Rows
-from recycle.ir.instruction import Receive, Send, Transfer
+from recycle.ir.instruction import Beside, Receive, ReduceBucket, ReduceGradients, Send, Transfer
 from recycle.ir.kinds import is_kind
 
 
@@ -24,7 +24,20 @@ def chain_ends(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
 
 def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
     """(worker, row) of each compute, reduce and step: a worker runs them one after the other, in program order."""
-    rows = np.flatnonzero(~is_kind(columns.kind, Transfer))
+    rows = np.flatnonzero(~is_kind(columns.kind, Beside))
+    return columns.worker[rows].astype(np.int64), rows
+
+
+def compute_before(columns: Columns) -> Rows:
+    """For each row the last compute, reduce or step before it in its program, -1 where there is none."""
+    at = np.where(is_kind(columns.kind, Beside), -1, np.arange(len(columns)))
+    before = np.append(-1, np.maximum.accumulate(at)[:-1]) if len(at) else at
+    return np.where(before >= columns.offsets[columns.worker], before, -1)
+
+
+def sum_chains(columns: Columns) -> tuple[Rows, Rows]:
+    """(worker, row) of each sum over hosts that a worker begins: they run one after the other, in program order."""
+    rows = np.flatnonzero(is_kind(columns.kind, (ReduceBucket, ReduceGradients)))
     return columns.worker[rows].astype(np.int64), rows
 
 

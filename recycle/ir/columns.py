@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import ScheduleError, errors_as
-from recycle.ir.instruction import Compute, Instruction, OverlappedPair, StageWide, Transfer
+from recycle.ir.instruction import (
+    Compute,
+    ComputePart,
+    Instruction,
+    OverlappedPair,
+    StagePart,
+    StageWide,
+    Transfer,
+)
 from recycle.shape import MicroBatch, Shape, Worker
 
 MOST_INSTRUCTIONS = 2**22
@@ -35,6 +43,7 @@ class Columns:
         pipeline, index: the micro-batch `pipeline.index`; -1 where the kind has none.
         peer: worker index at the other end of a transfer, else -1.
         stage2, pipeline2, index2: the backward of an overlapped pair (the forward is in the first three), else -1.
+        bucket: of the stage's gradients that it concerns, else -1.
         offsets: rows of worker w are `offsets[w]` to `offsets[w + 1]`, int64.
     """
 
@@ -46,9 +55,10 @@ class Columns:
     stage2: Ints
     pipeline2: Ints
     index2: Ints
+    bucket: Ints
     offsets: npt.NDArray[np.int64]
 
-    FIELDS = ("kind", "stage", "pipeline", "index", "peer", "stage2", "pipeline2", "index2")
+    FIELDS = ("kind", "stage", "pipeline", "index", "peer", "stage2", "pipeline2", "index2", "bucket")
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -128,19 +138,20 @@ def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -
 def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
     """The columns of an instruction; raises TypeError, ValueError or AttributeError where it is not a whole one."""
     kind = int(instruction.kind)
+    bucket = index(instruction.bucket) if isinstance(instruction, ComputePart | StagePart) else -1
     if isinstance(instruction, Compute):
-        return (kind, index(instruction.stage), *_numbers(instruction.micro_batch), -1, -1, -1, -1)
+        return (kind, index(instruction.stage), *_numbers(instruction.micro_batch), -1, -1, -1, -1, bucket)
     if isinstance(instruction, Transfer):
         with errors_as(ScheduleError):
             shape.require(instruction.peer, f"worker {worker}: {instruction}")
         peer = shape.worker_index(instruction.peer)
-        return (kind, index(instruction.stage), *_numbers(instruction.micro_batch), peer, -1, -1, -1)
+        return (kind, index(instruction.stage), *_numbers(instruction.micro_batch), peer, -1, -1, -1, -1)
     if isinstance(instruction, StageWide):
-        return (kind, index(instruction.stage), -1, -1, -1, -1, -1, -1)
+        return (kind, index(instruction.stage), -1, -1, -1, -1, -1, -1, bucket)
     if isinstance(instruction, OverlappedPair):
         forward, backward = instruction.forward, instruction.backward
         first, second = _numbers(forward.micro_batch), _numbers(backward.micro_batch)
-        return (kind, index(forward.stage), *first, -1, index(backward.stage), *second)
+        return (kind, index(forward.stage), *first, -1, index(backward.stage), *second, -1)
     raise TypeError
 
 

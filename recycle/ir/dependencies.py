@@ -8,8 +8,9 @@ A value that crosses a stage boundary between two workers goes by SEND and RECV:
 receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly.
 Beyond data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP
 needs its REDUCE_GRAD, and with the barrier the commit, which is all of them; any other stage-wide kind needs the one
-that it follows. Carried into the next iteration: what begins a micro-batch's work at a stage (F, R) needs the stage's
-STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
+that it follows. REDUCE_BUCKET needs every weight gradient of its bucket, on all hosts, and REDUCE_GRAD the buckets that
+were begun before it. Carried into the next iteration: what begins a micro-batch's work at a stage (F, R) needs the
+stage's STEP on that worker (barrier: all STEPs), and the next STEP needs the commit.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from recycle.ir.instruction import (
     Instruction,
     OptimizerStep,
     Receive,
+    ReduceBucket,
     ReduceGradients,
     Send,
     Transfer,
+    WeightPart,
 )
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, is_kind, kinds_where
 from recycle.ir.pieces import work
@@ -60,7 +63,8 @@ class Dependencies:
 
     Nodes 0 to rows-1 are the rows; the nodes after them are joins without duration: one per group of tied stages
     ("all gradients of the group are there"), then the commit ("all reduces are done"), then "all steps are done", then
-    one per tied stage that some worker reduces beside another of its group ("all hosts have come to its reduce").
+    one per tied stage that some worker reduces beside another of its group ("all hosts have come to its reduce"), then
+    one per bucket of a stage that REDUCE_BUCKET sums ("all gradients of the bucket are there").
 
     Attributes:
         rows: number of schedule rows.
@@ -264,6 +268,7 @@ class _Builder:
                 lone = row[thens[~there]]
                 none = np.full(len(lone), -1, dtype=np.int64)
                 self.missing.append([lone, np.full(len(lone), Why.NO_PREDECESSOR, dtype=np.int64), none, none, none])
+        nodes = self._buckets(all_steps + 1 + len(apart), gradients, reduces)
         self._edge(row[steps], np.full(len(steps), all_steps), Cause.STEP)
         if self.schedule.optimizer == "barrier":
             self._edge(np.full(len(steps), commit), row[steps], Cause.STEP)
@@ -273,7 +278,37 @@ class _Builder:
             stepped = find(host[steps], host[begins])
             there = stepped >= 0
             self.carried.append((row[steps[stepped[there]]], row[begins[there]]))
-        return all_steps + 1 + len(apart)
+        return nodes
+
+    def _buckets(self, first: int, gradients: Rows, reduces: Rows) -> int:
+        """The joins of buckets, from node `first` on; the number behind the last one.
+
+        Of what adds to all buckets of a stage, each worker's last one stands for all: they are in its program's order.
+        """
+        row, stage, bucket = self.work.row, self.work.stage, self.work.bucket
+        begins = self._rows(ReduceBucket)
+        if not len(begins):
+            return first
+        stages, buckets = self.shape.stages, self.schedule.buckets
+        host = self.work.worker * stages + stage
+        summed, place = np.unique(stage[begins] * buckets + bucket[begins], return_inverse=True)
+        joins = np.full(stages * buckets, -1, dtype=np.int64)
+        joins[summed] = first + np.arange(len(summed))
+        self._edge(joins[summed][place], row[begins], Cause.REDUCE)
+        is_part = self.work.kind[gradients] == WeightPart.kind
+        parts, wholes = gradients[is_part], gradients[~is_part]
+        join = joins[stage[parts] * buckets + bucket[parts]]
+        self._edge(row[parts[join >= 0]], join[join >= 0], Cause.REDUCE)
+        last = wholes[np.lexsort((row[wholes], host[wholes]))]
+        last = last[np.diff(host[last], append=-1) != 0]
+        join = joins.reshape(stages, buckets)[stage[last]]
+        of, number = np.nonzero(join >= 0)
+        self._edge(row[last[of]], join[of, number], Cause.REDUCE)
+        # Of several reduces of a stage on one worker, which is an error, the first one ends the sums.
+        found = find(host[reduces], host[begins])
+        there = found >= 0
+        self._edge(row[begins[there]], row[reduces[found[there]]], Cause.REDUCE)
+        return first + len(summed)
 
     def _reduced_apart(self, groups: Rows, hosts: Rows) -> Rows:
         """The stages of which some worker reduces another tied stage too, ascending; `hosts` as worker * S + stage.

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Flags, Floats, Rows
-from recycle.ir.instruction import Compute, OverlappedPair, StageWide, Transfer, is_kind
+from recycle.ir.instruction import Beside, Compute, OverlappedPair, StageWide, is_kind
 from recycle.ir.kinds import kinds_where
 from recycle.ir.memory import TOLERANCE, activation_changes, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
@@ -171,7 +171,7 @@ def _is_live(schedule: Schedule) -> Flags:
 def _gaps_before_rows(timeline: Timeline) -> tuple[Rows, Floats]:
     """(row, when its worker became idle) of each row that its idle worker has to wait for."""
     c = timeline.schedule.columns
-    rows = np.flatnonzero(~is_kind(c.kind, Transfer) & _is_live(timeline.schedule)[c.worker])
+    rows = np.flatnonzero(~is_kind(c.kind, Beside) & _is_live(timeline.schedule)[c.worker])
     idle = np.zeros(len(rows))
     same = c.worker[rows[1:]] == c.worker[rows[:-1]]
     idle[1:][same] = timeline.end[rows[:-1][same]]
@@ -182,7 +182,7 @@ def _gaps_before_rows(timeline: Timeline) -> tuple[Rows, Floats]:
 def _nothing_left(timeline: Timeline) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
     """The gap of each live worker after its last instruction, as columns of `Gaps`."""
     schedule, c = timeline.schedule, timeline.schedule.columns
-    rows = np.flatnonzero(~is_kind(c.kind, Transfer))
+    rows = np.flatnonzero(~is_kind(c.kind, Beside))
     idle = np.zeros(schedule.shape.worker_count)
     np.maximum.at(idle, c.worker[rows], timeline.end[rows])
     workers = np.flatnonzero(_is_live(schedule))

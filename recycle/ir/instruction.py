@@ -3,8 +3,12 @@
 An instruction's text form is the repr, the file syntax and what errors print; `parse_instruction` reads one. The
 notation extends that of `torch.distributed.pipelining`:
 
-    instruction = stage kind [ micro_batch ] [ "@" worker ] | "(" F-or-B ";" F-or-B ")"
+    instruction = stage kind [ micro_batch ] [ "/" bucket ] [ "@" worker ] | "(" F-or-B ";" F-or-B ")"
     micro_batch = pipeline "." index      input may leave "pipeline." out when there is one pipeline
+
+A stage's gradients may be reduced in buckets (`Schedule.buckets`). Then the last W's of the stage on a worker are
+written as the parts that they have for each bucket, REDUCE_BUCKET begins the sum of a bucket as soon as it is whole,
+and REDUCE_GRAD sums the last bucket and waits for the others.
 """
 
 from __future__ import annotations
@@ -14,11 +18,15 @@ from dataclasses import dataclass
 
 from recycle.errors import ScheduleError
 from recycle.ir.kinds import KIND_CLASSES as KIND_CLASSES
+from recycle.ir.kinds import Beside as Beside
 from recycle.ir.kinds import Compute as Compute
+from recycle.ir.kinds import ComputePart as ComputePart
 from recycle.ir.kinds import Instruction as Instruction
 from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, kind_of_token, reads_kinds, register
+from recycle.ir.kinds import Part as Part
 from recycle.ir.kinds import Receive as Receive
 from recycle.ir.kinds import Send as Send
+from recycle.ir.kinds import StagePart as StagePart
 from recycle.ir.kinds import StageWide as StageWide
 from recycle.ir.kinds import Transfer as Transfer
 from recycle.ir.kinds import is_kind as is_kind
@@ -195,7 +203,48 @@ class RecvGradient(Receive):
     )
 )
 class ReduceGradients(StageWide):
-    """`2REDUCE_GRAD`: the sum of stage 2's gradients over all its live hosts."""
+    """`2REDUCE_GRAD`: the sum of stage 2's gradients over all its live hosts; of its last bucket where there are
+    several, and the end of the sums that REDUCE_BUCKET began."""
+
+    __slots__ = ()
+
+
+@register(
+    InstructionKind(
+        token="W_PART",
+        title="backward for the weights of a bucket",
+        needs=(Need(_INPUT_GRADIENT, 0, Origin.STAGE),),
+        produces=(_WEIGHT_GRADIENT,),
+        required=True,
+        seconds=("backward_weight",),
+        frees=lambda profile: profile.weight_stash,
+        run=lambda worker, one: worker.stages[one.stage].backward_weight_part(
+            one.micro_batch, one.bucket, worker.buckets
+        ),
+        letter="W",
+        paints=("weight",),
+        words=("backward", "bucket"),
+    )
+)
+class WeightPart(ComputePart):
+    """`2W_PART1.5/0`: the gradient for those weights of the stage that are in bucket 0."""
+
+    __slots__ = ()
+
+
+@register(
+    InstructionKind(
+        token="REDUCE_BUCKET",
+        title="reduction of a bucket of the stage's gradients",
+        seconds=("reduce",),
+        run=lambda worker, one: worker.begin_reduce(one.stage, one.bucket),
+        letter="",
+        paints=("optimizer",),
+        words=("reduce", "bucket"),
+    )
+)
+class ReduceBucket(StagePart, Beside):
+    """`2REDUCE_BUCKET/0`: begins the sum of bucket 0 of stage 2's gradients over all its live hosts."""
 
     __slots__ = ()
 
@@ -229,7 +278,7 @@ CARRIERS: dict[ValueKind, tuple[type[Send], type[Receive]]] = {
 def _plain() -> re.Pattern[str]:
     """The pattern of an instruction that is no pair."""
     tokens = "|".join(sorted((cls.token for cls in KIND_CLASSES if cls is not OverlappedPair), key=len, reverse=True))
-    return re.compile(rf"([0-9]+)({tokens})(?:(?:([0-9]+)\.)?([0-9]+))?(?:@([0-9]+)\.([0-9]+))?")
+    return re.compile(rf"([0-9]+)({tokens})(?:(?:([0-9]+)\.)?([0-9]+))?(?:/([0-9]+))?(?:@([0-9]+)\.([0-9]+))?")
 
 
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)")
@@ -254,10 +303,19 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
         raise ScheduleError(f"{text[:40]!r}: a number has more than {DIGITS} digits")
     cls = kind_of_token(match[2])
     stage = int(match[1])
+    if issubclass(cls, Part) != (match[5] is not None):
+        raise ScheduleError(
+            f"{text!r}: {cls.token} takes no bucket"
+            if match[5] is not None
+            else f"{text!r}: the bucket is missing, write for example {text}/0"
+        )
     if issubclass(cls, StageWide):
-        if match[4] is not None or match[5] is not None:
-            raise ScheduleError(f"{text!r}: {cls.token} takes no micro-batch and no worker, write {stage}{cls.token}")
-        return cls(stage)
+        if match[4] is not None or match[6] is not None:
+            bucket = "" if match[5] is None else f"/{match[5]}"
+            raise ScheduleError(
+                f"{text!r}: {cls.token} takes no micro-batch and no worker, write {stage}{cls.token}{bucket}"
+            )
+        return cls(stage, int(match[5])) if issubclass(cls, StagePart) else cls(stage)
     if match[4] is None:
         raise ScheduleError(f"{text!r}: the micro-batch is missing, write for example {stage}{cls.token}0.1")
     if match[3] is None and not one_pipeline:
@@ -266,11 +324,13 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
         )
     micro_batch = MicroBatch(int(match[3] or 0), int(match[4]))
     if issubclass(cls, Transfer):
-        if match[5] is None:
+        if match[6] is None:
             raise ScheduleError(f"{text!r}: the other worker is missing, write for example {text}@0.1")
-        return cls(stage, micro_batch, Worker(int(match[5]), int(match[6])))
-    if match[5] is not None:
+        return cls(stage, micro_batch, Worker(int(match[6]), int(match[7])))
+    if match[6] is not None:
         raise ScheduleError(f"{text!r}: {cls.token} is local and takes no @worker")
+    if issubclass(cls, ComputePart):
+        return cls(stage, micro_batch, int(match[5]))
     assert issubclass(cls, Compute)
     return cls(stage, micro_batch)
 

@@ -2,9 +2,10 @@
 
 A kind is a class of instructions and a row: `@register(InstructionKind(...))` on the class enters it. What the class
 derives from says its operands: `Compute` a stage and a micro-batch, `Transfer` the other worker too, `StageWide` the
-stage alone. The row says the rest: how it is written, what it needs and makes, what it costs and holds, who executes
-it, how the viewer draws and finds it. The built-in kinds are entered in `recycle.ir.instruction`; a kind of one's own
-is entered the same way, from any file that is imported (see docs/add-an-instruction.md).
+stage alone; `ComputePart` and `StagePart` a bucket besides. The row says the rest: how it is written, what it needs and
+makes, what it costs and holds, who executes it, how the viewer draws and finds it. The built-in kinds are entered in
+`recycle.ir.instruction`; a kind of one's own is entered the same way, from any file that is imported (see
+docs/add-an-instruction.md).
 
 Columns hold the number of a kind, its place in the table. Hot code looks rows up by that number: `is_kind` asks for
 classes, `per_kind` makes an array of a property of all rows.
@@ -148,8 +149,20 @@ class Compute(Instruction):
         return f"{self.stage}{self.token}{self.micro_batch}"
 
 
+class Beside(Instruction):
+    """What runs beside the computing of its worker, which begins it and goes on."""
+
+    __slots__ = ()
+
+
+class Part(Instruction):
+    """What concerns one bucket of a stage's gradients: `bucket` says which, from 0."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Transfer(Instruction):
+class Transfer(Beside):
     """One end of a transfer; `stage` is the one that runs the instruction, `peer` the worker at the other end."""
 
     stage: int
@@ -180,6 +193,26 @@ class StageWide(Instruction):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.token}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ComputePart(Compute, Part):
+    """The share of a computation that is for one bucket."""
+
+    bucket: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.token}{self.micro_batch}/{self.bucket}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StagePart(StageWide, Part):
+    """Something a host does for one bucket of its stage once per iteration."""
+
+    bucket: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.token}/{self.bucket}"
 
 
 KIND_CLASSES: list[type[Instruction]] = []
@@ -267,7 +300,7 @@ def table_as_json() -> list[dict[str, Any]]:
     """What the viewer's JavaScript needs of the table: an object per kind, by number.
 
     `token`, `title`, `paints` and `words` are the row's. `letter` is how a label begins, with the micro-batch behind it
-    when `numbered`. `homed` tells kinds with a micro-batch from stage-wide ones; `transfer` kinds lie on lanes.
+    when `numbered`. `homed` tells kinds with a micro-batch from stage-wide ones; `transfer` kinds run beside computing.
     """
     return [
         {
@@ -276,7 +309,7 @@ def table_as_json() -> list[dict[str, Any]]:
             "letter": cls.token if cls.row.letter is None else cls.row.letter,
             "numbered": not issubclass(cls, Transfer | StageWide),
             "homed": not issubclass(cls, StageWide),
-            "transfer": issubclass(cls, Transfer),
+            "transfer": issubclass(cls, Beside),
             "paints": list(cls.row.paints),
             "words": list(cls.row.words),
         }

@@ -1,9 +1,9 @@
 """Lowering: a compute-only order -> the same order with sends, receives, reduces and steps.
 
-Two small passes, each of which does nothing where its instructions are there already. Both are pure functions of the
-order. SEND goes right after its producer and RECV before its consumer, such that all transfers follow one global
-order; a worker that carries its transfers one at a time, unbuffered, then never deadlocks, and no lane is ever
-out of step between its two ends.
+Small passes, each of which does nothing where its instructions are there already. All are pure functions of the order.
+Where reduces go in buckets, the last W's are cut first (see `recycle.ir.reduce_buckets`). SEND goes right after its
+producer and RECV before its consumer, such that all transfers follow one global order; a worker that carries its
+transfers one at a time, unbuffered, then never deadlocks, and no lane is ever out of step between its two ends.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from recycle.ir.chains import compute_order
 from recycle.ir.columns import Columns, Flags, Rows, offsets_of
 from recycle.ir.dependencies import crossings, dependencies
 from recycle.ir.graph import topological_order
-from recycle.ir.instruction import CARRIERS, Instruction, OptimizerStep, Transfer, is_kind
+from recycle.ir.instruction import CARRIERS, Instruction, OptimizerStep, Part, ReduceBucket, Transfer, is_kind
 from recycle.ir.kinds import kinds_where
+from recycle.ir.reduce_buckets import bucket_starts, cut_last_weights
 from recycle.ir.schedule import Schedule
 
 _OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
@@ -32,6 +33,8 @@ def lower(schedule: Schedule) -> Schedule:
 def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     """`lower`, and for each row of the result the row it came from, -1 for rows that lowering added."""
     origin = np.arange(len(schedule.columns), dtype=np.int64)
+    if schedule.buckets > 1 and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
+        schedule, origin = cut_last_weights(schedule)
     for classes, add in (((Transfer,), add_transfers), (implied_kinds(), add_reduce_and_step)):
         if not is_kind(schedule.columns.kind, classes).any():
             schedule, came_from = add(schedule)
@@ -104,7 +107,13 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     """End each live worker's program with a REDUCE_GRAD, then a STEP, for each stage it hosts, last stage first.
 
     All reduces come before all steps, so that peers reduce in one order and a barrier between them cannot deadlock.
+    Where a stage has several buckets, the sums of all but the last begin as soon as they are whole.
     """
+    came_from = np.arange(len(schedule.columns), dtype=np.int64)
+    if schedule.buckets > 1 and not (schedule.columns.kind == ReduceBucket.kind).any():
+        worker, place, stage, bucket = bucket_starts(schedule)
+        begins = {"kind": np.full(len(stage), ReduceBucket.kind), "stage": stage, "bucket": bucket}
+        schedule, came_from = _insert(schedule, worker, place, begins)
     ends = [
         (w, cls.kind, stage)
         for w, worker in enumerate(schedule.shape.workers())
@@ -113,7 +122,8 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
         for stage in sorted(schedule.placement[w], reverse=True)
     ]
     worker, kind, stage = np.array(ends, dtype=np.int64).reshape(-1, 3).T
-    return _insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
+    lowered, rows = _insert(schedule, worker, schedule.columns.offsets[worker + 1], {"kind": kind, "stage": stage})
+    return lowered, np.append(came_from, -1)[rows]
 
 
 def _insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:

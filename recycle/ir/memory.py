@@ -10,7 +10,7 @@ import numpy as np
 
 from recycle.errors import JobError
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.instruction import Backward, Forward, Instruction, OverlappedPair
+from recycle.ir.instruction import Backward, Forward, Instruction, OverlappedPair, Part
 from recycle.ir.kinds import is_kind, kinds_where, per_kind
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
@@ -24,9 +24,9 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
     """(added at its start, freed at its end) of each row, in activations or in bytes.
 
     What holds an activation (F, R) adds 1, or what its stage's weighs. Each row frees the share that its kind's `frees`
-    says; an overlapped pair adds what its forward and frees what its backward does. What is left of a kind with
-    `released_by` goes with the instruction that makes that value. In bytes, a forward that is run again adds only what
-    that needs, and the backward that runs it again the rest.
+    says, a part of a W its share of that; an overlapped pair adds what its forward and frees what its backward does.
+    What is left of a kind with `released_by` goes with the instruction that makes that value. In bytes, a forward that
+    is run again adds only what that needs, and the backward that runs it again the rest.
     """
     c, shape = schedule.columns, schedule.shape
     stage = np.clip(c.stage, 0, shape.stages - 1)
@@ -37,6 +37,8 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
     mine = weight[stage]
     added = np.where(is_kind(c.kind, kinds_where(lambda row: row.holds)), mine, 0.0)
     freed = mine * per_kind(lambda cls: cls.row.frees(profile))[c.kind]
+    if schedule.buckets > 1:
+        freed[is_kind(c.kind, Part)] /= schedule.buckets
     pair = np.flatnonzero(c.kind == OverlappedPair.kind)
     stage2 = np.clip(c.stage2[pair], 0, shape.stages - 1)
     freed[pair] = weight[stage2] * Backward.row.frees(profile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,13 @@ from recycle.ir.instruction import (
     Forward,
     Instruction,
     OverlappedPair,
+    ReduceBucket,
     StageWide,
+    WeightPart,
 )
 from recycle.ir.kinds import is_kind
 from recycle.ir.schedule import Schedule
+from recycle.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,16 @@ class Work:
         row: the row a piece belongs to.
         kind, stage, worker: as in the columns.
         micro_batch: global id `pipeline * m + index`.
-        valid: stage and micro-batch lie inside the shape; other pieces have no part in the graph.
+        bucket: as in the columns.
+        valid: stage and micro-batch lie inside the shape, and the bucket is one of the schedule's; other pieces have no
+            part in the graph.
     """
 
     row: Rows
     kind: npt.NDArray[np.uint8]
     stage: Rows
     micro_batch: Rows
+    bucket: Rows
     worker: Rows
     valid: npt.NDArray[np.bool_]
 
@@ -53,9 +59,27 @@ def work(schedule: Schedule) -> Work:
     kind = kind.astype(np.uint8)
     wide = is_kind(kind, StageWide)
     inside = (pipeline >= 0) & (pipeline < shape.pipelines) & (index >= 0) & (index < shape.micro_batches)
+    bucket = c.bucket[row].astype(np.int64)
     valid = (stage >= 0) & (stage < shape.stages) & (wide | inside)
     micro_batch = np.where(wide, -1, pipeline * shape.micro_batches + index)
-    return Work(row, kind, stage, micro_batch, c.worker[row].astype(np.int64), valid)
+    pieces = Work(row, kind, stage, micro_batch, bucket, c.worker[row].astype(np.int64), valid)
+    return replace(pieces, valid=valid & ~outside_buckets(pieces, schedule.buckets))
+
+
+def outside_buckets(pieces: Work, buckets: int) -> npt.NDArray[np.bool_]:
+    """The pieces whose bucket is none of `buckets`; REDUCE_BUCKET cannot sum the last one, which REDUCE_GRAD does."""
+    outside: npt.NDArray[np.bool_] = pieces.bucket >= buckets - (pieces.kind == ReduceBucket.kind)
+    return outside
+
+
+def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> Rows:
+    """How many parts of W there are of each bucket and cell (stage * D * m + micro-batch), [buckets, S * D * m]."""
+    at = np.flatnonzero(pieces.valid & (pieces.kind == WeightPart.kind))
+    cells = shape.stages * shape.global_micro_batches
+    if not len(at):
+        return np.broadcast_to(np.int64(0), (buckets, cells))
+    key = (pieces.bucket[at] * shape.stages + pieces.stage[at]) * shape.global_micro_batches + pieces.micro_batch[at]
+    return np.bincount(key, minlength=buckets * cells).reshape(buckets, cells)
 
 
 def incomplete_count(schedule: Schedule) -> int:
@@ -68,5 +92,6 @@ def incomplete_count(schedule: Schedule) -> int:
         flags[cell[pieces.valid & (pieces.kind == cls.kind)]] = True
         return flags
 
-    whole = there(Forward) & (there(Backward) | (there(BackwardInput) & there(BackwardWeight)))
+    weight = there(BackwardWeight) | (parts_of_weight(pieces, shape, schedule.buckets) > 0).all(axis=0)
+    whole = there(Forward) & (there(Backward) | (there(BackwardInput) & weight))
     return int(len(whole) - np.count_nonzero(whole))

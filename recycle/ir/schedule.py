@@ -23,16 +23,18 @@ from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
     Compute,
+    ComputePart,
     Forward,
     Instruction,
     OverlappedPair,
+    StagePart,
     StageWide,
     Transfer,
     is_kind,
 )
 from recycle.ir.text import parse, render, words
 from recycle.profile import Profile
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.shape import MOST_BUCKETS, MicroBatch, Shape, Worker
 
 Optimizer = Literal["staggered", "barrier"]
 Value = TypeVar("Value")
@@ -53,6 +55,7 @@ class _Options(TypedDict, total=False):
     failed: Iterable[Worker | str]
     optimizer: Optimizer
     ties: Iterable[Sequence[int]]
+    buckets: int
     metadata: Mapping[str, Any] | None
 
 
@@ -67,6 +70,7 @@ class Schedule:
         failed: workers that are dead; they have no program.
         optimizer: "staggered" (each stage steps on its own time) or "barrier" (all stages step together).
         ties: groups of stages that share a weight and so reduce together.
+        buckets: how many each stage's gradients are reduced in, one after the other.
         metadata: family or planner, parameters, parent; JSON values only.
         drawn_by: what draws a schedule; set by the public API, since the viewer stands above the IR.
     """
@@ -79,6 +83,7 @@ class Schedule:
     failed: frozenset[Worker] = frozenset()
     optimizer: Optimizer = "staggered"
     ties: tuple[tuple[int, ...], ...] = ()
+    buckets: int = 1
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -111,6 +116,7 @@ class Schedule:
         failed: Iterable[Worker | str] = (),
         optimizer: Optimizer = "staggered",
         ties: Iterable[Sequence[int]] = (),
+        buckets: int = 1,
         metadata: Mapping[str, Any] | None = None,
     ) -> Schedule:
         """A schedule from columns.
@@ -118,7 +124,7 @@ class Schedule:
         Args:
             placement: stages per worker when not chunk c of rank r on stage c * P + r. A mapping may leave workers out.
             failed: dead workers (kept even when they have a program, for `check` to find).
-            optimizer, ties, metadata: the schedule's attributes.
+            optimizer, ties, buckets, metadata: the schedule's attributes.
 
         Raises:
             ScheduleError: the placement or a failed worker lies outside the shape, the optimizer is unknown, or an
@@ -129,6 +135,8 @@ class Schedule:
         dead = frozenset(_worker(shape, worker, "failed workers") for worker in failed)
         if optimizer not in ("staggered", "barrier"):
             raise ScheduleError(f"optimizer must be 'staggered' or 'barrier', got {optimizer!r}")
+        if not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS:
+            raise ScheduleError(f"buckets must be a whole number from 1 to {MOST_BUCKETS}, got {buckets!r}")
         return cls(
             shape,
             columns,
@@ -136,6 +144,7 @@ class Schedule:
             dead,
             optimizer,
             _ties(ties),
+            buckets,
             _metadata(metadata),
         )
 
@@ -190,8 +199,10 @@ class Schedule:
         cls = KIND_CLASSES[int(c.kind[row])]
         stage = int(c.stage[row])
         if issubclass(cls, StageWide):
-            return cls(stage)
+            return cls(stage, int(c.bucket[row])) if issubclass(cls, StagePart) else cls(stage)
         micro_batch = MicroBatch(int(c.pipeline[row]), int(c.index[row]))
+        if issubclass(cls, ComputePart):
+            return cls(stage, micro_batch, int(c.bucket[row]))
         if issubclass(cls, Compute):
             return cls(stage, micro_batch)
         if issubclass(cls, Transfer):
@@ -250,6 +261,7 @@ class Schedule:
             failed=[str(worker) for worker in sorted(self.failed)],
             placement=None if usual else placement,
             ties=[list(group) for group in self.ties],
+            buckets=self.buckets,
             metadata=dict(self.metadata),
             programs={},
         )
@@ -266,6 +278,7 @@ class Schedule:
                 failed=file.failed,
                 optimizer=file.optimizer,
                 ties=file.ties,
+                buckets=file.buckets,
                 metadata=file.metadata,
             )
 

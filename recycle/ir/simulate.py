@@ -1,7 +1,9 @@
 """The simulator: order + profile -> Timeline.
 
 Every instruction starts as soon as what it needs is there and its worker (a transfer: its lane) is free. Compute
-rows occupy their worker in program order, sends occupy the lane of their directed pair, receives take no time.
+rows occupy their worker in program order, sends occupy the lane of their directed pair, receives take no time. Where a
+stage's gradients are reduced in N buckets, each takes an N-th of the reduce and each part of a W an N-th of the W; the
+sums of a worker follow each other, beside its computing but for REDUCE_GRAD.
 
 The period is the distance of two iterations in steady state when the schedule is repeated for ever: the largest mean
 of a cycle through the edges that lead from one iteration into the next (carried dependencies, each worker's program
@@ -22,7 +24,16 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
-from recycle.ir.chains import chain_ends, compute_chains, compute_order, consecutive, lane_chains, serial_chains
+from recycle.ir.chains import (
+    chain_ends,
+    compute_before,
+    compute_chains,
+    compute_order,
+    consecutive,
+    lane_chains,
+    serial_chains,
+    sum_chains,
+)
 from recycle.ir.columns import Columns, Floats, Rows
 from recycle.ir.dependencies import Cause, Dependencies, dependencies
 from recycle.ir.gaps import Gaps, find_gaps
@@ -30,14 +41,16 @@ from recycle.ir.graph import earliest, group_edges, topological_order
 from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
+    Beside,
     Compute,
     Forward,
     OverlappedPair,
+    Part,
+    ReduceBucket,
     ReduceGradients,
     Send,
     SendGradient,
     StageWide,
-    Transfer,
     is_kind,
 )
 from recycle.ir.lower import lower
@@ -92,11 +105,23 @@ def event_edges(
         serialised: each worker carries one transfer at a time, unbuffered, in program order (one NCCL stream).
     """
     ordered = compute_order(columns)
+    before = compute_before(columns)
     extra = [
         (ordered, Cause.ORDER),
         (consecutive(lane_chains(columns)), Cause.LANE),
-        (_arrivals(graph, columns, *ordered), Cause.REDUCE),
+        (_arrivals(graph, columns, before), Cause.REDUCE),
     ]
+    begins = np.flatnonzero(columns.kind == ReduceBucket.kind)
+    if len(begins):
+        sums = consecutive(sum_chains(columns))
+        sum_before = np.full(len(columns), -1, dtype=np.int64)
+        sum_before[sums[1]] = sums[0]
+        begins = begins[before[begins] >= 0]
+        extra += [
+            ((before[begins], begins), Cause.ORDER),
+            (sums, Cause.LANE),
+            (_arrivals(graph, columns, sum_before), Cause.LANE),
+        ]
     if serialised:
         extra.append((consecutive(serial_chains(columns, graph.sends)), Cause.LANE))
     return (
@@ -120,20 +145,21 @@ def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencie
     return EventGraph(schedule, graph, offsets, sources, order, serialised)
 
 
-def _arrivals(graph: Dependencies, columns: Columns, before: Rows, after: Rows) -> tuple[Rows, Rows]:
+def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[Rows, Rows]:
     """A reduce is collective: it begins when the last host arrives at it, so its joins wait for what is before it.
 
     Tied stages reduce as one: a worker that hosts several of them arrives at the group's join with the first of its
     reduces, also where nothing stands before that one.
+
+    Args:
+        row_before: for each row the one before it on its worker, -1 for none.
     """
     out = np.flatnonzero((graph.source >= graph.rows) & (graph.target < graph.rows))
-    out = out[columns.kind[graph.target[out]] == ReduceGradients.kind]
+    out = out[is_kind(columns.kind[graph.target[out]], (ReduceGradients, ReduceBucket))]
     join, reduce = graph.source[out], graph.target[out]
     by_row = np.argsort(reduce, kind="stable")
     join, reduce = join[by_row], reduce[by_row]
     arrival = np.unique(columns.worker[reduce].astype(np.int64) * graph.nodes + join, return_index=True)[1]
-    row_before = np.full(graph.rows, -1, dtype=np.int64)
-    row_before[after] = before
     source, target = row_before[reduce[arrival]], join[arrival]
     return source[source >= 0], target[source >= 0]
 
@@ -158,6 +184,8 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
     else:
         backward = cost[Backward.kind, np.clip(c.stage2[pair], 0, stages - 1)]
         seconds[pair] = cost[Forward.kind, stage[pair]] + backward
+    if schedule.buckets > 1:
+        seconds[is_kind(c.kind, (Part, ReduceGradients))] /= schedule.buckets
     if profile.speed:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
         compute = is_kind(c.kind, (Compute, OverlappedPair))
@@ -202,7 +230,7 @@ class Timeline:
     def _occupied(self) -> list[tuple[float, float, float]]:
         """(busy, first start, last end) of each worker's compute rows."""
         c = self.schedule.columns
-        computes = ~is_kind(c.kind, Transfer)
+        computes = ~is_kind(c.kind, Beside)
         result = []
         for w in range(self.schedule.shape.worker_count):
             rows = np.arange(c.offsets[w], c.offsets[w + 1])

@@ -21,9 +21,12 @@ from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
     Compute,
+    ComputePart,
     Forward,
     Instruction,
     OverlappedPair,
+    Part,
+    StagePart,
     StageWide,
     Transfer,
     parse_instruction,
@@ -49,9 +52,12 @@ def _words_by_worker(shape: Shape, columns: Columns) -> Iterator[list[str]]:
     for begin, end in pairwise(columns.offsets.tolist()):
         lists = [getattr(columns, name)[begin:end].tolist() for name in Columns.FIELDS]
         found = []
-        for kind, stage, pipeline, index, peer, stage2, pipeline2, index2 in zip(*lists, strict=True):
+        for kind, stage, pipeline, index, peer, stage2, pipeline2, index2, bucket in zip(*lists, strict=True):
             if stage2 >= 0:
                 found.append(f"({stage}{f}{pipeline}.{index};{stage2}{b}{pipeline2}.{index2})")
+            elif bucket >= 0:
+                of = f"{pipeline}.{index}" if pipeline >= 0 else ""
+                found.append(f"{stage}{tokens[kind]}{of}/{bucket}")
             elif pipeline < 0:
                 found.append(f"{stage}{tokens[kind]}")
             elif peer < 0:
@@ -91,10 +97,14 @@ def _canonical() -> re.Pattern[str]:
     pair = rf"{number}\.{number}"
 
     def any_of(base: type[Instruction]) -> str:
+        found = (
+            cls for cls in KIND_CLASSES if issubclass(cls, base) and issubclass(cls, Part) == issubclass(base, Part)
+        )
         # The longest first: a possessive pattern does not come back to try another one.
-        return "|".join(sorted((cls.token for cls in KIND_CLASSES if issubclass(cls, base)), key=len, reverse=True))
+        return "|".join(sorted((cls.token for cls in found), key=len, reverse=True))
 
-    plain = f"{number}(?:(?:{any_of(Compute)}){pair}|(?:{any_of(Transfer)}){pair}@{pair}|{any_of(StageWide)})"
+    parts = f"(?:{any_of(ComputePart)}){pair}/{number}|(?:{any_of(StagePart)})/{number}"
+    plain = f"{number}(?:(?:{any_of(Compute)}){pair}|(?:{any_of(Transfer)}){pair}@{pair}|{any_of(StageWide)}|{parts})"
     overlapped = rf"\({number}{Forward.token}{pair};{number}{Backward.token}{pair}\)"
     return re.compile(f"(?:(?:{plain}|{overlapped})(?: (?!$)|$))*+")
 
@@ -108,7 +118,7 @@ def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
     text = " ".join(filter(None, texts))
     for number, cls in sorted(enumerate(KIND_CLASSES), key=lambda entry: -len(entry[1].token)):
         text = text.replace(cls.token, f" {-1 - number} ")
-    text = text.translate(str.maketrans(".@()", "    "))
+    text = text.translate(str.maketrans(".@()/", "     "))
     numbers = np.fromstring(text, dtype=np.int64, sep=" ") if text else np.empty(0, dtype=np.int64)
     del text
     at = np.flatnonzero(numbers < 0)
@@ -122,6 +132,9 @@ def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
     columns["pipeline"][has_micro_batch] = numbers[at[has_micro_batch] + 1]
     columns["index"][has_micro_batch] = numbers[at[has_micro_batch] + 2]
     is_transfer = is_kind(kind, Transfer)
+    for base, place in ((ComputePart, 3), (StagePart, 1)):
+        is_part = is_kind(kind, base)
+        columns["bucket"][is_part] = numbers[at[is_part] + place]
     pipeline, rank = numbers[at[is_transfer] + 3], numbers[at[is_transfer] + 4]
     if (pipeline >= shape.pipelines).any() or (rank >= shape.ranks).any():
         return None

@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_a_group_size_is_an_option_of_interleaved_alone(command: Command) -> Non
     for family in FAMILIES.keys() - {"interleaved"}:
         refused = command("schedule", family, *arguments, "--group-size", 3)
         assert refused.refused(f"--group-size: {family} takes none, it is for interleaved")
+
+
+def test_buckets_are_an_option(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    arguments = ("-D", 2, "-P", 2, "-m", 3, "--buckets", 4)
+    assert command("schedule", "1f1b", *arguments, "-o", file).status == 0
+    assert Schedule.load(file) == replace(one_f_one_b(Shape(2, 2, 3)), buckets=4)
+    printed = command("schedule", "1f1b", *arguments, "--lower")
+    assert Schedule.loads(printed.out) == lower(Schedule.load(file))
+    assert command("simulate", file, "--json").json["makespan"] == 11  # the last I's hand on before their W's
+    assert command("schedule", "1f1b", "-P", 2, "-m", 3, "--buckets", 0).status == 2
+    assert command("schedule", "1f1b", "-P", 2, "-m", 3, "--buckets", 65).status == 2
 
 
 def test_lower_and_barrier_are_options(command: Command, tmp_path: Path) -> None:

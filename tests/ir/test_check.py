@@ -8,6 +8,7 @@ import math
 import random
 import weakref
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,13 @@ def edited(worker: str, old: str, new: str, **arguments: object) -> Schedule:
     return Schedule.from_text(SHAPE, {**LOWERED, worker: LOWERED[worker].replace(old, new)}, **arguments)  # type: ignore[arg-type]
 
 
+def in_buckets(old: str, new: str) -> Schedule:
+    """Two buckets, and worker 0.0's program changed in one place."""
+    programs = lower(replace(one_f_one_b(SHAPE), buckets=2)).text()
+    assert programs["0.0"].count(old) == 1, (old, programs["0.0"])
+    return Schedule.from_text(SHAPE, {**programs, "0.0": programs["0.0"].replace(old, new)}, buckets=2)
+
+
 RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
     "stage-range": (edited("0.0", "0STEP", "0STEP 5F0.0"), "0.0", "5F0.0"),
     "micro-batch-range": (edited("0.0", "0STEP", "0STEP 0F2.0"), "0.0", "0F2.0"),
@@ -166,6 +174,11 @@ RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
     "missing-step": (edited("1.1", " 1STEP", ""), "1.1", None),
     "duplicate-update": (edited("0.1", "1STEP", "1STEP 1STEP"), "0.1", "1STEP"),
     "early-reduce": (edited("0.0", "0B0.1 0REDUCE_GRAD", "0REDUCE_GRAD 0B0.1"), "0.0", "0REDUCE_GRAD"),
+    "bucket-range": (in_buckets("0REDUCE_BUCKET/0", "0REDUCE_BUCKET/0 0REDUCE_BUCKET/1"), "0.0", "0REDUCE_BUCKET/1"),
+    "weight-parts": (in_buckets("0W_PART0.1/1 ", ""), "0.0", "0W_PART0.1/0"),
+    "missing-bucket": (in_buckets("0REDUCE_BUCKET/0 ", ""), "0.0", None),
+    "early-bucket": (
+        in_buckets("0W_PART0.1/0 0REDUCE_BUCKET/0", "0REDUCE_BUCKET/0 0W_PART0.1/0"), "0.0", "0REDUCE_BUCKET/0"),
     "early-step": (
         Schedule.from_text(Shape(1, 1, 1, 2), {"0.0": "0F0 1F0 1B0 0B0 1REDUCE_GRAD 1STEP 0REDUCE_GRAD 0STEP"},
                            optimizer="barrier"), "0.0", "1STEP",

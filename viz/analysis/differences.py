@@ -23,7 +23,7 @@ from recycle.errors import RecycleError
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.executed import first_impossible, transfer_leads
 from recycle.ir.gaps import GapCause
-from recycle.ir.kinds import Compute, StageWide, Transfer, ValueKind, is_kind, per_kind
+from recycle.ir.kinds import Beside, Compute, StageWide, ValueKind, is_kind, per_kind
 from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
@@ -170,7 +170,7 @@ def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[Tim
     schedule, c = timeline.schedule, timeline.schedule.columns
     gaps = timeline.gaps(limits)
     live = max(1, len(schedule.live))
-    rows = np.flatnonzero(~is_kind(c.kind, Transfer))
+    rows = np.flatnonzero(~is_kind(c.kind, Beside))
     away = away_from(c, c.worker // schedule.shape.ranks)[rows]
     seconds = timeline.end[rows] - timeline.start[rows]
     parts: dict[TimePart, float] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recycle.ir.gaps import GapCause, Gaps
-from recycle.ir.instruction import KIND_CLASSES, Transfer, is_kind
+from recycle.ir.instruction import KIND_CLASSES, Beside, is_kind
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import away_from
 
@@ -50,7 +50,7 @@ def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -
     live = np.array([worker not in schedule.failed for worker in schedule.shape.workers()])
     inside = np.clip(timeline.end, begin, end) - np.clip(timeline.start, begin, end)
     inside = np.where(live[c.worker], inside, 0.0)
-    is_transfer = is_kind(c.kind, Transfer)
+    is_transfer = is_kind(c.kind, Beside)
     seconds = np.bincount(c.kind[~is_transfer], weights=inside[~is_transfer], minlength=len(KIND_CLASSES))
     lost = np.clip(gaps.end, begin, end) - np.clip(gaps.start, begin, end)
     lost = np.where(live[gaps.worker], lost, 0.0)

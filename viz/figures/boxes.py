@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from recycle.ir.instruction import Backward, Forward, OverlappedPair
-from recycle.ir.kinds import KIND_CLASSES, Instruction, Transfer
+from recycle.ir.kinds import KIND_CLASSES, Beside, Instruction
 from viz.figures.palette import Paint, paint_named
 from viz.labels import label
 from viz.lanes import Flag, LaneTable
@@ -56,7 +56,7 @@ def parts_of(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
     if issubclass(cls, OverlappedPair):
         forward = _side_by_side(Forward, weight_share, WORK_TOP, _MIDDLE)
         return forward + _side_by_side(Backward, weight_share, _MIDDLE, WORK_BOTTOM)
-    heights = (STRIP_TOP, STRIP_BOTTOM) if issubclass(cls, Transfer) else (WORK_TOP, WORK_BOTTOM)
+    heights = (STRIP_TOP, STRIP_BOTTOM) if issubclass(cls, Beside) else (WORK_TOP, WORK_BOTTOM)
     return _side_by_side(cls, weight_share, *heights)
 
 
@@ -77,7 +77,7 @@ def boxes(table: LaneTable) -> Iterator[Box]:
     start, end = table.start.tolist(), table.end.tolist()
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
         begin, length = start[operation], end[operation] - start[operation]
-        text, away = label(table, operation), rerouted[operation] and not issubclass(KIND_CLASSES[kind], Transfer)
+        text, away = label(table, operation), rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
         for paint, first, last, top, bottom in parts[kind]:
             yield Box(operation, lane, begin + first * length, begin + last * length, top, bottom, paint, text, away)
             text = ""

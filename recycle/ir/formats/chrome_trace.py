@@ -47,7 +47,7 @@ from recycle.ir.instruction import (
     is_kind,
     parse_instruction,
 )
-from recycle.ir.lower import lower_with_origin
+from recycle.ir.lower import lower, lower_with_origin
 from recycle.ir.memory import activation_changes
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 FORMAT, VERSION = "recycle-timeline", 1
 _HEAD = ("shape", "optimizer", "failed", "placement", "ties", "metadata")
-"""Keys of the native file that `otherData` holds as they are."""
+"""Keys of the native file that `otherData` holds as they are; `buckets` too where there are several."""
 
 
 def recognises(content: bytes) -> bool:
@@ -81,6 +81,8 @@ def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
             time is too long to be written to the nanosecond.
     """
     profile = profile or Profile()
+    if schedule.buckets > 1:
+        schedule = lower(schedule)  # else several slices, the parts of a W, would have one place
     lowered, origin = lower_with_origin(schedule)
     timeline = timeline_of(lowered, profile)
     if timeline.makespan > chrome.MOST_SECONDS:
@@ -96,7 +98,7 @@ def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
         "microseconds_per_unit": 1_000_000,
         "makespan": timeline.makespan,
         "period": timeline.period,
-        **{key: native_file[key] for key in _HEAD},
+        **{key: native_file[key] for key in (*_HEAD, "buckets") if key in native_file},
         "instructions": np.diff(schedule.columns.offsets).tolist(),
         "profile": profile.to_json(),
     }
@@ -274,7 +276,8 @@ def _from_timeline(content: bytes, name: str) -> Schedule:
     missing = [key for key in (*_HEAD, "instructions") if key not in other]
     if missing:
         raise ScheduleError(f"{name}: otherData: {missing[0]} is missing")
-    head = {"format": native.FORMAT, "version": native.VERSION, **{key: other[key] for key in _HEAD}, "programs": {}}
+    head = {"format": native.FORMAT, "version": native.VERSION, "programs": {}}
+    head |= {key: other[key] for key in (*_HEAD, "buckets") if key in other}
     empty = Schedule.loads(json.dumps(head), f"{name}: otherData")
     programs = _placed(empty.shape, other["instructions"], content, name)
     if other.get("profile") != Profile().to_json():

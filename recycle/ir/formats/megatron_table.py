@@ -16,7 +16,8 @@ then a forward and a backward alternate. With one chunk Megatron runs 1F1B inste
 families `interleaved` and `1f1b`, D = 1. Megatron refuses tables with groups of fewer than P micro-batches and
 interleaving on one rank; so does this module, both ways, and any order but these, naming where it deviates.
 
-Transfers, reduces and steps are Megatron's own affair: writing leaves them out, and metadata and `optimizer`, logged.
+Transfers, reduces and steps are Megatron's own affair: writing leaves them out, and metadata,
+`optimizer` and `buckets`, logged.
 """
 
 from __future__ import annotations
@@ -218,6 +219,8 @@ def _tell_left_out(schedule: Schedule) -> None:
         left_out.append("transfers, reduces and steps, which Megatron places itself")
     if schedule.optimizer != "staggered":
         left_out.append(f'optimizer = "{schedule.optimizer}"')
+    if schedule.buckets > 1:
+        left_out.append(f"buckets = {schedule.buckets}")
     if left_out:
         _log.warning("a Megatron schedule table cannot hold, and leaves out: %s", ", ".join(left_out))
 

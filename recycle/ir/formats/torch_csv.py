@@ -12,7 +12,8 @@ placement, peers, steps) follows from what it says, by the rules of `torch_actio
 they are, for `check` to find. What reading drops is logged.
 
 Writing undoes this and refuses by name what would not come back: other pipelines and re-routed micro-batches, failed
-workers, ties, a STEP elsewhere, a placement that the rows do not show. Metadata and `optimizer` are left out, logged.
+workers, ties, a STEP elsewhere, a placement that the rows do not show. Metadata, `optimizer` and `buckets` are left
+out, logged.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def dumps(schedule: Schedule) -> str:
     left_out = [f"metadata ({', '.join(schedule.metadata)})"] if schedule.metadata else []
     if schedule.optimizer != "staggered":
         left_out.append(f'optimizer = "{schedule.optimizer}"')
+    if schedule.buckets > 1:
+        left_out.append(f"buckets = {schedule.buckets}")
     if left_out:
         _log.warning("a torch CSV cannot hold, and leaves out: %s", ", ".join(left_out))
     return "".join(",".join(map(_cell, program)) + "\r\n" for program in programs)

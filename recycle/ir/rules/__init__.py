@@ -7,18 +7,20 @@ instruction alone stand in that kind's row.
 from __future__ import annotations
 
 from recycle.ir.kinds import KIND_CLASSES
-from recycle.ir.rules import completeness, memory, optimizer, order, placement, reduces, transfers
+from recycle.ir.rules import buckets, completeness, memory, optimizer, order, placement, reduces, transfers
 from recycle.ir.rules.rule import Finding, Inspection, ProgramPosition, Rule
 
 _BEFORE: tuple[Rule, ...] = (
     completeness.stage_range,
     completeness.micro_batch_range,
+    buckets.bucket_range,
     placement.no_host,
     placement.failed_worker,
     placement.not_hosted,
     completeness.missing,
     completeness.duplicate,
     completeness.mixed_backward,
+    buckets.weight_parts,
     completeness.apart,
     completeness.not_lowered,
 )
@@ -35,6 +37,8 @@ _BEHIND: tuple[Rule, ...] = (
     optimizer.missing_step,
     optimizer.duplicate_update,
     optimizer.early_reduce,
+    buckets.missing_bucket,
+    buckets.early_bucket,
     optimizer.early_step,
     reduces.reduce_order,
     order.deadlock,

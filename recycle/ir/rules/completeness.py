@@ -7,9 +7,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.columns import Flags, Rows
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, Transfer, is_kind
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    Transfer,
+    WeightPart,
+    is_kind,
+)
 from recycle.ir.kinds import MOST_KINDS
+from recycle.ir.pieces import outside_buckets
 from recycle.ir.rules.rule import Defect, Inspection, Rest, described, firsts, repeats, rest, rule
+from recycle.shape import MOST_BUCKETS
 
 
 @rule("stage-range", "a stage that the shape does not have")
@@ -33,7 +44,9 @@ def micro_batch_range(inspection: Inspection) -> Iterator[Defect | Rest]:
     is data that nobody loads. Change the micro-batch, or the shape that the schedule was built with. Reported once
     per worker."""
     shape, pieces = inspection.schedule.shape, inspection.pieces
-    in_stage = (pieces.stage >= 0) & (pieces.stage < shape.stages)
+    in_stage = (
+        (pieces.stage >= 0) & (pieces.stage < shape.stages) & ~outside_buckets(pieces, inspection.schedule.buckets)
+    )
     last = f"{shape.pipelines - 1}.{shape.micro_batches - 1}"
     yield from _per_worker(
         inspection,
@@ -59,7 +72,8 @@ def duplicate(inspection: Inspection) -> Iterator[Defect | Rest]:
     and stage would count its gradient twice, on whichever worker it stands. Remove one of the two."""
     pieces, at = inspection.pieces, inspection.computes
     at = at[np.argsort(pieces.row[at], kind="stable")]
-    again, first = repeats(inspection.cell[at] * MOST_KINDS + pieces.kind[at])
+    key = inspection.cell[at] * MOST_KINDS + pieces.kind[at]
+    again, first = repeats(key * (MOST_BUCKETS + 1) + pieces.bucket[at])
     for row, original in described(pieces.row[at[again]], pieces.row[at[first]]):
         yield Defect(
             f"the same work is there already: {inspection.at(original)}",
@@ -75,9 +89,9 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A backward is written either as one B or as I and W. B together with I or W of the same micro-batch and stage
     computes the same gradient twice. Keep B, or keep I and W."""
     _, whole, *halves = inspection.counts.values()
-    cells = np.flatnonzero((whole > 0) & (sum(halves) > 0))
+    cells = np.flatnonzero((whole > 0) & (sum(halves) + inspection.parts.max(axis=0) > 0))
     for (cell,) in described(cells):
-        row = int(_rows(inspection, cell, BackwardInput, BackwardWeight)[0])
+        row = int(_rows(inspection, cell, BackwardInput, BackwardWeight, WeightPart)[0])
         b = int(_rows(inspection, cell, Backward)[0])
         yield Defect(
             f"{inspection.at(b)} does this work too: B is I and W in one go",
@@ -98,6 +112,7 @@ def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
     too: a peer takes them. Micro-batches that a whole stage or the whole schedule leaves out are reported together.
     Add the instruction that is missing, or correct the shape."""
     shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
+    w = w + inspection.parts.max(axis=0)
     yield from _absent(inspection, ((f + b + i + w) == 0).reshape(shape.stages, shape.global_micro_batches))
     split = (b == 0) & ((i > 0) | (w > 0))
     holes = (

@@ -11,12 +11,13 @@ import numpy as np
 
 from recycle.ir.columns import Rows
 from recycle.ir.dependencies import Cause
-from recycle.ir.instruction import Instruction, OptimizerStep, ReduceGradients
+from recycle.ir.instruction import Instruction, OptimizerStep, ReduceBucket, ReduceGradients
 from recycle.ir.rules.rule import Defect, Inspection, Rest, described, listed, repeats, rest, rule
+from recycle.shape import MOST_BUCKETS
 
 
 def hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
-    """(rows, worker * stages + stage) of the reduces or steps that stand on a host of their stage."""
+    """(rows, worker * stages + stage) of the stage-wide kind that stand on a host of their stage."""
     pieces = inspection.pieces
     at = np.flatnonzero((pieces.kind == cls.kind) & pieces.valid)
     at = at[inspection.hosted[pieces.worker[at], pieces.stage[at]] & ~inspection.dead[pieces.worker[at]]]
@@ -66,9 +67,9 @@ def missing_step(inspection: Inspection) -> Iterator[Defect | Rest]:
 @rule("duplicate-update", "a stage reduced or stepped twice on one worker")
 def duplicate_update(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A second REDUCE_GRAD would sum (and scale) sums, a second STEP would apply one gradient twice. Remove it."""
-    for cls in (ReduceGradients, OptimizerStep):
+    for cls in (ReduceGradients, OptimizerStep, ReduceBucket):
         rows, keys = hosted_rows(inspection, cls)
-        again = rows[repeats(keys)[0]]
+        again = rows[repeats(keys * MOST_BUCKETS + inspection.schedule.columns.bucket[rows])[0]]
         for (row,) in described(again):
             yield Defect(
                 f"the stage has its {cls.token} on this worker already",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recycle.ir.columns import Rows
-from recycle.ir.instruction import ReduceGradients
+from recycle.ir.instruction import ReduceBucket, ReduceGradients
 from recycle.ir.rules.optimizer import hosted_rows
 from recycle.ir.rules.rule import Defect, Inspection, Rest, rule
 
@@ -17,28 +17,35 @@ from recycle.ir.rules.rule import Defect, Inspection, Rest, rule
 def reduce_order(inspection: Inspection) -> Iterator[Defect | Rest]:
     """REDUCE_GRAD is collective: it ends when all live hosts of the stage have come to it. Two workers that host the
     same two stages must therefore reduce them in the same order, or each waits in a reduce that the other has not
-    reached."""
+    reached. So it is with the buckets of stages: all hosts sum them in one order."""
     for row, other_row in conflicting_reduces(inspection):
         yield Defect(
             f"worker {inspection.schedule.position(other_row)[0]} reduces its stages in another order:"
             f" {inspection.at(other_row)} comes first there",
-            "reduce the stages that two workers share in one order on both, for example last stage first",
+            "reduce what two workers share in one order on both, for example last stage and first bucket first",
             row,
             others=(other_row,),
         )
 
 
 def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
-    """The pairs of `reduce_conflicts` among the reduces that stand on a host of their stage."""
-    rows, keys = hosted_rows(inspection, ReduceGradients)
-    return reduce_conflicts(rows, *np.divmod(keys, inspection.schedule.shape.stages))
+    """The pairs of `reduce_conflicts` among the sums that stand on a host of their stage."""
+    buckets, numbers = inspection.schedule.buckets, inspection.schedule.columns.bucket
+    found = [hosted_rows(inspection, cls) for cls in (ReduceGradients, ReduceBucket)]
+    rows, hosts = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.argsort(rows)
+    rows, (workers, stages) = rows[order], np.divmod(hosts[order], inspection.schedule.shape.stages)
+    # The last bucket, of which the columns say nothing, is summed by REDUCE_GRAD.
+    bucket = np.where(numbers[rows] >= 0, numbers[rows], buckets - 1)
+    return reduce_conflicts(rows, workers, stages * buckets + bucket)
 
 
 def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int, int]]:
-    """Where workers reduce the same two stages in unlike orders.
+    """Where workers reduce the same two stages, or buckets of stages, in unlike orders.
 
     Args:
-        rows, workers, stages: of each reduce; of a stage's reduces on one worker the first counts.
+        rows, workers, stages: of each reduce, with a number for the stage or bucket; of several reduces of one on one
+            worker the first counts.
 
     Returns:
         (reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker.

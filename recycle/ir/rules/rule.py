@@ -30,7 +30,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import kinds_where
 from recycle.ir.lower import implied_kinds, lower_with_origin
-from recycle.ir.pieces import Work, work
+from recycle.ir.pieces import Work, parts_of_weight, work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import EventGraph, event_graph, timeline_of
 from recycle.ir.unmet import Unmet, Why
@@ -258,18 +258,26 @@ class Inspection:
 
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
-        """For F, B, I and W: how often each cell has it."""
+        """For F, B, I and W: how often each cell has it; parts of a W count as one when all are there."""
         kind = self.pieces.kind[self.computes]
-        return {
+        counts: dict[type[Instruction], Rows] = {
             cls: np.bincount(self.cell[self.computes[kind == cls.kind]], minlength=self.cells)
             for cls in (Forward, Backward, BackwardInput, BackwardWeight)
         }
+        counts[BackwardWeight] = counts[BackwardWeight] + self.parts.min(axis=0)
+        return counts
+
+    @cached_property
+    def parts(self) -> Rows:
+        """How many parts of W each cell has for each bucket, [buckets, cells]."""
+        return parts_of_weight(self.pieces, self.schedule.shape, self.schedule.buckets)
 
     @cached_property
     def complete(self) -> Flags:
         """Cells with one F and either one B or one I and one W."""
         f, b, i, w = self.counts.values()
-        complete: Flags = (f == 1) & (((b == 1) & (i == 0) & (w == 0)) | ((b == 0) & (i == 1) & (w == 1)))
+        split = (i == 1) & (w == 1) & (self.parts.max(axis=0) == self.parts.min(axis=0))
+        complete: Flags = (f == 1) & (((b == 1) & (i == 0) & (w == 0)) | ((b == 0) & split))
         return complete
 
     @cached_property
@@ -308,6 +316,7 @@ class Inspection:
         at = np.flatnonzero(is_kind(pieces.kind, StageWide) & pieces.valid)
         hosted = self.hosted[pieces.worker[at], pieces.stage[at]] & ~self.dead[pieces.worker[at]]
         keys = (pieces.kind[at].astype(np.int64) * len(self.dead) + pieces.worker[at]) * stages + pieces.stage[at]
+        keys = keys * (self.schedule.buckets + 1) + pieces.bucket[at]
         stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)
         stray[pieces.row[at[repeats(keys)[0]]]] = True
         stray[pieces.row[at[~hosted]]] = True

@@ -1,0 +1,271 @@
+"""Reduces in buckets: how they are written, lowered, checked and timed, and what they leave as it is."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from recycle import Finding, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
+from recycle.ir.families import one_f_one_b, zb_h1, zb_v
+from recycle.ir.formats import chrome_trace, megatron_table, torch_csv
+from recycle.ir.instruction import ReduceBucket, WeightPart, parse_instruction
+from recycle.ir.lower import with_barrier
+from recycle.ir.reduce_buckets import buckets_of
+from recycle.shape import MOST_BUCKETS, MicroBatch
+from tests.ir.random_schedules import random_schedule
+
+SLOW_REDUCE = Profile(reduce=2.0, step=0.5)
+TWO = Shape(pipelines=2, ranks=2, micro_batches=3)
+
+
+def in_buckets(schedule: Schedule, buckets: int) -> Schedule:
+    return replace(schedule, buckets=buckets)
+
+
+@pytest.fixture
+def lowered() -> Schedule:
+    """1F1B of two pipelines, each stage reduced in three buckets; worker 0.0 ends with the parts of 0W0.2."""
+    return lower(in_buckets(one_f_one_b(TWO), 3))
+
+
+def changed(schedule: Schedule, worker: str, old: str, new: str) -> list[Finding]:
+    """What is found once the text of a worker's program is changed in one place."""
+    programs = schedule.text()
+    assert old in programs[worker]
+    programs[worker] = programs[worker].replace(old, new, 1)
+    return check(Schedule.from_text(schedule.shape, programs, buckets=schedule.buckets))
+
+
+# Text and files
+
+
+def test_parts_and_bucket_sums_are_written_with_their_bucket() -> None:
+    assert parse_instruction("2W_PART1.5/3") == WeightPart(2, MicroBatch(1, 5), 3)
+    assert parse_instruction("2REDUCE_BUCKET/0") == ReduceBucket(2, 0)
+    assert str(WeightPart(2, MicroBatch(1, 5), 3)) == "2W_PART1.5/3"
+    assert str(ReduceBucket(2, 0)) == "2REDUCE_BUCKET/0"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2W_PART1.5", "the bucket is missing, write for example 2W_PART1.5/0"),
+        ("2REDUCE_BUCKET", "the bucket is missing, write for example 2REDUCE_BUCKET/0"),
+        ("2W1.5/0", "W takes no bucket"),
+        ("2REDUCE_GRAD/0", "REDUCE_GRAD takes no bucket"),
+        ("2REDUCE_BUCKET1.5/0", "takes no micro-batch and no worker, write 2REDUCE_BUCKET/0"),
+        ("2W_PART1.5/0@0.1", "W_PART is local and takes no @worker"),
+    ],
+)
+def test_a_bucket_out_of_place_is_told(text: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        parse_instruction(text)
+
+
+def test_files_hold_the_buckets_and_those_without_are_as_before(lowered: Schedule) -> None:
+    for schedule in (lowered, in_buckets(zb_h1(TWO), 4)):
+        assert Schedule.loads(schedule.dumps()) == schedule
+        assert Schedule.loads(schedule.dumps()).buckets == schedule.buckets
+    assert '"buckets"' not in zb_h1(TWO).dumps()
+    assert Schedule.from_text(TWO, lowered.text(), buckets=3).columns == lowered.columns
+    free = {worker: text.replace(" ", "  ") for worker, text in lowered.text().items()}
+    assert Schedule.from_text(TWO, free, buckets=3) == lowered
+
+
+@pytest.mark.parametrize("buckets", [0, MOST_BUCKETS + 1, 1.5])
+def test_a_number_of_buckets_beyond_the_bounds_is_refused(buckets: int) -> None:
+    with pytest.raises(ScheduleError, match=f"buckets must be a whole number from 1 to {MOST_BUCKETS}"):
+        Schedule.from_text(TWO, {}, buckets=buckets)
+
+
+def test_a_chrome_trace_holds_what_runs(lowered: Schedule) -> None:
+    text = "".join(chrome_trace.dumps(in_buckets(one_f_one_b(TWO), 3), SLOW_REDUCE))
+    read = chrome_trace.loads(text.encode())
+    assert read.columns == lowered.columns
+    assert read.buckets == 3
+
+
+@pytest.mark.parametrize("file", [torch_csv, megatron_table])
+def test_files_of_others_leave_the_buckets_out_and_say_so(file: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    schedule = in_buckets(one_f_one_b(Shape(1, 2, 4)), 3)
+    with caplog.at_level("WARNING"):
+        written = file.dumps(schedule)
+    assert file.loads(written.encode()).columns == schedule.columns
+    assert "buckets = 3" in caplog.text
+    with pytest.raises(ScheduleError, match="W_PART"):
+        torch_csv.dumps(lower(schedule))
+
+
+# Lowering
+
+
+def test_the_last_backward_is_cut_and_each_bucket_is_summed_while_the_next_is_computed(lowered: Schedule) -> None:
+    assert lowered.text()["0.0"].endswith(
+        "0RECV_B0.2@0.1 0I0.2 0W_PART0.2/0 0REDUCE_BUCKET/0 0W_PART0.2/1 0REDUCE_BUCKET/1 0W_PART0.2/2"
+        " 0REDUCE_GRAD 0STEP"
+    )
+    assert lowered.text()["0.1"].endswith(
+        "1I0.2 1SEND_B0.2@0.0 1W_PART0.2/0 1REDUCE_BUCKET/0 1W_PART0.2/1 1REDUCE_BUCKET/1 1W_PART0.2/2"
+        " 1REDUCE_GRAD 1STEP"
+    )
+    assert buckets_of(lowered.columns) == 3
+    assert lower(lowered) == lowered
+
+
+def test_all_the_last_weights_of_a_stage_run_bucket_by_bucket() -> None:
+    shape = Shape(1, 1, 3)
+    schedule = Schedule.from_text(shape, {"0.0": "0F0 0I0 0W0 0F1 0I1 0F2 0I2 0W1 0W2"}, buckets=2)
+    assert lower(schedule).text()["0.0"] == (
+        "0F0.0 0I0.0 0W0.0 0F0.1 0I0.1 0F0.2 0I0.2 0W_PART0.1/0 0W_PART0.2/0 0REDUCE_BUCKET/0"
+        " 0W_PART0.1/1 0W_PART0.2/1 0REDUCE_GRAD 0STEP"
+    )
+
+
+def test_all_hosts_begin_their_sums_in_one_order_whichever_stage_ends_first() -> None:
+    """Worker 0.0 ends with stage 0, worker 1.0 with stage 1; both begin with the buckets of stage 1."""
+    shape = Shape(2, 1, 1, chunks=2)
+    programs = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0", "1.0": "0F1.0 1F1.0 1I1.0 0B1.0 1W1.0"}
+    schedule = Schedule.from_text(shape, programs, buckets=2)
+    for text in lower(schedule).text().values():
+        sums = [word for word in text.split() if "REDUCE" in word]
+        assert sums == ["1REDUCE_BUCKET/0", "0REDUCE_BUCKET/0", "1REDUCE_GRAD", "0REDUCE_GRAD"]
+    assert check(schedule) == check(lower(schedule), about_to_run=True) == []
+
+
+def test_a_host_without_work_of_its_own_begins_every_sum() -> None:
+    shape = Shape(2, 1, 1)
+    schedule = Schedule.from_text(shape, {"0.0": "0F0.0 0B0.0 0F1.0 0B1.0", "1.0": ""}, buckets=2)
+    assert lower(schedule).text()["1.0"] == "0REDUCE_BUCKET/0 0REDUCE_GRAD 0STEP"
+    assert check(lower(schedule), about_to_run=True) == []
+
+
+def test_behind_an_overlapped_pair_the_buckets_begin_together() -> None:
+    shape = Shape(1, 1, 2)
+    schedule = Schedule.from_text(shape, {"0.0": "0F0 0B0 0F1 0B1"}, buckets=2)
+    paired = Schedule.from_text(Shape(1, 1, 2, 2), {"0.0": "0F0 1F0 0F1 (1F1;1B0) 1B1 0B0 0B1"}, buckets=2)
+    assert "W_PART" in lower(schedule).text()["0.0"]
+    ends_in_pair = Schedule.from_text(shape, {"0.0": "0F0 (0F1;0B0) 0B1"}, buckets=2)
+    assert check(ends_in_pair) == check(paired) == []
+    last = Schedule.from_text(Shape(1, 1, 2), {"0.0": "0F0 0F1 0B1 (0F1;0B0)"}, buckets=2)
+    assert lower(last).text()["0.0"].endswith("(0F0.1;0B0.0) 0REDUCE_BUCKET/0 0REDUCE_GRAD 0STEP")
+
+
+# Checking
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule", "instruction"),
+    [
+        ("0REDUCE_BUCKET/0 ", "", "missing-bucket", None),
+        ("0W_PART0.2/1 ", "", "weight-parts", "0W_PART0.2/0"),
+        ("0W_PART0.2/0 ", "0W0.2 0W_PART0.2/0 ", "weight-parts", "0W_PART0.2/0"),
+        ("0W_PART0.2/0 ", "0W_PART0.2/0 0W_PART0.2/0 ", "duplicate", "0W_PART0.2/0"),
+        ("0I0.2 ", "0B0.2 ", "mixed-backward", "0W_PART0.2/0"),
+        ("0REDUCE_BUCKET/1 ", "0REDUCE_BUCKET/1 0REDUCE_BUCKET/1 ", "duplicate-update", "0REDUCE_BUCKET/1"),
+        ("0REDUCE_BUCKET/1 ", "0REDUCE_BUCKET/2 ", "bucket-range", "0REDUCE_BUCKET/2"),
+        ("0W_PART0.2/2 ", "0W_PART0.2/7 ", "bucket-range", "0W_PART0.2/7"),
+        ("0W_PART0.2/0 0REDUCE_BUCKET/0 ", "0REDUCE_BUCKET/0 0W_PART0.2/0 ", "early-bucket", "0REDUCE_BUCKET/0"),
+        ("0W_PART0.2/2 0REDUCE_GRAD", "0REDUCE_GRAD 0W_PART0.2/2", "early-reduce", "0REDUCE_GRAD"),
+        ("0REDUCE_BUCKET/1 0W_PART0.2/2 0REDUCE_GRAD", "0W_PART0.2/2 0REDUCE_GRAD 0REDUCE_BUCKET/1", "order", None),
+    ],
+)
+def test_a_bucket_that_is_broken_in_one_place_is_found(
+    lowered: Schedule, old: str, new: str, rule: str, instruction: str | None
+) -> None:
+    found = [finding for finding in changed(lowered, "0.0", old, new) if finding.rule == rule]
+    assert found, "not found"
+    assert found[0].worker == "0.0"
+    if instruction is not None:
+        assert found[0].instruction == instruction
+
+
+def test_a_whole_weight_behind_the_sum_of_a_bucket_is_early_too() -> None:
+    text = "0F0 0I0 0F1 0I1 0W_PART0/0 0REDUCE_BUCKET/0 0W_PART0/1 0W1 0REDUCE_GRAD 0STEP"
+    (found,) = check(Schedule.from_text(Shape(1, 1, 2), {"0.0": text}, buckets=2))
+    assert (found.rule, found.position) == ("early-bucket", 5)
+    assert found.message == "0W0.1 on worker 0.0 (position 7) adds to this bucket afterwards"
+
+
+def test_hosts_that_sum_their_buckets_in_two_orders_are_told() -> None:
+    text = "{0}F{k}.0 {0}I{k}.0 {0}W_PART{k}.0/0 {0}W_PART{k}.0/1 {0}W_PART{k}.0/2 {a} {b} 0REDUCE_GRAD 0STEP"
+    sums = ["0REDUCE_BUCKET/0", "0REDUCE_BUCKET/1"]
+    programs = {f"{k}.0": text.format(0, k=k, a=a, b=b) for k, (a, b) in enumerate((sums, sums[::-1]))}
+    (found,) = check(Schedule.from_text(Shape(2, 1, 1), programs, buckets=3))
+    assert (found.rule, found.worker, found.instruction) == ("reduce-order", "1.0", "0REDUCE_BUCKET/1")
+    with pytest.raises(ScheduleError, match="deadlocks"):
+        simulate(Schedule.from_text(Shape(2, 1, 1), programs, buckets=3))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_valid_order_is_valid_in_buckets_and_as_fast_at_least(seed: int) -> None:
+    rng = random.Random(seed)
+    schedule = random_schedule(rng)
+    assert check(schedule) == []
+    profile = Profile(reduce=rng.random() * 4, step=rng.random(), weight_stash=rng.random())
+    whole, cut = simulate(schedule, profile), in_buckets(schedule, rng.randint(2, 5))
+    assert check(cut) == []
+    assert check(lower(cut), about_to_run=True) == []
+    assert [f for f in check(with_barrier(cut), about_to_run=True) if f.severity == "error"] == []
+    timeline = simulate(cut, profile)
+    assert timeline.makespan <= whole.makespan + 1e-9
+    peaks = zip(timeline.peak_activations, whole.peak_activations, strict=True)
+    assert all(mine == pytest.approx(before) for mine, before in peaks)
+    # Whatever is hidden, each worker still computes, and sums its last buckets and steps, one after the other.
+    for busy, before, hosted in zip(timeline.busy, whole.busy, schedule.placement, strict=True):
+        hidden = len(hosted) * profile.per_stage("reduce", 1)[0] * (1 - 1 / cut.buckets)
+        assert (busy is None) == (before is None)
+        assert busy is None or before is None or busy == pytest.approx(before - hidden)
+
+
+# Timing
+
+
+def alone(buckets: int, weights: int, reduce: float) -> float:
+    """Makespan of one stage on two hosts that end with so many W's."""
+    shape = Shape(2, 1, weights)
+    text = " ".join(f"0F{{k}}.{j} 0I{{k}}.{j}" for j in range(weights))
+    text += " " + " ".join(f"0W{{k}}.{j}" for j in range(weights))
+    programs = {f"{k}.0": text.format(k=k) for k in range(2)}
+    schedule = Schedule.from_text(shape, programs, buckets=buckets)
+    return simulate(schedule, Profile(reduce=reduce, step=0.25)).makespan
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 4, 8])
+@pytest.mark.parametrize("weights", [1, 2, 3])
+@pytest.mark.parametrize("reduce", [0.5, 1.0, 4.0])
+def test_what_the_last_weights_hide_of_a_reduce(buckets: int, weights: int, reduce: float) -> None:
+    """With a tail of W's of T in all and N buckets, max(R / N, R - T (N - 1) / N) of the reduce R shows."""
+    shown = max(reduce / buckets, reduce - weights * (buckets - 1) / buckets)
+    assert alone(buckets, weights, reduce) == pytest.approx(3 * weights + shown + 0.25)
+
+
+def test_a_bucket_waits_for_its_last_host_and_for_the_bucket_before_it() -> None:
+    """Worker 1.0 has computed its first bucket at 5.5, so there the sum begins on both; the next one follows it."""
+    programs = {"0.0": "0F0.0 0I0.0 0W0.0 0F1.1 0B1.1", "1.0": "0F1.0 0F0.1 0I1.0 0I0.1 0W0.1 0W1.0"}
+    timeline = simulate(Schedule.from_text(Shape(2, 1, 2), programs, buckets=2), Profile(reduce=3.0))
+    schedule = timeline.schedule
+    ran = {
+        (str(schedule.position(row)[0]), word): (float(timeline.start[row]), float(timeline.end[row]))
+        for row, word in enumerate(schedule.words())
+    }
+    assert ran["0.0", "0W_PART1.1/0"] == (5.0, 5.5)
+    assert ran["1.0", "0W_PART1.0/0"] == (4.5, 5.0)
+    assert ran["0.0", "0REDUCE_BUCKET/0"] == ran["1.0", "0REDUCE_BUCKET/0"] == (5.5, 7.0)
+    assert ran["0.0", "0REDUCE_GRAD"] == ran["1.0", "0REDUCE_GRAD"] == (7.0, 8.5)
+
+
+def test_the_barrier_waits_for_every_bucket() -> None:
+    staggered, barrier = one_f_one_b(TWO), one_f_one_b(TWO, "barrier")
+    assert simulate(in_buckets(staggered, 4), SLOW_REDUCE).period == 12.75
+    assert simulate(in_buckets(barrier, 4), SLOW_REDUCE).period == 12.75
+    assert simulate(staggered, SLOW_REDUCE).period == 14.5
+
+
+def test_a_vee_with_tied_ends_is_valid_and_gains() -> None:
+    schedule = replace(zb_v(Shape(2, 4, 8, chunks=2)), ties=((0, 7),))
+    cut = in_buckets(schedule, 4)
+    assert check(cut) == check(lower(cut), about_to_run=True) == []
+    assert simulate(cut, SLOW_REDUCE).makespan < simulate(schedule, SLOW_REDUCE).makespan
