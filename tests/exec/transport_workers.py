@@ -29,6 +29,7 @@ from recycle.ir.instruction import (
     Instruction,
     RecvActivation,
     RecvGradient,
+    ReduceBucket,
     ReduceGradients,
     SendActivation,
     SendGradient,
@@ -164,7 +165,7 @@ def _iterate(
 ) -> None:
     """Every transfer and sum of one iteration; dies before the first sum if `end` says so, or before the first send."""
     transport.begin(program, iteration)
-    pending = {}
+    pending, begun = {}, dict[ReduceBucket, torch.Tensor]()
     for instruction in program:
         if end == "before a send" and isinstance(instruction, SendActivation | SendGradient):
             os.kill(os.getpid(), 9)
@@ -174,6 +175,9 @@ def _iterate(
             transport.send(instruction, _content(instruction, instruction.stage, iteration))
         elif isinstance(instruction, RecvActivation | RecvGradient):
             pending[instruction] = transport.receive(instruction)
+        elif isinstance(instruction, ReduceBucket):
+            begun[instruction] = _addend(role, instruction.stage, iteration + instruction.bucket)
+            transport.begin_reduce(instruction.stage, instruction.bucket, [begun[instruction], torch.zeros(0)])
         elif isinstance(instruction, ReduceGradients):
             found_of = {receive: pending.pop(receive)() for receive in list(pending)}
             transport.settle()
@@ -186,7 +190,11 @@ def _iterate(
                 hosts = schedule.hosts(instruction.stage)
                 total = torch.stack([_addend(host, instruction.stage, sign * iteration) for host in hosts]).sum(0)
                 assert torch.equal(buffer, total), f"sum of stage {instruction.stage} in {iteration}: {buffer}"
+            for one in [one for one in begun if one.stage == instruction.stage]:
+                total = torch.stack([_addend(host, one.stage, iteration + one.bucket) for host in hosts]).sum(0)
+                assert torch.equal(begun.pop(one), total), f"{one} in {iteration}"
     assert not pending
+    assert not begun
 
 
 def _content(transfer: Transfer, sender_stage: int, iteration: int) -> torch.Tensor:

@@ -25,6 +25,7 @@ from recycle.ir.instruction import (
     Forward,
     Instruction,
     OverlappedPair,
+    ReduceBucket,
     ReduceGradients,
 )
 
@@ -60,7 +61,7 @@ def middle_of_phase(program: Sequence[Instruction], phase: str | None) -> int:
     kinds: dict[str | None, tuple[type[Instruction], ...]] = {
         "forward": (Forward, OverlappedPair),
         "backward": (Backward, BackwardInput, OverlappedPair),
-        "reduce": (ReduceGradients,),
+        "reduce": (ReduceGradients, ReduceBucket),
         None: (Compute, OverlappedPair),
     }
     places = [p for p, instruction in enumerate(program) if isinstance(instruction, kinds[phase])]
@@ -68,8 +69,9 @@ def middle_of_phase(program: Sequence[Instruction], phase: str | None) -> int:
 
 
 def first_reduce(program: Sequence[Instruction], phase: str | None) -> int:
-    """Position of the first REDUCE."""
-    return next((p for p, instruction in enumerate(program) if isinstance(instruction, ReduceGradients)), 0)
+    """Position of the first REDUCE, of a bucket or a whole stage."""
+    sums = (ReduceGradients, ReduceBucket)
+    return next((p for p, instruction in enumerate(program) if isinstance(instruction, sums)), 0)
 
 
 @dataclass(frozen=True, kw_only=True)

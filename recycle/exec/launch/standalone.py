@@ -108,6 +108,7 @@ class LocalRun:
                 commits=_LocalCommits(self.job, str(worker), reports),
                 updates=Updates(stages, iteration - 1),
                 ties=self.schedule.ties,
+                buckets=self.schedule.buckets,
             )
             for worker, stages in self.stages.items()
         }
@@ -124,14 +125,18 @@ class LocalRun:
         """Let the local transport know the buffers that each reduction sums."""
         self.exchange.reduced.clear()
         self.exchange.sums.clear()
+        buckets = self.schedule.buckets
         for worker in self.schedule.live:
             for index, stage in self.stages[worker].items():
-                self.exchange.sums.setdefault(index, []).append(stage.gradient_buffers())
+                for bucket in range(buckets):
+                    key = (index, bucket if bucket < buckets - 1 else None)
+                    self.exchange.sums.setdefault(key, []).append(stage.gradient_bucket(bucket, buckets))
             for group, tie in tie_groups(self.schedule).items():
                 for index in self.schedule.stages_of(worker):
                     if index in tie:
                         # Tied stages of one worker have one sum.
-                        self.exchange.sums.setdefault(group, []).append(self.stages[worker][index].tied_buffers())
+                        tied = self.stages[worker][index].tied_buffers()
+                        self.exchange.sums.setdefault((group, None), []).append(tied)
                         break
 
 

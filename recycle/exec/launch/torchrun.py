@@ -114,6 +114,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         commits=_TorchrunCommits(job, steps, store, workers, rank, given.metrics if first else None),
         updates=Updates(stages),
         ties=schedule.ties,
+        buckets=schedule.buckets,
     ).run()
 
 

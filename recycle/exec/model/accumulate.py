@@ -52,6 +52,15 @@ class Layout:
             for offset, shape in zip(self.offsets, self.shapes, strict=True)
         ]
 
+    def cut(self, buckets: int, movable: int, size: int) -> list[int]:
+        """Where to cut a flat tensor of `size` elements into buckets, each about as large as the others: [buckets + 1].
+
+        Cuts lie at the beginnings of the first `movable` parts or at their end. The last bucket has all that is behind.
+        """
+        ends = [*self.offsets, self.size][: movable + 1]
+        wanted = [size * bucket / buckets for bucket in range(1, buckets)]
+        return [0, *(min(ends, key=lambda end: abs(end - cut)) for cut in wanted), size]
+
 
 def grid_exponent(addends: int, exponent: int) -> int:
     """q of the grid 2^-q on which `addends` numbers of at most 2^exponent each sum exactly in fp64."""

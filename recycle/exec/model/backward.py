@@ -86,6 +86,16 @@ class WeightGradientStore:
         while waiting:
             waiting.popleft()()
 
+    def flush_some(self, micro_batch: MicroBatch, wanted: Callable[[torch.Tensor], bool]) -> None:
+        """Of W only what computes the gradients of the `wanted` weights, and of their biases; `flush` does the rest."""
+        waiting = self._waiting[micro_batch]
+        for _ in range(len(waiting)):
+            work = waiting.popleft()
+            if wanted(work.args[0]):
+                work()
+            else:
+                waiting.append(work)
+
     def held(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
         """The tensors that W of `micro_batch` still needs, besides the weights; none when its I has not run."""
         return [part for work in self._waiting.get(micro_batch, ()) for part in work.args[2:]]

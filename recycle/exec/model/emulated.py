@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from recycle.exec.model.stage import Stage, copy_state
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction, WeightPart
 from recycle.ir.kinds import ValueKind
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.job import Job, price
@@ -96,6 +96,18 @@ class EmulatedStage(Stage):
         self._waiting.remove(micro_batch)
         self._add_gradient(micro_batch)
 
+    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
+        if micro_batch not in self._waiting:
+            raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
+        if bucket == buckets - 1:
+            self._waiting.remove(micro_batch)
+        begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
+        with self._lasting("backward_weight", 1 / buckets):
+            self._sum[begin:end] += self.gradient(self._iteration, micro_batch)[begin:end]
+
+    def bucket_bounds(self, buckets: int) -> Sequence[int]:
+        return [ENTRIES * bucket // buckets for bucket in range(buckets + 1)]
+
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         message = self._take_gradient(Backward, micro_batch, gradient)
         self._add_gradient(micro_batch)
@@ -167,9 +179,9 @@ class EmulatedStage(Stage):
             self._sum.add_(self.gradient(self._iteration, micro_batch))
 
     @contextlib.contextmanager
-    def _lasting(self, name: str) -> Iterator[None]:
+    def _lasting(self, name: str, share: float = 1.0) -> Iterator[None]:
         """Sleep for what is left of the profile's time at the end: drawing and checking is part of it."""
-        until = time.monotonic() + self._seconds[name]
+        until = time.monotonic() + share * self._seconds[name]
         yield
         left = until - time.monotonic()
         if left > 0:

@@ -25,7 +25,15 @@ from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Compute, Forward, Instruction
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    Instruction,
+    WeightPart,
+)
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.job import Job
 from recycle.shape import MicroBatch
@@ -45,8 +53,9 @@ class Stage(ABC):
     """What one hosted stage can do.
 
     Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
-    `backward_weight`, in any order between micro-batches. After all of them: a reduction that sums
-    `gradient_buffers` in place over the stage's hosts, `gradient_norms_squared`, `step`.
+    `backward_weight` (or all its parts), in any order between micro-batches. After all of them: a reduction that sums
+    `gradient_buffers` in place over the stage's hosts, `gradient_norms_squared`, `step`. The reduction may go bucket by
+    bucket, each after the last part for it.
 
     Args:
         job: whose model it is a part of.
@@ -102,12 +111,31 @@ class Stage(ABC):
         """W of a micro-batch whose I is done."""
 
     @abstractmethod
+    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
+        """The share of a W that adds to a bucket, of `buckets` in all; the last one also does what belongs to none."""
+
+    @abstractmethod
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """B: I and W in one go, to the same bits."""
 
     @abstractmethod
     def gradient_buffers(self) -> list[torch.Tensor]:
         """The live flat sums of gradients: fp64 when `exact`, fp32 when `fast`; of a multiple of 8 bytes each."""
+
+    @abstractmethod
+    def bucket_bounds(self, buckets: int) -> Sequence[int]:
+        """Elements of the first of `gradient_buffers` at which its buckets begin and the last one ends, [buckets + 1].
+
+        The same on all hosts. A bucket may be empty.
+        """
+
+    def gradient_bucket(self, bucket: int, buckets: int) -> list[torch.Tensor]:
+        """The part of `gradient_buffers` that is in a bucket; all but the first of them are in the last one."""
+        if buckets == 1:
+            return self.gradient_buffers()
+        first, *others = self.gradient_buffers()
+        begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
+        return [first[begin:end], *(others if bucket == buckets - 1 else [])]
 
     def tied_buffers(self) -> list[torch.Tensor]:
         """The live sums of the weight that tied stages share, summed over the hosts of them all; [] without one.
@@ -270,6 +298,9 @@ class MegatronStage(Stage):
         is_alone = job.grid.tensor_parallel == 1
         self._replicated = () if is_alone else [place for place, name in enumerate(own) if name not in self._cuts]
         self._sum = accumulator(Layout(shapes[count:]), self._divisor, bound)
+        # Biases get their gradients with the weights of their layers, whichever bucket these are in.
+        self._matrices = sum(decays(parameter) for parameter in parameters[count:])
+        self._bounds: dict[int, Sequence[int]] = {}
         if count and tied_sum is None:
             # Embedding and output layer each give a gradient, and each is rounded by itself.
             tied_sum = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
@@ -342,6 +373,25 @@ class MegatronStage(Stage):
         if micro_batch not in self._store.waiting():
             raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
         self._store.flush(micro_batch)
+
+    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
+        if micro_batch not in self._store.waiting():
+            raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
+        if bucket == buckets - 1:
+            self._store.flush(micro_batch)
+            return
+        begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
+
+        def is_in_bucket(weight: torch.Tensor) -> bool:
+            accumulator, position = self._place[weight]
+            return accumulator is self._sum and begin <= accumulator.layout.offsets[position] < end
+
+        self._store.flush_some(micro_batch, is_in_bucket)
+
+    def bucket_bounds(self, buckets: int) -> Sequence[int]:
+        if buckets not in self._bounds:
+            self._bounds[buckets] = self._sum.layout.cut(buckets, self._matrices, self._sum.buffer.numel())
+        return self._bounds[buckets]
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         return self._run_backward(Backward, micro_batch, gradient)

@@ -3,6 +3,9 @@
 From a run directory alone: `job.toml`, `metrics.jsonl` and the trace. F, I, W and B are in the trace without waits for
 peers; a reduce is not, so of each step and stage the shortest one counts, that of the host which came last.
 
+Where a stage is reduced in buckets, a W that ran in parts counts as their sum, and a reduce as that of the last bucket
+times their number.
+
 Limits: a stage whose backward only ran whole has I and W in the profile's ratio. Bytes and links are not in a trace,
 and stay those of the job's profile.
 """
@@ -18,7 +21,16 @@ from typing import Any
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, OptimizerStep, ReduceGradients
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    OptimizerStep,
+    ReduceGradients,
+    WeightPart,
+)
+from recycle.ir.reduce_buckets import buckets_of
 from recycle.ir.trace import Trace
 from recycle.job import Job, price
 from recycle.profile import Link, Profile
@@ -99,11 +111,17 @@ def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
     stages, c = job.shape.stages, ran.columns
     seconds = ran.end - ran.start
     per_worker: dict[tuple[str, int, int], float] = {}
+    buckets = buckets_of(c)
     for kind, name in _NAMES.items():
         for stage in range(stages):
             rows = np.flatnonzero((c.kind == kind) & (c.stage == stage))
             for worker in np.unique(ran.process[rows]).tolist():
                 per_worker[name, stage, worker] = float(np.median(seconds[rows[ran.process[rows] == worker]]))
+    for stage in range(stages):
+        rows = np.flatnonzero((c.kind == WeightPart.kind) & (c.stage == stage))
+        for worker in np.unique(ran.process[rows]).tolist():
+            mean = float(seconds[rows[ran.process[rows] == worker]].mean())
+            per_worker.setdefault(("backward_weight", stage, worker), buckets * mean)
     found: dict[str, list[float]] = {name: [] for name in ("forward", "backward_input", "backward_weight", "step")}
     for stage in range(stages):
         usual = {
@@ -130,7 +148,7 @@ def _reduces(ran: Trace, stages: int) -> list[float]:
         steps, place = np.unique(ran.step[rows], return_inverse=True)
         shortest = np.full(len(steps), np.inf)
         np.minimum.at(shortest, place, seconds[rows])
-        found.append(float(np.median(shortest)) if len(shortest) else 0.0)
+        found.append(buckets_of(c) * float(np.median(shortest)) if len(shortest) else 0.0)
     return found
 
 

@@ -58,7 +58,13 @@ class Transport(Protocol):
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
         """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`.
 
-        Returns when the sum is there.
+        Returns when the sum is there, and those are that `begin_reduce` began for the stage.
+        """
+
+    def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
+        """Begin to sum `buffers` of a bucket in place over all hosts of `stage`, who begin their sums in one order.
+
+        Returns at once; nothing may touch the buffers until `reduce` of the stage returns.
         """
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ That a tensor has arrived is said in a wait only, so a thread waits for all that
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -155,6 +155,9 @@ class GlooTransport(GroupTransport):
         if self._last_sent is not None and not self._last_sent.is_completed():
             leave_behind(self._last_sent.waiting, self._outgoing)
         self._arrivals.shutdown(wait=False)
+        for stage, works in self._begun.items():
+            if not all(work.is_completed() for work in works):
+                leave_behind(self._thread.submit(_wait_for, works), self._sums[stage])
         super().close()
         self._tensor = None
 
@@ -170,6 +173,11 @@ class GlooTransport(GroupTransport):
                 if str(connection) not in standing and connection.mirrored in ends:
                     return Unreachable(message, peer)
         return TransportError(message)
+
+
+def _wait_for(works: Sequence[Any]) -> None:
+    for work in works:
+        work.wait()
 
 
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:

@@ -86,6 +86,7 @@ class GroupTransport(ABC):
         self._unposted: deque[Receive] = deque()
         self._posted: dict[Transfer, Pending] = {}
         self._places: dict[Instruction, int] = {}
+        self._begun: dict[int, list[Any]] = {}
 
     @abstractmethod
     def form(self) -> None:
@@ -133,7 +134,7 @@ class GroupTransport(ABC):
         self._iteration = iteration
         self._drop_sent(iteration - 2)
         self._places = lane_places(program)
-        self._posted = {}
+        self._posted, self._begun = {}, {}
         self._unposted = deque(instruction for instruction in program if isinstance(instruction, Receive))
         self._post_ahead()
 
@@ -189,16 +190,24 @@ class GroupTransport(ABC):
         return pending
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        group = self._sums.get(stage)
+        group, begun = self._sums.get(stage), self._begun.pop(stage, [])
         if group is None:
             return
 
         def add_up() -> None:
-            for buffer in buffers:
-                self._order(group.allreduce([buffer]))
+            for work in [*begun, *(group.allreduce([buffer]) for buffer in buffers)]:
+                self._order(work)
             self._synchronize()
 
         self._settle_behind(add_up, group)
+
+    def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
+        group = self._sums.get(stage)
+        if group is None:
+            return
+        for buffer in buffers:
+            if buffer.numel():
+                self._begun.setdefault(stage, []).append(self._try(partial(group.allreduce, [buffer])))
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Start to give `tensor`, contiguous, to the worker's other tensor ranks and to get theirs.
@@ -226,6 +235,7 @@ class GroupTransport(ABC):
     def close(self) -> None:
         self._posted, self._sent = {}, {}
         self._unposted.clear()
+        self._begun = {}
         self._outgoing, self._incoming, self._sums = {}, {}, {}
         self._thread.shutdown(wait=False)
 

@@ -22,13 +22,13 @@ class Exchange:
 
     Attributes:
         lanes: (sender, receiver, place in the lane) -> tensor under way.
-        sums: stage -> the gradient buffers of each of its hosts.
-        reduced: stages whose sum of this iteration is done.
+        sums: (stage, bucket; None for the last) -> its gradient buffers on each host of the stage.
+        reduced: those whose sum of this iteration is done.
     """
 
     lanes: dict[tuple[Worker, Worker, int], torch.Tensor] = field(default_factory=dict)
-    sums: dict[int, list[list[torch.Tensor]]] = field(default_factory=dict)
-    reduced: set[int] = field(default_factory=set)
+    sums: dict[tuple[int, int | None], list[list[torch.Tensor]]] = field(default_factory=dict)
+    reduced: set[tuple[int, int | None]] = field(default_factory=set)
 
 
 class LocalTransport:
@@ -55,10 +55,16 @@ class LocalTransport:
         return pending
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
-        if stage in self._exchange.reduced:
+        self._sum(stage, None)
+
+    def begin_reduce(self, stage: int, bucket: int, buffers: Sequence[torch.Tensor]) -> None:
+        self._sum(stage, bucket)
+
+    def _sum(self, stage: int, bucket: int | None) -> None:
+        if (stage, bucket) in self._exchange.reduced:
             return
-        self._exchange.reduced.add(stage)
-        for parts in zip(*self._exchange.sums[stage], strict=True):
+        self._exchange.reduced.add((stage, bucket))
+        for parts in zip(*self._exchange.sums[stage, bucket], strict=True):
             for part in parts[1:]:
                 parts[0].add_(part)
             for part in parts[1:]:

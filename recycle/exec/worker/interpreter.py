@@ -21,7 +21,17 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Pending, Transport
 from recycle.exec.worker.streams import Streams
 from recycle.ir.dependencies import tie_groups
-from recycle.ir.instruction import CARRIERS, Compute, Instruction, OptimizerStep, OverlappedPair, Receive, Send
+from recycle.ir.instruction import (
+    CARRIERS,
+    BackwardWeight,
+    Compute,
+    Instruction,
+    OptimizerStep,
+    OverlappedPair,
+    Receive,
+    Send,
+    WeightPart,
+)
 from recycle.ir.values import Value, inputs, needs, produced
 from recycle.shape import MicroBatch
 
@@ -50,6 +60,7 @@ class Interpreter:
         ties: groups of stages that share a weight.
         streams: of the device, where the halves of an overlapped pair can run beside each other.
         device: that the stages compute on; learns what it is given.
+        buckets: in how many the gradients of each stage are reduced.
 
     Attributes:
         executed: the instructions of the iteration so far.
@@ -65,14 +76,15 @@ class Interpreter:
         ties: Sequence[Sequence[int]] = (),
         streams: Streams | None = None,
         device: DeviceProgress | None = None,
+        buckets: int = 1,
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
-        self._computed, self._ties, self._streams = computed, ties, streams
+        self._computed, self._ties, self._streams, self.buckets = computed, ties, streams, buckets
         self._beside: set[tuple[int, MicroBatch]] = set()
         self._groups = tie_groups(model_stages, tuple(map(tuple, ties)))
         self._device = device or DeviceProgress(HostClock())
         self.executed: list[Executed] = []
-        self._compute: dict[tuple[int, str], list[Executed]] = {}
+        self._compute: dict[tuple[int, str], list[tuple[float, Executed]]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._program: Sequence[Instruction] | None = None
         self._of_stage: dict[int, list[Compute]] = {}
@@ -143,7 +155,9 @@ class Interpreter:
             executed = self._note(instruction, began)
         self._device.gave(f"{instruction.stage}{instruction.token}", began, executed.ended)
         if instruction.row.required:
-            self._compute.setdefault((instruction.stage, instruction.token), []).append(executed)
+            is_part = isinstance(instruction, WeightPart)
+            key = instruction.stage, BackwardWeight.token if is_part else instruction.token
+            self._compute.setdefault(key, []).append((1 / self.buckets if is_part else 1.0, executed))
 
     def _note(self, instruction: Instruction, began: Mark) -> Executed:
         executed = Executed(str(instruction), began, self._device.clock.mark())
@@ -152,9 +166,17 @@ class Interpreter:
 
     @property
     def compute(self) -> list[Computed]:
-        """The F, I, W and B of the iteration so far by stage, with the seconds that they took; the device is idle."""
+        """The F, I, W and B of the iteration so far by stage, with the seconds that they took; the device is idle.
+
+        The parts of a W are one W.
+        """
         return [
-            Computed(stage, token, len(of), sum(one.ended.seconds() - one.began.seconds() for one in of))
+            Computed(
+                stage,
+                token,
+                round(sum(share for share, _ in of)),
+                sum(one.ended.seconds() - one.began.seconds() for _, one in of),
+            )
             for (stage, token), of in sorted(self._compute.items())
         ]
 
@@ -200,6 +222,7 @@ class Interpreter:
 
         All hosts of a group of tied stages come to their first reduce in it without waiting for each other's own sums,
         and sum the group's shared weights there in one order, so that nobody waits in one sum for who waits in another.
+        Of several buckets this is the last one, and the end of the others' sums.
         """
         group = int(self._groups[stage])
         if group not in self._summed_groups:
@@ -208,7 +231,11 @@ class Interpreter:
                 mine = [one for one in tie if one in self.stages and self._groups[one] == group]
                 if mine:
                     self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
-        self.transport.reduce(stage, self.stages[stage].gradient_buffers())
+        self.transport.reduce(stage, self.stages[stage].gradient_bucket(self.buckets - 1, self.buckets))
+
+    def begin_reduce(self, stage: int, bucket: int) -> None:
+        """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
+        self.transport.begin_reduce(stage, bucket, self.stages[stage].gradient_bucket(bucket, self.buckets))
 
 
 def _computes(program: Sequence[Instruction], stage: int) -> list[Compute]:

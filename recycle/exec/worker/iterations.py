@@ -68,6 +68,7 @@ class Iterations:
         saver: is offered the state after each commit; None where nothing is saved.
         streams: of the device, for overlapped pairs; None where the host computes.
         device: that the stages compute on.
+        buckets: in how many the gradients of each stage are reduced.
     """
 
     record: GenerationRecord
@@ -85,6 +86,7 @@ class Iterations:
     saver: Saver | None = None
     streams: Streams | None = None
     device: DeviceProgress = field(default_factory=lambda: DeviceProgress(HostClock()))
+    buckets: int = 1
 
     def __post_init__(self) -> None:
         self._interpreter = Interpreter(
@@ -96,6 +98,7 @@ class Iterations:
             self.ties,
             self.streams,
             self.device,
+            self.buckets,
         )
         self._last_reduce = max(p for p, i in enumerate(self.program) if isinstance(i, ReduceGradients))
         self._iteration = self.record.committed

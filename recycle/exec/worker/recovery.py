@@ -128,6 +128,7 @@ class WorkerLoop:
                 commits=self.member,
                 updates=self._updates,
                 ties=schedule.ties,
+                buckets=schedule.buckets,
                 progress=self.member.progress,
                 injector=self.injector,
                 trace=self.trace,

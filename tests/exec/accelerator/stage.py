@@ -31,7 +31,7 @@ class QueuedStage:
     def __init__(self, stage: Stage, device: Device) -> None:
         self._stage, self._device, self.index = stage, device, stage.index
         self.message_spec, self.gradient_buffers = stage.message_spec, stage.gradient_buffers
-        self.tied_buffers, self.expect = stage.tied_buffers, stage.expect
+        self.tied_buffers, self.expect, self.gradient_bucket = stage.tied_buffers, stage.expect, stage.gradient_bucket
 
     def __getattr__(self, name: str) -> Any:
         """Of what is not a kernel: the host wants to know something."""
@@ -56,6 +56,9 @@ class QueuedStage:
 
     def backward_weight(self, micro_batch: MicroBatch) -> None:
         self._launch("backward_weight", micro_batch)
+
+    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
+        self._launch("backward_weight_part", micro_batch, bucket, buckets)
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         return self._message("backward", self._stage._is_first, micro_batch, gradient)

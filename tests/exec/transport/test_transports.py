@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,7 @@ SCHEDULES = {
     "zb-h1": lambda: zb_h1(Shape(1, 4, 6)),
     "interleaved": lambda: interleaved(Shape(1, 2, 4, 2)),
     "adaptive": adaptive,
+    "in buckets": lambda: replace(adaptive(), buckets=3),
 }
 
 
@@ -67,7 +69,15 @@ def test_every_message_and_sum_is_the_right_one_in_every_iteration(
 def test_nobody_waits_for_a_dead_peer_once_the_generation_is_over(
     kind: str, when: str, victim: int, workers: TransportWorkers
 ) -> None:
-    answers = workers.run(kind, adaptive(), when, victim=victim)
+    assert_all_end(workers.run(kind, adaptive(), when, victim=victim), victim)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_waits_for_a_peer_that_died_while_buckets_are_summed(kind: str, workers: TransportWorkers) -> None:
+    assert_all_end(workers.run(kind, replace(adaptive(), buckets=3), "before a sum", victim=4), 4)
+
+
+def assert_all_end(answers: list[str], victim: int) -> None:
     assert answers.pop(victim) == ""
     assert all(answer.startswith("TransportError: ") for answer in answers), answers
 
