@@ -137,6 +137,11 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
                 "[train] sharded_optimizer: with one shard of the optimizer's state per worker (ZeRO-1) no peer holds"
                 " what a dead worker held, so nobody could go on without it; leave it false (docs/zero1.md)"
             )
+        if train.reduce_buckets > 1 and not self.planner.decoupled:
+            raise JobError(
+                f"[train] reduce_buckets: {train.reduce_buckets} buckets are summed while W's run, which"
+                " [planner] decoupled = false does without; set it to true, or reduce_buckets to 1"
+            )
         if train.minimum_learning_rate and train.schedule in (None, "constant"):
             raise JobError('[train] minimum_learning_rate: needs another schedule than "constant"')
         if train.decay is not None and train.schedule != "warmup-stable-decay":

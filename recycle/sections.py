@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from recycle.errors import JobError
 from recycle.profile import PerStage
-from recycle.shape import Shape
+from recycle.shape import MOST_BUCKETS, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -139,6 +139,9 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     A staggered step may have to be taken back, so the state before it is kept, 12 bytes per parameter or 14 in bf16:
     with `undo = "host"` in pinned memory of the host, to which it is copied while the worker waits for others.
 
+    With `reduce_buckets` = N the gradients of a stage are summed over its hosts in N buckets, each as soon as the last
+    W's have computed it, while they go on with the next (docs/write-a-schedule.md). The bits are those of one bucket.
+
     A checkpoint is written every `checkpoint_every` iterations, 0 for never, and at the end of a run that has as many;
     the last `checkpoint_keep` stay. By Young's rule (CACM 17(9), 1974) the best interval is sqrt(2 C T) for a stall of
     C and a loss every T: with iterations of 10 s, a stall of 1 s and all hosts of a stage, or the launcher, lost once
@@ -163,6 +166,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     precision: Literal["fp32", "bf16"] = "fp32"
     sharded_optimizer: bool = False
     accumulation: Literal["exact", "fast"] = "exact"
+    reduce_buckets: Annotated[int, Meta(ge=1, le=MOST_BUCKETS)] = 1
     undo: Literal["device", "host"] = "device"
     gradient_exponent: Annotated[int, Meta(ge=-20, le=30)] = 6
     non_finite: Literal["skip", "fatal"] = "fatal"

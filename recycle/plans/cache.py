@@ -33,6 +33,8 @@ def plan_key(job: PricedJob, vector: Sequence[int]) -> str:
     }
     if job.ties:
         asked["ties"] = job.ties
+    if job.train.reduce_buckets > 1:
+        asked["buckets"] = job.train.reduce_buckets
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -58,6 +60,7 @@ def cached_plan(path: str | Path, job: PricedJob, vector: Sequence[int]) -> Plan
             plan.shape == job.shape
             and plan.vector == tuple(vector)
             and plan.schedule.ties == job.ties
+            and plan.schedule.buckets == job.train.reduce_buckets
             and plan.profile == job.prices.digest()
             and plan.limits == (None if limits is None else tuple(limits))
         )

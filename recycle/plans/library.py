@@ -102,14 +102,16 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 def job_key(job: PricedJob) -> str:
     """Hash of what a library's plans must fit; the effort spent on them and the seed do not count."""
-    return _key(job.shape, job.prices.digest(), job.limits, job.planner.decoupled, job.planner.staggered, job.ties)
+    section, buckets = job.planner, job.train.reduce_buckets
+    digest = job.prices.digest()
+    return _key(job.shape, digest, job.limits, section.decoupled, section.staggered, job.ties, buckets)
 
 
 def _key_of_plan(plan: Plan) -> str:
     limits = None if plan.limits is None else list(plan.limits)
     staggered = plan.schedule.optimizer == "staggered"
     decoupled = bool(plan.planner.get("decoupled", True))
-    return _key(plan.shape, plan.profile, limits, decoupled, staggered, plan.schedule.ties)
+    return _key(plan.shape, plan.profile, limits, decoupled, staggered, plan.schedule.ties, plan.schedule.buckets)
 
 
 def _key(
@@ -119,9 +121,11 @@ def _key(
     decoupled: bool,
     staggered: bool,
     ties: tuple[tuple[int, ...], ...],
+    buckets: int,
 ) -> str:
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
-    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *([ties] if ties else [])])
+    beside = [part for part in (ties, buckets) if part not in ((), 1)]
+    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *beside])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

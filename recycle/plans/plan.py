@@ -26,6 +26,8 @@ import numpy as np
 from recycle.errors import PlanError, ScheduleError
 from recycle.files import write_whole
 from recycle.ir.columns import Columns
+from recycle.ir.kinds import is_kind
+from recycle.ir.lower import implied_kinds
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.plans.moves import Move
@@ -171,12 +173,14 @@ def schedule_hash(schedule: Schedule) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def with_ties(schedule: Schedule, job: Job) -> Schedule:
-    """The schedule with the ties of the job's model.
+def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
+    """The schedule with the ties of the job's model, reduced in the job's buckets unless it says how by itself.
 
     Raises:
-        ScheduleError: it states others.
+        ScheduleError: it states other ties.
     """
+    if schedule.buckets == 1 and not is_kind(schedule.columns.kind, implied_kinds()).any():
+        schedule = replace(schedule, buckets=job.train.reduce_buckets)
     if schedule.ties == job.ties:
         return schedule
     if schedule.ties:
@@ -191,7 +195,7 @@ def with_ties(schedule: Schedule, job: Job) -> Schedule:
 def pack(schedule: Schedule) -> bytes | None:
     """The packed programs; None where an instruction says more than they hold."""
     c = schedule.columns
-    if (c.peer >= 0).any() or (c.stage2 >= 0).any():
+    if (c.peer >= 0).any() or (c.stage2 >= 0).any() or (c.bucket >= 0).any():
         return None
     return np.concatenate([c.offsets, *(getattr(c, name) for name in _PACKED)]).astype("<i4").tobytes()
 

@@ -24,7 +24,7 @@ from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
-from recycle.plans import Plan, dead_roles, errors, with_ties
+from recycle.plans import Plan, dead_roles, errors, with_updates_of
 from recycle.solve.assignment import assign_to_peers
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
@@ -74,8 +74,8 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     placement = tuple(by_rank[worker.rank] for worker in shape.workers())
 
     def written(order: Order) -> Schedule:
-        schedule = replace(problem.schedule(order), placement=placement, optimizer=like.optimizer)
-        return with_ties(schedule, job).with_metadata(planner="recycle")
+        schedule = replace(problem.schedule(order), placement=placement, optimizer=like.optimizer, buckets=like.buckets)
+        return with_updates_of(schedule, job).with_metadata(planner="recycle")
 
     found = [like] if not dead and not like.failed else []
     with contextlib.suppress(PlanError):

@@ -28,7 +28,7 @@ from recycle.plans import (
     dead_roles,
     errors,
     failure_vector,
-    with_ties,
+    with_updates_of,
 )
 from recycle.shape import Worker
 from recycle.solve.adapt import adapt
@@ -174,7 +174,7 @@ def _plan(
 
     def written(order: Order) -> Schedule:
         for_all = order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
-        return with_ties(whole.schedule(for_all), job)
+        return with_updates_of(whole.schedule(for_all), job)
 
     schedule = written(start.order)
     simulated = time.perf_counter()

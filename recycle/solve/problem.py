@@ -98,6 +98,9 @@ class Problem:
         split: the backward pass is cut into I and W.
         staggered: each stage steps on its own time; else all together.
         reroute: a micro-batch may run on a peer of its home.
+        reduce: times per stage of a whole reduce.
+        buckets: in how many each stage is reduced. `update_seconds` then has the reduce of the last bucket only, the
+            least that no W can hide.
     """
 
     shape: Shape
@@ -113,6 +116,8 @@ class Problem:
     split: bool
     staggered: bool
     reroute: bool = True
+    reduce: tuple[float, ...] = ()
+    buckets: int = 1
 
     @classmethod
     def of(cls, job: PricedJob, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
@@ -150,13 +155,14 @@ class Problem:
         if not planner.decoupled:
             whole, weight = whole + weight, np.zeros(stages)
         reduce, step = profile.per_stage("reduce", stages), profile.per_stage("step", stages)
+        buckets = job.train.reduce_buckets
         return cls(
             shape=shape,
             dead=dead,
             forward=tuple(profile.per_stage("forward", stages)),
             backward=tuple(whole.tolist()),
             weight=tuple(weight.tolist()),
-            update_seconds=tuple(a + b for a, b in zip(reduce, step, strict=True)),
+            update_seconds=tuple(a / buckets + b for a, b in zip(reduce, step, strict=True)),
             links=links,
             speed=speed,
             cap=tuple(limits[worker.rank] for worker in shape.workers()),
@@ -164,6 +170,8 @@ class Problem:
             split=planner.decoupled,
             staggered=planner.staggered,
             reroute=planner.reroute,
+            reduce=tuple(reduce),
+            buckets=buckets,
         )
 
     @cached_property
@@ -325,16 +333,20 @@ class Problem:
     def is_exact(self) -> bool:
         """Whether timing an order leaves nothing out.
 
-        It takes unlike links for the slowest, and with the barrier it adds each rank's step to its own reduce, where
-        `simulate` lets all steps wait for the last reduce.
+        It takes unlike links for the slowest, and the reduces of all buckets but the last one for hidden. With the
+        barrier it adds each rank's step to its own reduce, where `simulate` lets all steps wait for the last reduce.
         """
-        return len(self.links) == 1 and (self.staggered or len(set(self.rank_update_seconds)) == 1)
+        steps_are_alike = self.staggered or len(set(self.rank_update_seconds)) == 1
+        return len(self.links) == 1 and self.buckets == 1 and steps_are_alike
 
     @cached_property
     def grain(self) -> float:
         """The largest unit in which all times are whole, so that every makespan is too; 0 if there is none."""
         times = [t * speed for t in self.times.tolist() for speed in set(self.speed)]
         times += [*self.update_seconds, *self.links]
+        if self.buckets > 1:
+            times += [t / self.buckets * speed for t in self.weight for speed in set(self.speed)]
+            times += [t / self.buckets for t in self.reduce]
         for factor in _FACTORS:
             if all(abs(t * factor - round(t * factor)) < TOLERANCE for t in times):
                 return (gcd(*(round(t * factor) for t in times)) or 1) / factor
@@ -352,6 +364,7 @@ class Problem:
             backward=counted(self.backward),
             weight=counted(self.weight),
             update_seconds=counted(self.update_seconds),
+            reduce=counted(self.reduce),
             links=counted(self.links),
         )
 

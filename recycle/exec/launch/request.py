@@ -20,7 +20,7 @@ from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.specification import RunSpecification
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
-from recycle.plans import with_ties
+from recycle.plans import with_updates_of
 from recycle.shape import Shape, Worker
 
 
@@ -103,7 +103,7 @@ def request_run(
     job = price(job)
     text_digest = check_request(job, steps, faults, schedule.failed if schedule is not None else frozenset())
     if schedule is not None:
-        schedule = with_ties(schedule, job)
+        schedule = with_updates_of(schedule, job)
         require_valid(schedule, job)
     elif planner is None:
         raise JobError("nothing to run: give a schedule or a planner")

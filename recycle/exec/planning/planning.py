@@ -30,7 +30,7 @@ from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
-from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_ties
+from recycle.plans import Plan, Vector, failure_vector, likely_vectors, schedule_hash, with_updates_of
 from recycle.profile import Profile
 from recycle.shape import Worker
 
@@ -185,7 +185,7 @@ class PlanService:
 
     def prepare(self, schedule: Schedule, plan: Plan | None, profile: Profile) -> Ready:
         """No schedule reaches a worker unchecked, wherever it comes from. Its periods are those under `profile`."""
-        schedule = with_ties(schedule, self._job)
+        schedule = with_updates_of(schedule, self._job)
         require_valid(schedule, self._job)
         periods: dict[Mode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
         if schedule.optimizer == "staggered":

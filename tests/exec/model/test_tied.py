@@ -12,7 +12,7 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.exec.model.gpt import build_part, global_names
 from recycle.exec.transport.base import tie_groups
 from recycle.ir.families import FAMILIES, one_f_one_b
-from recycle.plans import with_ties
+from recycle.plans import with_updates_of
 from recycle.solve.planner import plan
 from tests.exec.drive import (
     build_pipeline,
@@ -174,8 +174,8 @@ def test_plans_state_the_ties_and_take_the_time_that_they_cost() -> None:
 
 def test_a_schedule_with_other_ties_is_refused() -> None:
     shape = job(1, 4, 4).shape
-    schedule = with_ties(one_f_one_b(shape), tied(1, 4, 4))
+    schedule = with_updates_of(one_f_one_b(shape), tied(1, 4, 4))
     assert schedule.ties == ((0, 3),)
-    assert with_ties(schedule, tied(1, 4, 4)) == schedule
+    assert with_updates_of(schedule, tied(1, 4, 4)) == schedule
     with pytest.raises(ScheduleError, match=r"the schedule ties stages 0 3, the job's model does not"):
-        with_ties(schedule, job(1, 4, 4))
+        with_updates_of(schedule, job(1, 4, 4))

@@ -8,7 +8,7 @@ from recycle import Job, Worker
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.standalone import LocalRun
 from recycle.ir.lower import with_barrier
-from recycle.plans import with_ties
+from recycle.plans import with_updates_of
 from recycle.systems.bamboo.pipelines import Hosts, after_losing, healthy, iteration
 from tests.systems.gpt import assert_same_bits, gpt, reference, states
 
@@ -50,6 +50,6 @@ def test_two_takeovers_in_one_pipeline(of: Job, fault_free: RunResult) -> None:
 
 
 def test_what_redundant_forwards_hold_is_let_go(of: Job) -> None:
-    ran = LocalRun(with_barrier(with_ties(iteration([healthy(4)] * 2, [4, 4]), of)), of)
+    ran = LocalRun(with_barrier(with_updates_of(iteration([healthy(4)] * 2, [4, 4]), of)), of)
     ran.iterate(0)
     assert {stage.held_micro_batches() for stages in ran.stages.values() for stage in stages.values()} == {0}

@@ -1,0 +1,105 @@
+"""Plans whose stages reduce in buckets: shorter where W's hide the sums, and no bound above the best of all orders."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks import cp_sat
+from recycle import simulate
+from recycle.errors import JobError, ScheduleError
+from recycle.ir.schedule import Schedule
+from recycle.job import Job, PricedJob
+from recycle.plans import Plan, PlanLibrary, cache_path, cached_plan
+from recycle.plans.cache import is_true
+from recycle.solve.adapt import adapt
+from recycle.solve.bounds import closed_form, lower_bound
+from recycle.solve.exact import time_indexed
+from recycle.solve.planner import plan
+from recycle.solve.problem import Problem
+from recycle.solve.search.list_scheduling import schedule_by_policy
+from tests.solve.exhaustive import count_of_orders, every_order
+from tests.solve.jobs import job
+
+MOST_ORDERS = 300
+
+
+def in_buckets(of: PricedJob, buckets: int, reduce: float | list[float]) -> PricedJob:
+    """The job with a reduce of so many seconds per stage, in so many buckets."""
+    train = msgspec.structs.replace(of.train, reduce_buckets=buckets)
+    return msgspec.structs.replace(of, train=train, prices=replace(of.prices, reduce=reduce))
+
+
+@pytest.mark.parametrize("staggered", [True, False])
+def test_a_plan_counts_only_what_of_its_reduces_is_not_hidden(staggered: bool) -> None:
+    """The reduce of 2 units behind W's of a unit or more: at most 1.25 units of it show, in four buckets."""
+    of = job(2, 3, 4, 5, steps=40, staggered=staggered, step=0.5)
+    whole, cut = (plan(in_buckets(of, buckets, 2.0)) for buckets in (1, 4))
+    assert cut.schedule.buckets == 4
+    assert cut.period <= whole.period - 0.75 + 1e-9
+    assert cut.lower_bound <= cut.period + 1e-9
+    timeline = simulate(cut.schedule, replace(of.prices, reduce=2.0))
+    assert (timeline.period, timeline.makespan) == (cut.period, cut.makespan)
+    assert is_true(cut, in_buckets(of, 4, 2.0))
+
+
+def test_plans_in_other_buckets_are_other_plans(tmp_path: Path) -> None:
+    of = in_buckets(job(2, 2, 3, 4, steps=5), 1, 1.0)
+    cut = in_buckets(of, 3, 1.0)
+    made = plan(cut, quick=True)
+    assert Plan.from_text(made.text()).schedule == made.schedule
+    assert cache_path(tmp_path, of, (0, 0)) != cache_path(tmp_path, cut, (0, 0))
+    made.save(tmp_path / "plan.json")
+    assert cached_plan(tmp_path / "plan.json", cut, (0, 0)) is not None
+    assert cached_plan(tmp_path / "plan.json", of, (0, 0)) is None
+    library = PlanLibrary(tmp_path / "library", cut)
+    library.add(made)
+    assert library.get((0, 0)) == made
+    assert PlanLibrary(tmp_path / "library", of).get((0, 0)) is None
+
+
+def test_a_schedule_is_adapted_in_its_own_buckets_or_the_jobs() -> None:
+    of = in_buckets(job(2, 2, 3, 6), 2, 1.0)
+    plain: Schedule = plan(in_buckets(of, 1, 1.0), quick=True).schedule
+    assert adapt(of, plain, (0, 1)).schedule.buckets == 2
+    assert adapt(of, replace(plain, buckets=3), (0, 0)).schedule.buckets == 3
+
+
+def test_buckets_need_a_backward_that_may_be_split() -> None:
+    shape = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
+    text = f"{shape}[planner]\ndecoupled = false\n[train]\nreduce_buckets = 4"
+    with pytest.raises(JobError, match=r"job: \[train\] reduce_buckets: 4 buckets .* set it to true"):
+        Job.from_toml(text)
+
+
+@pytest.mark.search
+def test_no_bound_is_above_the_best_of_all_orders_in_buckets() -> None:
+    seed, tried = 0, 0
+    while tried < 30:
+        rng = random.Random(seed)
+        seed += 1
+        of, dead = cp_sat.small_job(rng, most=2)
+        if not of.planner.decoupled:
+            continue
+        buckets = rng.choice([2, 3, 4])
+        of = in_buckets(of, buckets, [rng.choice([0.5, 1.0, 3.0]) for _ in range(of.shape.stages)])
+        problem = Problem.of(of, dead)
+        if problem.size > 24 or not 1 < count_of_orders(problem) <= MOST_ORDERS:
+            continue
+        tried += 1
+        schedules = (replace(problem.schedule(order), buckets=buckets) for order in every_order(problem))
+        optimum = min(_period(schedule, of) for schedule in schedules)
+        bound = lower_bound(problem)
+        solved = time_indexed.solve(problem, schedule_by_policy(problem), bound, 0.5)
+        assert max(closed_form(problem), bound, solved.bound) <= optimum + 1e-9, (seed, of, problem.dead)
+
+
+def _period(schedule: Schedule, of: PricedJob) -> float:
+    try:
+        return simulate(schedule, of.prices).period
+    except ScheduleError:  # some orders of several chunks wait for themselves
+        return float("inf")
