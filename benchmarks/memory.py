@@ -1,6 +1,6 @@
 """Memory of worker processes: what is counted beside what they hold.
 
-    python -m benchmarks.memory [--layers L] [--hidden H] [--sequence S] [--steps N] [--only TEXT]
+    python -m benchmarks.memory [--layers L] [--hidden H] [--sequence S] [--steps N] [--only TEXT] [--buckets N]
 
 A job of D=2 P=2 m=4 runs in worker processes over gloo in every setting: precision x accumulation x staggered steps or
 a barrier x recomputation. Measured is the most that a worker held from its first iteration on, over what it held before
@@ -27,6 +27,7 @@ import json
 import os
 import platform
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -61,6 +62,7 @@ recompute = "{recompute}"
 precision = "{precision}"
 accumulation = "{accumulation}"
 clip = 1e9
+reduce_buckets = {buckets}
 checkpoint_every = 0
 [planner]
 staggered = {staggered}
@@ -110,6 +112,7 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=64)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", default="", help="settings whose line holds this text")
+    parser.add_argument("--buckets", type=int, default=1, help="of each stage's reduce, where nothing is recomputed")
     options = parser.parse_args()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of every start and stop
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}; MB, and counted / measured")
@@ -144,6 +147,7 @@ def table(options: argparse.Namespace, text: Path, server: ForkServer) -> None:
                 accumulation=accumulation,
                 staggered=str(staggered).lower(),
                 decoupled=str(recompute == "none").lower(),
+                buckets=options.buckets if recompute == "none" else 1,
                 text=text,
             )
         )
@@ -163,7 +167,7 @@ def compared(job: Job, steps: int, server: ForkServer) -> list[tuple[float, dict
     """(bytes measured, bytes counted by each account) of the fullest worker of each stage."""
     optimizer = "staggered" if job.planner.staggered else "barrier"
     family = zb_h1 if job.planner.decoupled else one_f_one_b
-    schedule = lower(family(job.shape, optimizer=optimizer))
+    schedule = lower(replace(family(job.shape, optimizer=optimizer), buckets=job.train.reduce_buckets))
     with tempfile.TemporaryDirectory() as folder:
         run = train(job, Path(folder) / "run", steps=steps, schedule=schedule, server=server)
         assert optimizer in run.modes, f"no iteration was {optimizer}: {run.modes}"
