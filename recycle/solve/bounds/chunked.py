@@ -34,6 +34,8 @@ from recycle.solve.bounds.one_chunk import rounded
 from recycle.solve.problem import TOLERANCE, Floats, Problem
 
 _HALVINGS = 45
+_FUZZ = 1e-6
+"""What rounding may add to a whole time."""
 Room = Callable[[float], float]
 """How much of the work a worker has room for in so much time."""
 
@@ -215,13 +217,26 @@ def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float, fi
     def is_short(time: float) -> bool:
         return sum(count * room(time) for count, room in rooms) < total - TOLERANCE
 
+    if problem.is_integral:
+        return float(_least_whole(is_short, ceil(first or total)))
     low, high = 0.0, first or total
     while is_short(high):
         low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if is_short(middle) else (low, middle)
-    return float(ceil(low - 1e-6)) if problem.is_integral else low
+    return low
+
+
+def _least_whole(is_short: Callable[[float], bool], first: int) -> int:
+    """The smallest whole time that is not short; `first` is where the search begins."""
+    low, high = -1, max(0, first)
+    while is_short(high + _FUZZ):
+        low, high = high, 2 * high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_short(middle + _FUZZ) else (low, middle)
+    return high
 
 
 def _stages(problem: Problem, rank: int) -> range:
