@@ -8,7 +8,10 @@ chunks per worker the period follows from how long that is. Serial schedule gene
 
 A forward begins when its worker has a gap, and a slot then and at all times after it. A W waits until more than
 `waiting` of them wait on its worker, or until a forward finds no slot before. The deal says how many micro-batches of
-others a worker runs at each stage; which of them is decided here: whoever could end the forward first takes it.
+others a worker runs at each stage; which of them is decided here: whoever could end the forward first takes it. A free
+manner takes the deal for how many micro-batches a worker runs at all, and moves those of live workers as well: with
+tight memory the period follows from how long a micro-batch is held, and one that finds its own worker busy on its way
+is held shorter on a peer. Of hosts that end at the same time its home is the first choice.
 
 Limits: that transfers queue is left out here and counted when the order is timed.
 """
@@ -51,12 +54,14 @@ class Manner:
         waiting: per rank, W that may wait before the oldest takes the first gap.
         delay: per kind (F, backward) and stage, seconds by which an operation stands back from its earliest time.
         sequence: the micro-batches, those first that go first.
+        is_free: any host may take any micro-batch, up to the number that the deal gives it.
     """
 
     deal: Deal
     waiting: tuple[int, ...]
     delay: tuple[float, ...]
     sequence: tuple[int, ...]
+    is_free: bool = False
 
 
 class Insertion(NamedTuple):
@@ -64,9 +69,11 @@ class Insertion(NamedTuple):
 
     Attributes:
         host: [units], where a unit stays, or -1; the kernel fills in who takes it.
-        quota: [stages * workers], units that each worker has to take from others.
+        home: [units], where it would run if all were alive.
+        quota: [stages * workers], units that each worker has to take, of those that stay nowhere.
         waiting, delay, sequence: as in `Manner`.
-        preference: seconds by which a host may be later for each micro-batch more that it has to take.
+        preference: seconds by which a host may be later for each micro-batch more that it has to take, and for being
+            the home.
         units: [workers + 1].
         start: [operations], the result.
         low, high: [operations], begins and ends of the operations of each worker, in their order.
@@ -80,6 +87,7 @@ class Insertion(NamedTuple):
     """
 
     host: Operations
+    home: Operations
     quota: Operations
     waiting: Operations
     delay: Floats
@@ -100,18 +108,19 @@ class Insertion(NamedTuple):
     last: Operations
 
 
-def plain(problem: Problem, deal: Deal, waiting: int) -> Manner:
+def plain(problem: Problem, deal: Deal, waiting: int, is_free: bool = False) -> Manner:
     """Nothing stands back, and micro-batches go by their index, then pipeline."""
     m = problem.shape.micro_batches
     g = np.arange(problem.micro_batches)
     sequence = tuple(np.lexsort((g // m, g % m)).tolist())
-    return Manner(deal, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence)
+    return Manner(deal, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence, is_free)
 
 
 def insertion_orders(problem: Problem, dealt: list[Deal]) -> Iterator[tuple[Order, Manner]]:
     """The orders of plain manners, with each deal; those that do not fit the memory are left out."""
-    for waiting, deal in product(WAITING if problem.split else WAITING[:1], dealt):
-        manner = plain(problem, deal, waiting)
+    ways = (False, True) if problem.reroute and problem.shape.pipelines > 1 else (False,)
+    for waiting, is_free, deal in product(WAITING if problem.split else WAITING[:1], ways, dealt):
+        manner = plain(problem, deal, waiting, is_free)
         order = inserted(problem, manner)
         if order is not None:
             yield order, manner
@@ -179,7 +188,7 @@ def _neighbour(problem: Problem, manner: Manner, random: Random) -> Manner:
 def _state(problem: Problem, manner: Manner) -> Insertion:
     stages, workers, plane = problem.shape.stages, problem.shape.worker_count, len(manner.deal.host)
     dealt, home = manner.deal.host, at_home(problem).ravel()
-    moved = dealt != home
+    moved = np.full(plane, True) if manner.is_free else dealt != home
     quota = np.bincount((problem.stage_of * workers + dealt)[moved], minlength=stages * workers)
     units = np.concatenate([[0], np.cumsum(np.bincount(dealt, minlength=workers))])
 
@@ -188,6 +197,7 @@ def _state(problem: Problem, manner: Manner) -> Insertion:
 
     return Insertion(
         host=np.where(moved, -1, home),
+        home=home,
         quota=quota,
         waiting=np.array(manner.waiting, dtype=np.int64),
         delay=np.array(manner.delay, dtype=np.float64),
@@ -213,7 +223,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
     """The kernel: fills `start` and `host`."""
     stages, n, ranks, link = problem.stages, problem.micro_batches, problem.ranks, problem.link
     times, speed, plane = problem.times, problem.speed, problem.stages * problem.micro_batches
-    host, quota, start, delay = state.host, state.quota, state.start, state.delay
+    host, home, quota, start, delay = state.host, state.home, state.quota, state.start, state.delay
     workers = len(speed)
     for g in state.sequence:
         now = 0.0
@@ -230,10 +240,13 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
                 for v in range(s % ranks, workers, ranks):
                     if quota[s * workers + v] > 0:
                         ready = now + delay[s] + (link if before >= 0 and before != v else 0.0)
-                        here = _forward_gap(problem, state, v, ready, times[s] * speed[v])
-                        end = here + times[s] * speed[v] - state.preference * quota[s * workers + v]
-                        if end < least:
-                            least = end
+                        time = times[s] * speed[v]
+                        favour = state.preference * (quota[s * workers + v] + (1 if v == home[x] else 0))
+                        if ready + time - favour >= least:
+                            continue
+                        here = _forward_gap(problem, state, v, ready, time)
+                        if here + time - favour < least:
+                            least = here + time - favour
                             at = here
                             w = v
                 quota[s * workers + w] -= 1
