@@ -12,6 +12,10 @@ Where memory and not work limits the iteration, fewer slots in which more pipeli
 workers of the poorest stages have two micro-batches in some slots then. A template for that has slower workers with
 less memory at these stages, and `search.unfold` makes an order for all pipelines of its times.
 
+Where peers are not alike, a template whose workers are as slow as the slowest holds up all others. One whose workers
+have the mean pace of their rank says when things can happen if each worker gets what it can do in the period; its copy
+is an order too, and `search.unfold` makes better ones, in which micro-batches are dealt by load.
+
 Limit: on a single rank with several chunks, a micro-batch whose chunks go to different peers has a transfer on its way
 that the template has not.
 """
@@ -28,13 +32,14 @@ from recycle.solve.assignment import Deal
 from recycle.solve.problem import TOLERANCE, Order, Problem
 
 
-def one_pipeline(problem: Problem, micro_batches: int, running: int = 1) -> Problem:
+def one_pipeline(problem: Problem, micro_batches: int, running: int = 1, is_mean: bool = False) -> Problem:
     """The fault-free problem of a single pipeline, each of whose workers is as slow, and has as little memory, as the
     live workers of its rank that are worst off.
 
     Args:
         running: pipelines that run a micro-batch in each slot. A rank with fewer live workers has a worker that is
             slower, and has less memory, by as much as it lacks.
+        is_mean: each worker is as fast as the live workers of its rank are in the mean instead.
     """
     shape = problem.shape
     hosts = problem.hosts[: shape.ranks]
@@ -42,11 +47,14 @@ def one_pipeline(problem: Problem, micro_batches: int, running: int = 1) -> Prob
     def share_of(cap: float, live: int) -> float:
         return cap if live >= running or cap == inf else max(shape.chunks, floor(cap * live / running + TOLERANCE))
 
+    def pace_of(speeds: list[float]) -> float:
+        return len(speeds) / sum(1 / speed for speed in speeds) if is_mean else max(speeds)
+
     return replace(
         problem,
         shape=Shape(1, shape.ranks, micro_batches, shape.chunks),
         dead=frozenset(),
-        speed=tuple(max(problem.speed[w] for w in live) * max(1.0, running / len(live)) for live in hosts),
+        speed=tuple(pace_of([problem.speed[w] for w in live]) * max(1.0, running / len(live)) for live in hosts),
         cap=tuple(share_of(min(problem.cap[w] for w in live), len(live)) for live in hosts),
     )
 

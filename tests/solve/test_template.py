@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given, settings
 
@@ -52,3 +54,9 @@ def test_a_rank_with_fewer_live_workers_than_run_in_a_slot_is_slower_and_has_les
     assert template.speed == pytest.approx((1.0, 4 / 3, 2.0))
     assert template.cap == (8, 6, 2)
     assert one_pipeline(problem, 24, 2).speed == (1.0, 1.0, 1.0)
+
+
+def test_where_peers_are_not_alike_its_workers_are_as_slow_as_the_slowest_or_have_the_mean_pace():
+    problem = replace(Problem.of(job(3, 2, 6, 4)), speed=(1.0, 1.0, 1.0, 1.0, 2.0, 1.0))
+    assert one_pipeline(problem, 6).speed == (2.0, 1.0)
+    assert one_pipeline(problem, 6, is_mean=True).speed == pytest.approx((3 / 2.5, 1.0))

@@ -1,16 +1,16 @@
 """Where a search begins: the best orders of the policy portfolio, templates, insertion and the schedule families.
 
 Templates differ in how many pipelines run a micro-batch in each slot: as many as the poorest stage has live workers, or
-as many as a richer one has, which pays where memory and not work limits the iteration. Where peers are not alike a
-template is that of the worst off among them; what it loses by that, slow workers that are left out (`leaving_out`) may
-win back.
+as many as a richer one has, which pays where memory and not work limits the iteration. Where peers are not alike, the
+workers of a template are as slow as the slowest of their rank, or have its mean pace; what both lose, slow workers that
+are left out (`leaving_out`) may win back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, product
 from math import inf
 
 from recycle.solve.assignment import Deal, by_slots, deals
@@ -63,10 +63,10 @@ class Template:
     unfolded: Incumbent
 
     @classmethod
-    def of(cls, problem: Problem, running: int, deadline: Deadline, most: int) -> Template:
-        """The template with so many pipelines running in each slot."""
+    def of(cls, problem: Problem, running: int, is_mean: bool, deadline: Deadline, most: int) -> Template:
+        """The template with so many pipelines running in each slot, with workers of the mean pace or as the slowest."""
         deal = by_slots(problem, running)
-        beginning = initial_orders(one_pipeline(problem, deal.slots, running), 0.0, deadline, most)
+        beginning = initial_orders(one_pipeline(problem, deal.slots, running, is_mean), 0.0, deadline, most)
         return cls(beginning, deal, unfold(problem, deal, beginning.problem, beginning.best.order, deadline, most))
 
     def unfold(self, problem: Problem, found: Incumbent, deadline: Deadline) -> Incumbent:
@@ -112,8 +112,9 @@ def initial_orders(
     template = None
     if problem.dead or not problem.peers_are_alike:
         templates: list[Template] = []
-        for running in _running(problem)[:most]:
-            templates.append(Template.of(problem, running, deadline.part(TEMPLATE_SHARE), most))
+        paces = (False,) if problem.peers_are_alike else (True, False)
+        for running, is_mean in islice(product(_running(problem), paces), most):
+            templates.append(Template.of(problem, running, is_mean, deadline.part(TEMPLATE_SHARE), most))
             if progress:
                 progress("constructing", min(one.unfolded.period for one in templates))
             if is_met(problem, templates[-1].unfolded.period, bound):
