@@ -128,6 +128,12 @@ def insertion_orders(problem: Problem, dealt: list[Deal]) -> Iterator[tuple[Orde
 
 def inserted(problem: Problem, manner: Manner) -> Order | None:
     """The order that insertion makes; None where rounding puts it beyond a cap."""
+    order = _made(problem, manner)
+    return order if problem.is_within_caps(order) else None
+
+
+def _made(problem: Problem, manner: Manner) -> Order:
+    """The order that insertion makes, within the caps but for rounding."""
     state = _state(problem, manner)
     *_, state = run(insert, problem.size, problem.arrays, state)
     plane = problem.shape.stages * problem.micro_batches
@@ -135,8 +141,7 @@ def inserted(problem: Problem, manner: Manner) -> Order | None:
     kind = np.arange(problem.size) // plane
     line = np.lexsort((-kind, start, host))
     ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
-    order = [program.tolist() for program in np.split(line, ends)]
-    return order if problem.is_within_caps(order) else None
+    return [program.tolist() for program in np.split(line, ends)]
 
 
 def vary_insertion(
@@ -154,11 +159,9 @@ def vary_insertion(
         if pace.is_over() or is_met(problem, best.period, bound):
             return replace(best, steps=start.steps + step)
         candidate = _neighbour(problem, current, random) if step else current
-        order = inserted(problem, candidate)
-        if order is None:
-            continue
+        order = _made(problem, candidate)
         period = time_order(problem, order).period
-        if period <= current_period:
+        if period <= current_period and problem.is_within_caps(order):
             current, current_period = candidate, period
             if period < best.period - SAME:
                 best = Incumbent(order, period)
@@ -335,6 +338,19 @@ def _slot(problem: ProblemArrays, state: Insertion, w: int, ready: float) -> flo
     """The first time from `ready` on at which worker w has a free slot, and has one ever after; NEVER if none."""
     end = state.units[w] + state.held[w]
     cap = problem.cap[w] + SAME
+    if state.held[w] + 1 <= cap:
+        return ready
+    if problem.stash == 1.0:
+        # so many are freed last as there are slots; until the first of them is, all slots are taken
+        first = end - int(cap)
+        until: float = state.freed[first]
+        if until <= ready + SAME or until >= NEVER:
+            return ready if until < NEVER else NEVER
+        latest = until
+        for i in range(first, end):
+            latest = max(latest, state.taken[i] + SAME)
+        if latest <= until:
+            return until
     at = ready
     while at < NEVER:
         low = end
