@@ -72,14 +72,18 @@ def outside_buckets(pieces: Work, buckets: int) -> npt.NDArray[np.bool_]:
     return outside
 
 
-def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> Rows:
-    """How many parts of W there are of each bucket and cell (stage * D * m + micro-batch), [buckets, S * D * m]."""
+def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Rows]:
+    """(fewest, most) parts of W that there are of any bucket, per cell (stage * D * m + micro-batch)."""
     at = np.flatnonzero(pieces.valid & (pieces.kind == WeightPart.kind))
-    cells = shape.stages * shape.global_micro_batches
-    if not len(at):
-        return np.broadcast_to(np.int64(0), (buckets, cells))
-    key = (pieces.bucket[at] * shape.stages + pieces.stage[at]) * shape.global_micro_batches + pieces.micro_batch[at]
-    return np.bincount(key, minlength=buckets * cells).reshape(buckets, cells)
+    found, place = np.unique(
+        pieces.stage[at] * shape.global_micro_batches + pieces.micro_batch[at], return_inverse=True
+    )
+    counts = np.bincount(place * buckets + pieces.bucket[at], minlength=len(found) * buckets)
+    fewest, most = np.zeros((2, shape.stages * shape.global_micro_batches), dtype=np.int64)
+    if len(found):
+        by_cell = counts.reshape(len(found), buckets)
+        fewest[found], most[found] = by_cell.min(axis=1), by_cell.max(axis=1)
+    return fewest, most
 
 
 def incomplete_count(schedule: Schedule) -> int:
@@ -92,6 +96,6 @@ def incomplete_count(schedule: Schedule) -> int:
         flags[cell[pieces.valid & (pieces.kind == cls.kind)]] = True
         return flags
 
-    weight = there(BackwardWeight) | (parts_of_weight(pieces, shape, schedule.buckets) > 0).all(axis=0)
+    weight = there(BackwardWeight) | (parts_of_weight(pieces, shape, schedule.buckets)[0] > 0)
     whole = there(Forward) & (there(Backward) | (there(BackwardInput) & weight))
     return int(len(whole) - np.count_nonzero(whole))

@@ -17,6 +17,7 @@ import numpy as np
 
 from recycle.ir.chains import compute_chains
 from recycle.ir.columns import Columns, Rows
+from recycle.ir.dependencies import find
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, ReduceBucket, WeightPart
 from recycle.ir.kinds import ValueKind, is_kind, kinds_where
 from recycle.ir.pieces import work
@@ -79,31 +80,22 @@ def bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     nothing for the stage. All workers begin their sums in one order, the last stage first, as each must, so that none
     waits in one sum for a peer who waits in another.
     """
-    shape, count = schedule.shape, schedule.buckets - 1
+    shape, count, stages = schedule.shape, schedule.buckets - 1, schedule.shape.stages
+    live = [w for w, worker in enumerate(shape.workers()) if worker not in schedule.failed]
+    worker = np.array([w for w in live for _ in schedule.placement[w]], dtype=np.int64)
+    stage = np.array([s for w in live for s in sorted(schedule.placement[w], reverse=True)], dtype=np.int64)
     pieces, offsets = work(schedule), schedule.columns.offsets
-    behind = np.zeros((shape.worker_count, shape.stages, schedule.buckets), dtype=np.int64)
     at = np.flatnonzero(is_kind(pieces.kind, _adding()) & pieces.valid)
-    parts = at[pieces.kind[at] == WeightPart.kind]
-    wholes = at[pieces.kind[at] != WeightPart.kind]
-    np.maximum.at(behind, (pieces.worker[parts], pieces.stage[parts], pieces.bucket[parts]), pieces.row[parts] + 1)
-    np.maximum.at(behind, (pieces.worker[wholes], pieces.stage[wholes]), pieces.row[wholes][:, None] + 1)
-    found = []
-    for w, worker in enumerate(shape.workers()):
-        hosted = np.array(sorted(schedule.placement[w], reverse=True), dtype=np.int64)
-        if worker in schedule.failed or not len(hosted):
-            continue
-        place = behind[w, hosted, :count]
-        place = np.where(place > 0, place, offsets[w + 1]).ravel()
-        found.append(
-            [
-                np.full(len(place), w),
-                np.maximum.accumulate(place),
-                np.repeat(hosted, count),
-                np.tile(np.arange(count), len(hosted)),
-            ]
-        )
-    worker_index, place, stage, bucket = (np.concatenate(column) for column in zip(*found, strict=True))
-    return worker_index, place, stage, bucket
+    host = find(worker * stages + stage, pieces.worker[at] * stages + pieces.stage[at])
+    at, host = at[host >= 0], host[host >= 0]
+    is_part = pieces.kind[at] == WeightPart.kind
+    behind = np.zeros((len(stage), schedule.buckets), dtype=np.int64)
+    np.maximum.at(behind, (host[is_part], pieces.bucket[at[is_part]]), pieces.row[at[is_part]] + 1)
+    np.maximum.at(behind, host[~is_part], pieces.row[at[~is_part], None] + 1)
+    place = np.where(behind > 0, behind, offsets[worker + 1, None])[:, :count].ravel()
+    worker = np.repeat(worker, count)
+    # Rows of later workers have larger numbers, so one running maximum serves all.
+    return worker, np.maximum.accumulate(place), np.repeat(stage, count), np.tile(np.arange(count), len(stage))
 
 
 def buckets_of(columns: Columns) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import read_whole, write_whole
 from recycle.ir import native
-from recycle.ir.columns import Columns, columns_of
+from recycle.ir.columns import MOST_INSTRUCTIONS, Columns, columns_of
 from recycle.ir.instruction import (
     KIND_CLASSES,
     Backward,
@@ -137,10 +137,15 @@ class Schedule:
             raise ScheduleError(f"optimizer must be 'staggered' or 'barrier', got {optimizer!r}")
         if not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS:
             raise ScheduleError(f"buckets must be a whole number from 1 to {MOST_BUCKETS}, got {buckets!r}")
+        placed = _placement(shape, placement)
+        if buckets > 1 and sum(map(len, placed)) * buckets > MOST_INSTRUCTIONS:
+            raise ScheduleError(
+                f"buckets: {buckets} of every stage of every worker are more than {MOST_INSTRUCTIONS:,} sums: use fewer"
+            )
         return cls(
             shape,
             columns,
-            _placement(shape, placement),
+            placed,
             dead,
             optimizer,
             _ties(ties),

@@ -81,6 +81,11 @@ def test_a_number_of_buckets_beyond_the_bounds_is_refused(buckets: int) -> None:
         Schedule.from_text(TWO, {}, buckets=buckets)
 
 
+def test_more_sums_than_a_file_may_have_instructions_are_refused() -> None:
+    with pytest.raises(ScheduleError, match=r"buckets: 64 of every stage .* more than 4,194,304 sums: use fewer"):
+        Schedule.from_text(Shape(2**15, 2, 1, 2), {}, buckets=64)
+
+
 def test_a_chrome_trace_holds_what_runs(lowered: Schedule) -> None:
     text = "".join(chrome_trace.dumps(in_buckets(one_f_one_b(TWO), 3), SLOW_REDUCE))
     read = chrome_trace.loads(text.encode())

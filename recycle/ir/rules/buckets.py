@@ -37,12 +37,13 @@ def bucket_range(inspection: Inspection) -> Iterator[Defect | Rest]:
 def weight_parts(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A W may be cut into parts, W_PART, one for the weights of each bucket. All of them together are the W: each is
     there once, and the W itself is not. Add the parts that are missing, or write the W in place of the parts."""
-    parts, buckets = inspection.parts, inspection.schedule.buckets
+    (fewest, most), buckets = inspection.parts, inspection.schedule.buckets
     weights = inspection.computes[inspection.pieces.kind[inspection.computes] == BackwardWeight.kind]
     whole = np.bincount(inspection.cell[weights], minlength=inspection.cells) > 0
-    cells = np.flatnonzero((parts.max(axis=0) > 0) & (whole | (parts.min(axis=0) == 0)))
+    cells = np.flatnonzero((most > 0) & (whole | (fewest == 0)))
     for (cell,) in described(cells):
-        row = int(np.sort(inspection.pieces.row[inspection.in_cell(cell, WeightPart)])[0])
+        parts = inspection.in_cell(cell, WeightPart)
+        row = int(inspection.pieces.row[parts].min())
         if whole[cell]:
             w = int(inspection.pieces.row[inspection.in_cell(cell, BackwardWeight)][0])
             yield Defect(
@@ -52,7 +53,7 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect | Rest]:
                 others=(w,),
             )
         else:
-            absent = np.flatnonzero(parts[:, cell] == 0)
+            absent = np.setdiff1d(np.arange(buckets), inspection.pieces.bucket[parts])
             text = str(inspection.schedule.instruction(row)).rsplit("/", 1)[0]
             yield Defect(
                 f"of this W the part for bucket {listed(absent.tolist())} is missing, of {buckets}",

@@ -89,7 +89,7 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect | Rest]:
     """A backward is written either as one B or as I and W. B together with I or W of the same micro-batch and stage
     computes the same gradient twice. Keep B, or keep I and W."""
     _, whole, *halves = inspection.counts.values()
-    cells = np.flatnonzero((whole > 0) & (sum(halves) + inspection.parts.max(axis=0) > 0))
+    cells = np.flatnonzero((whole > 0) & (sum(halves) + inspection.parts[1] > 0))
     for (cell,) in described(cells):
         row = int(_rows(inspection, cell, BackwardInput, BackwardWeight, WeightPart)[0])
         b = int(_rows(inspection, cell, Backward)[0])
@@ -112,7 +112,7 @@ def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
     too: a peer takes them. Micro-batches that a whole stage or the whole schedule leaves out are reported together.
     Add the instruction that is missing, or correct the shape."""
     shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
-    w = w + inspection.parts.max(axis=0)
+    w = w + inspection.parts[1]
     yield from _absent(inspection, ((f + b + i + w) == 0).reshape(shape.stages, shape.global_micro_batches))
     split = (b == 0) & ((i > 0) | (w > 0))
     holes = (

@@ -264,19 +264,19 @@ class Inspection:
             cls: np.bincount(self.cell[self.computes[kind == cls.kind]], minlength=self.cells)
             for cls in (Forward, Backward, BackwardInput, BackwardWeight)
         }
-        counts[BackwardWeight] = counts[BackwardWeight] + self.parts.min(axis=0)
+        counts[BackwardWeight] = counts[BackwardWeight] + self.parts[0]
         return counts
 
     @cached_property
-    def parts(self) -> Rows:
-        """How many parts of W each cell has for each bucket, [buckets, cells]."""
+    def parts(self) -> tuple[Rows, Rows]:
+        """(fewest, most) parts of W that each cell has for any bucket."""
         return parts_of_weight(self.pieces, self.schedule.shape, self.schedule.buckets)
 
     @cached_property
     def complete(self) -> Flags:
         """Cells with one F and either one B or one I and one W."""
         f, b, i, w = self.counts.values()
-        split = (i == 1) & (w == 1) & (self.parts.max(axis=0) == self.parts.min(axis=0))
+        split = (i == 1) & (w == 1) & (self.parts[0] == self.parts[1])
         complete: Flags = (f == 1) & (((b == 1) & (i == 0) & (w == 0)) | ((b == 0) & split))
         return complete
 
