@@ -17,6 +17,7 @@ import msgspec
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
+from recycle.named import require_name
 from recycle.pricing import activation_limits, parse_bytes, profile_of
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, AUTO, Sections
@@ -60,14 +61,18 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             times = msgspec.structs.replace(times, profile=str(folder / times.profile))
         if data.path is not None:
             data = msgspec.structs.replace(data, path=str(folder / Path(data.path).expanduser()))
+        model = job.model
+        if any((model.provider, data.provider, job.train.loss)):
+            stated = [str(folder)] if model.import_from is None else [str(folder / path) for path in model.import_from]
+            model = msgspec.structs.replace(model, import_from=stated)
         membership = job.membership
         named = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
         files = {key: str(folder / path) for key in named if (path := getattr(membership, key)) is not None}
-        for found in (times.profile, data.path, *files.values()):
+        for found in (times.profile, data.path, *(model.import_from or ()), *files.values()):
             if found is not None:
                 require_text(found, JobError)
         membership = msgspec.structs.replace(membership, **files)
-        return msgspec.structs.replace(job, times=times, data=data, membership=membership)
+        return msgspec.structs.replace(job, times=times, model=model, data=data, membership=membership)
 
     @classmethod
     def from_toml(cls, text: str, name: str = "job") -> Job:
@@ -111,13 +116,36 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         if self.times.profile == ANALYTIC:
             self.layers_per_stage()
         self._validate_store()
-        if self.model.hidden % self.model.heads:
+        if self.model.provider is None and self.model.hidden % self.model.heads:
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
-        if self.model.kind == "gpt":
+        if self.model.kind != "emulated" and self.model.provider is None:
             self._validate_tensor_parallel()
+        self._validate_named()
         if self.data.kind == "megatron" and self.data.path is None:
             raise JobError('[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix')
         self._validate_train()
+
+    def _validate_named(self) -> None:
+        named = {
+            "[model] provider": self.model.provider,
+            "[data] provider": self.data.provider,
+            "[train] loss": self.train.loss,
+        }
+        for key, name in named.items():
+            if name is None:
+                continue
+            require_name(name, key)
+            if self.model.kind == "emulated":
+                raise JobError(f'{key}: kind = "emulated" computes nothing; take out one of them')
+        if self.model.config and self.model.kind == "emulated":
+            raise JobError('[model.config]: kind = "emulated" has no config; take out one of them')
+        if self.data.provider is not None and self.data.kind != "text":
+            raise JobError(f'[data] provider: and kind = "{self.data.kind}" name the data twice; take out one of them')
+        if self.model.provider is not None and self.times.profile == ANALYTIC:
+            raise JobError(
+                "[times] profile: the analytic model does not know what [model] provider builds; measure it with"
+                " recycle profile JOB -o FILE, and name that file"
+            )
 
     def _validate_tensor_parallel(self) -> None:
         model, count = self.model, self.grid.tensor_parallel
@@ -221,12 +249,17 @@ def explain_job(job: Job) -> str:
         for key in msgspec.structs.fields(kind):
             value = getattr(values, key.name)
             text = f"# {key.encode_name}" if value is None else f"{key.encode_name} = {_toml_value(value)}"
-            lines.append(f"{text:<36}  # default" if value == key.default else text)
+            default = key.default if key.default_factory is msgspec.NODEFAULT else key.default_factory()
+            lines.append(f"{text:<36}  # default" if value == default else text)
         lines.append("")
     return "\n".join(lines)
 
 
 def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_toml_value(key)} = {_toml_value(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 

@@ -16,6 +16,8 @@ Seconds = Annotated[float, Meta(ge=0)]
 Deadline = Annotated[float, Meta(gt=0, le=1e6)]
 """Seconds, up to 11 days: more than that no wait of the operating system takes."""
 Share = Annotated[float, Meta(ge=0, le=1)]
+ConfigValue = bool | int | float | str | list[bool | int | float | str]
+"""Of a field of megatron-core's TransformerConfig, as a job file can state it."""
 ANALYTIC = "analytic"
 """In place of a profile's file."""
 AUTO = "auto"
@@ -94,9 +96,16 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     `[planner] decoupled = false` goes with it where memory is short.
 
     `kind = "emulated"` computes nothing and takes `seconds_per_unit` for each unit of `[times]`.
+
+    `provider = "package.module:function"` builds the stages in place of recycle (docs/models.md); it is looked for in
+    the folders `import_from`, that of the job file when left out, and then on Python's path. `[model.config]` has
+    further fields of megatron-core's TransformerConfig.
     """
 
     kind: Literal["gpt", "emulated"] = "gpt"
+    provider: str | None = None
+    import_from: list[str] | None = None
+    config: dict[str, ConfigValue] = field(default_factory=dict)
     seconds_per_unit: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     layers: Positive = 4
     hidden: Positive = 64
@@ -116,16 +125,21 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library.
 
     With `kind = "megatron"`, Megatron-LM's token files `<path>.bin` and `<path>.idx`, which `recycle tokenize` makes.
+    With `provider = "package.module:function"`, batches of one's own (docs/models.md).
     """
 
     kind: Literal["text", "megatron"] = "text"
+    provider: str | None = None
     path: str | None = None
     micro_batch_size: Positive = 1
     seed: int = 0
 
 
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[train]`: the optimizer (AdamW), how gradients are summed, and how often the state is kept.
+    """`[train]`: the loss, the optimizer (AdamW), how gradients are summed, and how often the state is kept.
+
+    `loss = "package.module:function"` gives a micro-batch's sum and count of losses (docs/models.md); without it, that
+    is the cross entropy of the labels, over the tokens that the batch's `loss_mask`, if any, has.
 
     With `schedule` the learning rate is Megatron-LM's: from 0 over `warmup` iterations to `learning_rate`, then
     constant, or down a line or half a cosine to `minimum_learning_rate` at iteration `steps`; "warmup-stable-decay" is
@@ -175,6 +189,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_keep: Positive = 2
     checkpoint_deadline: Deadline = 600.0
     trace: Positive | Literal["all", "off"] = "all"
+    loss: str | None = None
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from recycle.cli.app import COMMANDS
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
-WORDS = ("errors", "child", "shape", "files", "endpoints", "nodes")
+WORDS = ("errors", "child", "shape", "files", "endpoints", "named", "nodes")
 JOB = ("job", "pricing", "sections", "profile", "layers", "footprint", "analytic")
 LAYERS: dict[str, tuple[str, ...]] = {
     **{f"recycle.{name}": tuple(f"recycle.{other}" for other in WORDS) for name in WORDS},

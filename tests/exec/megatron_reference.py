@@ -189,7 +189,9 @@ class _Worker:
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-        from recycle.exec.model.gpt import global_names, initialise, layer_spec, transformer_config
+        from recycle.exec.model.config import transformer_config
+        from recycle.exec.model.gpt import layer_spec
+        from recycle.exec.model.weights import global_names, initialise
 
         if torch.distributed.is_initialized():
             parallel_state.destroy_model_parallel()
@@ -203,7 +205,7 @@ class _Worker:
         )  # fmt: skip
         parallel_state.initialize_model_parallel(pipeline_model_parallel_size=job.shape.ranks)
         config = transformer_config(
-            job.model,
+            job,
             pipeline_model_parallel_size=job.shape.ranks,
             finalize_model_grads_func=finalize_model_grads,
             batch_p2p_comm=False,
@@ -211,7 +213,7 @@ class _Worker:
         pipeline_rank = parallel_state.get_pipeline_model_parallel_rank()
         model = GPTModel(
             config=config,
-            transformer_layer_spec=layer_spec(),
+            transformer_layer_spec=layer_spec(config),
             vocab_size=job.model.vocabulary,
             max_sequence_length=job.model.sequence,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -248,7 +250,7 @@ class _Worker:
         self._model.zero_grad_buffer()
         return self._forward_backward(
             forward_step_func=self._forward_step,
-            data_iterator=iter([(number, *self._corpus.batch(step, number)) for number in ids]),
+            data_iterator=iter([(number, *self._corpus.batch(step, number).values()) for number in ids]),
             model=[self._model],
             num_microbatches=count,
             seq_length=self._job.model.sequence,
@@ -283,7 +285,7 @@ class _Worker:
 
     def shim_cost(self, repeats: int) -> float:
         """See `MegatronReference.shim_cost`."""
-        tokens, _ = self._corpus.batch(0, 0)
+        tokens, _ = self._corpus.batch(0, 0).values()
 
         def seconds(without: contextlib.AbstractContextManager[Any]) -> float:
             with without:

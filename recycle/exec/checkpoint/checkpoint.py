@@ -92,7 +92,11 @@ def folder_of(root: Path, step: int) -> Path:
 def identity(job: Job) -> dict[str, Any]:
     """What a run and a checkpoint must share: the model, however it is split, and the batch of an iteration."""
     model = msgspec.to_builtins(job.model)
-    kept = {key: value for key, value in model.items() if key not in ("split", "seconds_per_unit", "recompute")}
+    kept = {
+        key: value
+        for key, value in model.items()
+        if key not in ("split", "seconds_per_unit", "recompute", "import_from")
+    }
     if job.model.kind == "emulated":
         kept = {"kind": "emulated", "stages": job.shape.stages, "seed": job.model.seed}
     return {

@@ -1,10 +1,13 @@
-"""What a model trains on: batches of plain text or of Megatron's indexed datasets."""
+"""What a model trains on: batches of plain text, of Megatron's indexed datasets, or of a user's own function."""
 
 from recycle.exec.data.batches import Batches, load_corpus
 from recycle.exec.data.indexed import IndexedRows
+from recycle.exec.data.provided import DataProvider, ProvidedBatches
 from recycle.job import Job
 
 
-def load_batches(job: Job) -> Batches:
-    """The data that `[data]` names. Raises JobError when it cannot be read or does not fit the model."""
+def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:
+    """The data that `[data]` names, or the provider's. Raises JobError when it cannot be read or does not fit."""
+    if provider is not None:
+        return ProvidedBatches(job, provider)
     return IndexedRows(job) if job.data.kind == "megatron" else load_corpus(job)

@@ -11,15 +11,12 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import torch
-
-from recycle.exec.data.batches import Batches
+from recycle.exec.data.batches import Batch, Batches
 
 DEPTH = 2
 """Batches that are made ahead: one is asked for while the next is being made."""
 Key = tuple[int, int]
 """Iteration and global id of a micro-batch."""
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class BatchesAhead:
@@ -45,7 +42,7 @@ class BatchesAhead:
         self._begin_next()
 
     def batch(self, iteration: int, micro_batch: int) -> Batch:
-        """Tokens and labels as `Batches.batch` gives them. Raises RunError as it does."""
+        """As `Batches.batch` gives it. Raises RunError as it does."""
         key = iteration, micro_batch
         made = self._made.pop(key, None)
         with contextlib.suppress(ValueError):
@@ -60,5 +57,5 @@ class BatchesAhead:
                 self._made[key] = self._thread.submit(self._make, key)
 
     def _make(self, key: Key) -> Batch:
-        tokens, labels = self._batches.batch(*key)
-        return (tokens.pin_memory(), labels.pin_memory()) if self._pinned else (tokens, labels)
+        batch = self._batches.batch(*key)
+        return {name: part.pin_memory() for name, part in batch.items()} if self._pinned else batch

@@ -16,6 +16,8 @@ from recycle.exec.data.text import Text, text_of
 from recycle.job import Job
 
 BYTE_VALUES = 256
+Batch = dict[str, torch.Tensor]
+"""A micro-batch by the names of its parts: "tokens" and "labels", and what else the model and the loss want."""
 
 
 class Batches(ABC):
@@ -23,35 +25,40 @@ class Batches(ABC):
 
     @property
     @abstractmethod
-    def digest(self) -> str:
+    def digest(self) -> str | None:
         """By which runs can tell that they train on the same. Reads all that it is of, so that no worker asks."""
 
     @abstractmethod
-    def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
-        """int64 [micro_batch_size, sequence + 1]: the tokens of a micro-batch with the one that follows each row."""
-
-    def batch(self, iteration: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and labels of one micro-batch.
+    def batch(self, iteration: int, micro_batch: int) -> Batch:
+        """One micro-batch, a function of nothing but these two.
 
         Args:
             iteration: counted from 0.
             micro_batch: global id, k * m + j for the micro-batch `k.j`.
 
-        Returns:
-            tokens and labels, int64 [micro_batch_size, sequence]; a label is the token that follows.
-
         Raises:
-            RunError: a token is not in the vocabulary.
+            RunError: it cannot be used, as when a token is not in the vocabulary.
         """
-        rows = self._rows(iteration, micro_batch)
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def require_vocabulary(self) -> None:
         """Raise JobError when a token is found that is not in the vocabulary. May take a second or two."""
         return
 
 
-class Corpus(Batches):
+class Rows(Batches):
+    """Training data in rows of tokens, each with the one that follows it."""
+
+    @abstractmethod
+    def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
+        """int64 [micro_batch_size, sequence + 1]: the tokens of a micro-batch with the one that follows each row."""
+
+    def batch(self, iteration: int, micro_batch: int) -> Batch:
+        """Tokens and labels, int64 [micro_batch_size, sequence]; a label is the token that follows."""
+        rows = self._rows(iteration, micro_batch)
+        return {"tokens": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()}
+
+
+class Corpus(Rows):
     """Text as bytes, which are below any vocabulary that `load_corpus` admits, and the batches in it.
 
     Args:

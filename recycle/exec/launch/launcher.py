@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 from recycle.errors import RunError
 from recycle.exec.checkpoint.resume import find_earlier
+from recycle.exec.data.provided import DataProvider
 from recycle.exec.faults.faults import Fault
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
@@ -23,6 +25,8 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership.store import RunStore
 from recycle.exec.membership.stores import host_store
+from recycle.exec.model.loss import LossFunction
+from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.open_files import require_open_files
 from recycle.exec.processes.processes import ForkServer, LocalProcesses
@@ -72,7 +76,7 @@ class RunResult:
 
 def train(
     job: Job,
-    directory: str | Path,
+    directory: str | Path | None = None,
     *,
     steps: int | None = None,
     schedule: Schedule | None = None,
@@ -81,6 +85,9 @@ def train(
     observer: Observer | None = None,
     server: ForkServer | None = None,
     resume: bool = False,
+    model: ModelProvider | None = None,
+    data: DataProvider | None = None,
+    loss: LossFunction | None = None,
 ) -> RunResult:
     """Train a job on this machine, through the faults that are asked for or happen.
 
@@ -88,7 +95,7 @@ def train(
 
     Args:
         job: what to train.
-        directory: the run directory, fresh unless resumed.
+        directory: the run directory, fresh unless resumed; a temporary one when left out.
         steps: iterations to run; the job's own number, which the learning rate follows, when left out.
         schedule: a schedule of one's own for as long as the workers that it leaves alive are the live ones.
         faults: to strike on purpose.
@@ -96,11 +103,15 @@ def train(
         observer: is called with commits and events.
         server: forks the workers; one of its own when left out. Several runs may share one, to import once.
         resume: go on from the newest complete checkpoint of the run directory, in this job's shape.
+        model, data, loss: functions of one's own, at the top of a module, as `[model] provider`, `[data] provider` and
+            `[train] loss` name them (see docs/models.md).
 
     Raises:
         JobError, ScheduleError: the request is impossible; no process was started.
         RunError: the run cannot go on.
     """
+    job = Providers(model, data, loss).named_in(job)
+    directory = directory or tempfile.mkdtemp(prefix="recycle-")
     request = request_run(job, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
     stages, transport = request.stages, transport_of(job)
     processes_here = (job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel

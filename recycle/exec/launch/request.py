@@ -13,6 +13,7 @@ from recycle.exec.launch.dials import require_packages
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.failure_detector import profiled_seconds
+from recycle.exec.model.providers import Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.planning import require_valid
 from recycle.exec.processes.processes import ForkServer
@@ -60,7 +61,16 @@ class RunRequest:
         """
         keeps_checkpoints = 0 < self.job.train.checkpoint_every <= self.steps
         environment = transport_of(self.job).environment
-        return ForkServer(self.job.model.kind, self.job.train.threads, log, keeps_checkpoints, environment)
+        named = (self.job.model.provider, self.job.data.provider, self.job.train.loss)
+        return ForkServer(
+            self.job.model.kind,
+            self.job.train.threads,
+            log,
+            keeps_checkpoints,
+            environment,
+            list(dict.fromkeys(name.partition(":")[0] for name in named if name is not None)),
+            self.job.model.import_from or (),
+        )
 
     def specification(
         self, directory: RunDirectory, stages: Sequence[Sequence[int]], *, store: str, run: str, address: str
@@ -93,15 +103,19 @@ def request_run(
     planner: Planner | None = None,
     faults: Sequence[Fault] = (),
     observer: Observer | None = None,
+    providers: Providers | None = None,
 ) -> RunRequest:
     """The request for a run, checked; its steps are the job's own when left out.
+
+    Args:
+        providers: functions for the model, the data and the loss; those that the job names when left out.
 
     Raises:
         JobError, ScheduleError: the request is impossible.
     """
     steps = job.train.steps if steps is None else steps
     job = price(job)
-    text_digest = check_request(job, steps, faults, schedule.failed if schedule is not None else frozenset())
+    text_digest = check_request(job, steps, faults, schedule.failed if schedule is not None else frozenset(), providers)
     if schedule is not None:
         schedule = with_updates_of(schedule, job)
         require_valid(schedule, job)
@@ -122,7 +136,9 @@ LONGEST_SECONDS = 1e6
 """That an operation may take."""
 
 
-def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> str | None:
+def check_request(
+    job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker], providers: Providers | None = None
+) -> str | None:
     """Refuse what cannot work before any process starts; returns sha256 of the text to train on. Raises JobError."""
     text_digest = None
     if steps < 1:
@@ -131,12 +147,17 @@ def check_request(job: Job, steps: int, faults: Sequence[Fault], absent: frozens
     if longest > LONGEST_SECONDS:
         key = "seconds_per_unit" if job.model.kind == "emulated" else "profile"
         raise JobError(f"[model] {key}: an operation takes {longest:.3g} s, at most {LONGEST_SECONDS:g} s can be run")
-    if job.model.kind == "gpt":
-        _require_memory(job)
+    if job.model.kind != "emulated":
+        if job.model.provider is None:
+            _require_memory(job)
         from recycle.exec.data import load_batches
 
         job.layers_per_stage()
-        batches = load_batches(job)
+        if job.model.config:
+            from recycle.exec.model.config import transformer_config  # imports megatron-core, which takes seconds
+
+            transformer_config(job)
+        batches = load_batches(job, (providers or Providers.of(job)).data)
         batches.require_vocabulary()
         text_digest = batches.digest
     transport_of(job)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from recycle.errors import RecycleError, RunError
+from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
 from recycle.exec.checkpoint.resume import Earlier
 from recycle.exec.faults.kinds import KINDS
@@ -34,6 +34,7 @@ from recycle.exec.membership.schema import CutEndsKey, ReachedKey, RegisterKey, 
 from recycle.exec.membership.store import RunStore
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
+from recycle.exec.processes.processes import REFUSED_THE_JOB
 from recycle.exec.processes.waker import Waker
 from recycle.runs import merge_logs
 from recycle.shape import Worker
@@ -221,6 +222,8 @@ class CoordinatorRuntime:
         message = f"worker {worker} {how} during start-up"
         if not self._can_go_back:
             tail = self._processes.tail(worker)
+            if how.endswith(REFUSED_THE_JOB):
+                raise JobError(tail.rpartition(" ends: ")[2] or message)
             raise RunError(f"{message}; its last lines: {tail}" if tail else message)
         self._event("detected", worker=str(worker), step=self.coordinator.next_step, cause=f"{how} during start-up")
         self._go_back(StageLost(message), self.coordinator.live - {worker})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from recycle.errors import JobError
+from recycle.exec.data.provided import DataProvider
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.request import request_run
 from recycle.exec.membership.commit import commit_of, only_generation
 from recycle.exec.membership.messages import Commit, Report
 from recycle.exec.model.build import build_stages
+from recycle.exec.model.loss import LossFunction
+from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
 from recycle.exec.worker.iterations import Iterations
@@ -29,6 +31,9 @@ def run(
     steps: int | None = None,
     transport: Literal["local", "gloo"] = "local",
     directory: str | Path | None = None,
+    model: ModelProvider | None = None,
+    data: DataProvider | None = None,
+    loss: LossFunction | None = None,
 ) -> RunResult:
     """Train `job` on `schedule`, from step 0.
 
@@ -39,6 +44,8 @@ def run(
         transport: "local" runs all workers in this process, one instruction at a time; "gloo" starts a process per
             worker and leaves a run directory.
         directory: of the run, for "gloo"; a temporary one when left out.
+        model, data, loss: functions of one's own, as `[model] provider`, `[data] provider` and `[train] loss` name
+            them (see docs/models.md); for "gloo" at the top of a module, so that other processes can import them.
 
     Returns:
         Metrics, digests of the final state, and for "gloo" the run directory.
@@ -47,15 +54,16 @@ def run(
         RunError, JobError: the schedule does not pass `check` or does not fit the job.
     """
     if transport == "gloo":
-        return train(job, directory or tempfile.mkdtemp(prefix="recycle-"), steps=steps, schedule=schedule)
+        return train(job, directory, steps=steps, schedule=schedule, model=model, data=data, loss=loss)
     if job.grid.tensor_parallel != 1:
         raise JobError(
             f'[shape] tensor_parallel: {job.grid.tensor_parallel}, but transport = "local" has one process, which'
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
-    request = request_run(job, steps=steps, schedule=schedule)
+    providers = Providers(model, data, loss).over(job)
+    request = request_run(job, steps=steps, schedule=schedule, providers=providers)
     assert request.schedule is not None
-    return LocalRun(with_barrier(request.schedule), request.job).run(request.steps)
+    return LocalRun(with_barrier(request.schedule), request.job, providers).run(request.steps)
 
 
 class LocalRun:
@@ -64,15 +72,18 @@ class LocalRun:
     Args:
         schedule: lowered, with the barrier; valid.
         job: what its stages are made from.
+        providers: functions for the model, the data and the loss; those that the job names when left out.
 
     Attributes:
         stages: worker -> stage index -> stage.
     """
 
-    def __init__(self, schedule: Schedule, job: Job) -> None:
+    def __init__(self, schedule: Schedule, job: Job, providers: Providers | None = None) -> None:
         self.schedule, self.job = schedule, job
         self.exchange = Exchange()
-        self.stages = {worker: build_stages(job, schedule.stages_of(worker)) for worker in schedule.live}
+        self.stages = {
+            worker: build_stages(job, schedule.stages_of(worker), providers=providers) for worker in schedule.live
+        }
         graph = event_graph(schedule)
         self.order = [schedule.position(row) for row in graph.order.tolist() if row < graph.dependencies.rows]
 

@@ -179,8 +179,11 @@ class _SplitForward:
         return output
 
 
-def split_linears(model: torch.nn.Module, store: WeightGradientStore) -> int:
+def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bool = True) -> int:
     """Give every tensor-parallel linear layer of `model`, subclasses too, the split backward.
+
+    Args:
+        strict: refuse other linear layers, whose weight gradients would be computed in I.
 
     Returns:
         the number of layers.
@@ -202,7 +205,8 @@ def split_linears(model: torch.nn.Module, store: WeightGradientStore) -> int:
             },
         )
         layer._forward_impl = _SplitForward(store, name)
-    require_all_split(model)
+    if strict:
+        require_all_split(model)
     return len(layers)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from recycle.errors import RunError
 from recycle.exec.data import load_batches
 from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.model.providers import Providers
 from recycle.exec.model.stage import PRECISIONS, MegatronStage, Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.plugin import gpu_or_cpu
@@ -17,7 +19,11 @@ from recycle.job import Job, price
 
 
 def build_stages(
-    job: Job, indices: Iterable[int], device: torch.device | None = None, tensor_group: TensorGroup | None = None
+    job: Job,
+    indices: Iterable[int],
+    device: torch.device | None = None,
+    tensor_group: TensorGroup | None = None,
+    providers: Providers | None = None,
 ) -> dict[int, Stage]:
     """Stage index -> a freshly initialised stage of the job's kind. Every process gets the same initial bits.
 
@@ -28,8 +34,10 @@ def build_stages(
     Args:
         device: that they compute on; when left out, the machine's first GPU, or the CPU.
         tensor_group: that the stages compute in, each process a part; None without tensor parallelism.
+        providers: what builds the model, the data and the loss; those that the job names when left out.
 
     Raises:
+        JobError: a provider cannot be imported, or what it makes cannot be trained.
         RunError: tensor parallelism without a group or a precision that the device lacks is asked for, or this
             megatron-core is not a tested one.
     """
@@ -48,22 +56,40 @@ def build_stages(
         # Filling every fresh tensor helps to find bugs and costs time; it changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     indices, ends = list(indices), {0, job.shape.stages - 1}
-    batches = load_batches(job) if ends.intersection(indices) else None  # tokens go in at one end, labels at the other
+    providers = providers or Providers.of(job)
+    # Tokens go in at one end, labels at the other.
+    batches = load_batches(job, providers.data) if ends.intersection(indices) else None
     stages, tied = dict[int, Stage](), None
     with warnings.catch_warnings():
         # megatron-core tells of every optional package that is missing, in every process.
         warnings.simplefilter("ignore")
         # It also takes seconds to import; emulated stages and the protocol do without.
         from recycle.exec.model.backward import require_tested_version
-        from recycle.exec.model.gpt import build_part, ensure_parallel_state
+        from recycle.exec.model.parallel_state import ensure_parallel_state
 
         require_tested_version()
         ensure_parallel_state(tensor_group)
         rank = 0 if tensor_group is None else tensor_group.rank()
         for index in indices:
-            stage = MegatronStage(job, index, device, batches, build_part(job, index, rank), tied, rank)
+            part = _part(job, index, rank, providers)
+            stage = MegatronStage(job, index, device, batches, part, tied, rank, providers)
             stages[index], tied = stage, tied or stage.tied_sum
     return stages
+
+
+def _part(job: Job, index: int, tensor_rank: int, providers: Providers) -> Any:
+    """The module of a stage, on the CPU."""
+    if providers.model is None:
+        from recycle.exec.model.gpt import build_part
+
+        return build_part(job, index, tensor_rank)
+    from recycle.exec.model.part import require_trainable
+
+    with torch.random.fork_rng([]):
+        torch.manual_seed(job.model.seed + index)  # the same bits in every process
+        module = providers.build(job, index)
+    require_trainable(module, job, index, providers.whence(job, index))
+    return module
 
 
 def require_precision(precision: str, device: torch.device) -> None:

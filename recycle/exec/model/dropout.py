@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
+from recycle.exec.model.weights import layers_of
+
 
 class DropoutSeeds:
     """Seeds the draws of one model part.
 
     Args:
-        part: a GPTModel part, on its device.
+        part: a module, on its device; its layers are found by name (see `weights.layers_of`).
         first_layer: of the part, in the whole model.
         seed: of the model.
         device: where the part computes.
@@ -36,14 +38,19 @@ class DropoutSeeds:
         self._iteration = self._micro_batch = 0
         cuda = device.type == "cuda"
         self._generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
-        if part.pre_process:
-            part.embedding.register_forward_pre_hook(self._start("embedding"))
-        for place, layer in enumerate(part.decoder.layers):
-            layer.register_forward_pre_hook(self._start(f"layer {first_layer + place}"))
-            if tensor[1] > 1 and part.config.attention_dropout:
-                attention = layer.self_attention.core_attention
-                attention.register_forward_pre_hook(self._start(f"attention {first_layer + place} {tensor[0]}"))
-                attention.register_forward_hook(self._start(f"behind attention {first_layer + place}"))
+        # What lies outside of layers and the embedding draws as the stage does that it is a part of.
+        part.register_forward_pre_hook(self._start(f"part {first_layer}"))
+        embedding = getattr(part, "embedding", None)
+        if embedding is not None:
+            embedding.register_forward_pre_hook(self._start("embedding"))
+        config: Any = getattr(part, "config", None)
+        for name, layer in layers_of(part, first_layer).values():
+            number = name.rpartition(".")[2]
+            layer.register_forward_pre_hook(self._start(f"layer {number}"))
+            attention = getattr(getattr(layer, "self_attention", None), "core_attention", None)
+            if tensor[1] > 1 and attention is not None and config is not None and config.attention_dropout:
+                attention.register_forward_pre_hook(self._start(f"attention {number} {tensor[0]}"))
+                attention.register_forward_hook(self._start(f"behind attention {number}"))
 
     @contextmanager
     def of(self, iteration: int, micro_batch: int) -> Iterator[None]:

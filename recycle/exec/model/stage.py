@@ -14,7 +14,6 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
+from recycle.exec.model.providers import NONE, Providers
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -237,7 +237,7 @@ class Stage(ABC):
 
 
 class MegatronStage(Stage):
-    """A GPTModel part with split backward, own gradient sum and own optimizer.
+    """A part of a model, of megatron-core's or of a user's own, with split backward, gradient sum and optimizer.
 
     Args:
         job: sizes, seeds, accumulation, optimizer.
@@ -247,6 +247,7 @@ class MegatronStage(Stage):
         part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
         tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
         tensor_rank: of the part.
+        providers: built the part, and compute the loss.
 
     Attributes:
         parameters: the live parameters by their name in the whole model, a shared one first.
@@ -262,29 +263,21 @@ class MegatronStage(Stage):
         part: Any,
         tied_sum: Accumulator | None = None,
         tensor_rank: int = 0,
+        providers: Providers = NONE,
     ) -> None:
         from recycle.exec.model.backward import WeightGradientStore, split_linears
-        from recycle.exec.model.dropout import DropoutSeeds
-        from recycle.exec.model.gpt import SHARED_WEIGHT, cut_dimensions, global_names
+        from recycle.exec.model.part import Part
+        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions
 
-        message_shape = (job.model.sequence, job.data.micro_batch_size, job.model.hidden)
         self._type = PRECISIONS[job.train.precision]
-        super().__init__(job, index, message_shape, self._type)
+        self._part = Part(part.to(device), job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
+        super().__init__(job, index, self._part.message_shape, self._type)
         self._device = device
         self._data = None if batches is None else BatchesAhead(batches, device.type == "cuda")
         self._micro_batches = job.shape.micro_batches
-        self._model = part.to(device)
-        self._positions_of_tokens = torch.arange(job.model.sequence, device=device).expand(
-            job.data.micro_batch_size, job.model.sequence
-        )
-
         self._recomputes = job.model.recompute == "full"
-        first_layer = sum(job.layers_per_stage()[:index])
-        drops = part.config.hidden_dropout or part.config.attention_dropout
-        tensor = (tensor_rank, job.grid.tensor_parallel)
-        self._dropout = DropoutSeeds(part, first_layer, job.model.seed, device, tensor) if drops else None
 
-        named = global_names(part, first_layer)
+        named = self._part.names
         shared = SHARED_WEIGHT if job.model.tied else None
         self.parameters = dict(sorted(named.items(), key=lambda item: (not decays(item[1]), item[0] != shared)))
         parameters = list(self.parameters.values())
@@ -314,7 +307,7 @@ class MegatronStage(Stage):
         if self.tied_sum is not None:
             self._place[parameters[0]] = (self.tied_sum, 0)
         self._store: WeightGradientStore = WeightGradientStore(self._accumulate, self._accumulate_product)
-        split_linears(part, self._store)
+        split_linears(part, self._store, strict=providers.model is None)
         for parameter in parameters:
             # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
             parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
@@ -439,26 +432,17 @@ class MegatronStage(Stage):
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
-        number = self._number(micro_batch)
-        tokens = labels = None
+        number, batch = self._number(micro_batch), None
         if self._is_first or self._is_last:
             assert self._data is not None, "the stages at the ends read data"
-            tokens, labels = (
-                part.to(self._device, non_blocking=True) for part in self._data.batch(self._iteration, number)
-            )
+            made = self._data.batch(self._iteration, number)
+            batch = {name: part.to(self._device, non_blocking=True) for name, part in made.items()}
         if entry is not None:
-            self._model.set_input_tensor(entry.requires_grad_(torch.is_grad_enabled()))
-        with self._dropout.of(self._iteration, number) if self._dropout is not None else nullcontext():
-            output: torch.Tensor = self._model(
-                input_ids=tokens,
-                position_ids=self._positions_of_tokens,
-                attention_mask=None,
-                labels=labels if self._is_last else None,
-            )
-        if entry is not None:
-            # The model would keep the last micro-batch's input alive.
-            self._model.set_input_tensor(None)
-        return output.mean() if self._is_last else output
+            entry.requires_grad_(torch.is_grad_enabled())
+        output = self._part.output(entry, batch, self._iteration, number)
+        if not self._is_last:
+            self._part.require_message(output, self._type)
+        return output
 
     def _number(self, micro_batch: MicroBatch) -> int:
         """Global id."""

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from recycle.child import die_with_parent, serve
 
 PRELOADED = {
-    "gpt": ("recycle.exec.model.gpt",),
+    "gpt": ("recycle.exec.model.gpt", "recycle.exec.model.part", "recycle.exec.model.parallel_state"),
     "emulated": (),
     "checkpoints": (
         "torch.distributed.checkpoint.hf_storage",
@@ -31,14 +31,17 @@ PRELOADED = {
         "safetensors.torch",
     ),
 }
-"""Modules to import before forking, beside the worker's: by the job's kind of model, and for a run that keeps
-checkpoints."""
+"""Modules to import before forking: by the job's kind of model, and for a run that keeps checkpoints."""
 
 
-def main(launcher: str, *kinds: str) -> None:
-    """Serve until standard input ends."""
+def main(launcher: str, *modules: str) -> None:
+    """Serve until standard input ends.
+
+    Args:
+        modules: to import before forking, beside the worker's.
+    """
     _, answers = serve(launcher)
-    for module in ("recycle.exec.worker.worker", *(module for kind in kinds for module in PRELOADED[kind])):
+    for module in ("recycle.exec.worker.worker", *modules):
         importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:

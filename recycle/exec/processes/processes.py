@@ -15,13 +15,18 @@ import msgspec
 from recycle.child import Child
 from recycle.errors import RunError
 from recycle.exec.membership.members import member_name
+from recycle.exec.processes.forkserver import PRELOADED
 from recycle.exec.processes.waker import Waker
 from recycle.exec.transport.transports import known_environment
-from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
+from recycle.exec.worker.specification import REFUSED, RunSpecification, WorkerSpecification
 from recycle.shape import Worker
 
 END_SECONDS = 5.0
 """How long the end of a run waits for processes that it has killed, or whose start it does not know of."""
+
+
+REFUSED_THE_JOB = "refused the job"
+"""How a worker ended that says what is wrong with the job in its last line."""
 
 
 def worker_environment(threads: int, of_transport: Mapping[str, str]) -> dict[str, str]:
@@ -52,6 +57,8 @@ class ForkServer:
         log: file for what the server itself prints; None for nowhere.
         checkpoints: import what checkpoints need too, so that no worker has to when it writes its first.
         environment: variables that the transport of its workers needs; those of all known ones when left out.
+        modules: to import as well: a user's own.
+        folders: to find them in, before Python's own path.
     """
 
     def __init__(
@@ -61,6 +68,8 @@ class ForkServer:
         log: Path | None = None,
         checkpoints: bool = False,
         environment: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (),
+        folders: Sequence[str] = (),
     ) -> None:
         self.kind, self.threads, self._log = kind, threads, log
         self.pids: dict[int, int] = {}
@@ -68,9 +77,13 @@ class ForkServer:
         self._asked = 0
         self._pending, self._unsent = b"", b""
         variables = worker_environment(threads, known_environment() if environment is None else environment)
+        if folders:
+            path = os.environ.get("PYTHONPATH")
+            variables["PYTHONPATH"] = os.pathsep.join([*folders, *([path] if path else [])])
         kinds = (kind, "checkpoints") if checkpoints else (kind,)
+        imported = [*(module for one in kinds for module in PRELOADED[one]), *modules]
         with (log or Path(os.devnull)).open("ab") as output:
-            self._child = Child("recycle.exec.processes.forkserver", *kinds, environment=variables, errors=output)
+            self._child = Child("recycle.exec.processes.forkserver", *imported, environment=variables, errors=output)
         self.answers = self._child.answers
         for pipe in (self.answers, self._child.requests):
             os.set_blocking(pipe.fileno(), False)
@@ -307,6 +320,8 @@ def _tail(log: Path, lines: int = 8) -> str:
 
 
 def _how(code: int) -> str:
+    if code == REFUSED:
+        return REFUSED_THE_JOB
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -136,4 +136,4 @@ def gpu_or_cpu(local_index: int = 0) -> torch.device:
 
 def computes_on_gpu(job: Job) -> bool:
     """Whether the job's stages compute on GPUs here."""
-    return job.model.kind == "gpt" and torch.cuda.device_count() > 0
+    return job.model.kind != "emulated" and torch.cuda.device_count() > 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+REFUSED = 2
+"""Exit code of a worker process that cannot do what the job states."""
+
 
 class RunSpecification(Struct, frozen=True, kw_only=True):
     """What all worker processes of a run on one machine have in common.

@@ -17,7 +17,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from recycle.errors import RunError
+from recycle.errors import RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import folder_of, load
 from recycle.exec.faults.injector import start_injector
 from recycle.exec.membership.member import Member
@@ -31,7 +31,7 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.recovery import WorkerLoop
 from recycle.exec.worker.saver import Saver
-from recycle.exec.worker.specification import WorkerSpecification
+from recycle.exec.worker.specification import REFUSED, WorkerSpecification
 from recycle.exec.worker.trace_log import TraceLog, trace_every
 from recycle.job import Job
 from recycle.runs import log_path
@@ -67,9 +67,9 @@ def run_worker(text: str) -> None:
         )
     )
 
-    def end(reason: str) -> NoReturn:
+    def end(reason: str, code: int = 3) -> NoReturn:
         print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
-        os._exit(3)
+        os._exit(code)
 
     # It beats from here on: to make stages and to read a checkpoint may take long.
     member = Member(
@@ -85,6 +85,8 @@ def run_worker(text: str) -> None:
         stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
     except (RuntimeError, MemoryError, OverflowError) as error:  # torch's way to say that there is no memory
         end(f"its stages cannot be made: {first_line(error)}")
+    except RecycleError as error:
+        end(str(error), REFUSED)
     if specification.restored is not None:
         load(folder_of(checkpoints, specification.restored), stages.values(), tensor_rank, tensor_parallel)
     saver = Saver(checkpoints, name, worker.rank, stages, store, tensor_parallel)

@@ -9,7 +9,7 @@ import torch
 
 from recycle import MicroBatch, RunError
 from recycle.exec.data.ahead import DEPTH, BatchesAhead
-from recycle.exec.data.batches import Batches
+from recycle.exec.data.batches import Rows
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.families import one_f_one_b
 from recycle.shape import Shape, Worker
@@ -18,7 +18,7 @@ from tests.exec.drive import build_pipeline, small_job
 HERE = threading.main_thread().name
 
 
-class Recorded(Batches):
+class Recorded(Rows):
     """Batches that note who asked for what; iteration 9 cannot be read."""
 
     digest = "of nothing"
@@ -41,7 +41,7 @@ def test_batches_are_made_ahead_by_a_thread_and_no_more_than_a_few() -> None:
     keys = [(step, number) for step in (0, 1) for number in (3, 1, 2)]
     ahead.expect(keys)
     for place, key in enumerate(keys):
-        tokens, labels = ahead.batch(*key)
+        tokens, labels = ahead.batch(*key).values()
         assert tokens.tolist() == [list(key)]
         assert labels.tolist() == [[key[1], 0]]
         assert len(batches.asked) <= place + 1 + DEPTH
@@ -53,17 +53,17 @@ def test_what_was_not_expected_is_made_where_it_is_asked_for() -> None:
     batches = Recorded()
     ahead = BatchesAhead(batches, pinned=False)
     ahead.expect([(0, 0), (0, 1), (0, 2)])
-    assert ahead.batch(5, 5)[0].tolist() == [[5, 5]]
+    assert ahead.batch(5, 5)["tokens"].tolist() == [[5, 5]]
     assert batches.threads[batches.asked.index((5, 5))] == HERE
     ahead.expect([(1, 0)])  # another generation
-    assert ahead.batch(1, 0)[0].tolist() == [[1, 0]]
-    assert ahead.batch(0, 2)[0].tolist() == [[0, 2]]
+    assert ahead.batch(1, 0)["tokens"].tolist() == [[1, 0]]
+    assert ahead.batch(0, 2)["tokens"].tolist() == [[0, 2]]
 
 
 def test_a_batch_that_is_asked_for_twice_comes_twice() -> None:
     ahead = BatchesAhead(Recorded(), pinned=False)
     ahead.expect([(0, 0), (0, 0), (0, 1)])
-    assert [ahead.batch(*key)[0].tolist() for key in ((0, 0), (0, 0), (0, 1))] == [[[0, 0]], [[0, 0]], [[0, 1]]]
+    assert [ahead.batch(*key)["tokens"].tolist() for key in ((0, 0), (0, 0), (0, 1))] == [[[0, 0]], [[0, 0]], [[0, 1]]]
 
 
 def test_what_cannot_be_read_is_an_error_of_who_asks() -> None:
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_an_error_of_who_asks() -> None:
     ahead.expect([(9, 0), (0, 0)])
     with pytest.raises(RunError, match="not in the vocabulary"):
         ahead.batch(9, 0)
-    assert ahead.batch(0, 0)[0].tolist() == [[0, 0]]
+    assert ahead.batch(0, 0)["tokens"].tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -33,25 +33,25 @@ def test_a_batch_depends_on_seed_iteration_and_micro_batch_only(tmp_path: Path) 
     first, second = (corpus(tmp_path, text, sequence=16, micro_batch_size=3, seed=5) for _ in range(2))
     first.batch(0, 0)
     for wanted in ((0, 0), (3, 7), (100, 11)):
-        assert all(map(torch.equal, first.batch(*wanted), second.batch(*wanted)))
+        assert all(map(torch.equal, first.batch(*wanted).values(), second.batch(*wanted).values()))
     others = [first.batch(0, 1), first.batch(1, 0), corpus(tmp_path, text, 16, 3, seed=6).batch(0, 0)]
-    assert not any(torch.equal(first.batch(0, 0)[0], other[0]) for other in others)
+    assert not any(torch.equal(first.batch(0, 0)["tokens"], other["tokens"]) for other in others)
 
 
 def test_the_draw_is_the_same_on_every_machine(tmp_path: Path) -> None:
-    tokens, _ = corpus(tmp_path, bytes(range(200)), sequence=4, micro_batch_size=2).batch(7, 3)
+    tokens, _ = corpus(tmp_path, bytes(range(200)), sequence=4, micro_batch_size=2).batch(7, 3).values()
     assert tokens.tolist() == [[88, 89, 90, 91], [109, 110, 111, 112]]
 
 
 def test_a_label_is_the_token_that_follows(tmp_path: Path) -> None:
-    tokens, labels = corpus(tmp_path, bytes(range(100)), sequence=16, micro_batch_size=3).batch(0, 0)
+    tokens, labels = corpus(tmp_path, bytes(range(100)), sequence=16, micro_batch_size=3).batch(0, 0).values()
     assert tokens.shape == labels.shape == (3, 16)
     assert tokens.dtype == labels.dtype == torch.int64
     assert torch.equal(labels, tokens + 1)
 
 
 def test_the_shortest_text_has_one_row_and_a_shorter_one_is_refused(tmp_path: Path) -> None:
-    tokens, labels = corpus(tmp_path, b"abcde", sequence=4, micro_batch_size=1).batch(9, 9)
+    tokens, labels = corpus(tmp_path, b"abcde", sequence=4, micro_batch_size=1).batch(9, 9).values()
     assert (bytes(tokens[0].tolist()), bytes(labels[0].tolist())) == (b"abcd", b"bcde")
     with pytest.raises(JobError, match=r"\[data\] path: 4 bytes of text, but one row needs 5"):
         corpus(tmp_path, b"abcd", sequence=4, micro_batch_size=1)

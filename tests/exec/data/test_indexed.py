@@ -59,7 +59,7 @@ def test_rows_cross_documents_and_a_label_is_the_token_that_follows(prefix: Path
     data = rows(prefix, sequence)
     assert data.rows == (sum(LENGTHS) - 1) // sequence
     for micro_batch in range(4):
-        tokens, labels = data.batch(0, micro_batch)
+        tokens, labels = data.batch(0, micro_batch).values()
         assert tokens.shape == labels.shape == (2, sequence)
         assert tokens.dtype == labels.dtype == torch.int64
         assert labels.equal(tokens + 1)
@@ -76,7 +76,7 @@ def test_an_epoch_has_every_row_once_and_the_next_one_in_another_order(prefix: P
     seen = Counter(
         int(token)
         for iteration, micro_batch in itertools.product(range(data.rows // 2), range(1))
-        for token in rows(prefix, 3, micro_batches=1).batch(iteration, micro_batch)[0][:, 0]
+        for token in rows(prefix, 3, micro_batches=1).batch(iteration, micro_batch)["tokens"][:, 0]
     )
     assert set(seen.values()) == {1}
 
@@ -84,10 +84,11 @@ def test_an_epoch_has_every_row_once_and_the_next_one_in_another_order(prefix: P
 def test_a_sample_depends_on_seed_and_its_number_only(prefix: Path) -> None:
     one, other = rows(prefix, seed=5), rows(prefix, seed=5)
     one.batch(0, 0)
-    assert all(map(torch.equal, one.batch(7, 3), other.batch(7, 3)))
+    assert all(map(torch.equal, one.batch(7, 3).values(), other.batch(7, 3).values()))
     assert one.digest == other.digest
     # 4 micro-batches per iteration: the second of iteration 1 is the sixth of the run, whatever the shape.
-    assert all(map(torch.equal, rows(prefix, seed=5).batch(1, 1), rows(prefix, micro_batches=1, seed=5).batch(5, 0)))
+    fewer = rows(prefix, micro_batches=1, seed=5)
+    assert all(map(torch.equal, one.batch(1, 1).values(), fewer.batch(5, 0).values()))
     assert [one.row_of(place) for place in range(12)] != [rows(prefix, seed=6).row_of(place) for place in range(12)]
     assert [_permuted(place, 10, "0 0") for place in range(10)] == [2, 6, 5, 8, 7, 4, 0, 3, 1, 9]
 

@@ -13,7 +13,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 from recycle import MicroBatch, RunError
 from recycle.exec.model.backward import WeightGradientStore, require_all_split, require_tested_version, split_linears
-from recycle.exec.model.gpt import build_part, ensure_parallel_state, transformer_config
+from recycle.exec.model.config import transformer_config
+from recycle.exec.model.gpt import build_part
+from recycle.exec.model.parallel_state import ensure_parallel_state
 from tests.exec.drive import small_job
 
 BATCH, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
@@ -41,12 +43,12 @@ class Sum:
 
 def column(kind: type = ColumnParallelLinear, inputs: int = 16, **changes: Any) -> torch.nn.Module:
     options = {"bias": True, "init_method": torch.nn.init.xavier_normal_} | changes
-    config = transformer_config(small_job().model, perform_initialization=True)
+    config = transformer_config(small_job(), perform_initialization=True)
     return kind(inputs, 24, config=config, **options)
 
 
 def row() -> torch.nn.Module:
-    config = transformer_config(small_job().model, perform_initialization=True)
+    config = transformer_config(small_job(), perform_initialization=True)
     options = {"bias": False, "input_is_parallel": True, "skip_bias_add": False}
     return RowParallelLinear(24, 16, config=config, init_method=torch.nn.init.xavier_normal_, **options)
 

@@ -42,7 +42,7 @@ def test_hidden_and_attention_dropout_each_do_something(keys: dict[str, float]) 
     plain, dropping = build_pipeline(small_job(ranks=1)), build_pipeline(small_job(ranks=1, model=keys))
     assert run_pipelines([dropping], 0, 2) != run_pipelines([plain], 0, 2)
     both = build_pipeline(small_job(ranks=1, model={"dropout": 0.2}))[0]
-    assert both._model.config.attention_dropout == 0.2
+    assert both._part.module.config.attention_dropout == 0.2
 
 
 def test_draws_depend_on_iteration_and_micro_batch_and_not_on_order_or_the_process() -> None:
@@ -60,7 +60,7 @@ def test_draws_depend_on_iteration_and_micro_batch_and_not_on_order_or_the_proce
     assert here[b].equal(there[b])
     assert not here[a].equal(here[b])
     assert not outputs(first, 4, [a])[a].equal(here[a])
-    share = float((first._model.embedding(tokens, first._positions_of_tokens) == 0).float().mean())
+    share = float((first._part.module.embedding(tokens, first._part._positions) == 0).float().mean())
     assert share == pytest.approx(0.2, abs=0.05)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from recycle import RunError
-from recycle.exec.model.gpt import ensure_parallel_state
+from recycle.exec.model.parallel_state import ensure_parallel_state
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError
 

@@ -9,7 +9,8 @@ from recycle import Job, Schedule, ScheduleError, check, simulate
 from recycle.exec import run
 from recycle.exec.data.batches import load_corpus
 from recycle.exec.launch.launcher import RunResult
-from recycle.exec.model.gpt import build_part, global_names
+from recycle.exec.model.gpt import build_part
+from recycle.exec.model.weights import global_names
 from recycle.exec.transport.base import tie_groups
 from recycle.ir.families import FAMILIES, one_f_one_b
 from recycle.plans import with_updates_of
@@ -85,7 +86,7 @@ def test_gradients_are_those_of_megatron_cores_own_model_by_plain_autograd(is_ti
     plain = build_part(of, 0)
     if precision == "bf16":
         plain.bfloat16()
-    tokens, labels = load_corpus(of).batch(0, 0)
+    tokens, labels = load_corpus(of).batch(0, 0).values()
     mean = plain(
         input_ids=tokens, position_ids=torch.arange(32).expand(1, 32), attention_mask=None, labels=labels
     ).mean()

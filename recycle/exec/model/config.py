@@ -1,0 +1,210 @@
+"""megatron-core's configuration of a job's model: what `[model]` says, and any further field from `[model.config]`.
+
+A field is refused by name where the job says it elsewhere, where it needs what the executor does not have, or where a
+micro-batch's result would depend on which worker ran it. What is wrong with the values that are left is megatron-core's
+to say.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any, get_type_hints
+
+import msgspec
+import torch
+from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from recycle.errors import JobError
+from recycle.job import Job
+
+ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+    "relu": torch.nn.functional.relu,
+    "squared_relu": squared_relu,
+    "quick_gelu": quick_gelu,
+    "fast_gelu": fast_gelu,
+}
+"""`activation_func` by name, as a job file can state it."""
+
+_SAID_ELSEWHERE = {
+    "num_layers": "[model] layers says it",
+    "hidden_size": "[model] hidden says it",
+    "num_attention_heads": "[model] heads says it",
+    "ffn_hidden_size": "[model] ffn says it",
+    "hidden_dropout": "[model] dropout says it",
+    "attention_dropout": "[model] attention_dropout says it",
+    "tensor_model_parallel_size": "[shape] tensor_parallel says it",
+    **dict.fromkeys(("recompute_granularity", "recompute_method", "recompute_num_layers"), "[model] recompute says it"),
+    **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16"), "[train] precision says it"),
+    **dict.fromkeys(
+        (
+            *("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout"),
+            *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+            *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+            "microbatch_group_size_per_vp_stage",
+        ),
+        "[shape], [model] split and the schedule say it",
+    ),
+}
+_NO_FUNCTIONS = "it takes a function, which a job file cannot hold; build the model with [model] provider"
+_NO_KERNELS = "it needs kernels of Transformer Engine or Apex, which the executor does without"
+_NO_GROUP = "the executor has no such group of processes"
+_NO_OFFLOADING = "the executor keeps activations on the device"
+_NO_GRAPHS = "the executor does not capture CUDA graphs"
+_OWN_BUILDER = "stages built by recycle have no such layers; build the model with [model] provider"
+_OWN_STATE = "what it updates between iterations is not part of the state that workers copy"
+_UNSEEDED = "what it draws depends on which worker runs the micro-batch"
+_NO_DROPPING = "no token is dropped here, so that a result does not depend on which worker ran it"
+_OWN_ATTENTION = "attention is torch's scaled_dot_product_attention"
+
+_UNSUPPORTED: Mapping[str, str] = {
+    **_SAID_ELSEWHERE,
+    **dict.fromkeys(
+        (
+            *("init_method", "output_layer_init_method", "embedding_init_method", "timers", "grad_scale_func"),
+            *("finalize_model_grads_func", "no_sync_func", "grad_sync_func", "param_sync_func", "quant_recipe"),
+        ),
+        _NO_FUNCTIONS,
+    ),
+    **dict.fromkeys(("init_method_std", "embedding_init_method_std"), "weights are drawn by name with deviation 0.02"),
+    **dict.fromkeys(
+        (
+            *("transformer_impl", "use_te_activation_func", "use_te_rng_tracker", "use_kitchen"),
+            *("use_kitchen_attention", "kitchen_attention_backend", "fp8", "fp4", "fp8_param", "fp4_param"),
+            *("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion"),
+            *("fused_single_qkv_rope", "persist_layer_norm", "memory_efficient_layer_norm", "moe_permute_fusion"),
+            *("layernorm_zero_centered_gamma", "moe_router_fusion", "moe_grouped_gemm", "moe_latent_size"),
+            *("moe_use_legacy_grouped_gemm", "moe_enable_deepep", "cross_entropy_loss_fusion", "tp_comm_overlap"),
+            *("use_fused_weighted_squared_relu", "batch_invariant_mode", "delay_wgrad_compute"),
+        ),
+        _NO_KERNELS,
+    ),
+    **dict.fromkeys(
+        (
+            *("context_parallel_size", "hierarchical_context_parallel_sizes", "hybrid_context_parallel"),
+            *("expert_model_parallel_size", "expert_tensor_parallel_size", "cp_comm_type"),
+            *("overlap_moe_expert_parallel_comm", "moe_shared_expert_overlap", "moe_token_dispatcher_type"),
+            *("moe_flex_dispatcher_backend", "distribute_saved_activations"),
+        ),
+        _NO_GROUP,
+    ),
+    **dict.fromkeys(
+        (
+            *("cpu_offloading", "cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights"),
+            *("fine_grained_activation_offloading", "offload_modules"),
+        ),
+        _NO_OFFLOADING,
+    ),
+    **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph_scope"), _NO_GRAPHS),
+    **dict.fromkeys(
+        (
+            *("mtp_num_layers", "multi_latent_attention", "experimental_attention_variant", "is_hybrid_model"),
+            *("heterogeneous_block_specs", "linear_attention_freq", "mrope_section", "attention_output_gate"),
+        ),
+        _OWN_BUILDER,
+    ),
+    **dict.fromkeys(
+        ("moe_router_enable_expert_bias", "moe_router_bias_update_rate", "qk_clip", "log_max_attention_logit"),
+        _OWN_STATE,
+    ),
+    **dict.fromkeys(("moe_input_jitter_eps", "moe_router_force_load_balancing"), _UNSEEDED),
+    **dict.fromkeys(
+        (
+            *("moe_token_dropping", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
+            "moe_token_drop_policy",
+        ),
+        _NO_DROPPING,
+    ),
+    **dict.fromkeys(
+        (
+            *("attention_backend", "window_size", "window_attn_skip_freq", "softmax_type", "flash_decode"),
+            *("apply_query_key_layer_scaling", "attention_softmax_in_fp32"),
+        ),
+        _OWN_ATTENTION,
+    ),
+    **dict.fromkeys(("fp16", "enable_autocast", "autocast_dtype"), '[train] precision is "fp32" or "bf16"'),
+    "gradient_accumulation_fusion": "it adds to one buffer in the order of execution, inside I",
+    "defer_embedding_wgrad_compute": "W of the output layer is an instruction of its own here",
+    "calculate_per_token_loss": "each micro-batch's mean loss counts alike here, however many tokens its mask leaves",
+    "num_microbatches_with_partial_activation_checkpoints": "[model] recompute says it",
+    "moe_layer_recompute": "[model] recompute says it",
+    "variable_seq_lengths": "messages between stages have one shape",
+    "init_model_with_meta_device": "weights are drawn on the host",
+    "perform_initialization": "weights are drawn by name",
+    "use_cpu_initialization": "weights are drawn on the host",
+    "config_logger_dir": "a run's directory has its job as resolved",
+}
+"""Field -> why it cannot be set."""
+
+
+def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
+    """megatron-core's configuration of the job's model; `changes` add to it or replace entries.
+
+    Raises:
+        JobError: a field of `[model.config]` is unknown, cannot be set, or has a value that megatron-core refuses.
+    """
+    model = job.model
+    settings: dict[str, Any] = {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "ffn_hidden_size": model.ffn if model.ffn is not None else 4 * model.hidden,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.dropout if model.attention_dropout is None else model.attention_dropout,
+        "params_dtype": torch.float32,
+        "pipeline_dtype": torch.float32,
+        # Weights are drawn in fp32; with bf16 the optimizer keeps those and gives the part rounded ones.
+        "bf16": job.train.precision == "bf16",
+        "tensor_model_parallel_size": job.grid.tensor_parallel,
+        "use_cpu_initialization": True,
+        "perform_initialization": False,
+        "gradient_accumulation_fusion": False,
+        "bias_dropout_fusion": False,
+        "bias_activation_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "apply_rope_fusion": False,
+    }
+    settings |= further_fields(model.config)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of what it then sets itself
+            return TransformerConfig(**(settings | changes))
+    except (AssertionError, ValueError, TypeError, ZeroDivisionError) as error:
+        raise JobError(f"[model.config]: megatron-core refuses these values: {error}") from None
+
+
+def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that `[model.config]` has, each as megatron-core takes it. Raises JobError that names the field."""
+    known, found = _types(), {}
+    for name, value in config.items():
+        key = f"[model.config] {name}"
+        if name in _UNSUPPORTED:
+            raise JobError(f"{key}: cannot be set: {_UNSUPPORTED[name]}")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f'; did you mean "{close[0]}"?' if close else ""
+            raise JobError(f"{key}: megatron-core's TransformerConfig has no such field{hint}")
+        if name == "activation_func":
+            if value not in ACTIVATIONS:
+                raise JobError(f"{key}: {value!r} is none of {', '.join(ACTIVATIONS)}")
+            found[name] = ACTIVATIONS[value]
+            continue
+        try:
+            found[name] = msgspec.convert(value, known[name])
+        except (msgspec.ValidationError, TypeError) as error:
+            raise JobError(f"{key}: {error}") from None
+    return found
+
+
+@cache
+def _types() -> dict[str, Any]:
+    """Fields of TransformerConfig that can be given -> their types."""
+    hints = get_type_hints(TransformerConfig)
+    return {each.name: hints[each.name] for each in fields(TransformerConfig) if each.init and each.name[0] != "_"}

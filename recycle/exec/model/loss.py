@@ -1,0 +1,54 @@
+"""A micro-batch's loss: sum and count of what the last stage's module returns.
+
+A loss function takes (output of the last stage's module, the batch) and returns (sum, count): the sum of the losses of
+the tokens that count, and how many these are, as Megatron-LM's loss functions do. The micro-batch's loss is sum /
+count, 0 where nothing counts, and an iteration's is the mean of its micro-batches', each counting alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.data.batches import Batch
+
+LossFunction = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, Any]]
+"""(output, batch) -> (sum, count)."""
+
+
+def masked_sum(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | int]:
+    """Of a module that returns losses, [micro_batch_size, sequence]: those where `loss_mask` is, or all."""
+    mask = batch.get("loss_mask")
+    if mask is None:
+        return losses.sum(), losses.numel()
+    return (losses * mask.to(losses.dtype)).sum(), mask.sum()
+
+
+def cross_entropy(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | int]:
+    """Of a module that returns logits, [micro_batch_size, sequence, vocabulary]: computed in fp32."""
+    labels = batch["labels"]
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+    return masked_sum(losses.view(labels.shape), batch)
+
+
+def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The micro-batch's loss by a function, a scalar.
+
+    Raises:
+        RunError: what the function returns is not a sum and a count.
+    """
+    returned = function(output, batch)
+    pair = isinstance(returned, tuple | list) and len(returned) == 2
+    if not pair or not isinstance(returned[0], torch.Tensor) or returned[0].numel() != 1:
+        raise RunError(
+            f"[train] loss: {getattr(function, '__qualname__', function)} must return a sum, a tensor of one entry, and"
+            f" the count of what it is the sum of; it returned {type(returned).__name__}"
+        )
+    total: torch.Tensor = returned[0].reshape(())
+    count = returned[1]
+    if isinstance(count, torch.Tensor):
+        return torch.div(total, count.to(total.dtype).clamp(min=1).reshape(()))
+    return torch.div(total, max(count, 1))

@@ -1,0 +1,108 @@
+"""The weights of a model part: their names in the whole model, how tensor ranks cut them, and how they are drawn.
+
+Each parameter that recycle draws comes from a generator seeded by (seed, name in the whole model), so that P = 1, 2, 4
+and every re-spawned worker start from equal bits; whole, and then cut, so that every T does too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+
+from recycle.sections import ModelSection
+
+INITIAL_DEVIATION = 0.02
+"""Standard deviation of weights, as in GPT-2; those that write into the residual stream divide it by sqrt(2 L)."""
+SHARED_WEIGHT = "embedding.word_embeddings.weight"
+"""The weight that a tied output layer uses too, and the name of its copy on the last stage."""
+LAYERS = "layers"
+"""Name of the list of layers in a part, at any depth: its places count from the part's first layer on."""
+_RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
+_CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
+    ColumnParallelLinear: {"weight": 0, "bias": 0},
+    RowParallelLinear: {"weight": 1},
+    VocabParallelEmbedding: {"weight": 0},
+}
+"""Layer -> its parameters that are cut between tensor ranks -> along which dimension; all ranks hold every other.
+megatron-core marks a parameter only where it initialises it itself."""
+
+
+def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, torch.nn.Module]]:
+    """The layers of a part: their name in it -> (their name in the whole model, the layer); {} where none are found.
+
+    A list named "layers" counts from the first layer of the part on; a dict of that name has the whole model's names.
+    """
+    found: dict[str, tuple[str, torch.nn.Module]] = {}
+    for name, module in part.named_modules():
+        if name.rpartition(".")[2] != LAYERS or any(name.startswith(f"{layer}.") for layer in found):
+            continue
+        if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+            for place, layer in enumerate(module):
+                found[f"{name}.{place}"] = f"{name}.{first_layer + place}", layer
+        elif isinstance(module, torch.nn.ModuleDict):
+            found |= {f"{name}.{key}": (f"{name}.{key}", layer) for key, layer in module.items()}
+    return found
+
+
+def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
+    """The parameters of a part by their name in the whole model, where layers count from 0.
+
+    Args:
+        part: whose layers count from 0 too.
+        first_layer: of the part, in the whole model.
+    """
+    layers = layers_of(part, first_layer)
+    is_tied = getattr(part, "share_embeddings_and_output_weights", False)
+    names: dict[str, torch.nn.Parameter] = {}
+    for name, parameter in part.named_parameters():
+        for inside, (outside, _) in layers.items():
+            if name.startswith(f"{inside}."):
+                name = outside + name[len(inside) :]
+                break
+        if name == "output_layer.weight" and is_tied:
+            name = SHARED_WEIGHT
+        names[name] = parameter
+    return names
+
+
+def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
+    """Each parameter of a model part that is cut into T equal parts -> the dimension along which.
+
+    Tensor rank t has the t-th part.
+    """
+    return {
+        parameter: cut[name]
+        for module in part.modules()
+        for kind, cut in _CUT.items()
+        if isinstance(module, kind)
+        for name, parameter in module.named_parameters(recurse=False)
+        if name in cut
+    }
+
+
+@torch.no_grad()
+def initialise(
+    part: torch.nn.Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
+) -> None:
+    """Draw every parameter by its global name: matrices normal, biases 0, norm weights 1. Parameters lie on the CPU."""
+    cut = cut_dimensions(part)
+    for name, parameter in global_names(part, first_layer).items():
+        if parameter.dim() > 1:
+            seed = hashlib.sha256(f"{model.seed}:{name}".encode()).digest()[:8]
+            generator = torch.Generator().manual_seed(int.from_bytes(seed, "little") >> 1)
+            residual = name.endswith(_RESIDUAL_WEIGHTS)
+            deviation = INITIAL_DEVIATION / (math.sqrt(2 * model.layers) if residual else 1.0)
+            if tensor_parallel == 1 or parameter not in cut:
+                parameter.normal_(0.0, deviation, generator=generator)
+                continue
+            sizes = list(parameter.shape)
+            sizes[cut[parameter]] *= tensor_parallel
+            whole = torch.empty(sizes).normal_(0.0, deviation, generator=generator)
+            parameter.copy_(whole.chunk(tensor_parallel, cut[parameter])[tensor_rank])
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -1,0 +1,89 @@
+"""Functions that a job names as "package.module:function": a model's, the data's, the loss's.
+
+They are imported from the folders that the job states, then from Python's own path, in every process that needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from recycle.errors import JobError
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def require_name(text: str, key: str) -> None:
+    """Raise JobError unless `text` has the form of a name; nothing is imported."""
+    if _NAME.fullmatch(text) is None:
+        raise JobError(f'{key}: "{text}" names no function; write "package.module:function"')
+
+
+def function_named(text: str, key: str, folders: Sequence[str] = ()) -> Callable[..., Any]:
+    """The function that a job names.
+
+    Args:
+        text: "package.module:function".
+        key: where the job says so, as "[model] provider".
+        folders: to look in before Python's own path; they stay on it.
+
+    Raises:
+        JobError: the module cannot be imported, or has no such function.
+    """
+    require_name(text, key)
+    module_name, _, attribute = text.partition(":")
+    for folder in reversed(folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise JobError(f"{key}: {module_name} imports {error.name}, which is not installed") from None
+        where = " ".join((*folders, "and on Python's path"))
+        raise JobError(f'{key}: there is no module "{error.name}"; looked in {where}') from None
+    except Exception as error:
+        raise JobError(f"{key}: {module_name} cannot be imported ({type(error).__name__}: {error})") from None
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            offered = [name for name, value in vars(found).items() if inspect.isfunction(value) and name[0] != "_"]
+            has = f"; it has {', '.join(sorted(offered)[:8])}" if offered else ""
+            raise JobError(f'{key}: {module_name} has no "{attribute}"{has}')
+        found = getattr(found, name)
+    if not callable(found):
+        raise JobError(f"{key}: {text} is no function but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def name_of(function: Callable[..., Any], key: str) -> tuple[str, str]:
+    """("package.module:function", the folder that it is imported from) of a function, for other processes.
+
+    Raises:
+        JobError: no other process could import it, because it is no function at the top of a module's file.
+    """
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    qualified = getattr(function, "__qualname__", "<")
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or "<" in qualified or _attribute(module, qualified) is not function:
+        raise JobError(
+            f"{key}: {function!r} cannot be imported by worker processes; define it at the top of a module's file, or"
+            ' run in this process with transport = "local"'
+        )
+    name = module.__name__
+    if name == "__main__":
+        name = module.__spec__.name if module.__spec__ is not None else Path(file).stem
+    path = Path(file).resolve()
+    depth = name.count(".") + (path.name == "__init__.py")
+    return f"{name}:{qualified}", str(path.parents[depth])
+
+
+def _attribute(found: Any, qualified: str) -> Any:
+    for name in qualified.split("."):
+        found = getattr(found, name, None)
+    return found

@@ -1,0 +1,246 @@
+"""Models, data and losses of one's own: the bits of recycle's where they are the same, one line where they fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import nn
+
+from recycle import Job, JobError, RunError
+from recycle.exec import run
+from recycle.exec.launch.request import check_request
+from recycle.exec.model.build import build_stages
+from recycle.exec.model.config import transformer_config
+from recycle.exec.model.gpt import build_part
+from recycle.exec.model.providers import Providers
+from recycle.exec.model.stage import MegatronStage
+from recycle.ir.families import one_f_one_b, zb_h1
+from tests.exec.drive import CPU, small_job
+
+OWN = {"hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 256, "layers": 2}
+
+
+def with_keys(job: Job, section: str, **keys: Any) -> Job:
+    return msgspec.structs.replace(job, **{section: msgspec.structs.replace(getattr(job, section), **keys)})
+
+
+class Plain(nn.Module):
+    """A stage of plain PyTorch layers, [rows, sequence, hidden]."""
+
+    def __init__(self, job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> None:
+        super().__init__()
+        hidden = job.model.hidden
+        self.message_shape = (job.data.micro_batch_size, job.model.sequence, hidden)
+        self.embedding = nn.Embedding(job.model.vocabulary, hidden) if pre_process else nn.Identity()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.GELU(), nn.Dropout(job.model.dropout))
+            for _ in range(first, last)
+        )
+        self.head = nn.Linear(hidden, job.model.vocabulary) if post_process else nn.Identity()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(inputs)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.head(hidden)
+
+
+def drawn_by_name(job: Job, first: int, last: int, **ends: bool) -> nn.Module:
+    """`Plain`, with weights that do not depend on how the model is split."""
+    from recycle.exec.model.weights import initialise
+
+    module = Plain(job, first, last, **ends)
+    initialise(module, job.model, first)
+    return module
+
+
+def own_job(**sections: Any) -> Job:
+    return small_job(model=OWN | sections.pop("model", {}), **sections)
+
+
+def megatrons(job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> GPTModel:
+    """What recycle builds, as a user's function."""
+    found = [s for s, start in enumerate(starts(job)) if start == first and job.layers_per_stage()[s] == last - first]
+    return build_part(job, found[0])
+
+
+def starts(job: Job) -> list[int]:
+    layers = job.layers_per_stage()
+    return [sum(layers[:stage]) for stage in range(len(layers))]
+
+
+def losses(job: Job, family: Any = one_f_one_b, **given: Any) -> list[float]:
+    return run(family(job.shape), job, steps=3, **given).losses
+
+
+def test_a_megatron_model_of_ones_own_has_the_bits_of_the_same_model_built_in() -> None:
+    job = small_job(model={"dropout": 0.0})
+    assert losses(job, model=megatrons) == losses(job)
+
+
+@pytest.mark.parametrize("model", [{}, {"dropout": 0.2}, {"recompute": "full", "dropout": 0.2}])
+def test_a_plain_model_trains_to_the_same_bits_however_it_is_split_and_scheduled(model: dict[str, Any]) -> None:
+    whole = losses(own_job(ranks=1, model=model), model=drawn_by_name)
+    assert whole[-1] < whole[0]
+    for family in (one_f_one_b, zb_h1):
+        assert losses(own_job(ranks=2, model=model), family, model=drawn_by_name) == whole
+
+
+def test_a_plain_model_trains_in_bf16() -> None:
+    found = losses(own_job(train={"precision": "bf16"}), model=Plain)
+    assert found == pytest.approx(losses(own_job(), model=Plain), rel=1e-2)
+    assert found == losses(own_job(train={"precision": "bf16"}), zb_h1, model=Plain)
+
+
+class Masked:
+    """Batches whose mask leaves the first `kept` tokens; the others have labels that no model would guess."""
+
+    def __init__(self, job: Job, kept: int, spoil: bool) -> None:
+        self.job, self.kept, self.spoil = job, kept, spoil
+        self.digest = f"kept {kept}"
+
+    def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(10 * iteration + micro_batch)
+        tokens = torch.randint(256, (1, self.job.model.sequence + 1), generator=generator)
+        mask = torch.arange(self.job.model.sequence)[None] < self.kept
+        labels = torch.where(mask, tokens[:, 1:], 7) if self.spoil else tokens[:, 1:]
+        return {"tokens": tokens[:, :-1], "labels": labels, "loss_mask": mask}
+
+
+@pytest.mark.parametrize("model", [None, Plain])
+def test_only_tokens_of_the_mask_count(model: Any) -> None:
+    job = own_job()
+    found = [losses(job, model=model, data=lambda job, spoil=spoil: Masked(job, 5, spoil)) for spoil in (False, True)]
+    assert found[0] == found[1]
+    assert found[0] != losses(job, model=model, data=lambda job: Masked(job, 8, False))
+    assert losses(job, model=model, data=lambda job: Masked(job, 0, False)) == [0.0] * 3
+
+
+def test_a_loss_of_ones_own_gives_sum_and_count() -> None:
+    job, twice = own_job(), lambda output, batch: (2 * output.sum(), output.numel())
+    assert losses(job, loss=twice)[0] == 2 * losses(job)[0]
+
+
+def bad_sum(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> Any:
+    return output.mean()
+
+
+def running(job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> nn.Module:
+    module = Plain(job, first, last, pre_process, post_process)
+    module.layers.append(nn.BatchNorm1d(job.model.sequence))
+    return module
+
+
+def too_wide(job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> nn.Module:
+    module = Plain(job, first, last, pre_process, post_process)
+    del module.message_shape
+    return module
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"loss": bad_sum}, r"\[train\] loss: bad_sum must return a sum, .* it returned Tensor"),
+        ({"model": running}, r"\[model\] provider: the forward of stage 0 changes the buffer layers.1."),
+        (
+            {"model": too_wide},
+            r"\[model\] provider: the module of stage 0 returned \[1, 8, 16\] torch.float32, but stages hand on"
+            r" \[8, 1, 16\]",
+        ),
+        ({"data": lambda job: lambda i, m: [1]}, r"\[data\] provider: .* gave list as a batch"),
+        ({"data": lambda job: lambda i, m: {"tokens": 1}}, r"\[data\] provider: .* gave a mapping of int as a batch"),
+    ],
+)
+def test_what_cannot_be_computed_with_is_one_line(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RunError, match=f"^{complaint}"):
+        losses(own_job(), **given)
+
+
+def frozen(job: Job, *layers: int, **ends: bool) -> nn.Module:
+    module = Plain(job, *layers, **ends)
+    module.layers[0][1].weight.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("model", "tied", "complaint"),
+    [
+        (lambda job, *layers, **ends: nn.GELU(), False, "its module has no parameters to train"),
+        (lambda job, *layers, **ends: 5, False, "it returned int, not a torch.nn.Module"),
+        (lambda job: nn.GELU(), False, r"it cannot be built \(TypeError: .*"),
+        (frozen, False, "layers.0.1.weight does not require a gradient"),
+        (Plain, True, r"\[model\] tied needs a parameter embedding.word_embeddings.weight, which its module lacks"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_is_refused_as_it_is_built(model: Any, tied: bool, complaint: str) -> None:
+    with pytest.raises(JobError, match=rf"^\[model\] provider: .*: stage 0: {complaint}") as refused:
+        build_stages(own_job(model={"tied": tied}), [0], CPU, providers=Providers(model))
+    assert "\n" not in str(refused.value)
+
+
+def test_names_hold_in_the_whole_model_or_say_which_stage_they_are_of() -> None:
+    def bare(job: Job, *layers: int, **ends: bool) -> nn.Module:
+        return nn.Linear(16, 16)
+
+    found = []
+    for model in (Plain, bare):
+        stages = build_stages(own_job(), [0, 1], CPU, providers=Providers(model))
+        found.append([sorted(stage.parameters) for stage in stages.values() if isinstance(stage, MegatronStage)])
+    assert found[0] == [
+        ["embedding.weight", *(f"layers.0.{name}" for name in ("0.bias", "0.weight", "1.bias", "1.weight"))],
+        ["head.bias", "head.weight", *(f"layers.1.{name}" for name in ("0.bias", "0.weight", "1.bias", "1.weight"))],
+    ]
+    assert found[1] == [["stages.0.bias", "stages.0.weight"], ["stages.1.bias", "stages.1.weight"]]
+
+
+def test_a_function_is_given_or_named_but_not_both() -> None:
+    job = with_keys(own_job(), "train", loss="os.path:join")
+    with pytest.raises(JobError, match=r"^\[train\] loss: the job names os.path:join, and another function is given"):
+        losses(job, loss=bad_sum)
+
+
+def test_any_field_of_megatron_cores_configuration_is_passed_on() -> None:
+    config = {"normalization": "RMSNorm", "add_bias_linear": False, "activation_func": "silu", "kv_channels": 8}
+    job = small_job(model={"config": config})
+    made = transformer_config(job)
+    assert (made.normalization, made.add_bias_linear, made.kv_channels) == ("RMSNorm", False, 8)
+    assert made.activation_func is torch.nn.functional.silu
+    (stage,) = build_stages(job, [0], CPU).values()
+    assert isinstance(stage, MegatronStage)
+    assert "decoder.layers.0.mlp.linear_fc1.bias" not in stage.parameters
+    assert "decoder.layers.0.input_layernorm.bias" not in stage.parameters
+    assert stage.parameters["decoder.layers.0.self_attention.linear_qkv.weight"].shape == (3 * 4 * 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"kv_chanels": 8}, r"kv_chanels: .* has no such field; did you mean \"kv_channels\"\?"),
+        ({"num_layers": 8}, "num_layers: cannot be set: \\[model\\] layers says it"),
+        ({"fp8": "hybrid"}, "fp8: cannot be set: it needs kernels of Transformer Engine"),
+        ({"calculate_per_token_loss": True}, "calculate_per_token_loss: cannot be set: each micro-batch's mean loss"),
+        ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: no token is dropped"),
+        ({"kv_channels": "many"}, "kv_channels: Expected `int | null`, got `str`"),
+        ({"normalization": "Norm"}, "normalization: Invalid enum value 'Norm'"),
+        ({"activation_func": "swish"}, "activation_func: 'swish' is none of gelu, silu"),
+        ({"init_method": "normal"}, "init_method: cannot be set: it takes a function"),
+    ],
+)
+def test_a_field_that_cannot_be_passed_on_is_refused_with_the_reason(config: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(JobError, match=rf"^\[model.config\] {complaint}"):
+        check_request(small_job(model={"config": config}), 1, (), frozenset())
+
+
+def test_values_that_megatron_core_refuses_are_its_to_explain() -> None:
+    with pytest.raises(JobError, match=r"^\[model.config\]: megatron-core refuses these values: "):
+        transformer_config(small_job(model={"config": {"num_moe_experts": -1}}))
+
+
+def test_every_field_that_is_refused_is_one_of_megatron_core() -> None:
+    from recycle.exec.model.config import _UNSUPPORTED, _types
+
+    assert set(_UNSUPPORTED) - set(_types()) == set()
