@@ -25,7 +25,7 @@ def test_what_is_written_is_what_a_job_trains_on(command: Command, tmp_path: Pat
     )
     assert isinstance(batches, IndexedRows)
     batches.require_vocabulary()
-    assert batches.batch(0, 0)[0].shape == (1, 16)
+    assert batches.batch(0, 0)["tokens"].shape == (1, 16)
 
 
 def test_json_says_what_was_written(command: Command, tmp_path: Path) -> None:
