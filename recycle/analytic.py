@@ -1,6 +1,6 @@
-"""An analytic model of a GPT on GPUs: seconds and bytes of each layer from its shape, nothing measured.
+"""An analytic model of a transformer on GPUs: seconds and bytes of each layer from its shape, nothing measured.
 
-FLOPs of a layer and micro-batch of b samples, s tokens, hidden size h, feed-forward size f: the linear parts take
+FLOPs of a GPT's layer and micro-batch of b samples, s tokens, hidden size h, feed-forward size f: the linear parts take
 b s (8 h^2 + 4 h f) forward, the same again for input gradients and for weight gradients; attention's two products take
 4 b s^2 h forward and twice that for gradients, none of it for weights; the head 2 b s h V each. With f = 4 h the sum is
 that of Narayanan et al. 2021 (arXiv 2104.04473, section 5.1). Every kernel runs at the same achieved share of the GPU's
@@ -17,6 +17,9 @@ of it; adding a micro-batch's gradient to an "exact" sum moves more than to a "f
 Beside these a worker has, while it runs I, the gradients of one layer's inside; while it runs W, one matrix's gradient
 and what rounds it in chunks; the output layer's logits once more; the piece of the mean gradient that it steps with.
 
+Other families (`recycle.architecture`) have other matrices: grouped keys and values, a gate beside the feed-forward
+part's product, experts of which each token goes through a few. They are counted as if every expert had equally many.
+
 Limits: no kernel is slower for being small, and transfers do not share links; each is on the side of the larger model.
 The executor has tensor parallelism without sequence parallelism: with T > 1 it holds more than this.
 """
@@ -28,6 +31,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+from recycle.architecture import Architecture
 from recycle.footprint import (
     MEAN,
     MESSAGES_UNDER_WAY,
@@ -88,22 +92,21 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
     model, how = job.model, job.analytic
     gpu, ways, weigh = GPUS[how.gpu], job.grid.tensor_parallel, parameter_bytes(job)
     b, s, h, v = job.data.micro_batch_size, model.sequence, model.hidden, model.vocabulary
-    f, w, bf16 = _ffn(job), PRECISION_BYTES[job.train.precision], job.train.precision == "bf16"
-    full = how.activations == "full" or model.recompute == "full"
-    linear, attention, head = b * s * (8 * h * h + 4 * h * f), 4 * b * s * s * h, 2 * b * s * h * v
+    w, bf16, built = PRECISION_BYTES[job.train.precision], job.train.precision == "bf16", Architecture.of(model)
+    full = how.activations == "full" or model.recompute in ("full", "layers")
+    linear, attention, head = 2 * b * s * built.products, 4 * b * s * s * built.query, 2 * b * s * h * v
     again = linear + attention if full else attention if how.activations == "selective" else 0
     rate = (gpu.flops if bf16 else gpu.fp32_flops) * how.achieved * ways
     group = 2 * ring_seconds(w * b * s * h, ways, gpu.fast_link)
     message = w * b * s * h / ways
     kept = w * b * s * h if full else _kept(job)
-    body = (4 * h * h + 2 * h * f + 9 * h + f) / ways
-    embedding = (v + s) * h / ways
+    body, embedding = built.layer / ways, (v + built.positions) * h / ways
     how_summed = job.train.precision, job.train.accumulation
     more_moved = moved_bytes(*how_summed) - moved_bytes(how_summed[0], "fast")
     found = []
     for number in range(model.layers):
         first, last = number == 0, number == model.layers - 1
-        parameters = body + (embedding if first else 0) + ((v + 2) * h / ways if last else 0)
+        parameters = body + (embedding if first else 0) + ((v * h + built.final) / ways if last else 0)
         products = linear + (head if last else 0)
         logits = b * s * v / ways if last else 0
         found.append(
@@ -132,19 +135,18 @@ def model_flops(job: Sections) -> float:
     """
     model = job.model
     b, s, h = job.data.micro_batch_size, model.sequence, model.hidden
-    layer = b * s * (8 * h * h + 4 * h * _ffn(job)) + 4 * b * s * s * h
+    built = Architecture.of(model)
+    layer = 2 * b * s * built.products + 4 * b * s * s * built.query
     return 3 * job.shape.global_micro_batches * (model.layers * layer + 2 * b * s * h * model.vocabulary)
-
-
-def _ffn(job: Sections) -> int:
-    return job.model.ffn if job.model.ffn is not None else 4 * job.model.hidden
 
 
 def _kept(job: Sections) -> float:
     """Bytes that a layer keeps of a micro-batch from F to I."""
     model, b, w = job.model, job.data.micro_batch_size, PRECISION_BYTES[job.train.precision]
-    tokens = b * model.sequence / job.grid.tensor_parallel
-    kept = w * tokens * (8 * model.hidden + 2 * _ffn(job))
+    tokens, built = b * model.sequence / job.grid.tensor_parallel, Architecture.of(model)
+    # A gate is kept with and without its function, and what it is multiplied with.
+    units = (4 if built.inner == 2 else 2) * built.ffn + (2 * model.hidden if built.experts > 1 else 0)
+    kept = w * tokens * (4 * model.hidden + 2 * built.query + 2 * built.key + built.active * units)
     if model.dropout:
         kept += tokens * 2 * model.hidden
     if job.analytic.activations == "all":
@@ -156,13 +158,13 @@ def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
     """Bytes beside static ones and activations while an instruction of a layer runs."""
     model, ways = job.model, job.grid.tensor_parallel
     w, bf16 = PRECISION_BYTES[job.train.precision], job.train.precision == "bf16"
-    exact, again = job.train.accumulation == "exact", model.recompute == "full"
-    tokens = job.data.micro_batch_size * model.sequence / ways
-    message = w * tokens * model.hidden
+    exact, again = job.train.accumulation == "exact", model.recompute in ("full", "layers")
+    tokens, built = job.data.micro_batch_size * model.sequence / ways, Architecture.of(model)
+    message, wide = w * tokens * model.hidden, built.inner * built.ffn
     # I: the gradients of the inside of the feed-forward part; computed again, what it is made of too.
-    inside = (4 if again else 1) * message + 2 * w * tokens * _ffn(job)
+    inside = (4 if again else 1) * message + w * tokens * (wide + built.ffn)
     # W: a matrix's gradient, where it is not added as it is made, and what becomes of a piece of it; B: inside of I.
-    table, matrix = model.hidden * model.vocabulary / ways, model.hidden * _ffn(job) / ways
+    table, matrix = model.hidden * model.vocabulary / ways, model.hidden * wide / ways
     temporary = (4 + pieces.widened if exact else 0) + (4 if bf16 and (exact or pieces.widened) else 0)
     largest = max(matrix, table * last) * (exact or bf16)
     added = w * largest + min(pieces.added, largest) * temporary + 5 * message
@@ -173,11 +175,15 @@ def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
 
 
 def weight_stash(job: Sections) -> float:
-    """Share of an activation that W needs: the linear parts' inputs and their outputs' gradients, w b s (8 h + 2 f)."""
-    if job.analytic.activations == "full" or job.model.recompute == "full":
+    """Share of an activation that W needs: the linear parts' inputs and their outputs' gradients; of a GPT,
+    w b s (8 h + 2 f)."""
+    if job.analytic.activations == "full" or job.model.recompute in ("full", "layers"):
         return 1.0
     w, tokens = PRECISION_BYTES[job.train.precision], job.data.micro_batch_size * job.model.sequence
-    return w * tokens / job.grid.tensor_parallel * (8 * job.model.hidden + 2 * _ffn(job)) / _kept(job)
+    built = Architecture.of(job.model)
+    around = 2 * built.hidden + 2 * built.query + 2 * built.key
+    needed = around + built.active * (2 * built.hidden + (built.inner + 1) * built.ffn)
+    return min(1.0, w * tokens / job.grid.tensor_parallel * needed / _kept(job))
 
 
 def link(job: Sections) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from recycle.architecture import config_of, is_rotary
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
@@ -118,9 +119,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         self._validate_store()
         if self.model.provider is None and self.model.hidden % self.model.heads:
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
+        self._validate_named()
+        self._validate_family()
         if self.model.kind != "emulated" and self.model.provider is None:
             self._validate_tensor_parallel()
-        self._validate_named()
         if self.data.kind == "megatron" and self.data.path is None:
             raise JobError('[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix')
         self._validate_train()
@@ -141,18 +143,39 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             raise JobError('[model.config]: kind = "emulated" has no config; take out one of them')
         if self.data.provider is not None and self.data.kind != "text":
             raise JobError(f'[data] provider: and kind = "{self.data.kind}" name the data twice; take out one of them')
+        recompute = self.model.recompute
+        if isinstance(recompute, list) and len(recompute) != self.shape.stages:
+            raise JobError(f"[model] recompute: lists {len(recompute)} stages, the shape has {self.shape.stages} (P*V)")
+        if isinstance(recompute, list) and self.times.profile == ANALYTIC:
+            raise JobError("[model] recompute: the analytic model takes one word for all stages, not a list")
         if self.model.provider is not None and self.times.profile == ANALYTIC:
             raise JobError(
                 "[times] profile: the analytic model does not know what [model] provider builds; measure it with"
                 " recycle profile JOB -o FILE, and name that file"
             )
 
+    def _validate_family(self) -> None:
+        model = self.model
+        if model.kind == "emulated":
+            return
+        if model.rotary_scaling is not None and not is_rotary(model):
+            raise JobError(f'[model] rotary_scaling: kind = "{model.kind}" has learned positions; leave it out')
+        fields = config_of(model)
+        for key in ("kv_channels", "num_query_groups", "num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"):
+            if not isinstance(fields.get(key, 1), int) or fields.get(key, 1) < 1:
+                raise JobError(f"[model.config] {key}: must be a whole number of at least 1, got {fields[key]!r}")
+        groups = int(fields.get("num_query_groups", model.heads))
+        if model.provider is None and model.heads % groups:
+            raise JobError(f"[model.config] num_query_groups: {groups} groups do not divide heads = {model.heads}")
+
     def _validate_tensor_parallel(self) -> None:
         model, count = self.model, self.grid.tensor_parallel
         ffn = model.ffn if model.ffn is not None else 4 * model.hidden
+        groups = int(config_of(model).get("num_query_groups", model.heads))
         for key, value, remedy in (
             ("heads", model.heads, "each tensor rank has as many"),
             ("ffn", ffn, "each tensor rank has as many units"),
+            ("config num_query_groups", groups, "each tensor rank has as many"),
             ("vocabulary", model.vocabulary, f"pad it to {-(-model.vocabulary // count) * count}"),
         ):
             if value % count:

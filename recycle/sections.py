@@ -24,6 +24,10 @@ AUTO = "auto"
 """In place of bytes: what the device has."""
 
 
+Recompute = Literal["none", "full", "layers", "selective"]
+"""What of a stage is run again in its backward: nothing, all of it, each layer by itself, or parts of each layer."""
+
+
 class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[shape]`: size of the job.
 
@@ -87,22 +91,26 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[model]`: a GPT. `split` lists the layers of each stage; without it they must divide evenly.
+    """`[model]`: a GPT, or a model of another family. `split` lists the layers of each stage; else they divide evenly.
 
     With `tied` the output layer uses the embedding's weight: first and last stage hold it and reduce together.
     `dropout` is that of the embedding and the residual stream, `attention_dropout` (the same when left out) that of the
     attention's weights. With `recompute = "full"` a stage keeps only its input between F and I, which runs the forward
     again: an activation then weighs a message, and I takes F's time on top. What W needs is held from I on as ever, so
-    `[planner] decoupled = false` goes with it where memory is short.
+    `[planner] decoupled = false` goes with it where memory is short. With "layers" each layer is run again by itself,
+    with "selective" parts of it (`[model.config] recompute_modules`); a list states it for each stage.
 
     `kind = "emulated"` computes nothing and takes `seconds_per_unit` for each unit of `[times]`.
+
+    Of the families (`recycle.architecture`, docs/models.md) "gpt" has learned positions, the others rotary ones, whose
+    angles fall from 1 to 1 / `rotary_base`; `rotary_scaling` is the factor by which Llama 3.1 slows the slow ones down.
 
     `provider = "package.module:function"` builds the stages in place of recycle (docs/models.md); it is looked for in
     the folders `import_from`, that of the job file when left out, and then on Python's path. `[model.config]` has
     further fields of megatron-core's TransformerConfig.
     """
 
-    kind: Literal["gpt", "emulated"] = "gpt"
+    kind: Literal["gpt", "llama", "qwen", "mixtral", "emulated"] = "gpt"
     provider: str | None = None
     import_from: list[str] | None = None
     config: dict[str, ConfigValue] = field(default_factory=dict)
@@ -117,7 +125,9 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     tied: bool = False
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     attention_dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
-    recompute: Literal["none", "full"] = "none"
+    rotary_base: Annotated[float, Meta(gt=0)] = 10000.0
+    rotary_scaling: Annotated[float, Meta(ge=1)] | None = None
+    recompute: Recompute | list[Recompute] = "none"
     seed: int = 1234
 
 
@@ -325,6 +335,11 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
         """Groups of stages that share a weight, and so reduce together."""
         last = self.shape.stages - 1
         return ((0, last),) if self.model.tied and last else ()
+
+    def recompute_of(self, stage: int) -> Recompute:
+        """What of a stage is run again in its backward."""
+        recompute = self.model.recompute
+        return recompute[stage] if isinstance(recompute, list) else recompute
 
     def layers_per_stage(self) -> list[int]:
         """Transformer layers of each stage, first to last. Raises JobError when they neither divide nor are stated."""

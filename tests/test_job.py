@@ -53,7 +53,10 @@ def test_a_limit_in_bytes_becomes_activations_by_the_profile(tmp_path: Path) -> 
         (SHAPE + '[memory]\nlimit = "20 GiB"\n', r"need \[times\] profile"),
         (SHAPE + '[memory]\nlimit = "much"\n', r"'much' is not a size"),
         (SHAPE + "[model]\nhidden = 10\nheads = 4\n", r"\[model\] heads"),
-        (SHAPE + '[model]\nkind = "llm"\n', r"""\[model\] kind: .*'llm'; write "emulated" or "gpt"$"""),
+        (
+            SHAPE + '[model]\nkind = "llm"\n',
+            r"""\[model\] kind: .*'llm'; write "emulated" or "gpt" or .*"qwen"$""",
+        ),
         (SHAPE + '[train]\ntrace = "few"\n', r"""\[train\] trace: .*'few'; write "all" or "off", or a number$"""),
         ("[shape\n", "not valid TOML"),
         ("shape = 3\n", r"\[shape\]: expected `object`, got `int`"),

@@ -60,6 +60,8 @@ def profile(
         print(json.dumps({"file": str(output), "hash": measured.digest(), "profile": measured.to_json()}))
         return
     _table(measured, job.shape.stages)
+    for half, names in measured.measured.get("placement", {}).items():
+        print(f"gradients computed in {half}: {', '.join(names)}")
     print(_link(measured))
     print(f'{output}: written, hash {measured.digest()}; use it with [times] profile = "{output}"')
 

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Report
+from recycle.exec.model.stage import HALVES, MegatronStage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration
@@ -94,6 +95,16 @@ def whole_gradients(parts: list[Part]) -> dict[str, torch.Tensor]:
     }
 
 
+def in_halves(gradients: dict[str, torch.Tensor], stages: list[MegatronStage]) -> dict[str, torch.Tensor]:
+    """The gradients, those of gated layers as the two that tensor ranks cut each by itself."""
+    halved = {name for stage in stages for name in stage._halved}
+    found = {}
+    for name, gradient in gradients.items():
+        both = zip(HALVES, gradient.chunk(2, 0), strict=True) if name in halved else [("", gradient)]
+        found |= {f"{name}{half}": part for half, part in both}
+    return found
+
+
 def _serve(port: int, rank: int, count: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     store, me = TCPStore("127.0.0.1", port, is_master=False), Worker(0, 0)
@@ -124,7 +135,7 @@ def _iterate(group: TensorGroup, text: str, weights_last: bool) -> Part:
         first += last
         last.copy_(first)
     report = report_of({stage.index: stage for stage in stages})
-    gradients = {name: tensor.numpy().copy() for name, tensor in gradients_by_name(stages).items()}
+    gradients = {name: tensor.numpy().copy() for name, tensor in in_halves(gradients_by_name(stages), stages).items()}
     for stage in stages:
         stage.step(0, 1.0)
     cuts = {name: cut for stage in stages for name, cut in stage.cuts().items() if name in gradients}

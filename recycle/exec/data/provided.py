@@ -32,7 +32,7 @@ class ProvidedBatches(Batches):
     """
 
     def __init__(self, job: Job, provider: DataProvider) -> None:
-        self._name = f"[data] provider: {job.data.provider or provider!r}"
+        self._name = f"[data] provider: {job.data.provider or repr(provider)}"
         made = provider(job)
         self._source: Any = made
         self._make: Any = getattr(made, "batch", made)

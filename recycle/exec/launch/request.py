@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recycle.architecture import Architecture
 from recycle.errors import JobError, ScheduleError
 from recycle.exec.faults.faults import Fault, check_faults
 from recycle.exec.launch.dials import require_packages
@@ -148,8 +149,6 @@ def check_request(
         key = "seconds_per_unit" if job.model.kind == "emulated" else "profile"
         raise JobError(f"[model] {key}: an operation takes {longest:.3g} s, at most {LONGEST_SECONDS:g} s can be run")
     if job.model.kind != "emulated":
-        if job.model.provider is None:
-            _require_memory(job)
         from recycle.exec.data import load_batches
 
         job.layers_per_stage()
@@ -157,6 +156,8 @@ def check_request(
             from recycle.exec.model.config import transformer_config  # imports megatron-core, which takes seconds
 
             transformer_config(job)
+        if job.model.provider is None:
+            _require_memory(job)
         batches = load_batches(job, (providers or Providers.of(job)).data)
         batches.require_vocabulary()
         text_digest = batches.digest
@@ -169,8 +170,8 @@ def check_request(
 def _require_memory(job: Job) -> None:
     """Raise JobError for a weight that the memory of this machine could not hold."""
     model, machine = job.model, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    ffn = model.ffn if model.ffn is not None else 4 * model.hidden
-    for key, rows in (("vocabulary", model.vocabulary), ("ffn", ffn), ("sequence", model.sequence)):
+    built = Architecture.of(model)
+    for key, rows in (("vocabulary", built.vocabulary), ("ffn", built.ffn), ("sequence", built.positions)):
         weight = 4 * rows * model.hidden // (1 if key == "sequence" else job.grid.tensor_parallel)
         if weight > machine:
             raise JobError(

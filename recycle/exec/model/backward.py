@@ -6,8 +6,8 @@ micro-batch from there. Without a recording store the same backward computes the
 gradient goes to the store's sink and never to `.grad`, so I + W and B hand over the same bits.
 
 Assumes: no sequence parallelism, no fused gradient accumulation, no gradient output buffer; each is refused. Layers
-of other libraries (Transformer Engine) are not covered.
-Limits: norms, embeddings and biases that a layer does not add itself get their gradient in I, by autograd.
+of other libraries are split along the autograd graph where a user brings them (graph_split.py).
+Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradient in I, by autograd.
 Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
 """
 
@@ -131,14 +131,16 @@ class _SplitLinear(torch.autograd.Function):
         store: WeightGradientStore,
         reduce_group: Any,
     ) -> torch.Tensor:
-        ctx.save_for_backward(inputs, weight)
-        ctx.bias, ctx.store, ctx.reduce_group = bias, store, reduce_group
+        ctx.save_for_backward(inputs)
+        # Not saved: where a layer runs again, a saved one comes back as another tensor, and the store knows this one.
+        ctx.weight, ctx.bias, ctx.store, ctx.reduce_group = weight, bias, store, reduce_group
         output = torch.matmul(inputs, weight.t())
         return output if bias is None else output + bias
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        inputs, weight = ctx.saved_tensors
+        (inputs,) = ctx.saved_tensors
+        weight = ctx.weight
         input_gradient = gradient.matmul(weight)
         pending = None
         if ctx.reduce_group is not None:
@@ -200,7 +202,7 @@ def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bo
                 "sequence_parallel": layer.sequence_parallel,
                 "gradient_accumulation_fusion": layer.gradient_accumulation_fusion,
                 "defer_embedding_wgrad_compute": layer.config.defer_embedding_wgrad_compute,
-                "expert layers": layer.is_expert,
+                "experts in a group of processes": layer.explicit_expert_comm,
                 "frozen weights": layer.weight is not None and not layer.weight.requires_grad,
             },
         )
@@ -246,6 +248,7 @@ def _refuse(layer: str, uses: dict[str, Any]) -> None:
 
 
 def _holds_matrix(layer: torch.nn.Module) -> bool:
-    """Whether a layer that is no embedding holds a weight matrix: a linear layer of another library."""
+    """Whether a layer holds a weight matrix and is neither an embedding nor a router: one of another library."""
     weight = layer._parameters.get("weight")
-    return weight is not None and weight.dim() == 2 and "Embedding" not in type(layer).__name__
+    stays = any(kind in type(layer).__name__ for kind in ("Embedding", "Router"))
+    return weight is not None and weight.dim() == 2 and not stays

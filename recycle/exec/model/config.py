@@ -19,6 +19,7 @@ import torch
 from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from recycle.architecture import config_of
 from recycle.errors import JobError
 from recycle.job import Job
 
@@ -171,7 +172,11 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
         "persist_layer_norm": False,
         "apply_rope_fusion": False,
     }
-    settings |= further_fields(model.config)
+    settings |= further_fields(config_of(model))
+    if "num_moe_experts" in settings:
+        # A worker has all experts of its layers: each tensor rank computes all of them, on the same tokens.
+        settings |= {"expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "allgather"}
+        settings.setdefault("moe_ffn_hidden_size", settings["ffn_hidden_size"])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of what it then sets itself
@@ -191,6 +196,8 @@ def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, known, 1)
             hint = f'; did you mean "{close[0]}"?' if close else ""
             raise JobError(f"{key}: megatron-core's TransformerConfig has no such field{hint}")
+        if name == "moe_router_load_balancing_type" and "global_aux_loss" in value:
+            raise JobError(f"{key}: cannot be global_aux_loss: {_OWN_STATE}")
         if name == "activation_func":
             if value not in ACTIVATIONS:
                 raise JobError(f"{key}: {value!r} is none of {', '.join(ACTIVATIONS)}")

@@ -1,7 +1,7 @@
-"""One stage's part of a megatron-core GPT, with weights that depend on nothing but their global name.
+"""One stage's part of a megatron-core GPTModel of any family, with weights that depend on nothing but their name.
 
-The part runs on any device: the local layer spec with a core attention around torch's
-`scaled_dot_product_attention`, learned absolute positions and no fused kernel.
+The part runs on any device: the local layer spec with a core attention around torch's `scaled_dot_product_attention`
+and no fused kernel. A mixture of experts has all experts of a layer in the part and drops no token.
 
 Limits: no context or expert parallelism, and tensor parallelism without sequence parallelism.
 """
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from recycle.architecture import is_rotary
 from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.weights import initialise
@@ -23,9 +25,10 @@ from recycle.job import Job
 
 def layer_spec(config: TransformerConfig) -> ModuleSpec:
     """The local spec of a transformer layer, with `CausalAttention`."""
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
-    attention = spec.submodules.self_attention.submodules
-    attention.core_attention = CausalAttention
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
+    )
+    spec.submodules.self_attention.submodules.core_attention = CausalAttention
     return spec
 
 
@@ -50,7 +53,14 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0) -> GPTModel:
         pre_process=stage == 0,
         post_process=stage == len(layers) - 1,
         share_embeddings_and_output_weights=job.model.tied,
-        position_embedding_type="learned_absolute",
+        position_embedding_type="rope" if is_rotary(job.model) else "learned_absolute",
+        rotary_base=job.model.rotary_base,
+        rope_scaling=job.model.rotary_scaling is not None,
+        rope_scaling_factor=job.model.rotary_scaling or 1.0,
     )
+    for module in part.modules():
+        if isinstance(module, MoELayer):
+            # It refuses tensor ranks that have all tokens; with all experts on each, nothing is sent between them.
+            module.attn_tp_group = module.ep_group
     initialise(part, job.model, sum(layers[:stage]), tensor_rank, job.grid.tensor_parallel)
     return part

@@ -19,7 +19,9 @@ from recycle.errors import JobError, RunError
 from recycle.exec.data.batches import Batch
 from recycle.exec.model.dropout import DropoutSeeds
 from recycle.exec.model.loss import cross_entropy, masked_sum, mean_loss
+from recycle.exec.model.on_device import stay_on_device
 from recycle.exec.model.providers import NONE, Providers
+from recycle.exec.model.recompute import DEFAULT_PARTS, recompute_layers, recompute_parts
 from recycle.exec.model.weights import SHARED_WEIGHT, global_names, layers_of
 from recycle.job import Job
 
@@ -31,7 +33,7 @@ class Part:
     """The module of one stage.
 
     Args:
-        module: on its device.
+        module: of the stage, on the CPU; moved to `device`.
         job: whose stage it is.
         index: the stage.
         device: that it computes on.
@@ -54,6 +56,8 @@ class Part:
         tensor: tuple[int, int] = (0, 1),
     ) -> None:
         model, rows = job.model, job.data.micro_batch_size
+        stay_on_device(module)
+        module.to(device)
         self.module, self._index, self._is_last = module, index, index == job.shape.stages - 1
         self._is_megatrons = hasattr(module, "set_input_tensor")
         self._loss = providers.loss or (masked_sum if self._is_megatrons else cross_entropy)
@@ -72,6 +76,11 @@ class Part:
         config: Any = getattr(module, "config", None)
         draws = is_provided or config.hidden_dropout or config.attention_dropout
         self._dropout = DropoutSeeds(module, first_layer, model.seed, device, tensor) if draws else None
+        if job.recompute_of(index) == "layers":
+            recompute_layers(module, bool(draws))
+        elif job.recompute_of(index) == "selective":
+            parts = model.config.get("recompute_modules")
+            recompute_parts(module, list(map(str, parts)) if isinstance(parts, list) else DEFAULT_PARTS, bool(draws))
         self._versions = {name: buffer._version for name, buffer in module.named_buffers()}
 
     def output(self, entry: torch.Tensor | None, batch: Batch | None, iteration: int, micro_batch: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -47,6 +47,10 @@ LOSS_EXPONENT = 16
 
 PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """`[train] precision` -> type of weights, activations and messages."""
+
+
+HALVES = (".gate", ".up")
+"""Behind the name of a gated layer's parameter: its halves."""
 
 
 class Stage(ABC):
@@ -266,22 +270,25 @@ class MegatronStage(Stage):
         providers: Providers = NONE,
     ) -> None:
         from recycle.exec.model.backward import WeightGradientStore, split_linears
+        from recycle.exec.model.graph_split import GraphSplit
         from recycle.exec.model.part import Part
-        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions
+        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated
 
         self._type = PRECISIONS[job.train.precision]
-        self._part = Part(part.to(device), job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
+        self._part = Part(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
         super().__init__(job, index, self._part.message_shape, self._type)
         self._device = device
         self._data = None if batches is None else BatchesAhead(batches, device.type == "cuda")
         self._micro_batches = job.shape.micro_batches
-        self._recomputes = job.model.recompute == "full"
+        self._recomputes = job.recompute_of(index) == "full"
 
         named = self._part.names
         shared = SHARED_WEIGHT if job.model.tied else None
         self.parameters = dict(sorted(named.items(), key=lambda item: (not decays(item[1]), item[0] != shared)))
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
+        halves = gated(part)
+        self._halved = {name for name, parameter in self.parameters.items() if parameter in halves}
         self._cuts = {name: cut[parameter] for name, parameter in self.parameters.items() if parameter in cut}
         self._optimizer = Optimizer(parameters, job.train, self._type)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
@@ -311,6 +318,12 @@ class MegatronStage(Stage):
         for parameter in parameters:
             # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
             parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
+        # Matrices of recycle's own families outside of linear layers are tables and routers, which stay in I.
+        # To look at the graph of a layer that runs again would run it once more.
+        is_looked_at = providers.model is not None and job.recompute_of(index) in ("none", "full")
+        self._graph = GraphSplit(parameters, self._store, self._accumulate) if is_looked_at else None
+        self._half: Literal["I", "W"] | None = None
+        self._placed: dict[torch.Tensor, Literal["I", "W"]] = {}
         self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         """Input and output of the forward; no output where the forward is run again."""
 
@@ -359,17 +372,20 @@ class MegatronStage(Stage):
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch in self._store.waiting():
             raise self._misuse(BackwardInput, micro_batch, "its I is done already")
+        self._half = "I"
         with self._store.record(micro_batch):
             return self._run_backward(BackwardInput, micro_batch, gradient)
 
     def backward_weight(self, micro_batch: MicroBatch) -> None:
         if micro_batch not in self._store.waiting():
             raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
+        self._half = "W"
         self._store.flush(micro_batch)
 
     def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
         if micro_batch not in self._store.waiting():
             raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
+        self._half = "W"
         if bucket == buckets - 1:
             self._store.flush(micro_batch)
             return
@@ -387,6 +403,7 @@ class MegatronStage(Stage):
         return self._bounds[buckets]
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        self._half = None
         return self._run_backward(Backward, micro_batch, gradient)
 
     def gradient_buffers(self) -> list[torch.Tensor]:
@@ -407,7 +424,12 @@ class MegatronStage(Stage):
         return self._replicated
 
     def cuts(self) -> Mapping[str, int]:
-        return {f"{prefix}{name}": dimension for prefix in SHAPED for name, dimension in self._cuts.items()}
+        return {
+            f"{prefix}{name}{half}": dimension
+            for prefix in SHAPED
+            for name, dimension in self._cuts.items()
+            for half in (HALVES if name in self._halved else ("",))
+        }
 
     def step(
         self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
@@ -421,7 +443,13 @@ class MegatronStage(Stage):
         return self._optimizer.state_tensors()
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self._optimizer.named_state(list(self.parameters), tensors)
+        named = self._optimizer.named_state(list(self.parameters), tensors)
+        for prefix in SHAPED:
+            # Tensor ranks cut each half of a gated layer by itself, so each half has its name.
+            for name in self._halved & {known.removeprefix(prefix) for known in named if known.startswith(prefix)}:
+                both = named.pop(f"{prefix}{name}").chunk(2, 0)
+                named |= {f"{prefix}{name}{half}": view for half, view in zip(HALVES, both, strict=True)}
+        return named
 
     def held_micro_batches(self) -> int:
         return len(self._activations.keys() | self._store.waiting())
@@ -429,6 +457,13 @@ class MegatronStage(Stage):
     def held_for_weights(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
         """What is held of a micro-batch between its I and its W."""
         return self._store.held(micro_batch)
+
+    def placement(self) -> dict[str, Literal["I", "W"]]:
+        """Parameters by their name in the whole model -> the half of the backward that gave their gradient last.
+
+        Those that had none since the stage was built are left out.
+        """
+        return {name: self._placed[one] for name, one in self.parameters.items() if one in self._placed}
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
@@ -458,6 +493,8 @@ class MegatronStage(Stage):
         entry, output = self._activations.pop(micro_batch)
         if output is None:
             output = self._compute(micro_batch, entry)
+        if self._graph is not None:
+            return self._graph.backward(output, gradient, entry)
         torch.autograd.backward(output, gradient)
         return None if entry is None else entry.grad
 
@@ -477,10 +514,16 @@ class MegatronStage(Stage):
     def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         accumulator, position = self._place[parameter]
         accumulator.add(position, gradient)
+        self._note(parameter)
 
     def _accumulate_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
         accumulator, position = self._place[weight]
         accumulator.add_product(position, rows.t(), inputs)
+        self._note(weight)
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        if self._half is not None:
+            self._placed[parameter] = self._half
 
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None

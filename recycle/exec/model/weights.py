@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from megatron.core.transformer.mlp import MLP
 
 from recycle.sections import ModelSection
 
@@ -28,7 +29,8 @@ _CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
     RowParallelLinear: {"weight": 1},
     VocabParallelEmbedding: {"weight": 0},
 }
-"""Layer -> its parameters that are cut between tensor ranks -> along which dimension; all ranks hold every other.
+"""Layer -> its parameters that are cut between tensor ranks -> along which dimension; all ranks hold every other, and
+every expert of a mixture whole.
 megatron-core marks a parameter only where it initialises it itself."""
 
 
@@ -79,10 +81,30 @@ def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
         parameter: cut[name]
         for module in part.modules()
         for kind, cut in _CUT.items()
-        if isinstance(module, kind)
+        if isinstance(module, kind) and not getattr(module, "is_expert", False)
         for name, parameter in module.named_parameters(recurse=False)
         if name in cut
     }
+
+
+def gated(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """Parameters that are two of equal size, one above the other: those of a gate and of what it is multiplied with.
+
+    Tensor ranks cut each half by itself.
+    """
+    layers = [module.linear_fc1 for module in part.modules() if isinstance(module, MLP)]
+    return {
+        parameter
+        for layer in layers
+        if layer.config.gated_linear_unit
+        for parameter in (layer.weight, layer.bias)
+        if parameter is not None
+    }
+
+
+def part_of(whole: torch.Tensor, dimension: int, rank: int, count: int, halves: int = 1) -> torch.Tensor:
+    """What tensor rank `rank` of `count` has of a parameter that is cut along a dimension, each half by itself."""
+    return torch.cat([half.chunk(count, dimension)[rank] for half in whole.chunk(halves, 0)])
 
 
 @torch.no_grad()
@@ -90,7 +112,7 @@ def initialise(
     part: torch.nn.Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
 ) -> None:
     """Draw every parameter by its global name: matrices normal, biases 0, norm weights 1. Parameters lie on the CPU."""
-    cut = cut_dimensions(part)
+    cut, halves = cut_dimensions(part), gated(part)
     for name, parameter in global_names(part, first_layer).items():
         if parameter.dim() > 1:
             seed = hashlib.sha256(f"{model.seed}:{name}".encode()).digest()[:8]
@@ -103,6 +125,7 @@ def initialise(
             sizes = list(parameter.shape)
             sizes[cut[parameter]] *= tensor_parallel
             whole = torch.empty(sizes).normal_(0.0, deviation, generator=generator)
-            parameter.copy_(whole.chunk(tensor_parallel, cut[parameter])[tensor_rank])
+            count = 2 if parameter in halves else 1
+            parameter.copy_(part_of(whole, cut[parameter], tensor_rank, tensor_parallel, count))
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

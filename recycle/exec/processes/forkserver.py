@@ -22,7 +22,10 @@ from typing import Any, BinaryIO
 from recycle.child import die_with_parent, serve
 
 PRELOADED = {
-    "gpt": ("recycle.exec.model.gpt", "recycle.exec.model.part", "recycle.exec.model.parallel_state"),
+    **dict.fromkeys(
+        ("gpt", "llama", "qwen", "mixtral"),
+        ("recycle.exec.model.gpt", "recycle.exec.model.part", "recycle.exec.model.parallel_state"),
+    ),
     "emulated": (),
     "checkpoints": (
         "torch.distributed.checkpoint.hf_storage",

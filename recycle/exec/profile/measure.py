@@ -32,7 +32,7 @@ from recycle.child import serve
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.emulated import EmulatedStage
-from recycle.exec.model.stage import Stage
+from recycle.exec.model.stage import MegatronStage, Stage
 from recycle.exec.profile.allocations import allocated_by
 from recycle.exec.profile.capacity import capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
@@ -59,6 +59,7 @@ class StageFigures(Struct, frozen=True):
         activation, stash, static, workspace: as of `Footprint`.
         gradients: bytes of each gradient buffer that a reduction sums, and whether its entries have 8 bytes.
         capacity: bytes that a worker has for all of it on this machine.
+        placement: parameter -> "I" or "W", which half of a split backward gives its gradient.
     """
 
     stage: int
@@ -70,6 +71,7 @@ class StageFigures(Struct, frozen=True):
     workspace: float
     gradients: tuple[tuple[int, int], ...]
     capacity: float
+    placement: dict[str, str] = {}
 
 
 class Footprint(NamedTuple):
@@ -251,6 +253,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         *held,
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
         capacity(job),
+        dict(stage.placement()) if isinstance(stage, MegatronStage) else {},
     )
 
 

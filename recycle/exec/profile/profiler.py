@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -108,12 +109,21 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, reduce: Sequ
             "spread": spread,
             "backward": medians["backward"],
             "held_between": [found.stash for found in figures],
+            "placement": placement(figures),
             "model": msgspec.to_builtins(job.model),
             "micro_batch_size": job.data.micro_batch_size,
             "accumulation": job.train.accumulation,
             "threads": job.train.threads,
         },
     )
+
+
+def placement(figures: Sequence[StageFigures]) -> dict[str, list[str]]:
+    """ "I" and "W" -> names of the parameters whose gradients are computed there, `*` for the numbers of layers."""
+    found: dict[str, set[str]] = {"I": set(), "W": set()}
+    for name, half in (entry for stage in figures for entry in stage.placement.items()):
+        found[half].add(re.sub(r"\.\d+\.", ".*.", name))
+    return {half: sorted(names) for half, names in found.items() if names}
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -50,7 +50,7 @@ def test_draws_depend_on_iteration_and_micro_batch_and_not_on_order_or_the_proce
     first, second = (build_pipeline(small_job(model=DROPS))[0] for _ in range(2))
     tokens = torch.full((1, 32), 65)
     for stage in (first, second):
-        stage._data = type("Constant", (), {"batch": lambda self, iteration, number: (tokens, tokens)})()
+        stage._data = type("Constant", (), {"batch": lambda self, iteration, number: {"tokens": tokens}})()
     a, b = MicroBatch(0, 0), MicroBatch(0, 1)
     torch.manual_seed(1)
     here = outputs(first, 3, [a, b])

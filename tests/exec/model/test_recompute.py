@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from recycle import MicroBatch
+from recycle import JobError, MicroBatch
 from recycle.exec import run
 from recycle.exec.model.stage import MegatronStage
+from recycle.exec.profile.allocations import allocated_by
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_pipelines, small_job
 from tests.exec.runs import job
@@ -100,3 +103,44 @@ def test_the_loss_counts_once() -> None:
         results.append([run(family(of.shape), of, steps=3).losses for family in (one_f_one_b, zb_h1)])
     assert results[0] == results[1]
     assert results[0][0] == results[0][1]
+
+
+CONFIG = {"recompute_modules": ["core_attn", "mlp"]}
+AGAIN: list[dict[str, Any]] = [
+    {"recompute": "layers"},
+    {"recompute": "selective"},
+    {"recompute": "selective", "config": CONFIG},
+    {"recompute": ["layers", "full"]},
+    {"recompute": ["none", "selective"], "dropout": 0.1},
+    {"recompute": "layers", "dropout": 0.1},
+    {"recompute": "layers", "kind": "mixtral"},
+]
+
+
+@pytest.mark.parametrize("model", AGAIN, ids=str)
+def test_layers_that_run_again_give_the_same_bits(model: dict[str, Any]) -> None:
+    kept = {key: value for key, value in model.items() if key not in ("recompute", "config")}
+    losses = []
+    for each in (kept, model):
+        of = small_job(ranks=2, model=each)
+        losses += [run(family(of.shape), of, steps=2).losses for family in (one_f_one_b, zb_h1)]
+    assert losses[0] == losses[1] == losses[2] == losses[3]
+
+
+@pytest.mark.parametrize("recompute", ["layers", "selective"])
+def test_less_is_held_between_f_and_i(recompute: str) -> None:
+    held = []
+    for model in ({}, {"recompute": recompute, "config": {"recompute_modules": ["mlp"]}}):
+        stage = build_pipeline(small_job(model=model))[0]
+        stage.begin_iteration(0)
+        stage.forward(MicroBatch(0, 1), None)
+        held.append(allocated_by(partial(stage.forward, BATCH, None), torch.device("cpu")).kept)
+    assert held[1] < (0.2 if recompute == "layers" else 0.6) * held[0]
+
+
+def test_what_cannot_run_again_is_refused() -> None:
+    with pytest.raises(JobError, match=r"\[model\] recompute: lists 1 stages, the shape has 2"):
+        small_job(model={"recompute": ["full"]}).validate()
+    config = {"recompute_modules": ["layernorm"]}
+    with pytest.raises(JobError, match=r"\[model.config\] recompute_modules: 'layernorm' is none of core_attn"):
+        build_pipeline(small_job(model={"recompute": "selective", "config": config}))

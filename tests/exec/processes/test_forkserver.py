@@ -46,3 +46,15 @@ def test_how_a_process_ended_is_not_taken_for_the_end_of_a_later_one_with_its_id
         assert first != second
     finally:
         server.close()
+
+
+def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_path: Path) -> None:
+    trace = tmp_path / "imported"
+    (tmp_path / "of_a_user.py").write_text(f"import os\nopen({str(trace)!r}, 'a').write(f'{{os.getpid()}} ')\n")
+    server = ForkServer("emulated", modules=["of_a_user"], folders=[str(tmp_path)])
+    try:
+        worker = server.fork("no specification", tmp_path / "worker.log")
+        until(lambda: worker in server.statuses, server)
+        assert trace.read_text().split() == [str(server.pid)]
+    finally:
+        server.close()

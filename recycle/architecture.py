@@ -1,0 +1,127 @@
+"""Architectures of the models that recycle builds: what tells the families of `[model] kind` apart, and layers' sizes.
+
+A family is a set of fields of megatron-core's TransformerConfig, which `[model.config]` adds to or replaces. Sizes
+count parameters and are what the analytic model weighs layers with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recycle.sections import ModelSection
+
+_LLAMA: Mapping[str, Any] = {
+    "normalization": "RMSNorm",
+    "layernorm_epsilon": 1e-5,
+    "gated_linear_unit": True,
+    "activation_func": "silu",
+    "add_bias_linear": False,
+}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "gpt": {},
+    "emulated": {},
+    "llama": _LLAMA,
+    "qwen": {**_LLAMA, "layernorm_epsilon": 1e-6, "qk_layernorm": True},
+    "mixtral": {**_LLAMA, "num_moe_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.02},
+}
+"""`[model] kind` -> fields of TransformerConfig: GPT-2 (LayerNorm, GELU, biases, learned positions); Llama (RMSNorm,
+SwiGLU, rotary positions, no biases); Qwen 3 (norms of queries and keys on top); Mixtral (experts in place of the
+feed-forward part, with the auxiliary loss of its paper, arXiv 2401.04088)."""
+
+
+def config_of(model: ModelSection) -> dict[str, Any]:
+    """Fields of TransformerConfig that the family has and `[model.config]` states, as a job file writes them."""
+    return {**FAMILIES[model.kind], **model.config}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of a model's layers.
+
+    Attributes:
+        hidden: entries of a token's activation.
+        query, key: entries of all its queries; of all its keys, and as many of its values.
+        ffn: units of the feed-forward part, or of one expert.
+        vocabulary: rows of the embedding and of the output layer.
+        positions: rows of the table of learned positions; 0 with rotary ones.
+        experts, active: feed-forward parts of a layer, and how many each token goes through.
+        inner: matrices from hidden to `ffn` of each: two where a gate is multiplied with the other's output.
+        vectors: parameters of a layer that are no matrices' entries: norms, biases.
+        final: those of the norm before the output layer.
+    """
+
+    hidden: int
+    query: int
+    key: int
+    ffn: int
+    vocabulary: int
+    positions: int
+    experts: int
+    active: int
+    inner: int
+    vectors: int
+    final: int
+
+    @classmethod
+    def of(cls, model: ModelSection) -> Architecture:
+        """The architecture that `[model]` states."""
+        fields = config_of(model)
+        hidden, head = model.hidden, int(fields.get("kv_channels", model.hidden // model.heads))
+        query, key = head * model.heads, head * int(fields.get("num_query_groups", model.heads))
+        wide = model.ffn if model.ffn is not None else 4 * hidden
+        experts = int(fields.get("num_moe_experts", 0))
+        ffn = int(fields.get("moe_ffn_hidden_size", wide)) if experts else wide
+        biased, layer_norm = bool(fields.get("add_bias_linear", True)), fields.get("normalization") != "RMSNorm"
+        inner, norm = 2 if fields.get("gated_linear_unit") else 1, 2 if layer_norm else 1
+        vectors = 2 * norm * hidden
+        if fields.get("qk_layernorm"):
+            vectors += 2 * norm * head
+        if biased or fields.get("add_qkv_bias"):
+            vectors += query + 2 * key
+        if biased:
+            vectors += hidden + max(experts, 1) * (inner * ffn + hidden)
+        return cls(
+            hidden=hidden,
+            query=query,
+            key=key,
+            ffn=ffn,
+            vocabulary=model.vocabulary,
+            positions=0 if is_rotary(model) else model.sequence,
+            experts=max(experts, 1),
+            active=int(fields.get("moe_router_topk", 2)) if experts else 1,
+            inner=inner,
+            vectors=vectors,
+            final=norm * hidden,
+        )
+
+    @property
+    def attention_matrices(self) -> int:
+        """Entries of the matrices around attention."""
+        return self.hidden * (2 * self.query + 2 * self.key)
+
+    @property
+    def expert_matrices(self) -> int:
+        """Entries of the matrices of one feed-forward part."""
+        return (self.inner + 1) * self.hidden * self.ffn
+
+    @property
+    def router(self) -> int:
+        """Entries of the matrix that gives each expert its score; 0 where there is nothing to choose."""
+        return self.experts * self.hidden if self.experts > 1 else 0
+
+    @property
+    def layer(self) -> int:
+        """Parameters of a layer."""
+        return self.attention_matrices + self.experts * self.expert_matrices + self.router + self.vectors
+
+    @property
+    def products(self) -> int:
+        """Multiplications of a layer's matrices for one token."""
+        return self.attention_matrices + self.active * self.expert_matrices + self.router
+
+
+def is_rotary(model: ModelSection) -> bool:
+    """Whether positions enter by rotating queries and keys, and not by a table that is added."""
+    return model.kind not in ("gpt", "emulated")

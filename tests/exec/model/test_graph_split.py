@@ -1,0 +1,176 @@
+"""Backwards split along the autograd graph: what goes to W, and the same bits as in one go."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from recycle import Job, MicroBatch
+from recycle.exec.model.backward import WeightGradientStore
+from recycle.exec.model.build import build_stages
+from recycle.exec.model.graph_split import GraphSplit
+from recycle.exec.model.providers import Providers
+from recycle.exec.model.stage import MegatronStage
+from tests.exec.drive import CPU, differing, execute, gradients_by_name, micro_batches, one_f_one_b, small_job, split
+
+BATCH = MicroBatch(0, 0)
+
+
+class Gradients(dict[torch.Tensor, torch.Tensor]):
+    """A sink."""
+
+    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self[parameter] = self.get(parameter, 0) + gradient
+
+
+class Bare(nn.Module):
+    """Weights by name, and a forward of them."""
+
+    def __init__(self, forward: Callable[..., torch.Tensor], **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+        self.compute = forward
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.compute(self, inputs)
+
+
+def once(model: nn.Module, inputs: torch.Tensor, whole: bool = False) -> tuple[Any, list[str], list[str]]:
+    """Gradients of the input and of all parameters; the names of those in I; of those in W."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = Gradients()
+    store = WeightGradientStore(found)
+    graph = GraphSplit(list(names), store, found)
+    output = model(inputs).square().sum()
+    if whole:
+        by_entry = graph.backward(output, None, inputs if inputs.requires_grad else None)
+        return (by_entry, dict(sorted((names[one], g) for one, g in found.items()))), [], []
+    with store.record(BATCH):
+        by_entry = graph.backward(output, None, inputs if inputs.requires_grad else None)
+    early = sorted(names[one] for one in found)
+    store.flush(BATCH)
+    late = sorted(names[one] for one in found if names[one] not in early)
+    return (by_entry, dict(sorted((names[one], g) for one, g in found.items()))), early, late
+
+
+def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return nn.functional.linear(inputs, weight, bias)
+
+
+CASES: dict[str, tuple[nn.Module, list[str], list[str]]] = {
+    "linear": (nn.Linear(6, 6), [], ["bias", "weight"]),
+    "no bias": (nn.Linear(6, 4, bias=False), [], ["weight"]),
+    "norm": (nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)), ["0.bias", "0.weight"], ["1.bias", "1.weight"]),
+    "own product": (Bare(lambda m, x: (x @ m.a).tanh() @ m.b.t() + m.c, a=(6, 4), b=(6, 4), c=(6,)), ["c"], ["a", "b"]),
+    "weight used twice": (Bare(lambda m, x: linear(linear(x, m.a).tanh(), m.a), a=(6, 6)), ["a"], []),
+    "bias used twice": (
+        Bare(lambda m, x: linear(linear(x, m.a, m.b).tanh(), m.c, m.b), a=(6, 6), b=(6,), c=(6, 6)),
+        ["b"],
+        ["a", "c"],
+    ),
+    "scaled weight": (Bare(lambda m, x: linear(x, 2 * m.a), a=(6, 6)), ["a"], []),
+    "batched weights": (Bare(lambda m, x: torch.bmm(x, m.a), a=(3, 6, 4)), ["a"], []),
+    "convolution": (Bare(lambda m, x: nn.functional.conv1d(x, m.a), a=(2, 5, 3)), ["a"], []),
+    "beside the input": (Bare(lambda m, x: x + linear(m.a, m.b), a=(5, 4), b=(6, 4)), ["a"], ["b"]),
+    "one that is not used": (Bare(lambda m, x: linear(x, m.a), a=(6, 6), b=(6, 6)), [], ["a"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("has_entry", [True, False])
+def test_matrix_products_go_to_w_and_the_rest_stays(case: str, has_entry: bool) -> None:
+    model, early, late = CASES[case]
+
+    def inputs() -> torch.Tensor:
+        return torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1)).requires_grad_(has_entry)
+
+    split_up, found_early, found_late = once(model, inputs())
+    assert (found_early, found_late) == (early, late)
+    whole, _, _ = once(model, inputs(), whole=True)
+    assert (split_up[0] is None) == (not has_entry)
+    assert split_up[0] is None or torch.equal(split_up[0], whole[0])
+    assert split_up[1].keys() == whole[1].keys()
+    assert all(torch.equal(split_up[1][name], whole[1][name]) for name in whole[1])
+    plain = inputs()
+    model.zero_grad()
+    model(plain).square().sum().backward()
+    if has_entry:
+        torch.testing.assert_close(split_up[0], plain.grad, rtol=1e-5, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(split_up[1][name], parameter.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_between_i_and_w_the_graph_is_gone() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
+    found = Gradients()
+    store = WeightGradientStore(found)
+    entry = torch.randn(3, 6).requires_grad_()
+    watched = weakref.ref(entry)
+    with store.record(BATCH):
+        GraphSplit(list(model.parameters()), store, found).backward(model(entry * 2).sum(), None, entry)
+    del entry
+    gc.collect()
+    assert watched() is None
+    assert len(store.held(BATCH)) == 4
+    assert not found
+
+
+class Stack(nn.Module):
+    """A stage of plain layers."""
+
+    def __init__(self, job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> None:
+        super().__init__()
+        hidden = job.model.hidden
+        self.message_shape = (job.data.micro_batch_size, job.model.sequence, hidden)
+        self.embedding = nn.Embedding(job.model.vocabulary, hidden) if pre_process else nn.Identity()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, 2 * hidden), nn.GELU(), nn.Linear(2 * hidden, hidden))
+            for _ in range(first, last)
+        )
+        self.head = nn.Linear(hidden, job.model.vocabulary, bias=False) if post_process else nn.Identity()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(inputs)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.head(hidden)
+
+
+def pipeline(job: Job) -> list[MegatronStage]:
+    stages = [build_stages(job, [index], CPU, providers=Providers(Stack))[index] for index in range(job.shape.stages)]
+    return [stage for stage in stages if isinstance(stage, MegatronStage)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["none", "full", "layers"])
+def test_i_and_deferred_w_in_any_order_equal_whole_b(precision: str, recompute: str) -> None:
+    job = small_job(model={"recompute": recompute}, train={"precision": precision})
+    batches = micro_batches(0, 4)
+    whole, deferred = pipeline(job), pipeline(job)
+    late = [batches[place] for place in (3, 1, 0, 2)]
+    for stages, program in ((whole, None), (deferred, late)):
+        for stage in stages:
+            stage.begin_iteration(5)
+        orders = [one_f_one_b(stage.index, 2, batches) for stage in stages]
+        execute(zip(stages, [split(o, program) for o in orders] if program else orders, strict=True))
+    assert whole[-1].loss_sum() == deferred[-1].loss_sum()
+    gradients = gradients_by_name(whole)
+    assert all(gradient.any() for gradient in gradients.values())
+    assert differing(gradients, gradients_by_name(deferred)) == []
+    placed = {name: half for stage in deferred for name, half in stage.placement().items()}
+    assert placed.keys() == gradients.keys()
+    # A layer that runs again is not looked at, since that would run it once more.
+    products = {
+        *(f"layers.{layer}.{place}.{kind}" for layer in range(4) for place in (1, 3) for kind in ("weight", "bias")),
+        "head.weight",
+    }
+    assert {name for name, half in placed.items() if half == "W"} == (products if recompute != "layers" else set())
