@@ -135,7 +135,7 @@ class Dials(Observer):
         values = {name: float(line[name]) for name in CURVES if line.get(name) is not None}
         values["seconds"] = self._tokens / line["tokens_per_second"]
         values["learning_rate"] = learning_rate(self._job.train, step)
-        if self._peak is not None:
+        if self._peak is not None and self._job.model.provider is None:  # nobody knows what a user's model computes
             processes = line["live_workers"] * self._job.grid.tensor_parallel
             values["mfu"] = model_flops(self._job) / values["seconds"] / (processes * self._peak)
         if step <= self._last:  # training went back to a checkpoint
