@@ -37,13 +37,15 @@ PRELOADED = {
 """Modules to import before forking: by the job's kind of model, and for a run that keeps checkpoints."""
 
 
-def main(launcher: str, *modules: str) -> None:
+def main(launcher: str, folders: str, *modules: str) -> None:
     """Serve until standard input ends.
 
     Args:
+        folders: to look for modules in before Python's own path, as PYTHONPATH has them.
         modules: to import before forking, beside the worker's.
     """
     _, answers = serve(launcher)
+    sys.path[:0] = filter(None, folders.split(os.pathsep))
     for module in ("recycle.exec.worker.worker", *modules):
         importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))

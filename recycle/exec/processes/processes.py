@@ -77,13 +77,16 @@ class ForkServer:
         self._asked = 0
         self._pending, self._unsent = b"", b""
         variables = worker_environment(threads, known_environment() if environment is None else environment)
-        if folders:
-            path = os.environ.get("PYTHONPATH")
-            variables["PYTHONPATH"] = os.pathsep.join([*folders, *([path] if path else [])])
         kinds = (kind, "checkpoints") if checkpoints else (kind,)
         imported = [*(module for one in kinds for module in PRELOADED[one]), *modules]
         with (log or Path(os.devnull)).open("ab") as output:
-            self._child = Child("recycle.exec.processes.forkserver", *imported, environment=variables, errors=output)
+            self._child = Child(
+                "recycle.exec.processes.forkserver",
+                os.pathsep.join(folders),
+                *imported,
+                environment=variables,
+                errors=output,
+            )
         self.answers = self._child.answers
         for pipe in (self.answers, self._child.requests):
             os.set_blocking(pipe.fileno(), False)
