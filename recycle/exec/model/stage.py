@@ -272,7 +272,7 @@ class MegatronStage(Stage):
         from recycle.exec.model.backward import WeightGradientStore, split_linears
         from recycle.exec.model.graph_split import GraphSplit
         from recycle.exec.model.part import Part
-        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated
+        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
 
         self._type = PRECISIONS[job.train.precision]
         self._part = Part(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
@@ -288,6 +288,7 @@ class MegatronStage(Stage):
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
         halves = gated(part)
+        self._of_each_head = of_each_head(part) if job.grid.tensor_parallel > 1 else set()
         self._halved = {name for name, parameter in self.parameters.items() if parameter in halves}
         self._cuts = {name: cut[parameter] for name, parameter in self.parameters.items() if parameter in cut}
         self._optimizer = Optimizer(parameters, job.train, self._type)
@@ -513,6 +514,11 @@ class MegatronStage(Stage):
 
     def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         accumulator, position = self._place[parameter]
+        if parameter in self._of_each_head:
+            from megatron.core.parallel_state import get_tensor_model_parallel_group
+
+            gradient = gradient.contiguous()
+            torch.distributed.all_reduce(gradient, group=get_tensor_model_parallel_group())
         accumulator.add(position, gradient)
         self._note(parameter)
 

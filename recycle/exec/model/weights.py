@@ -87,6 +87,19 @@ def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
     }
 
 
+def of_each_head(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """Parameters that all tensor ranks have and each uses for its own heads: norms of queries and keys.
+
+    A rank's gradient of them is its heads' share; the gradient is the sum over the ranks.
+    """
+    return {
+        parameter
+        for name, module in part.named_modules()
+        if name.rpartition(".")[2] in ("q_layernorm", "k_layernorm")
+        for parameter in module.parameters()
+    }
+
+
 def gated(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     """Parameters that are two of equal size, one above the other: those of a gate and of what it is multiplied with.
 
