@@ -1,6 +1,6 @@
 """The split of a plain PyTorch model along its graph: processor time of I + W beside B and torch's own backward.
 
-    python -W ignore benchmarks/split.py [--hidden 512] [--layers 4] [--tokens 512] [--repeats 15]
+    python -W ignore -m benchmarks.split [--hidden 512] [--layers 4] [--tokens 512] [--repeats 15]
 
 One stage of `torch.nn` layers in the middle of a model, one thread; each round runs all three in turn, and the medians
 of the rounds' ratios are printed. Torch's backward leaves gradients in `.grad`; the others add them to sums ("fast").
