@@ -21,7 +21,7 @@ from recycle.files import read_whole, require_text
 from recycle.named import require_name
 from recycle.pricing import activation_limits, parse_bytes, profile_of
 from recycle.profile import Profile
-from recycle.sections import ANALYTIC, AUTO, Sections
+from recycle.sections import ANALYTIC, AUTO, OF_GPT_DATASET, DataSection, Sections
 
 _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
@@ -62,6 +62,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             times = msgspec.structs.replace(times, profile=str(folder / times.profile))
         if data.path is not None:
             data = msgspec.structs.replace(data, path=str(folder / Path(data.path).expanduser()))
+        if data.paths is not None:
+            data = msgspec.structs.replace(data, paths=[str(folder / Path(path).expanduser()) for path in data.paths])
+        if data.cache is not None:
+            data = msgspec.structs.replace(data, cache=str(folder / Path(data.cache).expanduser()))
         model = job.model
         if any((model.provider, data.provider, job.train.loss)):
             stated = [str(folder)] if model.import_from is None else [str(folder / path) for path in model.import_from]
@@ -69,7 +73,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         membership = job.membership
         named = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
         files = {key: str(folder / path) for key in named if (path := getattr(membership, key)) is not None}
-        for found in (times.profile, data.path, *(model.import_from or ()), *files.values()):
+        for found in (times.profile, data.path, *(data.paths or ()), *(model.import_from or ()), *files.values()):
             if found is not None:
                 require_text(found, JobError)
         membership = msgspec.structs.replace(membership, **files)
@@ -123,8 +127,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         self._validate_family()
         if self.model.kind != "emulated" and self.model.provider is None:
             self._validate_tensor_parallel()
-        if self.data.kind == "megatron" and self.data.path is None:
-            raise JobError('[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix')
+        self._validate_data()
         self._validate_train()
 
     def _validate_named(self) -> None:
@@ -167,6 +170,31 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         groups = int(fields.get("num_query_groups", model.heads))
         if model.provider is None and model.heads % groups:
             raise JobError(f"[model.config] num_query_groups: {groups} groups do not divide heads = {model.heads}")
+
+    def _validate_data(self) -> None:
+        data = self.data
+        if data.kind == "megatron" and data.path is None:
+            raise JobError('[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix')
+        if data.kind != "gpt-dataset":
+            defaults = DataSection()
+            for key in OF_GPT_DATASET:
+                if getattr(data, key) != getattr(defaults, key):
+                    raise JobError(f'[data] {key}: needs kind = "gpt-dataset"')
+            return
+        if (data.path is None) == (data.paths is None):
+            raise JobError("[data] path: give the path of a .bin and .idx file without the suffix, or several as paths")
+        if data.weights is not None and len(data.weights) != len(data.paths or [data.path]):
+            raise JobError(f"[data] weights: {len(data.weights)} for {len(data.paths or [data.path])} paths")
+        if float(data.split.split(",")[0]) <= 0:
+            raise JobError(f'[data] split: "{data.split}" gives training, the first of them, nothing')
+        for key in ("mask_loss", "reset_positions"):
+            if getattr(data, key) and data.end_of_document is None:
+                raise JobError(f"[data] {key}: needs end_of_document, the number of the token that ends a document")
+        if data.reset_positions and is_rotary(self.model):
+            raise JobError(
+                f'[data] reset_positions: kind = "{self.model.kind}" has rotary positions, which megatron-core counts'
+                f" through a sample; leave it out"
+            )
 
     def _validate_tensor_parallel(self) -> None:
         model, count = self.model, self.grid.tensor_parallel

@@ -131,18 +131,36 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 1234
 
 
+OF_GPT_DATASET = ("paths", "weights", "split", "samples", "cache", "end_of_document", "mask_loss", "reset_positions")
+"""Keys of `[data]` that only its kind "gpt-dataset" has."""
+
+
 class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[data]`: a text file or a folder of text; without `path`, the source code of Python's standard library.
 
     With `kind = "megatron"`, Megatron-LM's token files `<path>.bin` and `<path>.idx`, which `recycle tokenize` makes.
+    With `kind = "gpt-dataset"` the samples of megatron-core's GPTDataset in the order of Megatron-LM's own loop, of one
+    such file (`path`) or a blend of several (`paths`, by `weights`; by their sizes when left out). `split` has the
+    shares of the documents for training, validation and test. The order is that of a run of
+    `samples`, as many as `[train] steps` needs when left out. `mask_loss` leaves tokens that end a document
+    (`end_of_document`, its number) out of the loss; with `reset_positions` positions begin anew behind them.
+
     With `provider = "package.module:function"`, batches of one's own (docs/models.md).
     """
 
-    kind: Literal["text", "megatron"] = "text"
+    kind: Literal["text", "megatron", "gpt-dataset"] = "text"
     provider: str | None = None
     path: str | None = None
     micro_batch_size: Positive = 1
     seed: int = 0
+    paths: Annotated[list[str], Meta(min_length=1)] | None = None
+    weights: list[Annotated[float, Meta(gt=0)]] | None = None
+    split: Annotated[str, Meta(pattern=r"^[0-9.]+(,[0-9.]+){0,2}$")] = "969,30,1"
+    samples: Positive | None = None
+    cache: str | None = None
+    end_of_document: Count | None = None
+    mask_loss: bool = False
+    reset_positions: bool = False
 
 
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from recycle.exec.data.batches import load_corpus
 from recycle.exec.model.optimizer import clip_factor
 from recycle.job import Job
+from tests.exec.megatron_data import MegatronBatches
 from tests.warm import warm_context
 
 DEADLINE_SECONDS = 120
@@ -232,7 +233,7 @@ class _Worker:
         self._replica = parallel_state.get_data_parallel_rank()
         self._forward_backward = get_forward_backward_func()
         self._job = job
-        self._corpus = load_corpus(job)
+        self._corpus = MegatronBatches(job) if job.data.kind == "gpt-dataset" else load_corpus(job)
         self._positions = torch.arange(job.model.sequence).expand(job.data.micro_batch_size, -1)
 
     def iteration(self, step: int) -> tuple[int, dict[str, np.ndarray], dict[int, float], float]:

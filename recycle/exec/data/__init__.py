@@ -1,6 +1,9 @@
 """What a model trains on: batches of plain text, of Megatron's indexed datasets, or of a user's own function."""
 
+from collections.abc import Callable
+
 from recycle.exec.data.batches import Batches, load_corpus
+from recycle.exec.data.gpt_dataset import GptDatasetBatches
 from recycle.exec.data.indexed import IndexedRows
 from recycle.exec.data.provided import DataProvider, ProvidedBatches
 from recycle.job import Job
@@ -10,4 +13,5 @@ def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:
     """The data that `[data]` names, or the provider's. Raises JobError when it cannot be read or does not fit."""
     if provider is not None:
         return ProvidedBatches(job, provider)
-    return IndexedRows(job) if job.data.kind == "megatron" else load_corpus(job)
+    kinds: dict[str, Callable[[Job], Batches]] = {"megatron": IndexedRows, "gpt-dataset": GptDatasetBatches}
+    return kinds.get(job.data.kind, load_corpus)(job)

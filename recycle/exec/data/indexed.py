@@ -5,9 +5,9 @@ follows, as GPTDataset cuts them. Each epoch takes every row once, in an order d
 of a sample is a pure function of seed and global sample index; nothing is stored, and a worker maps the files and reads
 the rows that it runs.
 
-Of megatron-core's datasets no more is used: GPTDataset's order depends on how many samples a run asks for at its start,
-and it writes its index to a cache that all processes share. Limits: documents are not shuffled before they are
-cut, every token counts in the loss, one file, no blend.
+Of megatron-core's datasets no more is used here: GPTDataset's order, which gpt_dataset.py has, depends on how many
+samples a run asks for at its start, and it writes its index to a cache that all processes share. Limits: documents are
+not shuffled before they are cut, every token counts in the loss, one file, no blend.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class IndexedRows(Rows):
         self._prefix, self._sequence, self._size = prefix, sequence, job.data.micro_batch_size
         self._micro_batches, self._vocabulary = job.shape.global_micro_batches, job.model.vocabulary
         self._seed = job.data.seed
-        self._dataset = _opened(prefix)
+        self._dataset = open_indexed(prefix)
         index = self._dataset.index
         tokens = Path(f"{prefix}.bin").stat().st_size // index.dtype_size
         self.rows = (tokens - 1) // sequence
@@ -83,16 +83,7 @@ class IndexedRows(Rows):
 
     def require_vocabulary(self) -> None:
         """Raise JobError when a token of the file is not in the vocabulary; looks at `SCANNED_BLOCKS` at most."""
-        tokens = np.memmap(f"{self._prefix}.bin", dtype=self._dataset.index.dtype, mode="r")
-        blocks = -(-len(tokens) // _BLOCK)
-        for block in sorted({blocks - 1, *(place * blocks // SCANNED_BLOCKS for place in range(SCANNED_BLOCKS))}):
-            part = tokens[block * _BLOCK : (block + 1) * _BLOCK]
-            if part.max() >= self._vocabulary or part.min() < 0:
-                place = int(np.flatnonzero((part >= self._vocabulary) | (part < 0))[0])
-                raise JobError(
-                    f"[model] vocabulary: {self._vocabulary}, but token {block * _BLOCK + place} of {self._prefix}.bin"
-                    f" is {part[place]}"
-                )
+        require_tokens(self._prefix, self._dataset, self._vocabulary)
 
     def _row(self, sample: int) -> np.ndarray[Any, Any]:
         """int64 [sequence + 1], across sequences, as these follow each other in the file."""
@@ -101,8 +92,21 @@ class IndexedRows(Rows):
         return np.asarray(row, dtype=np.int64)
 
 
-def _opened(prefix: str) -> Any:
-    """megatron-core's view of the files, once they are what it takes for granted."""
+def require_tokens(prefix: str, dataset: Any, vocabulary: int) -> None:
+    """Raise JobError when a token of a file is not in the vocabulary; looks at `SCANNED_BLOCKS` at most."""
+    tokens = np.memmap(f"{prefix}.bin", dtype=dataset.index.dtype, mode="r")
+    blocks = -(-len(tokens) // _BLOCK)
+    for block in sorted({blocks - 1, *(place * blocks // SCANNED_BLOCKS for place in range(SCANNED_BLOCKS))}):
+        part = tokens[block * _BLOCK : (block + 1) * _BLOCK]
+        if part.max() >= vocabulary or part.min() < 0:
+            place = int(np.flatnonzero((part >= vocabulary) | (part < 0))[0])
+            raise JobError(
+                f"[model] vocabulary: {vocabulary}, but token {block * _BLOCK + place} of {prefix}.bin is {part[place]}"
+            )
+
+
+def open_indexed(prefix: str) -> Any:
+    """megatron-core's view of the files, once they are what it takes for granted. Raises JobError when they are not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.datasets.indexed_dataset import DType, IndexedDataset

@@ -1,6 +1,6 @@
 """Tokenizing: megabytes a second and the most memory, of `recycle tokenize` and of a plain loop.
 
-    python -m benchmarks.tokenize [--megabytes N] [--plain N]
+    python -m benchmarks.tokenizing [--megabytes N] [--plain N]
 
 The text is the source code of Python's standard library, in documents of a few hundred to some ten thousand bytes, over
 and over until there are N megabytes of JSON lines; the tokenizer a byte-level BPE of 32,000 tokens, trained on it. The

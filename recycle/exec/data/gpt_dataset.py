@@ -1,0 +1,194 @@
+"""Megatron-LM's own samples: megatron-core's GPTDataset and its blends, in the order in which its loop takes them.
+
+Documents are shuffled, laid end to end and cut into samples, and these are shuffled, all as GPTDataset does it from the
+seed and the number of samples that a run asks for at its start. A run that asks for another number has another order,
+so the digest has it too. Iteration t runs the samples from t * B on, with B the samples of an iteration; micro-batch j
+of pipeline k has `micro_batch_size` of them from (j * D + k) * micro_batch_size on, as Megatron-LM's sampler deals them
+out to D data-parallel ranks.
+
+GPTDataset keeps its index in a cache that all processes share. The process that checks the request builds it, before
+any worker looks for it, and on a node that does not share the folder the first worker does; a lock lets the others
+wait. Only the documents for training are looked at: megatron-core counts epochs for ever of a part that is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from recycle.errors import JobError, RunError
+from recycle.exec.data.batches import Batch, Batches
+from recycle.exec.data.indexed import open_indexed, require_tokens
+from recycle.job import Job
+
+TRAIN = 0
+"""Number of the split that is trained on."""
+
+
+class GptDatasetBatches(Batches):
+    """Micro-batches of megatron-core's GPTDataset, or of a blend of several.
+
+    Args:
+        job: whose `[data]` has kind "gpt-dataset".
+
+    Raises:
+        JobError: a file cannot be read or is too small, or the cache cannot be written.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, data = job, job.data
+        self._prefixes = [data.path] if data.path is not None else list(data.paths or ())
+        self._opened = [open_indexed(prefix) for prefix in self._prefixes]
+        shape = job.shape
+        self._per_iteration = shape.global_micro_batches * data.micro_batch_size
+        self.samples = data.samples or job.train.steps * self._per_iteration
+        self._dataset = self._build()
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of what the order follows from: the keys of `[data]`, the samples, and the files' indices."""
+        data, result = self._job.data, hashlib.sha256()
+        stated = (data.weights, data.split, data.seed, self.samples, self._job.model.sequence, data.end_of_document)
+        result.update(repr((stated, data.mask_loss, data.reset_positions)).encode())
+        for prefix, dataset in zip(self._prefixes, self._opened, strict=True):
+            result.update(hashlib.sha256(dataset.index.bin_buffer).digest())
+            result.update(f"{Path(f'{prefix}.bin').stat().st_size} ".encode())
+        return result.hexdigest()
+
+    def batch(self, iteration: int, micro_batch: int) -> Batch:
+        """Tokens, labels, and where they are asked for `loss_mask` and `position_ids`, of [micro_batch_size, sequence].
+
+        Raises:
+            RunError: the samples are used up, or a token is not in the vocabulary.
+        """
+        job, size = self._job, self._job.data.micro_batch_size
+        pipeline, number = divmod(micro_batch, job.shape.micro_batches)
+        first = iteration * self._per_iteration + (number * job.shape.pipelines + pipeline) * size
+        if first + size > len(self._dataset):
+            raise RunError(
+                f"[data] samples: iteration {iteration} needs sample {first + size - 1} of {len(self._dataset)}; state"
+                f" as many as all steps need"
+            )
+        samples = [self._dataset[first + row] for row in range(size)]
+        names = ["tokens", "labels"]
+        names += ["loss_mask"] * job.data.mask_loss + ["position_ids"] * job.data.reset_positions
+        found = {name: torch.stack([sample[name] for sample in samples]) for name in names}
+        most = max(int(found[name].max()) for name in ("tokens", "labels"))
+        if most >= job.model.vocabulary:
+            raise RunError(
+                f"[data] paths: iteration {iteration}, micro-batch {micro_batch} holds token {most}; [model] vocabulary"
+                f" is {job.model.vocabulary}"
+            )
+        return found
+
+    def require_vocabulary(self) -> None:
+        """Raise JobError when a token of the files is not in the vocabulary; looks at a part of large ones."""
+        for prefix, dataset in zip(self._prefixes, self._opened, strict=True):
+            require_tokens(prefix, dataset, self._job.model.vocabulary)
+
+    def _build(self) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+            from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+        job, data = self._job, self._job.data
+        cache = _cache_directory(job)
+        end = data.end_of_document
+        config = GPTDatasetConfig(
+            random_seed=data.seed,
+            sequence_length=job.model.sequence,
+            blend=(self._prefixes, data.weights),
+            split=data.split,
+            path_to_cache=str(cache),
+            tokenizer=SimpleNamespace(
+                eod=end, vocab_size=job.model.vocabulary, unique_identifiers={"end_of_document": end}
+            ),
+            reset_position_ids=data.reset_positions,
+            reset_attention_mask=False,
+            eod_mask_loss=data.mask_loss,
+            create_attention_mask=False,
+        )
+        share = config.split_matrix[TRAIN][1]
+        config.split_matrix = [config.split_matrix[TRAIN], None, None]
+        for prefix, dataset in zip(self._prefixes, self._opened, strict=True):
+            documents = round(share * len(dataset))
+            if not dataset.sequence_lengths[:documents].sum():
+                raise JobError(f'[data] split: "{data.split}" leaves no token of {prefix} to train on')
+        sizes = [self.samples, 1, 1]
+        try:
+            with _locked(cache), _quiet(), as_only_rank():
+                found = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[TRAIN]
+        except (AssertionError, IndexError, ValueError, RuntimeError, OSError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise JobError(f"[data] paths: megatron-core makes no GPTDataset of {self._names()} ({reason})") from None
+        if len(found) < self.samples:
+            raise JobError(
+                f"[data] paths: {self._names()} hold {len(found)} samples, the run needs {self.samples}; with weights"
+                f" files are read as often as it takes"
+            )
+        return found
+
+    def _names(self) -> str:
+        return ", ".join(self._prefixes)
+
+
+def _cache_directory(job: Job) -> Path:
+    """`[data] cache`, or a folder `cache` beside the first file. Raises JobError when it cannot be written."""
+    first = job.data.path if job.data.path is not None else (job.data.paths or [""])[0]
+    folder = Path(job.data.cache) if job.data.cache is not None else Path(first).parent / "cache"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"[data] cache: {folder} cannot be written ({error.strerror}); name another folder") from None
+    if not os.access(folder, os.W_OK):
+        raise JobError(f"[data] cache: {folder} may not be written to; name another folder")
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time builds an index, and the others find it."""
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """megatron-core's warnings of an index that is built for the first time are no news."""
+    logger = logging.getLogger("megatron.core.datasets")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def as_only_rank() -> Iterator[None]:
+    """megatron-core's blend asks torch.distributed for its rank; where there is none, this process is rank 0 of one."""
+    if torch.distributed.is_initialized():
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()

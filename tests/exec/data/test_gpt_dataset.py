@@ -1,0 +1,143 @@
+"""Samples of megatron-core's GPTDataset: those that Megatron-LM's own loop takes, for whoever asks."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recycle import Job, JobError, RunError
+from recycle.exec.data import load_batches
+from recycle.exec.data.gpt_dataset import GptDatasetBatches
+from tests.exec.megatron_data import dealt_out, training_samples, written
+
+D, M, SIZE, SEQUENCE, STEPS, END = 2, 3, 2, 8, 5, 99
+SAMPLES = STEPS * D * M * SIZE
+
+
+def toml(**data: Any) -> str:
+    lines = [f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in data.items()]
+    return (
+        f"[shape]\npipelines = {D}\nranks = 2\nmicro_batches = {M}\n[model]\nvocabulary = 100\nsequence = {SEQUENCE}\n"
+        f"[train]\nsteps = {STEPS}\nwarmup = 0\n"
+        f'[data]\nkind = "gpt-dataset"\nmicro_batch_size = {SIZE}\n' + "\n".join(lines)
+    ).replace("'", '"')
+
+
+def batches(**data: Any) -> GptDatasetBatches:
+    found = load_batches(Job.from_toml(toml(**data)))
+    assert isinstance(found, GptDatasetBatches)
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1234])
+@pytest.mark.parametrize(
+    ("names", "weights", "split"),
+    [(["a"], None, "969,30,1"), (["a"], None, "1"), (["a", "b"], [0.3, 0.7], "90,5,5"), (["a", "b"], [3.0, 1.0], "1")],
+)
+def test_every_micro_batch_is_megatron_lms(
+    tmp_path: Path, names: list[str], weights: list[float] | None, split: str, seed: int
+) -> None:
+    prefixes = [str(written(tmp_path / name, 2000, number)) for number, name in enumerate(names)]
+    keys = {"path": prefixes[0]} if len(names) == 1 else {"paths": prefixes, "weights": weights}
+    ours = batches(**keys, split=split, seed=seed)
+    theirs = training_samples(prefixes, weights, split, seed, SEQUENCE, SAMPLES, END)
+    for (iteration, micro_batch), samples in dealt_out(D, M, SIZE, STEPS).items():
+        found = ours.batch(iteration, micro_batch)
+        assert set(found) == {"tokens", "labels"}
+        for name in found:
+            assert torch.equal(found[name], torch.stack([theirs[sample][name] for sample in samples]))
+
+
+def test_masks_and_positions_are_megatron_cores(tmp_path: Path) -> None:
+    prefix = str(written(tmp_path / "a", 40, 0))
+    ours = batches(path=prefix, split="1", end_of_document=END, mask_loss=True, reset_positions=True)
+    theirs = training_samples([prefix], None, "1", 0, SEQUENCE, SAMPLES, END, mask_loss=True, reset_positions=True)
+    seen = 0
+    for (iteration, micro_batch), samples in dealt_out(D, M, SIZE, STEPS).items():
+        found = ours.batch(iteration, micro_batch)
+        for name in ("tokens", "labels", "loss_mask", "position_ids"):
+            assert torch.equal(found[name], torch.stack([theirs[sample][name] for sample in samples]))
+        assert torch.equal(found["loss_mask"] == 0, found["tokens"] == END)
+        seen += int((found["tokens"] == END).sum())
+    assert seen > 10
+
+
+@pytest.mark.process
+def test_the_index_is_kept_and_found_by_other_processes_at_once(tmp_path: Path) -> None:
+    prefix = str(written(tmp_path / "a", 40, 0))
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        first = pool.map(_tokens, [toml(path=prefix, cache=str(tmp_path / "kept"))] * 4)
+    assert all(tokens == first[0] for tokens in first)
+    indices = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").glob("*.npy")}
+    assert len(indices) == 3
+    assert _tokens(toml(path=prefix, cache=str(tmp_path / "kept"))) == first[0]
+    assert {path: path.stat().st_mtime_ns for path in indices} == indices
+
+
+def _tokens(job: str) -> list[list[int]]:
+    return load_batches(Job.from_toml(job)).batch(1, 2)["tokens"].tolist()
+
+
+def test_the_digest_tells_orders_apart(tmp_path: Path) -> None:
+    prefix, other = (str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab"))
+    keys: list[dict[str, Any]] = [
+        *({"path": prefix}, {"path": other}, {"path": prefix, "seed": 1}, {"path": prefix, "samples": 500}),
+        *({"path": prefix, "split": "1"}, {"paths": [prefix, other], "weights": [1.0, 1.0]}),
+        {"path": prefix, "end_of_document": END, "mask_loss": True},
+    ]
+    digests = [batches(**each).digest for each in keys]
+    assert len(set(digests)) == len(keys)
+    assert batches(path=prefix).digest == digests[0]
+
+
+def test_a_run_longer_than_the_order_was_made_for_is_told_what_to_state(tmp_path: Path) -> None:
+    ours = batches(path=str(written(tmp_path / "a", 40, 0)))
+    with pytest.raises(RunError, match=r"\[data\] samples: iteration 500 needs sample 6001 of \d+; state as many"):
+        ours.batch(500, 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, r"\[data\] path: give the path of a .bin and .idx file without the suffix, or several as paths"),
+        ({"path": "a", "paths": ["b"]}, r"\[data\] path: give the path"),
+        ({"paths": ["a", "b"], "weights": [1.0]}, r"\[data\] weights: 1 for 2 paths"),
+        ({"path": "a", "mask_loss": True}, r"\[data\] mask_loss: needs end_of_document"),
+        ({"path": "a", "split": "0,1"}, r'\[data\] split: "0,1" gives training, the first of them, nothing'),
+        ({"path": "a", "split": "much"}, r"\[data\] split: "),
+        ({"path": "a", "kind": "megatron", "samples": 3}, r'\[data\] samples: needs kind = "gpt-dataset"'),
+    ],
+)
+def test_keys_that_do_not_fit_are_named(keys: dict[str, Any], message: str) -> None:
+    text = toml(**keys)
+    if "kind" in keys:
+        text = text.replace('kind = "gpt-dataset"\n', "", 1)
+    with pytest.raises(JobError, match=message):
+        Job.from_toml(text)
+
+
+def test_positions_that_a_model_counts_itself_are_not_reset() -> None:
+    text = toml(path="a", end_of_document=END, reset_positions=True).replace("[model]", '[model]\nkind = "llama"')
+    with pytest.raises(JobError, match=r'\[data\] reset_positions: kind = "llama" has rotary positions'):
+        Job.from_toml(text)
+
+
+def test_files_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    prefix = str(written(tmp_path / "a", 40, 0))
+    (tmp_path / "file").touch()
+    for keys, message in (
+        ({"path": str(tmp_path / "none")}, r"\[data\] path: .*none\.idx cannot be read"),
+        ({"path": prefix, "split": "1,999"}, r'\[data\] split: "1,999" leaves no token of .*a to train on'),
+        ({"path": prefix, "cache": str(tmp_path / "file" / "x")}, r"\[data\] cache: .* cannot be written \(Not a dir"),
+        ({"paths": [prefix, prefix], "samples": 10**6}, r"hold \d+ samples, the run needs 1000000; with weights"),
+    ):
+        with pytest.raises(JobError, match=message) as error:
+            batches(**keys)
+        assert "\n" not in str(error.value)
+    small = Job.from_toml(toml(path=prefix).replace("vocabulary = 100", "vocabulary = 99"))
+    with pytest.raises(JobError, match=r"\[model\] vocabulary: 99, but token \d+ of .*a\.bin is 99"):
+        load_batches(small).require_vocabulary()
