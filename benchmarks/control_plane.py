@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recycle.exec.membership import schema
 from recycle.exec.membership.bundles import bundle_name, bundled
+from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.etcd_client import Lease, encoded, put
 from recycle.exec.membership.etcd_store import EtcdStore
@@ -45,6 +47,7 @@ from recycle.exec.membership.members import members_of
 from recycle.exec.membership.messages import GO, VOID, Computed, Formed, Heartbeat, Report, StartRequest
 from recycle.exec.membership.relay import Relay
 from recycle.exec.membership.relay_messages import Follow, send
+from recycle.exec.planning.drift import DriftMonitor
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.waker import Listener, Waker
 from recycle.job import Job, PricedJob, price
@@ -75,7 +78,6 @@ def job_of(workers: int, tensor_parallel: int, url: str, heartbeat: float) -> Pr
         dead_after = {15 * heartbeat}
         hung_after = {30 * heartbeat}
         form_timeout = 120.0
-        drift = 0.0
         [cluster]
         workers_per_node = {max(1, PROCESSES_PER_NODE // tensor_parallel)}
         """
@@ -125,8 +127,7 @@ class SimulatedAgent:
             if "proposal" in kind and text:
                 self._generation = int(kind[1].removeprefix("generation"))
                 self.seen[key] = now
-                record = schema.ProposalKey(self._generation).decode(text)
-                self.workers &= set(record.live)
+                self.workers &= live_in(text)
                 if self.workers:
                     key_of = schema.AcknowledgedKey(self._generation, schema.EVERYBODY)
                     await self._say(key_of, key_of.encode(False))
@@ -172,12 +173,23 @@ class SimulatedAgent:
 
     async def _write(self, name: str, text: str) -> None:
         async with self._lock:
-            self._writer.write(_http("/v3/kv/txn", {"success": [put(PREFIX + name, text)]}))
-            head = await self._reader.readuntil(b"\r\n\r\n")
-            found = re.search(rb"Content-Length: (\d+)", head)
-            assert head.startswith(b"HTTP/1.1 200"), head
-            assert found is not None, head
-            await self._reader.readexactly(int(found[1]))
+            while True:
+                self._writer.write(_http("/v3/kv/txn", {"success": [put(PREFIX + name, text)]}))
+                head = await self._reader.readuntil(b"\r\n\r\n")
+                found = re.search(rb"Content-Length: (\d+)", head)
+                if head.startswith(b"HTTP/1.1 200") and found is not None:
+                    await self._reader.readexactly(int(found[1]))
+                    return
+                assert head.startswith(b"HTTP/1.1 503"), head  # etcd could not agree in time; a relay asks again, too
+                self._writer.close()
+                await asyncio.sleep(0.5)
+                self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@lru_cache(maxsize=4)
+def live_in(proposal: str) -> frozenset[str]:
+    """Who is live; read once for all agents, which have a machine each."""
+    return frozenset(schema.ProposalKey(0).decode(proposal).live)
 
 
 def events(line: bytes) -> list[tuple[str, str]]:
@@ -224,16 +236,20 @@ def simulate(toml: str, port: int, seconds: float, pipe: Connection) -> None:
 
 
 class FixedPlan:
-    """The same plan for whoever is alive, in the run directory already."""
+    """The same plan for whoever is alive, in the run directory already; times are watched as in any run."""
 
-    def __init__(self, job: Job) -> None:
-        self.workers = list(job.shape.workers())
+    def __init__(self, job: PricedJob) -> None:
+        self.workers, self.profile, self.drift = list(job.shape.workers()), job.prices, DriftMonitor.of(job)
+        self.line = ""
 
     def ready(self, failed: frozenset[Worker]) -> Ready:
         roles = {worker: worker for worker in self.workers if worker not in failed}
         return Ready("0123456789abcdef", "", roles, {"barrier": 64.0, "staggered": 63.0}, True)
 
-    def observe(self, *given: Any) -> None: ...
+    def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
+        self.line = json.dumps(times.line())
+        self.drift.observe(times)
+        self.drift.departed(self.profile, times.workers)
 
     def has_better(self, failed: frozenset[Worker]) -> bool:
         return False
@@ -308,13 +324,14 @@ def _measure(server: EtcdServer, job: PricedJob, commits: int, seconds: float) -
     reader = HeartbeatReader(coordinating.clone(), members, settings.heartbeat / 2)
     Listener(coordinating.clone(), waker)
     committed: list[int] = []
+    plans = FixedPlan(job)
     coordinator = Coordinator(
         job=job,
         steps=10**6,
         live=set(shape.workers()),
         store=coordinating,
         processes=ClusterProcesses(job, coordinating),
-        plans=FixedPlan(job),
+        plans=plans,
         log=lambda kind, **details: (
             print(f"    {kind} {details.get('cause', '')}", flush=True) if kind in ("detected", "recovered") else None
         ),
@@ -358,6 +375,7 @@ def _measure(server: EtcdServer, job: PricedJob, commits: int, seconds: float) -
         until(lambda: len(committed) >= 2 + commits)
         passed = time.monotonic() - began
         writes_later, last, received_later = counts.proposals(), asked(), process.received
+        figures["bytes of the times in a line of metrics"] = len(plans.line)
         figures["etcd writes/s"] = (writes_later - writes) / passed
         figures["s per commit"] = passed / commits
         per_agent = statistics.median(b - a for a, b in zip(first["bytes"], last["bytes"], strict=True)) / commits

@@ -199,7 +199,7 @@ class CoordinatorRuntime:
             return
         slow = [worker for worker in live if not self.coordinator.is_ready(worker)]
         if not missing:
-            silent = self._starting.lost(slow, self._beats_of_starting, time.monotonic())
+            silent = self._starting.lost(slow, self._beats_of_starting(), time.monotonic())
             for worker, cause in silent.items():
                 self._processes.kill(worker)
                 self._fail_to_start(worker, f"had {cause}")
@@ -248,7 +248,7 @@ class CoordinatorRuntime:
             elif self._processes.incarnation(worker) < self._restarts and not self._processes.missing_nodes([worker]):
                 self._processes.start(worker, self.coordinator.record.generation)
                 self._starting.forget(worker)
-        for worker, cause in self._starting.lost(coming, self._beats_of_starting, time.monotonic()).items():
+        for worker, cause in self._starting.lost(coming, self._beats_of_starting(), time.monotonic()).items():
             self._processes.kill(worker)  # a next one is started when it has ended
             self._event("detected", worker=str(worker), step=self.coordinator.next_step, cause=f"{cause} in start-up")
             self._starting.forget(worker)
@@ -327,7 +327,7 @@ class CoordinatorRuntime:
             "period": period,
             "generation": record.generation,
             "period_error": round(seconds / (period * unit) - 1, 6) if unit is not None and is_comparable else None,
-            "compute": self._replanner.compute,
+            **self._replanner.compute,
         }
         self._checkpoints.committed(commit, record)
         if self._directory.metric(line):

@@ -1,16 +1,19 @@
 """Bundles: what the processes of one node say of themselves, under one key of the store per folder instead of each's.
 
 A bundle lies in the folder of the keys that it holds; its name there is `@`, the node and a number, and its value maps
-their last parts to their texts. Whoever follows the folder sees the keys as if each had been written by itself. Only
+their last parts to their texts. Who asks for the keys of a folder gets them as if each had been written by itself. Only
 keys that are never deleted one by one are bundled: those of a generation, which are deleted by folder, and heartbeats.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+
+import msgspec
 
 _MARK = "@"
+_DECODER = msgspec.json.Decoder(dict[str, str])
 
 
 def bundle_name(folder: str, node: int, number: int | None = None) -> str:
@@ -27,11 +30,16 @@ def bundled(texts: Mapping[str, str]) -> str:
     return json.dumps(texts, separators=(",", ":"))
 
 
-def unbundled(name: str, value: bytes) -> Iterator[tuple[str, bytes]]:
-    """The keys that stand for a key of the store: those of a bundle, else the key itself."""
-    folder, _, leaf = name.rpartition("/")
-    if not leaf.startswith(_MARK):
-        yield name, value
-        return
-    for part, text in json.loads(value).items():
-        yield f"{folder}/{part}", text.encode()
+def unbundled(leaves: Mapping[str, bytes], only_bundles: bool = False) -> dict[str, str]:
+    """The keys right below a folder, by the last part of their names, given those that the store holds.
+
+    Args:
+        only_bundles: without those that were written by themselves.
+    """
+    found: dict[str, str] = {}
+    for leaf, value in leaves.items():
+        if leaf.startswith(_MARK):
+            found.update(_DECODER.decode(value))
+        elif not only_bundles:
+            found[leaf] = value.decode()
+    return found

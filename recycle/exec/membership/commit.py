@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from recycle.exec.membership.disagreement import compare
-from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import Commit, Computed, GenerationRecord, Mode, Report
+from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
@@ -78,30 +78,22 @@ def exact_parts(addends: Sequence[float]) -> list[float]:
     return parts
 
 
-def decide(job: Job, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Commit:
+def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] = ()) -> Commit:
     """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
 
     Squared norms are added without rounding on the way, so that the global norm does not depend on how the model is
     split into stages.
 
     Args:
-        reports: process -> its report.
         recent: norms of the iterations before, the oldest first.
 
     Raises:
         Disagreement: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
     """
-    compare(step, reports)
-    norms: dict[tuple[int, int | None], list[float]] = {}
-    for member, report in reports.items():
-        for held_by, of_stages in ((split_member(member)[1], report.norms), (None, report.replicated)):
-            for stage, parts in of_stages.items():
-                norms.setdefault((stage, held_by), parts)
-                if not all(map(math.isfinite, parts)):
-                    norms[stage, held_by] = [math.nan]
-    squared = math.fsum(part for parts in norms.values() for part in parts)
-    losses = [r.loss for member, r in sorted(reports.items()) if r.loss is not None and split_member(member)[1] == 0]
-    loss = sum(losses) / job.shape.global_micro_batches
+    if not reports.agree():
+        compare(step, reports.reports())
+    squared = math.fsum(reports.squared_norms())
+    loss = reports.loss_sum() / job.shape.global_micro_batches
     finite = math.isfinite(squared)
     norm = math.sqrt(squared) if finite else math.nan
     kept = [*recent, norm][-WINDOW:]
@@ -127,5 +119,5 @@ def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRe
 
 def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:
     """The commit of `step` in such a run of `steps` iterations, whose stages step with the barrier."""
-    commit = decide(job, step, reports)
+    commit = decide(job, step, ReportColumns.of(reports))
     return msgspec.structs.replace(commit, next_mode="barrier", last=steps - 1, finished=step + 1 >= steps)

@@ -9,8 +9,7 @@ to form its groups though others came.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -18,25 +17,24 @@ import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership import schema
-from recycle.exec.membership.commit import decide, is_right, soonest_end
-from recycle.exec.membership.disagreement import Disagreement
-from recycle.exec.membership.failure_detector import FailureDetector, ReadHeartbeats, whom_to_fence
+from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
+from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
+from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
 from recycle.exec.membership.interfaces import Log, Plans, Processes
-from recycle.exec.membership.members import joined_digests, members_of, split_member
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Heartbeat, Report
+from recycle.exec.membership.members import joined_digests, members_of
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report
+from recycle.exec.membership.packed_heartbeat import Beats
 from recycle.exec.membership.plan_files import pack_plan
 from recycle.exec.membership.rejoins import Rejoins
-from recycle.exec.membership.store import RunStore
+from recycle.exec.membership.report_columns import ReportColumns
+from recycle.exec.membership.store import Gathering, RunStore
+from recycle.exec.membership.verdict import Fence, GoBack, Judge, Repeat
 from recycle.job import PricedJob
 from recycle.shape import Shape, Worker
 
 ATTEMPTS = 5
 """Times that the same live set may fail to form or run before the run is given up."""
-FAILURES = 2
-"""Times that a worker may fail to form its groups before it is fenced."""
 OTHER_LAUNCHER = "the register was changed by somebody else; another launcher uses this store"
-GRACE_SECONDS = 1.0
-"""How long a broken transport may go unexplained by a death before the same live set is simply formed again."""
 
 
 class GenerationPhase(Enum):
@@ -66,7 +64,7 @@ class Coordinator:
         log: takes events. committed: called as committed(commit, record) for every commit.
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
-        heartbeats: as `FailureDetector.lost` takes them; read from the store when left out.
+        heartbeats: gives those of all processes; read from the store when left out.
     """
 
     job: PricedJob
@@ -82,26 +80,27 @@ class Coordinator:
     heartbeats: ReadHeartbeats | None = None
     phase: GenerationPhase = GenerationPhase.BETWEEN
     record: GenerationRecord = field(default_factory=lambda: GenerationRecord(0, [], {}, ""))
+    _everybody: frozenset[Worker] = field(init=False)
     _detector: FailureDetector = field(init=False)
+    _judge: Judge = field(init=False)
+    _forming: Forming = field(init=False)
     _rejoins: Rejoins = field(init=False)
     _joined: set[Worker] = field(default_factory=set)
     _registered: GenerationRecord | None = None
     _attempts: int = 0
-    _failures: Counter[Worker] = field(default_factory=Counter)
     _trouble_since: float | None = None
-    _blamed: set[Worker] = field(default_factory=set)
     _ticked: float = 0.0
     _waited: float = 0.0
-    _retried: int = -1
     _repeated: str | None = None
-    _disagreed: int = -1
-    _gone_back: int = -1
-    _reports: dict[tuple[int, int], dict[str, Report]] = field(default_factory=dict)
+    _reports: Gathering[Report] | None = None
     _named: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     _lost_since: float | None = None
 
     def __post_init__(self) -> None:
+        self._everybody = frozenset(self.shape.workers())
         self._detector = FailureDetector(self.job)
+        self._judge = Judge(self.job, self.steps, self.log, self.keeps)
+        self._forming = Forming(self.store, self.job.membership, self.now)
         self._rejoins = Rejoins(self.processes, self.is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
 
     def expect_rejoins(self, rejoins: Iterable[tuple[Worker, int]]) -> None:
@@ -169,7 +168,7 @@ class Coordinator:
         self._ticked = now
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
         if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
-            lost |= self._detector.lost(self.live, self.read_heartbeats, self.now())
+            lost |= self._detector.lost(self.live, self._heartbeats(), self.now())
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is GenerationPhase.RUNNING and self._commit():
             pass
@@ -195,7 +194,7 @@ class Coordinator:
             self.store.set(schema.OverKey(), True)  # after this write, this client reads what others wrote before
         names = self._members(self.live)
         final = self.store.answers(schema.FinalKey(schema.EVERYBODY), names)
-        gone |= self._detector.lost(self.live, self.read_heartbeats, self.now(), final)
+        gone |= self._detector.lost(self.live, self._heartbeats(), self.now(), final)
         waits = {worker for worker in self.live if not final.keys() >= set(self._members([worker]))}
         for worker in sorted(waits & gone.keys()):
             self.processes.kill(worker)
@@ -205,6 +204,12 @@ class Coordinator:
             return None
         of_members = {worker: [final[name] for name in self._members([worker])] for worker in sorted(self.live)}
         return {str(worker): joined_digests(parts) for worker, parts in of_members.items()}
+
+    def _heartbeats(self) -> Beats | None:
+        """The last heartbeats of all processes; None when there are no newer ones than those of the last call."""
+        if self.heartbeats is not None:
+            return self.heartbeats()
+        return read_heartbeats(self.store, self._detector.members)
 
     def _finished(self) -> bool:
         return self.phase is GenerationPhase.FINISHED
@@ -221,7 +226,7 @@ class Coordinator:
             self._joined.discard(worker)
             self.log("detected", worker=str(worker), step=self.next_step, cause=how)
         self._attempts = 0
-        self._failures.clear()  # what could not form may have been due to this
+        self._forming.forgive()
         self._end()
         if self._lost_since is None:
             self._lost_since = self.now()
@@ -243,8 +248,9 @@ class Coordinator:
         self._joined.clear()
         self._detector = FailureDetector(self.job)
         self._rejoins.start_over()
-        self._attempts, self._retried, self._disagreed, self._repeated = 0, -1, -1, None
-        self._failures.clear()
+        self._attempts, self._repeated = 0, None
+        self._judge.start_over()
+        self._forming.forgive()
         self._enter(GenerationPhase.BETWEEN)
 
     def restart(self, live: set[Worker], committed: int, commit: Commit) -> None:
@@ -267,7 +273,7 @@ class Coordinator:
             self.store.compare_set(schema.PermissionKey(g, "run"), None, VOID)
             self.store.compare_set(schema.CommitKey(g, self.next_step), None, VOID)
             self.store.set(schema.StopKey(g), True)
-        self._reports.clear()
+        self._reports = None
         self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
@@ -292,6 +298,7 @@ class Coordinator:
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
             dict(plan.periods),
         )
+        self._forming.begin(self.record, self._present())
         self._announce()
         self.log(
             "generation",
@@ -317,7 +324,7 @@ class Coordinator:
 
     @property
     def _failed(self) -> frozenset[Worker]:
-        return frozenset(worker for worker in self.shape.workers() if worker not in self.live)
+        return self._everybody - self.live
 
     def _source(self, joiner: Worker) -> Worker:
         return min(worker for worker in self.live if worker.rank == joiner.rank and worker not in self._joined)
@@ -340,48 +347,26 @@ class Coordinator:
 
     def _form(self) -> None:
         """Once all have acknowledged, all may form; log how many workers have taken the step back for that."""
-        g, names = self.record.generation, self._present()
-        key = schema.AcknowledgedKey(g, schema.EVERYBODY)
-        answers = self.store.all_answers(key, names)
-        if answers is None:
-            limit = self.job.membership.form_timeout
-            if self._waited <= limit:
-                return
-            late = {_worker(name) for name in set(names) - self.store.answers(key, names).keys()}
-            # It may be in the middle of an operation that nothing can interrupt.
-            late = {worker for worker in late if self._waited > limit + self._detector.patience_with(worker)}
-            self._fence_late(late, f"generation {g} was not acknowledged")
+        answer = self._forming.acknowledged(self._waited, self.live - self._joined, self._detector)
+        if not isinstance(answer, TookBack):
+            self._give_way(answer)
             return
-        count = len({split_member(name)[0] for name, took_back in answers.items() if took_back})
-        if count or self._repeated:
+        if answer.workers or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
-            self.log("undone", step=self.next_step, count=count, cause=cause)
+            self.log("undone", step=self.next_step, count=answer.workers, cause=cause)
             self._repeated = None
-        self.store.compare_set(schema.PermissionKey(g, "form"), None, GO)
+        self.store.compare_set(schema.PermissionKey(self.record.generation, "form"), None, GO)
         self._enter(GenerationPhase.FORMING)
 
     def _run(self) -> None:
         """Once all groups stand, all may run; a failure to form is tried again with the same workers."""
         if self._cut():
             return
+        answer = self._forming.formed(self._waited, self.live - self._joined)
+        if answer is not True:
+            self._give_way(answer)
+            return
         g = self.record.generation
-        members = self._present()
-        answers = self.store.answers(schema.FormedKey(g, schema.EVERYBODY), members)
-        own = {name: answer.error for name, answer in answers.items() if answer.error and not answer.expired}
-        if own:
-            self._blame(g, own)
-            return
-        if len(answers) < len(members):
-            limits = self.job.membership
-            # Who waits for one that is late has an answer after `form_timeout`, or that of a copy's transfers.
-            limit = 2 * limits.form_timeout + (limits.transport_timeout if self.record.joins else 0.0)
-            late = {_worker(name) for name in set(members) - answers.keys()} if self._waited > limit else set()
-            self._fence_late(late, f"groups of generation {g} did not form")
-            return
-        if expired := {name: answer.error for name, answer in answers.items() if answer.error}:
-            name, error = next(iter(expired.items()))
-            self._again(f"worker {name} could not form generation {g}: {error}")
-            return
         self.store.compare_set(schema.PermissionKey(g, "run"), None, GO)
         self.store.forget_before(g)
         self._enter(GenerationPhase.RUNNING)
@@ -393,34 +378,12 @@ class Coordinator:
             self.log("recovered", step=self.next_step, seconds=self.now() - self._lost_since, generation=g)
             self._lost_since = None
 
-    def _blame(self, generation: int, errors: dict[str, str]) -> None:
-        """Some have failed to form their groups: form the same set again, without who was the first to do so twice.
-
-        Whoever failed first is noted, and a death that explains it is waited for: the others fail in consequence.
-        """
-        failed = {_worker(name): error for name, error in errors.items()}
-        if self._trouble_since is None:
-            self._trouble_since, self._blamed = self.now(), set(failed)
-        if self.now() - self._trouble_since <= GRACE_SECONDS:
-            return
-        self._failures.update(self._blamed)
-        often = [worker for worker in self._blamed if self._failures[worker] >= FAILURES]
-        fenced = whom_to_fence(often, self.live - self._joined)
-        reason = f"could not form generation {generation}: {failed[fenced or min(self._blamed)]}"
-        if fenced is None:
-            self._again(f"worker {min(self._blamed)} {reason}")
-        else:
-            self._lose({fenced: reason})
-
-    def _fence_late(self, late: set[Worker], what: str) -> None:
-        """Fence workers that live and do not answer, unless a stage has no others; then form the same set again."""
-        if not late:
-            return
-        cause, left = f"{what} within {self._waited:.0f} s", self.live - self._joined - late
-        if {worker.rank for worker in left} >= {worker.rank for worker in self.live}:
-            self._lose(dict.fromkeys(late, cause))
-        else:
-            self._again(f"{cause} by workers {' '.join(map(str, sorted(late)))}")
+    def _give_way(self, answer: Fence | Again | bool | None) -> None:
+        """The generation cannot form like this, or is still on its way."""
+        if isinstance(answer, Fence):
+            self._lose(answer.workers)
+        elif isinstance(answer, Again):
+            self._again(answer.cause)
 
     def _again(self, reason: str) -> None:
         self._attempts += 1
@@ -459,94 +422,49 @@ class Coordinator:
         """Commit the next iteration if every process of every live worker has reported it."""
         g, n = self.record.generation, self.next_step
         key = schema.ReportKey(g, n, schema.EVERYBODY)
-        collected, members = self._reports.setdefault((g, n), {}), self._present()
-        collected |= self.store.arrived(key, [name for name in members if name not in collected])
-        if len(collected) < len(members):
+        if self._reports is None:
+            self._reports = self.store.gathering(key, self._present())
+        if not self._reports.look():
             return False
-        del self._reports[g, n]
-        commit = self._decide(n, {name: collected[name] for name in members})
-        if commit is None:
+        texts, self._reports = self._reports.texts, None
+        reports = ReportColumns.read({name: texts[name] for name in self._present()})
+        verdict = self._judge.judge(
+            self.record, reports, self.live - self._joined, lambda step: self._changes(step, reports)
+        )
+        if not isinstance(verdict, Commit):
+            self._follow(verdict)
             return False
-        after = msgspec.structs.replace(self.record, committed=n, commit=commit, mode=commit.next_mode)
+        after = msgspec.structs.replace(self.record, committed=n, commit=verdict, mode=verdict.next_mode)
         before, self._registered, self.record = self._registered, after, after
         # All have read the commit before the last: they stepped n - 1 after it.
         if not self.store.advance(
-            schema.RegisterKey(), before, after, (schema.CommitKey(g, n), commit), [key, schema.CommitKey(g, n - 2)]
+            schema.RegisterKey(), before, after, (schema.CommitKey(g, n), verdict), [key, schema.CommitKey(g, n - 2)]
         ):
             raise RunError(OTHER_LAUNCHER)
         self._attempts = 0
-        self._failures.clear()
-        self.committed(commit, after)
-        if commit.finished:
+        self._forming.forgive()
+        self.committed(verdict, after)
+        if verdict.finished:
             self._enter(GenerationPhase.FINISHED)
-        elif commit.last == n:
+        elif verdict.last == n:
             self._end()
         return True
 
-    def _decide(self, step: int, reports: dict[str, Report]) -> Commit | None:
-        """The commit of `step`; None when the iteration is repeated."""
-        before, mode = self.record.commit, self.record.mode
-        try:
-            commit = decide(self.job, step, reports, before.recent if before is not None else ())
-        except Disagreement as found:
-            self._settle_disagreement(found)
-            return None
-        finite = commit.clip_factor is not None
-        if not finite and self._retried != step:
-            self._retried = step
-            self._repeat("a gradient is not finite")
-            return None
-        if mode == "staggered" and not is_right(commit):
-            self._repeat(f"its gradient, of norm {commit.grad_norm:.4g}, has to be clipped")
-            return None
-        if not finite and self.job.train.non_finite == "fatal":
-            raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
-        soonest = soonest_end(step, mode, before)
-        self.plans.observe(self._failed, step, {Worker.parse(worker): reports[worker] for worker in self.record.live})
-        awaited = self._rejoins.awaited(self.live)
-        changes = [soonest] if self.plans.has_better(self._failed) else []
-        return msgspec.structs.replace(
-            commit,
-            mode=mode,
-            next_mode=commit.next_mode if commit.next_mode in self.record.periods else "barrier",
-            last=min([self.steps - 1, *changes, *(max(rejoin.step - 1, soonest) for rejoin in awaited)]),
-            finished=step + 1 >= self.steps,
-            checkpoint=self.keeps(step, step + 1 >= self.steps),
-        )
+    def _changes(self, step: int, reports: ReportColumns) -> list[int]:
+        """The iterations before which other workers or plans are to take over; `step` is about to be committed."""
+        failed = self._failed
+        self.plans.observe(failed, step, reports.times())
+        better = [step + 1] if self.plans.has_better(failed) else []
+        return [*better, *(rejoin.step for rejoin in self._rejoins.awaited(self.live))]
 
-    def _settle_disagreement(self, found: Disagreement) -> None:
-        """Fence who holds other numbers than its peers. If nobody can say who does, or a stage has no other host,
-        repeat the iteration once, then go back to a checkpoint, once for each iteration."""
-        step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
-        left = self.live - self._joined - odd.keys()
-        can_fence = bool(odd) and {worker.rank for worker in left} == {worker.rank for worker in self.live}
-        self.log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held)
-        if can_fence:
-            self._lose(odd)
-        elif self._disagreed != step:
-            self._disagreed = step
-            self._repeat(found.what)
-        else:
-            again = f"{found}, also when repeated"
-            if self._gone_back == step:
-                raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")
-            self._gone_back, self._lost_since = step, self.now()
-            self._end()
-            raise StageLost(again)
-
-    def read_heartbeats(self, names: Sequence[str]) -> Sequence[Heartbeat | None] | None:
-        """The last heartbeats of processes, as `FailureDetector.lost` takes them."""
-        if self.heartbeats is not None:
-            return self.heartbeats(names)
-        found = self.store.answers(schema.HeartbeatKey(schema.EVERYBODY), names)
-        return [found.get(name) for name in names]
-
-    def _repeat(self, cause: str) -> None:
-        """Repeat the iteration in another generation with the same workers."""
-        self._repeated = cause
+    def _follow(self, verdict: Repeat | Fence | GoBack) -> None:
+        """End the generation as the verdict on an iteration asks for."""
+        if isinstance(verdict, Fence):
+            self._lose(verdict.workers)
+            return
         self._end()
-
-
-def _worker(member: str) -> Worker:
-    """The worker whose process this is."""
-    return Worker.parse(split_member(member)[0])
+        if isinstance(verdict, Repeat):
+            self._repeated = verdict.cause
+        else:
+            self._lost_since = self.now()
+            raise StageLost(verdict.cause)

@@ -47,7 +47,7 @@ class CopiedKeys:
         return self._folders.get(folder, {})
 
     def version(self, folder: str) -> int:
-        """A number that is another one after every change of a key right below `folder`."""
+        """A number that is another one when keys right below `folder` have changed; 0 when there are none."""
         return self._versions.get(folder, 0)
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -63,13 +63,15 @@ class CopiedKeys:
             applied = list(changes)
             for name, value in applied:
                 folder, _, leaf = name.rpartition("/")
+                self.changes += 1
                 if value is not None:
                     self._folders.setdefault(folder, {})[leaf] = value
+                    self._versions[folder] = self.changes
                 elif (within := self._folders.get(folder)) is not None:
                     within.pop(leaf, None)
-                    if not within:
-                        del self._folders[folder]
-                self._versions[folder] = self.changes = self.changes + 1
+                    self._versions[folder] = self.changes
+                    if not within:  # most folders are of one iteration
+                        del self._folders[folder], self._versions[folder]
             for follower in self._followers:
                 follower.put(applied)
             self.changed.notify_all()

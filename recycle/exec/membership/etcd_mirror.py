@@ -12,7 +12,6 @@ import time
 from typing import Any
 
 from recycle.errors import RunError
-from recycle.exec.membership.bundles import unbundled
 from recycle.exec.membership.copied import Change, CopiedKeys
 from recycle.exec.membership.etcd_client import PAUSE_SECONDS, Disconnected, EtcdClient, Silent, Watch, decoded
 
@@ -31,7 +30,6 @@ class Mirror:
     def __init__(self, client: EtcdClient, prefix: str, start: str, end: str) -> None:
         self._client, self._prefix, self._start, self._end = client, prefix, start, end
         self.keys = CopiedKeys()
-        self._parts: dict[str, list[str]] = {}
         self._revision = 0
         self._watch: Watch | None = None
         self._load()
@@ -55,8 +53,7 @@ class Mirror:
         found, revision = self._client.range(self._start, self._end)
         with self.keys.changed:
             self._revision = revision
-            self._parts.clear()
-            self.keys.replace(dict(part for name, held in found.items() for part in self._keys_of(name, held.value)))
+            self.keys.replace({name.removeprefix(self._prefix): held.value for name, held in found.items()})
 
     def _follow(self) -> None:
         pause, longest = PAUSE_SECONDS
@@ -87,20 +84,9 @@ class Mirror:
         revision = self._revision
         for event in result.get("events", []):
             kv = event["kv"]
-            name = decoded(kv["key"]).decode()
-            if event.get("type") == "DELETE":
-                changes += [(part, None) for part in self._parts.pop(name, [name.removeprefix(self._prefix)])]
-            else:
-                changes += self._keys_of(name, decoded(kv.get("value", "")))
+            name = decoded(kv["key"]).decode().removeprefix(self._prefix)
+            changes.append((name, None if event.get("type") == "DELETE" else decoded(kv.get("value", ""))))
             revision = max(revision, int(kv["mod_revision"]))
         with self.keys.changed:
             self._revision = revision
             self.keys.apply(changes)
-
-    def _keys_of(self, name: str, value: bytes) -> list[tuple[str, bytes]]:
-        """The keys that a key of the cluster stands for."""
-        short = name.removeprefix(self._prefix)
-        found = list(unbundled(short, value))
-        if [part for part, _ in found] != [short]:
-            self._parts[name] = [part for part, _ in found]
-        return found

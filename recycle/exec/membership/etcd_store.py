@@ -32,7 +32,7 @@ from recycle.exec.membership.etcd_client import (
 )
 from recycle.exec.membership.etcd_mirror import Mirror
 from recycle.exec.membership.schema import Decision, Folder, HeartbeatKey, Key, Value, generation_folder
-from recycle.exec.membership.store import RunStore
+from recycle.exec.membership.store import RunStore, Seen
 from recycle.sections import MembershipSection
 
 Reader = Literal["follower", "coordinator"]
@@ -98,39 +98,40 @@ class EtcdStore(RunStore):
 
     def _texts(self, names: list[str]) -> list[str | None]:
         if all(self._mirror.covers(self._prefix + name) for name in names):
-            values = [self._mirror.keys.get(name) for name in names]
-        elif names[0].startswith(Folder.BEATS):
-            within = self._within(HeartbeatKey.parent())
-            values = [within.get(name.rpartition("/")[2]) for name in names]
-        else:
-            found = self._range(self._prefix + min(names), self._prefix + max(names) + "\0")
-            values = [found.get(name) for name in names]
-        return [None if value is None else value.decode() for value in values]
+            return [self._mirrored(name) for name in names]
+        if names[0].startswith(Folder.BEATS):
+            beats = unbundled(self._within(HeartbeatKey.parent()))
+            return [beats.get(name.rpartition("/")[2]) for name in names]
+        found, _ = self._client.range(self._prefix + min(names), self._prefix + max(names) + "\0")
+        held = [found.get(self._prefix + name) for name in names]
+        return [None if one is None else one.value.decode() for one in held]
 
-    def _range(self, start: str, end: str) -> dict[str, bytes]:
-        """The keys from `start` to before `end`, asked of the cluster; those in bundles too."""
-        found, _ = self._client.range(start, end)
-        return dict(
-            part for name, held in found.items() for part in unbundled(name.removeprefix(self._prefix), held.value)
-        )
+    def _mirrored(self, name: str) -> str | None:
+        """The text of a key in the copy; most lie in no bundle."""
+        if (value := self._mirror.keys.get(name)) is not None:
+            return value.decode()
+        folder, _, leaf = name.rpartition("/")
+        return unbundled(dict(self._mirror.keys.within(folder)), only_bundles=True).get(leaf)
 
     def _within(self, folder: str) -> Mapping[str, bytes]:
-        """The keys right below a folder, by the last part of their names."""
+        """What the cluster holds right below a folder, bundles too, by the last part of their names."""
         full = f"{self._prefix}{folder}/"
         if self._mirror.covers(full):
             return self._mirror.keys.within(folder)
-        return {name.rpartition("/")[2]: value for name, value in self._range(full, _after(full)).items()}
+        found, _ = self._client.range(full, _after(full))
+        return {name.rpartition("/")[2]: held.value for name, held in found.items()}
 
     def _below(self, folder: str, leaves: Collection[str]) -> dict[str, str]:
-        within = dict(self._within(folder))  # a copy, which does not change meanwhile; mostly few have written
-        return {leaf: within[leaf].decode() for leaf in within.keys() & set(leaves)}
+        found, wanted = unbundled(dict(self._within(folder))), set(leaves)  # of a copy, which does not change meanwhile
+        return found if found.keys() <= wanted else {leaf: found[leaf] for leaf in found.keys() & wanted}
 
-    def _has_below(self, folder: str, leaves: Collection[str]) -> bool:
-        within = self._within(folder)
-        return len(within) >= len(leaves) and all(leaf in within for leaf in leaves)
-
-    def arrived(self, key: Key[Value], members: Collection[str]) -> dict[str, Value]:
-        return self.answers(key, members)  # costs no request, and so the last one finds little left to decode
+    def _come(self, folder: str, leaves: Collection[str], seen: Seen, partly: bool) -> dict[str, str]:
+        if (version := self._mirror.keys.version(folder)) == seen.version:
+            return {}
+        within = dict(self._within(folder))
+        fresh = {leaf: value for leaf, value in within.items() if seen.values.get(leaf) is not value}
+        seen.version, seen.values = version, within
+        return unbundled(fresh)
 
     def version(self, kind: type[Key[Any]]) -> int:
         """A number that is another one after every change of a key of this kind, one of those that are mirrored."""
@@ -198,7 +199,7 @@ class EtcdStore(RunStore):
     def _await(self, name: str, seconds: float) -> None:
         full = self._prefix + name
         if self._mirror.covers(full):
-            self._mirror.keys.wait(lambda: self._mirror.keys.get(name) is not None, seconds)
+            self._mirror.keys.wait(lambda: self._mirrored(name) is not None, seconds)
             return
         deadline = time.monotonic() + seconds
         while not self._has([name]) and time.monotonic() < deadline:

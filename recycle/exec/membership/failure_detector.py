@@ -13,28 +13,20 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from statistics import median_low
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from recycle.exec.membership.members import member_name
-from recycle.exec.membership.messages import Heartbeat
+import numpy as np
+import numpy.typing as npt
+
+from recycle.exec.membership.members import members_of
+from recycle.exec.membership.packed_heartbeat import NOT_YET, Beats, unpack_heartbeats
 from recycle.job import PricedJob
 from recycle.shape import Worker
 
-ReadHeartbeats = Callable[[Sequence[str]], Sequence[Heartbeat | None] | None]
-
-
-@dataclass
-class _Heard:
-    changed: float
-    progressed: float
-    patience: float
-    last: Heartbeat = Heartbeat(-1, -1, True, "start", None)  # noqa: RUF009  frozen
-
 
 class FailureDetector:
-    """Judges the heartbeats of a run.
+    """Judges the heartbeats of a run. What it knows of each process is a row of columns, in the order of their names.
 
     Args:
         job: its `[membership]` section holds every deadline.
@@ -42,77 +34,94 @@ class FailureDetector:
     """
 
     def __init__(self, job: PricedJob, dead_after: float | None = None) -> None:
-        self._limits = job.membership
+        self._limits, self._ranks, self._processes = job.membership, job.shape.ranks, job.grid.tensor_parallel
         self._dead_after = job.membership.dead_after if dead_after is None else dead_after
         self._profiled = profiled_seconds(job)
-        self._names = {
-            worker: [member_name(worker, rank) for rank in range(job.grid.tensor_parallel)]
-            for worker in job.shape.workers()
-        }
-        self._beats: dict[str, _Heard] = {}
+        self.members = members_of(job.shape.workers(), self._processes)
+        self._places = {name: place for place, name in enumerate(self.members)}
+        count = len(self.members)
+        self._last: Beats = np.repeat(unpack_heartbeats([NOT_YET]), count)
+        self._changed, self._progressed, self._patience = np.zeros(count), np.zeros(count), np.zeros(count)
+        self._is_watched = np.zeros(count, bool)
         self._looked = 0.0
 
+    def _places_of(self, workers: Iterable[Worker]) -> npt.NDArray[np.int64]:
+        """Places of the workers' processes."""
+        firsts = np.fromiter((worker.pipeline * self._ranks + worker.rank for worker in workers), np.int64)
+        return (firsts[:, None] * self._processes + np.arange(self._processes)).ravel()
+
     def lost(
-        self,
-        live: Collection[Worker],
-        read: ReadHeartbeats,
-        now: float,
-        done: Collection[str] = (),
+        self, live: Collection[Worker], beats: Beats | None, now: float, done: Collection[str] = ()
     ) -> dict[Worker, str]:
         """Workers with a process without heartbeat, or without progress while it has work, each with why.
 
         Args:
-            read: the last heartbeats of processes, by their names; None before the first. None for all when none were
-                read since the last call: then nobody is judged, and the time counts for nobody.
+            beats: the last heartbeats of all processes. None when none were read since the last call: then nobody is
+                judged, and the time counts for nobody.
             now: monotonic seconds.
             done: processes that have nothing more to do, and may be silent.
         """
+        if beats is None:
+            return {}
         limits = self._limits
         late = max(0.0, now - self._looked - limits.heartbeat)
-        watched: list[tuple[Worker, int, _Heard]] = []
-        due: dict[str, _Heard] = {}
-        for worker, rank, name in ((w, rank, name) for w in live for rank, name in enumerate(self._names[w])):
-            if name in done:
-                continue
-            if (beat := self._beats.get(name)) is None:
-                beat = _Heard(now - late, now - late, max(limits.warm_up, self._dead_after))
-                self._beats[name] = beat
-            watched.append((worker, rank, beat))
-            if now - beat.changed - late >= limits.heartbeat / 2 or beat.last.beats < 0:
-                due[name] = beat
-        found = read(list(due))
-        if found is None:
-            return {}
         self._looked = now
-        if late:
-            for beat in self._beats.values():
-                beat.changed += late
-                beat.progressed += late
-        for beat, heartbeat in zip(due.values(), found, strict=True):
-            if heartbeat is None or heartbeat == beat.last:
-                continue
-            if beat.last.beats >= 0:  # else it may be the last that the process before this one has left
-                if heartbeat.progress != beat.last.progress or heartbeat.waiting:
-                    beat.progressed = now
-                beat.changed, beat.patience = now, self.patience(heartbeat.longest)
-            beat.last = heartbeat
-        starved = self._common_silence([now - beat.changed for _, _, beat in watched])
+        watched = self._places_of(live)
+        if done:
+            watched = watched[~np.isin(watched, [self._places[name] for name in done])]
+        self._changed += late
+        self._progressed += late
+        self._watch(watched, now)
+        self._take(watched, beats[watched], now)
+        silence = now - self._changed[watched]
+        allowed = self._common_silence(silence)
+        dead = silence > self._dead_after + allowed
+        hung = now - self._progressed[watched] > self._patience[watched] + allowed
         lost: dict[Worker, str] = {}
-        for worker, rank, beat in watched:
-            if now - beat.changed > self._dead_after + starved:
-                cause = f"no heartbeat for {self._dead_after:g} s"
-            elif now - beat.progressed > beat.patience + starved:
-                cause = f"no progress for {beat.patience:g} s in {beat.last.doing}"
-            else:
-                continue
+        for place, is_dead in sorted(zip(watched[dead | hung].tolist(), dead[dead | hung].tolist(), strict=True)):
+            number, rank = divmod(place, self._processes)
+            cause = f"no heartbeat for {self._dead_after:g} s"
+            if not is_dead:
+                doing = self._last["doing"][place].decode(errors="replace")
+                cause = f"no progress for {self._patience[place]:g} s in {doing}"
+            worker = Worker(*divmod(number, self._ranks))
             lost.setdefault(worker, f"tensor rank {rank}: {cause}" if rank else cause)
         return lost
 
-    def _common_silence(self, silences: Sequence[float]) -> float:
+    def _watch(self, places: npt.NDArray[np.int64], now: float) -> None:
+        """Whoever is watched for the first time has time to start."""
+        fresh = places[~self._is_watched[places]]
+        self._changed[fresh] = self._progressed[fresh] = now
+        self._patience[fresh] = max(self._limits.warm_up, self._dead_after)
+        self._last[fresh] = unpack_heartbeats([NOT_YET])
+        self._is_watched[fresh] = True
+
+    def _take(self, places: npt.NDArray[np.int64], beats: Beats, now: float) -> None:
+        """Take the beats that are new."""
+        before = self._last[places]
+        is_new = (_bytes(beats) != _bytes(before)).any(axis=1) & (beats["beats"] >= 0)
+        # The first that is seen of a process may be the last that the one before it has left.
+        told = is_new & (before["beats"] >= 0)
+        moved = told & ((beats["progress"] != before["progress"]) | beats["waiting"])
+        self._progressed[places[moved]] = now
+        self._changed[places[told]] = now
+        self._patience[places[told]] = self._patiences(beats["longest"][told])
+        self._last[places[is_new]] = beats[is_new]
+
+    def _common_silence(self, silences: npt.NDArray[np.float64]) -> float:
         """Seconds that the median process is overdue, up to `dead_after`: half of them then wait for a core."""
         if len(silences) < 2:
             return 0.0
-        return min(max(0.0, median_low(silences) - self._limits.heartbeat), self._limits.dead_after)
+        middle = (len(silences) - 1) // 2
+        median = float(np.partition(silences, middle)[middle])
+        return min(max(0.0, median - self._limits.heartbeat), self._limits.dead_after)
+
+    def _patiences(self, longest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """As `patience`, of each; not a number stands for None."""
+        limits = self._limits
+        return np.where(
+            np.isnan(longest), self.patience(None), np.maximum(limits.hung_after, limits.hung_factor * longest)
+        )
 
     def patience(self, longest: float | None) -> float:
         """Seconds that an operation may take before it counts as hung.
@@ -127,18 +136,24 @@ class FailureDetector:
 
     def patience_with(self, worker: Worker) -> float:
         """Seconds that the worker's operation may take, by its last heartbeat."""
-        beats = [beat for name in self._names[worker] if (beat := self._beats.get(name)) is not None]
-        return max((beat.patience for beat in beats), default=self._limits.warm_up)
+        places = self._places_of([worker])
+        found = self._patience[places[self._is_watched[places]]]
+        return float(found.max(initial=0.0)) if len(found) else self._limits.warm_up
 
     def forget(self, worker: Worker) -> None:
         """The worker's next heartbeats come from other processes."""
-        for name in self._names[worker]:
-            self._beats.pop(name, None)
+        self._is_watched[self._places_of([worker])] = False
 
     def is_silent(self, worker: Worker, now: float) -> bool:
         """Whether a heartbeat is well overdue, though not long enough to be dead."""
-        beats = [beat for name in self._names[worker] if (beat := self._beats.get(name)) is not None]
-        return any(now - beat.changed > self._limits.dead_after / 2 for beat in beats)
+        places = self._places_of([worker])
+        is_overdue = now - self._changed[places] > self._limits.dead_after / 2
+        return bool((is_overdue & self._is_watched[places]).any())
+
+
+def _bytes(beats: Beats) -> npt.NDArray[Any]:
+    """A row of bytes for each; not a number is equal to itself in them."""
+    return np.ascontiguousarray(beats).view(np.uint8).reshape(len(beats), beats.dtype.itemsize)
 
 
 def profiled_seconds(job: PricedJob) -> float:

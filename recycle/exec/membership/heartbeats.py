@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from recycle.errors import RunError
-from recycle.exec.membership.failure_detector import ReadHeartbeats
-from recycle.exec.membership.messages import Heartbeat
+from recycle.exec.membership.packed_heartbeat import NOT_YET, Beats, unpack_heartbeats
 from recycle.exec.membership.schema import EVERYBODY, HeartbeatKey
 from recycle.exec.membership.store import Store
+
+ReadHeartbeats = Callable[[], Beats | None]
+"""Gives the last heartbeats of all processes, in the order of their names in a job; None when there was no reading
+since its last call. Raises RunError when the store is gone."""
+
+
+def read_heartbeats(store: Store, members: Sequence[str]) -> Beats:
+    """The last heartbeat of each of these processes."""
+    texts = store.texts_below(HeartbeatKey(EVERYBODY), members)
+    return unpack_heartbeats(texts.get(member, NOT_YET) for member in members)
 
 
 class HeartbeatReader:
@@ -17,13 +26,13 @@ class HeartbeatReader:
 
     Args:
         store: a client of its own.
-        members: processes that may beat.
+        members: all processes of the job.
         seconds: between two readings.
     """
 
-    def __init__(self, store: Store, members: Collection[str], seconds: float) -> None:
+    def __init__(self, store: Store, members: Sequence[str], seconds: float) -> None:
         self._store, self._members, self._seconds = store, members, seconds
-        self._found: dict[str, Heartbeat] = {}
+        self._found: Beats | None = None
         self._readings = 0
         self._lost: RunError | None = None
         self._closing = threading.Event()
@@ -33,7 +42,7 @@ class HeartbeatReader:
     def _look(self) -> None:
         while True:
             try:
-                self._found = self._store.answers(HeartbeatKey(EVERYBODY), self._members)
+                self._found = read_heartbeats(self._store, self._members)
                 self._readings += 1
             except RunError as error:
                 self._lost = error
@@ -42,18 +51,17 @@ class HeartbeatReader:
                 return
 
     def reading(self) -> ReadHeartbeats:
-        """For one failure detector: what gives the last heartbeats of processes, by their names; None for all when
-        there was no reading since its last call. It raises RunError when the store is gone."""
+        """For one failure detector, which gets each reading once."""
         seen = 0
 
-        def read(names: Sequence[str]) -> list[Heartbeat | None] | None:
+        def read() -> Beats | None:
             nonlocal seen
             if self._lost is not None:
                 raise self._lost
             if (readings := self._readings) == seen:
                 return None
-            seen, found = readings, self._found
-            return [found.get(name) for name in names]
+            seen = readings
+            return self._found
 
         return read
 

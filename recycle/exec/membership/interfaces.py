@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from recycle.exec.membership.messages import Mode, Report
+from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.membership.messages import Mode
 from recycle.shape import Worker
 
 Log = Callable[..., None]
@@ -37,8 +38,8 @@ class Plans(Protocol):
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         """The plan without the failed workers, None while it is still being made. Raises RunError if none can be."""
 
-    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
-        """An iteration is about to be committed; the reports tell how long each worker computed."""
+    def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
+        """An iteration is about to be committed, in which the workers computed for so long."""
 
     def has_better(self, failed: frozenset[Worker]) -> bool:
         """Whether `ready` would now give a plan that is worth a new generation."""

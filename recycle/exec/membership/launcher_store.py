@@ -81,9 +81,6 @@ class LauncherStore(RunStore):
         texts = self._texts([f"{folder}/{leaf}" for leaf in leaves]) if leaves else []
         return {leaf: text for leaf, text in zip(leaves, texts, strict=True) if text is not None}
 
-    def _has_below(self, folder: str, leaves: Collection[str]) -> bool:
-        return not leaves or self._has([f"{folder}/{leaf}" for leaf in leaves])
-
     def advance(
         self,
         register: Decision[Value],

@@ -11,6 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from recycle.shape import Worker
 
@@ -30,6 +34,30 @@ def split_member(name: str) -> tuple[str, int]:
     """The worker and the tensor rank that a member's name is made of."""
     worker, _, rank = name.partition("t")
     return worker, int(rank or 0)
+
+
+class Members(NamedTuple):
+    """Processes, as columns.
+
+    Attributes:
+        tensor_ranks: of each.
+        worker: of each, its worker's place in `workers`.
+        workers: all of them, by their first process.
+    """
+
+    tensor_ranks: npt.NDArray[np.int64]
+    worker: npt.NDArray[np.int64]
+    workers: list[Worker]
+
+
+@lru_cache(maxsize=4)
+def members_columns(names: tuple[str, ...]) -> Members:
+    """The processes of these names; remembered, because all iterations of a generation ask for the same."""
+    parts = [split_member(name) for name in names]
+    places: dict[str, int] = {}
+    worker = [places.setdefault(of, len(places)) for of, _ in parts]
+    ranks = [rank for _, rank in parts]
+    return Members(np.array(ranks, np.int64), np.array(worker, np.int64), [Worker.parse(name) for name in places])
 
 
 def joined_digests(parts: Sequence[dict[int, str]]) -> dict[int, str]:

@@ -91,9 +91,6 @@ class RelayStore(Store):
         texts = self._texts([f"{folder}/{leaf}" for leaf in leaves]) if leaves else []
         return {leaf: text for leaf, text in zip(leaves, texts, strict=True) if text is not None}
 
-    def _has_below(self, folder: str, leaves: Collection[str]) -> bool:
-        return len(self._below(folder, leaves)) == len(leaves)
-
     def _await(self, name: str, seconds: float) -> None:
         if name.startswith(FOLLOWED):
             self._keys.wait(lambda: self._keys.get(name) is not None, seconds)

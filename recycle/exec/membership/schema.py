@@ -3,7 +3,8 @@
 Each key is a class, and its instances are the keys: `CommitKey(3, 17)` is the key of the commit of iteration 17 in
 generation 3. The class says all that a store has to know, so that a new key is one class here and nothing elsewhere:
 
-- the type of its value, which gives the text in the store (JSON; a text stays as it is);
+- the type of its value, which gives the text in the store (JSON; a text stays as it is, and what thousands of processes
+  write over and over is packed);
 - who writes it, and with that the folder it lies in. On etcd a client follows whole folders: agents follow `orders` and
   pass it on to their workers, whoever coordinates follows `posts` and `register` as well. On the launcher's store every
   write in `posts` wakes the launcher;
@@ -37,7 +38,9 @@ from recycle.exec.membership.messages import (
     Saved,
     StartRequest,
 )
+from recycle.exec.membership.packed_heartbeat import pack_heartbeat, unpack_heartbeat
 from recycle.exec.membership.packed_record import PackedRecord, pack_record, unpack_record
+from recycle.exec.membership.packed_report import pack_report, unpack_report
 from recycle.shape import Worker
 
 Value = TypeVar("Value")
@@ -132,6 +135,8 @@ class Key(Generic[Value]):
         if isinstance(value, str) and self._type is str:
             return value
         packed = value if self._packed is None else self._packed[1](value)
+        if self._packed is not None and isinstance(packed, str):
+            return packed
         return json.dumps(msgspec.to_builtins(packed, str_keys=True), separators=(",", ":"))
 
     def decode(self, text: str) -> Value:
@@ -139,6 +144,8 @@ class Key(Generic[Value]):
         if self._type is str:
             return cast(Value, text)
         written = self._type if self._packed is None else self._packed[0]
+        if self._packed is not None and written is str:
+            return cast(Value, self._packed[2](text))
         try:
             value = msgspec.json.decode(text, type=written)
         except msgspec.DecodeError:  # of what Python's JSON has beyond the standard
@@ -220,7 +227,7 @@ class FormedKey(Note[Formed], writer=Writer.WORKER):
     member: str
 
 
-class ReportKey(Note[Report], writer=Writer.WORKER):
+class ReportKey(Note[Report], writer=Writer.WORKER, packed=(str, pack_report, unpack_report)):
     """The process has all its gradient sums of iteration `step`. Deleted with the commit."""
 
     generation: int
@@ -263,7 +270,9 @@ class ReadyKey(Note[bool], writer=Writer.WORKER):
     incarnation: int
 
 
-class HeartbeatKey(Note[Heartbeat], writer=Writer.WORKER, folder=Folder.BEATS):
+class HeartbeatKey(
+    Note[Heartbeat], writer=Writer.WORKER, folder=Folder.BEATS, packed=(str, pack_heartbeat, unpack_heartbeat)
+):
     """The heartbeat of a process; read by whoever looks for silence, followed by nobody."""
 
     member: str

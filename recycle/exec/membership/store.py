@@ -10,9 +10,18 @@ import builtins
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic
 
 from recycle.exec.membership.schema import Decision, Key, Note, Value
+
+
+@dataclass
+class Seen:
+    """What a store has seen of a folder."""
+
+    version: int = 0
+    values: dict[str, bytes] = field(default_factory=dict)
 
 
 class Store(ABC):
@@ -52,14 +61,17 @@ class Store(ABC):
         found = self._below(key.name[:-1], members)
         return {member: key.decode(found[member]) for member in members if member in found}
 
-    def all_answers(self, key: Key[Value], members: Collection[str]) -> dict[str, Value] | None:
-        """As `answers`; None unless all members have written theirs."""
-        found = self.answers(key, members) if self._has_below(key.name[:-1], members) else {}
-        return found if len(found) == len(members) else None
+    def gathering(self, key: Key[Value], members: Collection[str], partly: bool = False) -> Gathering[Value]:
+        """What these members write under `key`, which has `EVERYBODY` in the member's place, each of them once.
 
-    def arrived(self, key: Key[Value], members: Collection[str]) -> dict[str, Value]:
-        """As `answers`, for whoever asks again and again until all are there: perhaps none before that."""
-        return self.all_answers(key, members) or {}
+        Args:
+            partly: whether it counts before all have written theirs.
+        """
+        return Gathering(self, key, members, partly)
+
+    def texts_below(self, key: Key[Any], members: Collection[str]) -> Mapping[str, str]:
+        """As `answers`, the texts; perhaps with those of others."""
+        return self._below(key.name[:-1], members)
 
     def wait(self, key: Key[Value], seconds: float) -> Value | None:
         """The value of `key` as soon as it is written; None when it is not within `seconds`."""
@@ -87,9 +99,16 @@ class Store(ABC):
     def _below(self, folder: str, leaves: Collection[str]) -> Mapping[str, str]:
         """Last part of a name -> text, of those of the keys right below `folder` that were written."""
 
-    @abstractmethod
-    def _has_below(self, folder: str, leaves: Collection[str]) -> bool:
-        """Whether all these keys right below `folder` were written."""
+    def _come(self, folder: str, leaves: Collection[str], seen: Seen, partly: bool) -> Mapping[str, str]:
+        """Last part of a name -> text, of `leaves` right below `folder`, perhaps with others, that have come since the
+        last look; nothing, unless `partly`, before all have come.
+
+        Args:
+            leaves: that had not come.
+            seen: in earlier looks.
+        """
+        is_due = partly or self._has([f"{folder}/{leaf}" for leaf in leaves])
+        return self._below(folder, leaves) if is_due else {}
 
     @abstractmethod
     def _await(self, name: str, seconds: float) -> None: ...
@@ -156,3 +175,41 @@ class RunStore(Store):
     @abstractmethod
     def close(self) -> None:
         """Give back what this client and its clones hold, and end their waits for a change."""
+
+
+class Gathering(Generic[Value]):
+    """What members write under one key, each once, as it comes: nothing is looked at or decoded twice.
+
+    Attributes:
+        members: names of all.
+        texts: member -> what it wrote, of those that have come by the last look.
+    """
+
+    def __init__(self, store: Store, key: Key[Value], members: Collection[str], partly: bool) -> None:
+        self._store, self._key, self._partly = store, key, partly
+        self.members, self._missing = members, set(members)
+        self.texts: dict[str, str] = {}
+        self._seen = Seen()
+        self._distinct: set[str] = set()
+
+    def look(self) -> bool:
+        """See who has come; whether all have."""
+        if self._missing:
+            come = self._store._come(self._key.name[:-1], self._missing, self._seen, self._partly)
+            self.texts.update((member, text) for member, text in come.items() if member in self._missing)
+            self._distinct.update(come.values())
+            self._missing -= come.keys()
+        return not self._missing
+
+    @property
+    def missing(self) -> set[str]:
+        """Who had not come by the last look."""
+        return self._missing
+
+    def other_than(self, usual: Value) -> dict[str, Value]:
+        """Member -> what it wrote, of those that have come, in their order, with another value than this."""
+        text = self._key.encode(usual)
+        if self._distinct <= {text}:
+            return {}
+        others = {member: self._key.decode(self.texts[member]) for member in self.members if member in self.texts}
+        return {member: value for member, value in others.items() if value != usual}

@@ -22,11 +22,15 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
 from statistics import median, median_low
 from typing import Any
 
-from recycle.exec.membership.messages import Computed
+import numpy as np
+import numpy.typing as npt
+
+from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.ir.kinds import kind_of_token
 from recycle.job import PricedJob
 from recycle.profile import Profile
@@ -48,13 +52,10 @@ class _Watched:
     """The last ratios of one thing, as far as it was measured."""
 
     ratios: deque[float]
-    patience: int
-    idle: int = 0
 
     def take(self, ratio: float) -> None:
         """It was measured in one more iteration."""
         self.ratios.append(ratio)
-        self.idle = 0
 
     def departed(self, planned: float, threshold: float) -> float | None:
         """The median of the ratios beyond `planned` on one side, when they are more than half of a whole window."""
@@ -64,6 +65,51 @@ class _Watched:
             if 2 * len(beyond) > (self.ratios.maxlen or 0):
                 return median(beyond)
         return None
+
+
+class _Speeds:
+    """The last ratios of all workers, a row each.
+
+    Attributes:
+        idle: iterations since the worker was measured last.
+        patience: after how many of them a slow one is tried again.
+    """
+
+    def __init__(self, workers: int, iterations: int) -> None:
+        self._ratios = np.full((workers, max(1, iterations)), math.nan)
+        self._next = np.zeros(workers, np.int64)
+        self._unmeasured = RETRY * iterations
+        self._is_known = np.zeros(workers, bool)
+        self.idle, self.patience = np.zeros(workers, np.int64), np.full(workers, self._unmeasured)
+
+    def take(self, places: npt.NDArray[np.int64], ratios: npt.NDArray[np.float64]) -> None:
+        """These workers were measured in one more iteration."""
+        self._ratios[places, self._next[places]] = ratios
+        self._next[places] = (self._next[places] + 1) % self._ratios.shape[1]
+        self.idle[places], self._is_known[places] = 0, True
+
+    def rest(self, places: npt.NDArray[np.int64]) -> None:
+        """These workers were not measured in an iteration."""
+        self.idle[places[self._is_known[places]]] += 1
+
+    def forget(self, place: int) -> None:
+        """Nothing is known of the worker."""
+        self.restart(place)
+        self.patience[place], self._is_known[place] = self._unmeasured, False
+
+    def restart(self, place: int) -> None:
+        """What was measured of the worker does not count any more."""
+        self._ratios[place], self._next[place], self.idle[place] = math.nan, 0, 0
+
+    def departed(self, planned: npt.NDArray[np.float64], threshold: float) -> dict[int, float]:
+        """As `_Watched.departed`, of those that have, by their place."""
+        away, limit = np.log(self._ratios / planned[:, None]), math.log1p(threshold)
+        found: dict[int, float] = {}
+        for side in (-1, 1):
+            beyond = side * away > limit
+            for place in np.flatnonzero(2 * beyond.sum(axis=1) > self._ratios.shape[1]).tolist():
+                found[place] = median(self._ratios[place][beyond[place]].tolist())
+        return found
 
 
 @dataclass
@@ -83,8 +129,11 @@ class DriftMonitor:
     threshold: float
     iterations: int
     stages_too: bool
-    _speeds: dict[Worker, _Watched] = field(default_factory=dict)
+    _speeds: _Speeds = field(init=False)
     _times: dict[_Key, _Watched] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._speeds = _Speeds(self.shape.worker_count, self.iterations)
 
     @classmethod
     def of(cls, job: PricedJob) -> DriftMonitor:
@@ -93,51 +142,60 @@ class DriftMonitor:
         stages_too = job.seconds_per_unit is not None
         return cls(job.shape, job.prices, limits.drift, limits.drift_iterations, stages_too)
 
-    def observe(self, compute: Mapping[Worker, Sequence[Computed]]) -> None:
+    def observe(self, times: ComputeTimes) -> None:
         """Take what the live workers report of one iteration."""
-        costs = {worker: cost for worker, times in compute.items() if (cost := self._cost(times)) is not None}
-        for rank in range(self.shape.ranks):
-            hosts = [worker for worker in costs if worker.rank == rank]
-            usual = median_low([costs[worker] for worker in hosts]) if hosts else 1.0
-            for worker in hosts:
-                self._speeds.setdefault(worker, self._unmeasured()).take(costs[worker] / usual)
-        for worker in compute:
-            if worker not in costs and worker in self._speeds:
-                self._speeds[worker].idle += 1
+        count, size = times.count, len(times.workers)
+        expected = count * self._expected(times)
+        cost, is_measured = _costs(
+            *(np.bincount(times.owner, of, size).astype(np.float64) for of in (count, times.seconds, expected))
+        )
+        places = self._places(times.workers)
+        ratio = cost[is_measured] / _usual(places[is_measured] % self.shape.ranks, cost[is_measured])
+        self._speeds.take(places[is_measured], ratio)
+        self._speeds.rest(places[~is_measured])
         if self.stages_too:
-            self._observe_stages(compute)
+            self._observe_stages(times)
 
-    def _cost(self, times: Sequence[Computed]) -> float | None:
-        """Seconds over what the profile says of the same instructions; None when there are none, or too short ones."""
-        count, seconds = sum(one.count for one in times), sum(one.seconds for one in times)
-        expected = sum(one.count * self._per_stage[name][one.stage] for one in times for name in _parts(one))
-        if not count or expected <= 0 or seconds < LEAST_SECONDS * count:
-            return None
-        return seconds / expected
+    def _expected(self, times: ComputeTimes) -> npt.NDArray[np.float64]:
+        """What the profile says of one instruction, of each row."""
+        each = np.zeros(len(times.kind))
+        for kind, token in enumerate(times.tokens):
+            rows = times.kind == kind
+            each[rows] = sum(np.asarray(self._per_stage[name])[times.stage[rows]] for name in _parts(token))
+        return each
+
+    def _places(self, workers: Sequence[Worker]) -> npt.NDArray[np.int64]:
+        pairs = np.fromiter(chain.from_iterable(workers), np.int64, 2 * len(workers)).reshape(-1, 2)
+        return np.asarray(pairs[:, 0] * self.shape.ranks + pairs[:, 1])
 
     @cached_property
     def _per_stage(self) -> dict[str, list[float]]:
         return {name: self.profile.per_stage(name, self.shape.stages) for name in TIMES}
 
-    def _observe_stages(self, compute: Mapping[Worker, Sequence[Computed]]) -> None:
-        found: dict[_Key, list[float]] = {}
-        for one in (one for times in compute.values() for one in times):
-            cost = self._cost([one])
-            for name in _parts(one) if cost is not None else ():
-                found.setdefault((name, one.stage), []).append(cost or 0.0)
-        if len(found) < len(TIMES) * self.shape.stages:
+    def _observe_stages(self, times: ComputeTimes) -> None:
+        cost, is_measured = _costs(times.count, times.seconds, times.count * self._expected(times))
+        usual: dict[_Key, float] = {}
+        for name in TIMES:
+            has_it = np.array([name in _parts(token) for token in times.tokens], bool)[times.kind]
+            rows = np.flatnonzero(is_measured & has_it)
+            stages, firsts = np.unique(times.stage[rows], return_index=True)
+            medians = _usual(times.stage[rows], cost[rows])[firsts]
+            usual |= {(name, stage): median for stage, median in zip(stages.tolist(), medians.tolist(), strict=True)}
+        if len(usual) < len(TIMES) * self.shape.stages:
             return
-        usual = {at: median_low(costs) for at, costs in found.items()}
         scale = median_low(usual.values())
-        for at, cost in usual.items():
-            self._times.setdefault(at, self._unmeasured()).take(cost / scale)
+        for at, of in usual.items():
+            self._times.setdefault(at, self._unmeasured()).take(of / scale)
 
     def _unmeasured(self) -> _Watched:
-        return _Watched(deque(maxlen=self.iterations), patience=RETRY * self.iterations)
+        return _Watched(deque(maxlen=self.iterations))
 
     def forget(self, worker: Worker) -> None:
         """The worker's process has ended; another one in its place starts unmeasured."""
-        self._speeds.pop(worker, None)
+        self._speeds.forget(self._place(worker))
+
+    def _place(self, worker: Worker) -> int:
+        return worker.pipeline * self.shape.ranks + worker.rank
 
     def departed(self, planned: Profile, live: Iterable[Worker]) -> tuple[Profile, str] | None:
         """The profile that the last iterations show and what has changed in words; None when `planned` still holds.
@@ -145,9 +203,13 @@ class DriftMonitor:
         What has not departed stays as planned for.
         """
         speed, changes = dict(planned.speed), list[str]()
-        for worker in sorted(live):
-            watched = self._speeds.get(worker)
-            now = None if watched is None else self._speed(watched, planned.speed_of(worker))
+        factors = np.ones(self.shape.worker_count)
+        slow = [Worker.parse(worker) for worker in planned.speed]
+        factors[self._places(slow)] = list(planned.speed.values())
+        departed = self._speeds.departed(factors, self.threshold)
+        suspects = {Worker(*divmod(place, self.shape.ranks)) for place in departed} | set(slow)
+        for worker in sorted(suspects & set(live)):
+            now = self._speed(self._place(worker), planned.speed_of(worker), departed)
             if now is not None:
                 speed.pop(str(worker), None)
                 if now != 1.0:
@@ -165,20 +227,36 @@ class DriftMonitor:
         changed = {name: values for name, values in times.items() if values != planned.per_stage(name, len(values))}
         return replace(planned, speed=speed, **changed), "; ".join(changes)
 
-    def _speed(self, watched: _Watched, planned: float) -> float | None:
+    def _speed(self, place: int, planned: float, departed: Mapping[int, float]) -> float | None:
         """A new factor for a worker; 1 when it is closer to that than half the threshold."""
-        if planned != 1.0 and watched.idle >= watched.patience:
-            watched.patience *= 2
-            watched.idle = 0
-            watched.ratios.clear()
+        speeds = self._speeds
+        if planned != 1.0 and speeds.idle[place] >= speeds.patience[place]:
+            speeds.patience[place] *= 2
+            speeds.restart(place)
             return 1.0
-        ratio = watched.departed(planned, self.threshold)
-        if ratio is None:
+        if (ratio := departed.get(place)) is None:
             return None
         if abs(math.log(ratio)) > math.log1p(self.threshold / 2):
             return _rounded(ratio)
-        watched.patience = RETRY * self.iterations
+        speeds.patience[place] = RETRY * self.iterations
         return 1.0
+
+
+def _costs(
+    count: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Seconds over what the profile says of the same instructions, and whether that counts: it does not where there
+    are none, or too short ones."""
+    is_measured = (count > 0) & (expected > 0) & (seconds >= LEAST_SECONDS * count)
+    return np.divide(seconds, expected, out=np.zeros(len(seconds)), where=is_measured), is_measured
+
+
+def _usual(groups: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Of each value, the lower median of its group's."""
+    order = np.lexsort((values, groups))
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    begins = np.cumsum(sizes) - sizes
+    return np.asarray(values[order][begins + (sizes - 1) // 2][group] if len(values) else values)
 
 
 def _rounded(value: float) -> float:
@@ -186,6 +264,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _parts(computed: Computed) -> tuple[str, ...]:
-    """The attributes of Profile that the instructions' time is made of."""
-    return tuple(name for name in kind_of_token(computed.token).row.seconds if name in TIMES)
+@cache
+def _parts(token: str) -> tuple[str, ...]:
+    """The attributes of Profile that the time of instructions of this kind is made of."""
+    return tuple(name for name in kind_of_token(token).row.seconds if name in TIMES)

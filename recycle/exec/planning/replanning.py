@@ -7,13 +7,14 @@ answered at once with a plan for the job's own profile, and if the times still d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recycle.errors import RecycleError
+from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import Report
 from recycle.exec.planning.drift import DriftMonitor
 from recycle.exec.planning.planner_process import Question
 from recycle.exec.planning.planning import PlanService
@@ -66,7 +67,7 @@ class Replanner:
         log: takes the event `replanned`.
 
     Attributes:
-        compute: process -> `<stage><F|I|W|B>` -> mean seconds of one, in the last iteration that was observed.
+        compute: what the line of metrics says of the last iteration that was observed, see `ComputeTimes.line`.
     """
 
     def __init__(self, job: PricedJob, plans: PlanService, directory: Path, log: Callable[..., None]) -> None:
@@ -82,7 +83,7 @@ class Replanner:
         self._step = -1
         self._changed: int | None = None
         self._pause = job.membership.drift_iterations
-        self.compute: dict[str, dict[str, float]] = {}
+        self.compute: dict[str, Any] = {"compute": {}}
 
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         if self._better is not None and self._better.failed == failed:
@@ -100,20 +101,16 @@ class Replanner:
     def has_better(self, failed: frozenset[Worker]) -> bool:
         return self._better is not None and self._better.failed == failed
 
-    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
-        self.compute = {
-            str(worker): dict(
-                sorted((f"{one.stage}{one.token}", round(one.seconds / one.count, 6)) for one in report.compute)
-            )
-            for worker, report in sorted(reports.items())
-        }
+    def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
+        self.compute = times.line()
         if not self._is_on:
             return
         self._step = step
-        for worker in self._live - set(reports):
+        reported = frozenset(times.workers)
+        for worker in self._live - reported:
             self._drift.forget(worker)
-        self._live = frozenset(reports)
-        self._drift.observe({worker: report.compute for worker, report in reports.items()})
+        self._live = reported
+        self._drift.observe(times)
         if self._better is not None and self._better.failed != failed:
             self._better = None
         if self._asked is not None and self._asked.failed != failed:

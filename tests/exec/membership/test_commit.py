@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from recycle.exec.membership.commit import WINDOW, decide, exact_parts, is_right, soonest_end, step_mode
+from recycle.exec.membership import commit
+from recycle.exec.membership.commit import WINDOW, exact_parts, is_right, soonest_end, step_mode
 from recycle.exec.membership.disagreement import Disagreement
 from recycle.exec.membership.messages import Commit, Report
+from recycle.exec.membership.report_columns import ReportColumns
+from recycle.job import PricedJob
 from tests.exec.runs import job
+
+
+def decide(of: PricedJob, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Commit:
+    return commit.decide(of, step, ReportColumns.of(reports), recent)
 
 
 def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
 
 from recycle import RunError
-from recycle.exec.membership.coordinator import ATTEMPTS, GRACE_SECONDS, Coordinator, GenerationPhase
+from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.membership.coordinator import ATTEMPTS, Coordinator, GenerationPhase
+from recycle.exec.membership.forming import GRACE_SECONDS
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import Formed, GenerationRecord, Heartbeat, Report
+from recycle.exec.membership.messages import Formed, GenerationRecord, Heartbeat
 from recycle.exec.membership.schema import AcknowledgedKey, FormedKey, HeartbeatKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
@@ -48,7 +50,7 @@ class AnyPlan:
         roles = {worker: worker for worker in job(3, 2, 2).shape.workers() if worker not in failed}
         return Ready("plan", "text", roles, {"barrier": 9.0})
 
-    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+    def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
         pass
 
     def has_better(self, failed: frozenset[Worker]) -> bool:

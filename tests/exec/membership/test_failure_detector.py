@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 
 from recycle import Job, Worker
 from recycle.exec.membership.failure_detector import FailureDetector, profiled_seconds, whom_to_fence
 from recycle.exec.membership.messages import Heartbeat
+from recycle.exec.membership.packed_heartbeat import Beats, pack_heartbeat, unpack_heartbeat, unpack_heartbeats
 from recycle.exec.membership.progress import Progress
 from tests.exec.runs import job
 
@@ -21,11 +22,19 @@ def of() -> Job:
     return job(2, 2, 2, membership=LIMITS)
 
 
+def beats(detector: FailureDetector, said: Mapping[str, Heartbeat]) -> Beats:
+    """What was read of all processes, of whom these have beaten."""
+    return unpack_heartbeats(pack_heartbeat(said.get(name)) for name in detector.members)
+
+
 class Heard:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
     def __init__(self, of: Job, dead_after: float | None = None) -> None:
         self.detector, self.now, self.beats = FailureDetector(of, dead_after), 100.0, 0
+
+    def read(self) -> Beats:
+        return beats(self.detector, {str(A): self.said})
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
         """Seconds until it counts as lost while its beat says this (None: says nothing new), and why."""
@@ -37,7 +46,7 @@ class Heard:
                 progress, state, doing, longest = text.split()
                 seconds = None if longest == "new" else float(longest)
                 self.said = Heartbeat(self.beats, int(progress), state == "waiting", doing, seconds)
-            lost = self.detector.lost([A], lambda names: [self.said for _ in names], self.now)
+            lost = self.detector.lost([A], self.read(), self.now)
             if lost:
                 return self.now - began, lost[A]
         return self.now - began, ""
@@ -79,21 +88,17 @@ def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: Job) -
     assert heard.until_lost(None, 0.75)[1] == ""
 
 
-def reader(beats: Mapping[str, Heartbeat]) -> Callable[[Sequence[str]], list[Heartbeat]]:
-    return lambda names: [beats[name] for name in names]
-
-
 def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
     detector = FailureDetector(job(2, 2, 2, shape={"tensor_parallel": 2}, membership=LIMITS))
     for tick in range(40):
         now = tick / 4
-        beats = {
+        said = {
             "0.0": Heartbeat(tick, 7, True, "1F", 0.1),
             "0.1": Heartbeat(tick, tick, False, "1F", 0.1),
             "0.0t1": Heartbeat(tick, 7, False, "1F", 0.1),
             "0.1t1": Heartbeat(3, 7, True, "1F", 0.1),
         }
-        lost = detector.lost([A, B], reader(beats), now)
+        lost = detector.lost([A, B], beats(detector, said), now)
         assert not lost or now > 4.0
         if len(lost) == 2:
             break
@@ -147,9 +152,9 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     detector, lost = FailureDetector(of), {}
     for quarter in range(400, 500):
         now = quarter / 4
-        beats = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
-        heartbeats = {name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in beats.items()}
-        lost = detector.lost([A, B, C, D], reader(heartbeats), now)
+        counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
+        heartbeats = {name: Heartbeat(count, 1, True, "0F", 0.1) for name, count in counts.items()}
+        lost = detector.lost([A, B, C, D], beats(detector, heartbeats), now)
         if lost:
             break
     assert set(lost) == set(silent)
@@ -162,7 +167,23 @@ def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: Job) -> None
     heard.until_lost("7 waiting 1F 0.1", 1.0)
     for _ in range(100):
         heard.now += 0.25
-        assert heard.detector.lost([A], lambda names: None, heard.now) == {}
+        assert heard.detector.lost([A], None, heard.now) == {}
     took, why = heard.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"
+
+
+@pytest.mark.parametrize("longest", [None, 0.1])
+def test_a_heartbeat_comes_back_from_its_row(longest: float | None) -> None:
+    beat = Heartbeat(2**40, 7, False, "12REDUCE_GRAD", longest)
+    assert unpack_heartbeat(pack_heartbeat(beat)) == beat
+    with pytest.raises(ValueError, match="not a heartbeat"):
+        unpack_heartbeat("{}")
+
+
+def test_a_restarted_process_whose_beats_begin_anew_is_alive(of: Job) -> None:
+    """Its first ones count fewer than the last of the process before it."""
+    heard = Heard(of)
+    heard.until_lost("700 working 1F 0.1", 3.0)
+    heard.beats = 0
+    assert heard.until_lost("1 waiting 1F 0.1", 30.0) == (30.0, "")

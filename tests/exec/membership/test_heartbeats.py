@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from recycle import RunError
 from recycle.exec.membership.heartbeats import HeartbeatReader
 from recycle.exec.membership.messages import Heartbeat
+from recycle.exec.membership.packed_heartbeat import NOT_YET, Beats, pack_heartbeat
 from recycle.exec.membership.schema import HeartbeatKey
 from recycle.exec.membership.store import RunStore
 from tests.exec.membership.test_takeover import store  # noqa: F401
@@ -17,21 +20,27 @@ from tests.exec.membership.test_takeover import store  # noqa: F401
 BEAT = Heartbeat(3, 7, False, "1F", 0.5)
 
 
-def reached(condition: Callable[[], object]) -> object:
+def reached(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 30
-    while not (found := condition()) and time.monotonic() < deadline:
+    while ((found := condition()) is None or found is False) and time.monotonic() < deadline:
         time.sleep(0.005)
     return found
+
+
+def texts(beats: Beats | None) -> list[str]:
+    """As they were written."""
+    assert beats is not None
+    return [base64.b64encode(beat.tobytes()).decode() for beat in beats]
 
 
 def test_each_detector_gets_each_reading_once(store: RunStore) -> None:  # noqa: F811
     store.set(HeartbeatKey("0.0"), BEAT)
     reader = HeartbeatReader(store.clone(), ["0.0", "0.1"], 60.0)
     one, other = reader.reading(), reader.reading()
-    assert reached(lambda: one(["0.1", "0.0"])) == [None, BEAT]
-    assert one(["0.0"]) is None
-    assert other(["0.0"]) == [BEAT]
-    assert other(["0.0"]) is None
+    assert texts(reached(one)) == [pack_heartbeat(BEAT), NOT_YET]
+    assert one() is None
+    assert texts(other()) == [pack_heartbeat(BEAT), NOT_YET]
+    assert other() is None
     reader.close()
 
 
@@ -42,14 +51,14 @@ def test_what_is_written_is_read_in_time_and_a_store_that_is_gone_is_an_error(
     client = store.clone()
     reader = HeartbeatReader(client, ["0.0"], 0.01)
     read = reader.reading()
-    assert reached(lambda: read(["0.0"])) == [None]
+    assert texts(reached(read)) == [NOT_YET]
     store.set(HeartbeatKey("0.0"), BEAT)
-    assert reached(lambda: read(["0.0"]) == [BEAT])
+    assert reached(lambda: (found := read()) is not None and texts(found) == [pack_heartbeat(BEAT)])
 
     def gone(*given: object) -> None:
         raise RunError("the store is gone")
 
-    monkeypatch.setattr(client, "answers", gone)
+    monkeypatch.setattr(client, "texts_below", gone)
     with pytest.raises(RunError, match="the store is gone"):
-        reached(lambda: read(["0.0"]) == "never")
+        reached(lambda: read() is not None and False)
     reader.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,9 +11,10 @@ import pytest
 
 from recycle import JobError
 from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report, RunInfo
+from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, RunInfo
 from recycle.exec.membership.schema import CommitKey, PermissionKey, ProposalKey, RegisterKey, StopKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
@@ -50,7 +51,7 @@ class OnePlan:
     def ready(self, failed: frozenset[Worker]) -> Ready | None:
         return Ready("next", "text", {Worker.parse(w): Worker.parse(w) for w in LIVE}, {"barrier": 9.0})
 
-    def observe(self, failed: frozenset[Worker], step: int, reports: Mapping[Worker, Report]) -> None:
+    def observe(self, failed: frozenset[Worker], step: int, times: ComputeTimes) -> None:
         pass
 
     def has_better(self, failed: frozenset[Worker]) -> bool:

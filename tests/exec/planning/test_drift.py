@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.messages import Computed
 from recycle.exec.planning.drift import LEAST_SECONDS, RETRY, DriftMonitor
 from recycle.profile import Profile
@@ -24,7 +25,7 @@ def iteration(
     stages: dict[int, float] | None = None,
     without: tuple[Worker, ...] = (),
     unit: float = 1.0,
-) -> dict[Worker, list[Computed]]:
+) -> ComputeTimes:
     """What all workers report: four F, three I and W and one B each; half of 2.1's as B."""
     report: dict[Worker, list[Computed]] = {}
     for worker in SHAPE.workers():
@@ -34,7 +35,7 @@ def iteration(
         report[worker] = [Computed(s, kind, n, n * each * factor) for kind, (n, each) in counts.items()]
         if worker in without:
             report[worker] = []
-    return report
+    return ComputeTimes.of(report)
 
 
 def seen(watch: DriftMonitor, planned: Profile = BASE) -> Profile | None:

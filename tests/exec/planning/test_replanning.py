@@ -13,7 +13,8 @@ import pytest
 from recycle import Job, Profile, Schedule, Worker, simulate
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.observer import Observer
-from recycle.exec.membership.messages import Computed, Report
+from recycle.exec.membership.compute_times import ComputeTimes
+from recycle.exec.membership.messages import Computed
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.planning.replanning import Replanner
 from recycle.exec.processes.waker import Waker
@@ -228,8 +229,8 @@ def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(emulated: Job, tmp_p
             reports = {}
             for worker in emulated.shape.workers():
                 each = UNIT * (3.0 if worker == SLOW and step // 10 % 2 else 1.0)
-                reports[worker] = Report({}, None, [Computed(worker.rank, kind, 4, 4 * each) for kind in "FIW"])
-            replanner.observe(nobody, step, reports)
+                reports[worker] = [Computed(worker.rank, kind, 4, 4 * each) for kind in "FIW"]
+            replanner.observe(nobody, step, ComputeTimes.of(reports))
             while plans.is_busy:
                 time.sleep(0.02)
             if replanner.has_better(nobody):

@@ -1,0 +1,97 @@
+"""How long the workers computed in an iteration, as columns, and what the line of metrics says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.exec.membership.messages import Computed
+from recycle.shape import Worker
+
+MOST_LISTED = 256
+"""Workers whose times stand in a line of metrics one by one; of more, only those that are furthest from their peers."""
+
+
+@dataclass(frozen=True, eq=False)
+class ComputeTimes:
+    """A row per worker, stage and kind of instruction that it ran.
+
+    Attributes:
+        workers: who reported, also of nothing.
+        owner: the worker's place in `workers`.
+        stage: of the instructions.
+        tokens, kind: names of kinds, and the place of the row's in them.
+        count, seconds: how many ran, and what they took together.
+    """
+
+    workers: Sequence[Worker]
+    owner: npt.NDArray[np.int64]
+    stage: npt.NDArray[np.int64]
+    tokens: Sequence[str]
+    kind: npt.NDArray[np.int64]
+    count: npt.NDArray[np.float64]
+    seconds: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, compute: Mapping[Worker, Sequence[Computed]]) -> ComputeTimes:
+        """Of what each worker reports."""
+        rows = [(owner, one) for owner, ones in enumerate(compute.values()) for one in ones]
+        tokens = sorted({one.token for _, one in rows})
+        return cls(
+            list(compute),
+            np.array([owner for owner, _ in rows], np.int64),
+            np.array([one.stage for _, one in rows], np.int64),
+            tokens,
+            np.array([tokens.index(one.token) for _, one in rows], np.int64),
+            np.array([one.count for _, one in rows], np.float64),
+            np.array([one.seconds for _, one in rows], np.float64),
+        )
+
+    def line(self, most: int = MOST_LISTED) -> dict[str, Any]:
+        """What a line of metrics says of it.
+
+        `compute`: worker -> `<stage><F|I|W|B>` -> mean seconds of one. Of more than `most` workers only of as many,
+        those of which an instruction takes longest or least beside the median of its kind and stage; and then also
+        `compute_spread`: `<stage><F|I|W|B>` -> least, median and most of these means over all workers.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = np.where(self.count > 0, self.seconds / self.count, 0.0)
+        if len(self.workers) <= most:
+            return {"compute": self._listed(range(len(self.workers)), mean)}
+        groups, group = np.unique(self.stage * len(self.tokens) + self.kind, return_inverse=True)
+        order = np.lexsort((mean, group))
+        ordered = mean[order]
+        begins = np.searchsorted(group[order], np.arange(len(groups)))
+        ends = np.append(begins[1:], len(order))
+        median = ordered[(begins + ends - 1) // 2]
+        spread = {
+            f"{number // len(self.tokens)}{self.tokens[number % len(self.tokens)]}": [
+                _rounded(ordered[begin]),
+                _rounded(middle),
+                _rounded(ordered[end - 1]),
+            ]
+            for number, begin, middle, end in zip(groups.tolist(), begins, median, ends, strict=True)
+        }
+        usual = median[group]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            away = np.where((usual > 0) & (mean > 0), np.abs(np.log(mean / usual)), 0.0)
+        furthest = np.zeros(len(self.workers))
+        np.maximum.at(furthest, self.owner, away)
+        listed = np.argsort(-furthest, kind="stable")[:most]
+        return {"compute": self._listed(sorted(listed.tolist()), mean), "compute_spread": spread}
+
+    def _listed(self, places: Sequence[int], mean: npt.NDArray[np.float64]) -> dict[str, dict[str, float]]:
+        listed: dict[int, dict[str, float]] = {place: {} for place in sorted(places, key=self.workers.__getitem__)}
+        for row in np.flatnonzero(np.isin(self.owner, list(listed))).tolist():
+            token = f"{self.stage[row]}{self.tokens[self.kind[row]]}"
+            listed[int(self.owner[row])][token] = _rounded(mean[row])
+        return {str(self.workers[place]): dict(sorted(times.items())) for place, times in listed.items()}
+
+
+def _rounded(seconds: float) -> float:
+    """Microseconds."""
+    return round(float(seconds), 6)

@@ -1,0 +1,128 @@
+"""A report as it is written to the store: a row of a width that its counts give, so that alike ones are read at once.
+
+Base64 of a head with the counts, and of the row. Both have a multiple of three bytes: the first characters of a text
+tell which others have the same layout, and the texts of those, one behind the other, are the base64 of all their rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recycle.exec.membership.messages import Computed, Report
+
+HEAD_CHARACTERS = 12
+"""Of a text, that say its layout."""
+_HEAD = struct.Struct("<HHBBBBx")
+HAS_CHECKSUM, HAS_REPLICATED = 1, 2
+"""Flags of a hosted stage."""
+
+
+class Layout(NamedTuple):
+    """What the width of a row follows from.
+
+    Attributes:
+        stages: hosted.
+        computed: kinds of instructions, by stage, whose times are told.
+        parts, replicated: numbers of the longest squared norm, and of the longest of what all tensor ranks hold.
+        has_loss: whether there is a loss.
+        letters: of the longest kind's name.
+    """
+
+    stages: int
+    computed: int
+    parts: int
+    replicated: int
+    has_loss: int
+    letters: int
+
+
+@lru_cache(maxsize=256)
+def row_of(layout: Layout) -> np.dtype[Any]:
+    """The columns of a row; norms are filled up with zeros."""
+    stage = [
+        ("stage", "<u4"),
+        ("flags", "u1"),
+        ("norms", "<f8", (layout.parts,)),
+        ("replicated", "<f8", (layout.replicated,)),
+        ("checksum", "<u8"),
+    ]
+    computed = [("stage", "<u4"), ("token", f"S{max(1, layout.letters)}"), ("count", "<u4"), ("seconds", "<f8")]
+    fields = [("loss", "<f8"), ("stages", stage, (layout.stages,)), ("computed", computed, (layout.computed,))]
+    width = np.dtype(fields).itemsize
+    return np.dtype([("head", f"V{_HEAD.size}"), *fields, ("rest", f"V{-width % 3}")])
+
+
+def pack_report(report: Report) -> str:
+    """The report, to be written."""
+    layout = Layout(
+        len(report.norms),
+        len(report.compute),
+        max(map(len, report.norms.values()), default=0),
+        max(map(len, report.replicated.values()), default=0),
+        int(report.loss is not None),
+        max((len(one.token) for one in report.compute), default=0),
+    )
+    row = np.zeros((), row_of(layout))
+    row["loss"] = 0.0 if report.loss is None else report.loss
+    for place, (stage, parts) in enumerate(report.norms.items()):
+        at, common = row["stages"][place], report.replicated.get(stage)
+        at["stage"], at["norms"][: len(parts)] = stage, parts
+        if common is not None:
+            at["flags"] |= HAS_REPLICATED
+            at["replicated"][: len(common)] = common
+        if stage in report.checksums:
+            at["flags"] |= HAS_CHECKSUM
+            at["checksum"] = report.checksums[stage]
+    for place, one in enumerate(report.compute):
+        row["computed"][place] = (one.stage, one.token.encode(), one.count, one.seconds)
+    row["head"] = np.void(_HEAD.pack(*layout))
+    return base64.b64encode(row.tobytes()).decode()
+
+
+def unpack_rows(texts: Sequence[str]) -> npt.NDArray[np.void]:
+    """A row for each text, all of one layout. Raises ValueError when one has another layout, or is no report."""
+    try:
+        layout = Layout(*_HEAD.unpack(base64.b64decode(texts[0][:HEAD_CHARACTERS], validate=True)))
+        said, row = base64.b64decode("".join(texts), validate=True), row_of(layout)
+    except (binascii.Error, struct.error) as error:
+        raise ValueError(f"not a report: {error}") from None
+    if len(said) != len(texts) * row.itemsize:
+        raise ValueError("not reports of one layout")
+    return np.frombuffer(said, row)
+
+
+def has_loss(row: npt.NDArray[np.void] | np.void) -> bool:
+    """Whether rows of this layout have a loss."""
+    head = row["head"] if row.ndim == 0 else row["head"][0]
+    return bool(Layout(*_HEAD.unpack(head.tobytes())).has_loss)
+
+
+def unpack_report(text: str) -> Report:
+    """What `pack_report` was given. Raises ValueError when it is not that."""
+    (row,) = unpack_rows([text])
+    norms, replicated, checksums = dict[int, list[float]](), dict[int, list[float]](), dict[int, int]()
+    for at in row["stages"]:
+        stage, flags = int(at["stage"]), int(at["flags"])
+        norms[stage] = without_zeros(at["norms"])
+        if flags & HAS_REPLICATED:
+            replicated[stage] = without_zeros(at["replicated"])
+        if flags & HAS_CHECKSUM:
+            checksums[stage] = int(at["checksum"])
+    compute = [
+        Computed(int(one["stage"]), one["token"].decode(), int(one["count"]), float(one["seconds"]))
+        for one in row["computed"]
+    ]
+    return Report(norms, float(row["loss"]) if has_loss(row) else None, compute, replicated, checksums)
+
+
+def without_zeros(parts: npt.NDArray[np.float64]) -> list[float]:
+    """The numbers of a sum that were given: zeros fill up."""
+    return [float(part) for part in parts if part != 0.0]

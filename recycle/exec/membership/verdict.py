@@ -1,0 +1,120 @@
+"""What the reports of an iteration come to: its commit, a repetition, workers to fence, or a way back to a checkpoint.
+
+An iteration whose gradient is not finite, or that stepped ahead of a norm which has to be clipped, is repeated. Where
+hosts disagree, whoever is odd is fenced if a peer is left. Else the iteration is repeated once, and then training goes
+back to a checkpoint, once for each iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from recycle.errors import RunError
+from recycle.exec.membership.commit import decide, is_right, soonest_end
+from recycle.exec.membership.disagreement import Disagreement
+from recycle.exec.membership.interfaces import Log
+from recycle.exec.membership.messages import Commit, GenerationRecord
+from recycle.exec.membership.report_columns import ReportColumns
+from recycle.job import PricedJob
+from recycle.shape import Worker
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The iteration is to be repeated in another generation of the same workers; why."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Fence:
+    """These workers are to be fenced, each for its reason."""
+
+    workers: dict[Worker, str]
+
+
+@dataclass(frozen=True)
+class GoBack:
+    """Only a checkpoint can help; why."""
+
+    cause: str
+
+
+Verdict = Commit | Repeat | Fence | GoBack
+
+
+class Judge:
+    """Judges the iterations of one run; remembers which it has had repeated.
+
+    Args:
+        job: the job.
+        steps: iterations to train.
+        log: takes events.
+        keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
+    """
+
+    def __init__(self, job: PricedJob, steps: int, log: Log, keeps: Callable[[int, bool], bool]) -> None:
+        self._job, self._steps, self._log, self._keeps = job, steps, log, keeps
+        self._retried = self._disagreed = self._gone_back = -1
+
+    def start_over(self) -> None:
+        """Training has gone back to a checkpoint: iterations behind it may be repeated once more."""
+        self._retried = self._disagreed = -1
+
+    def judge(
+        self,
+        record: GenerationRecord,
+        reports: ReportColumns,
+        holders: Collection[Worker],
+        changes: Callable[[int], Sequence[int]],
+    ) -> Verdict:
+        """What the iteration behind the record comes to. Raises RunError when the run cannot go on.
+
+        Args:
+            reports: of all its processes.
+            holders: the live workers that hold their stage's state.
+            changes: called with the iteration once it is right; gives iterations before which other workers or plans
+                are to take over: all stop after the one before, or as soon as they can.
+        """
+        step, before, mode = record.committed + 1, record.commit, record.mode
+        is_last = step + 1 >= self._steps
+        try:
+            commit = decide(self._job, step, reports, before.recent if before is not None else ())
+        except Disagreement as found:
+            return self._settle(found, holders)
+        finite = commit.clip_factor is not None
+        if not finite and self._retried != step:
+            self._retried = step
+            return Repeat("a gradient is not finite")
+        if mode == "staggered" and not is_right(commit):
+            return Repeat(f"its gradient, of norm {commit.grad_norm:.4g}, has to be clipped")
+        if not finite and self._job.train.non_finite == "fatal":
+            raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
+        soonest = soonest_end(step, mode, before)
+        return msgspec.structs.replace(
+            commit,
+            mode=mode,
+            next_mode=commit.next_mode if commit.next_mode in record.periods else "barrier",
+            last=min([self._steps - 1, *(max(change - 1, soonest) for change in changes(step))]),
+            finished=is_last,
+            checkpoint=self._keeps(step, is_last),
+        )
+
+    def _settle(self, found: Disagreement, holders: Collection[Worker]) -> Fence | Repeat | GoBack:
+        """Fence who holds other numbers than its peers, if somebody can say who does and a peer is left."""
+        step, odd = found.step, {Worker.parse(worker): why for worker, why in found.odd.items()}
+        left = set(holders) - odd.keys()
+        self._log("corrupt", step=step, workers=list(found.odd), what=found.what, held=found.held)
+        if odd and {worker.rank for worker in left} == {worker.rank for worker in holders}:
+            return Fence(odd)
+        if self._disagreed != step:
+            self._disagreed = step
+            return Repeat(found.what)
+        again = f"{found}, also when repeated"
+        if self._gone_back == step:
+            raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")
+        self._gone_back = step
+        return GoBack(again)
