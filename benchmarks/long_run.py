@@ -1,9 +1,10 @@
 """What a long run holds: memory of each process, and bytes of its logs, at every tenth of an emulated run.
 
-    python benchmarks/long_run.py [--steps 100000] [--trace 1000] [--agents]
+    python benchmarks/long_run.py [--steps 100000] [--trace 1000] [--shape 2x2] [--agents]
 
-One `recycle train`, or with `--agents` two `recycle agent` on a real etcd, of 2 x 2 workers that compute nothing. A run
-holds its ground where the last figures are those of the first tenths. Memory is what a process has to itself (Pss).
+One `recycle train`, or with `--agents` two `recycle agent` on a real etcd, of workers that compute nothing. A run
+holds its ground where the last figures are those of the first tenths. Memory is what a process has allocated (its
+anonymous pages, also where it shares them with the process that it was forked from).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def family(pid: int) -> list[int]:
 
 
 def megabytes(pid: int) -> tuple[str, float] | None:
-    """What the process is, and how much memory it has to itself; None when it has ended."""
+    """What the process is, and how much memory it has allocated; None when it has ended."""
     try:
         said = Path(f"/proc/{pid}/smaps_rollup").read_text()
         output = os.readlink(f"/proc/{pid}/fd/1")
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return None
-    found = re.search(r"^Pss: +(\d+) kB", said, re.MULTILINE)
+    found = re.search(r"^Anonymous: +(\d+) kB", said, re.MULTILINE)
     if found is None:
         return None
     worker = re.search(r"/logs/(\d+\.\d+)\.log", output)
@@ -68,26 +69,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--trace", default="1000")
+    parser.add_argument("--shape", default="2x2", help="pipelines x ranks; 2x1 is the quickest")
     parser.add_argument("--agents", action="store_true")
     options = parser.parse_args()
     if options.agents and ETCD is None:
         print("no etcd on this machine: nothing is measured (Debian's package is etcd-server)")
         return
+    pipelines, ranks = map(int, options.shape.split("x"))
     trace = int(options.trace) if options.trace.isdigit() else options.trace
     print(f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}", flush=True)
     print(
-        f"{options.steps:,} steps, trace = {trace!r}, {'two agents' if options.agents else 'one launcher'}", flush=True
+        f"{options.steps:,} steps, {options.shape} workers, trace = {trace!r}, "
+        f"{'two agents' if options.agents else 'one launcher'}",
+        flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         server = EtcdServer(path) if options.agents else None
         of = job(
-            2,
-            2,
-            2,
+            pipelines,
+            ranks,
+            ranks,
             train={"trace": trace, "checkpoint_every": 0},
             membership={"lease": 60, "dead_after": 20.0},
-            cluster={"workers_per_node": 2},
+            cluster={"workers_per_node": pipelines * ranks // 2},
         )
         (path / "job.toml").write_text(of.to_toml())
         given = ["job.toml", "--steps", str(options.steps), "--run", "run"]
@@ -112,11 +117,15 @@ def main() -> None:
 def watch(pids: list[int], running: list[subprocess.Popen[bytes]], run: Path, steps: int) -> None:
     """Print a line at every tenth, and one at the end."""
     print(f"{'step':>9} {'s':>7} {'launcher or agents':>20} {'workers':>9} {'helpers':>9} {'logs MB':>9}", flush=True)
-    began, tenth = time.monotonic(), 1
+    began, tenth, done, read = time.monotonic(), 1, 0, 0
     while any(one.poll() is None for one in running):
         time.sleep(0.2)
         metrics = run / "metrics.jsonl"
-        done = sum(1 for _ in metrics.open("rb")) if metrics.exists() else 0
+        if metrics.exists():
+            with metrics.open("rb") as stream:
+                stream.seek(read)
+                fresh = stream.read()
+            done, read = done + fresh.count(b"\n"), read + len(fresh)
         if done >= tenth * steps // 10 and done < steps:
             tenth = 10 * done // steps + 1
             logs = sum(log.stat().st_size for log in (run / "logs").glob("*.jsonl")) / 1e6

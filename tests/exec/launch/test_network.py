@@ -139,7 +139,8 @@ def start(network: Network, tmp_path: Path) -> Iterator[Start]:
         run.end()
 
 
-@pytest.mark.parametrize("of", [small, pytest.param(large, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("of", [small, large])
 def test_a_cable_is_pulled_for_a_second_and_then_the_coordinators_node_loses_power(
     of: Callable[..., Job], start: Start, launch: Run
 ) -> None:
