@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from recycle.exec.checkpoint.checkpoint import PART_BYTES
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.footprint import USABLE
 from recycle.job import Job
@@ -19,11 +20,15 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 """Where Linux says how much this container may have, in its two versions of control groups."""
 
 
-def capacity(job: Job) -> float:
+def capacity(job: Job, state: float = 0.0) -> float:
     """Bytes that a worker of `job` may hold where it runs on this machine.
 
     On a GPU: what is free on it, and what this process has already. On a CPU: an equal part of the memory for each
-    process that is started here, all of them or, with a store on the network, those of one node.
+    process that is started here, all of them or, with a store on the network, those of one node; without what the
+    worker needs there to write checkpoints, a copy of its state and a file of it.
+
+    Args:
+        state: bytes of what a checkpoint has of the worker.
     """
     device = gpu_or_cpu()
     if device.type == "cuda" and job.model.kind != "emulated":
@@ -32,7 +37,8 @@ def capacity(job: Job) -> float:
     workers = job.shape.worker_count
     if job.membership.store != "launcher":
         workers = min(workers, job.cluster.workers_per_node)
-    return USABLE * machine_memory() / (workers * job.grid.tensor_parallel)
+    copied = state + min(state, PART_BYTES) if job.train.checkpoint_every else 0.0
+    return USABLE * machine_memory() / (workers * job.grid.tensor_parallel) - copied
 
 
 def machine_memory() -> int:

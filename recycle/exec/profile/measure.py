@@ -252,7 +252,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         message_bytes(stage),
         *held,
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
-        capacity(job),
+        capacity(job, job.shape.chunks * sum(tensor.nbytes for tensor in stage.state_tensors())),
         dict(stage.placement()) if isinstance(stage, MegatronStage) else {},
     )
 

@@ -6,6 +6,9 @@ import json
 import math
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +25,7 @@ from recycle.exec.model.stage import Stage
 from recycle.job import Job
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 
+ROOT = Path(__file__).parents[3]
 JOB = small_job(1, 2, 2, model={"kind": "emulated"})
 FACTS = Commit(0, 1.5, math.nan, None, recent=[0.25, math.nan])
 
@@ -244,3 +248,38 @@ def test_files_are_hashed_several_at_a_time_when_written_and_when_checked(
     assert {name: stored.sha256 for name, stored in again.items()} == {
         f"stage-0000-{part}-of-2.safetensors": hashed(other / f"stage-0000-{part}-of-2.safetensors") for part in (1, 2)
     }
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.exec.checkpoint.test_checkpoint import JOB, store
+from recycle.exec.model.emulated import EmulatedStage
+
+places, put = int(sys.argv[2]), os.replace
+
+def replace(*given):
+    global places
+    places -= 1
+    if not places:
+        os.kill(os.getpid(), signal.SIGKILL)
+    put(*given)
+
+os.replace = replace
+store(Path(sys.argv[1]), JOB, 11, [EmulatedStage(JOB, index) for index in (0, 1)])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("places", [1, 2, 3])
+def test_a_writer_killed_before_its_files_or_the_manifest_are_in_place_leaves_the_checkpoint_before(
+    places: int, root: Path, stages: list[EmulatedStage]
+) -> None:
+    """And the next attempt at the same step is whole, whatever lies there."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(root), str(places)], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    step, warnings = newest(root)
+    assert step == 9
+    assert [text.rpartition(": ")[2] for text in warnings] == ["incomplete, it has no manifest.json"]
+    store(root, JOB, 11, stages)
+    assert newest(root) == (11, [])

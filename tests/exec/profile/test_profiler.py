@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from recycle import Job, JobError, Link, Profile, RunError
+from recycle.exec.checkpoint.checkpoint import PART_BYTES
 from recycle.exec.model.accumulate import ALIGNMENT
 from recycle.exec.profile.allocations import allocated_by
-from recycle.exec.profile.capacity import machine_memory
+from recycle.exec.profile.capacity import capacity, machine_memory
 from recycle.exec.profile.executed import executed
 from recycle.exec.profile.measure import StageFigures
 from recycle.exec.profile.profiler import assemble, fit_link, measure
@@ -188,7 +189,14 @@ def test_what_an_action_allocates_is_what_it_leaves_and_what_it_has_at_most() ->
 
 
 def test_a_worker_on_a_cpu_has_its_part_of_the_machine(profile: Profile) -> None:
-    assert profile.capacity == 0.9 * machine_memory() / 4
+    """Less what a checkpoint is copied and written from."""
+    part = 0.9 * machine_memory() / 4
+    assert profile.capacity is not None
+    assert 0 < part - profile.capacity < 2 * max(profile.static)
+    four = job(2, 2, 2)
+    assert capacity(four, 1e6) == part - 2e6
+    assert capacity(four, 1e9) == part - 1e9 - PART_BYTES
+    assert capacity(job(2, 2, 2, train={"checkpoint_every": 0}), 1e6) == part
 
 
 def test_how_it_was_measured_changes_neither_hash_nor_equality() -> None:
