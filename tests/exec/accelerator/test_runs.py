@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -211,11 +212,13 @@ def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None
     train_section = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
     run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
     assert same_training(run, calm(launch, JOB, 4 * kills))
-    struck = [event["worker"] for event in run.events if event["kind"] == "fault"]
+    struck = Counter(event["worker"] for event in run.events if event["kind"] == "fault")
     found = [event for event in run.events if event["kind"] == "detected"]
-    assert sorted(event["worker"] for event in found) == sorted(struck)
+    dead = Counter(event["worker"] for event in found)
+    assert dead <= struck
+    assert struck.total() - dead.total() <= 0.02 * kills  # two kills of a worker may come to strike the same process
     assert {event["cause"] for event in found} == {"killed by SIGKILL"}
-    assert len(struck) > 0.9 * kills  # some are dead already when their turn comes
+    assert struck.total() > 0.9 * kills  # some are dead already when their turn comes
 
 
 @pytest.mark.soak
