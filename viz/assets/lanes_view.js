@@ -35,9 +35,7 @@
       recycle.toolbar(this);
       if (recycle.views.has(this.name)) recycle.views.get(this.name).ended.abort();
       recycle.views.set(this.name, this);
-      if (!recycle.active || !recycle.active.used || !recycle.active.root.isConnected) {
-        recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
-      }
+      recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
       recycle.restore(this);
       this.redraw();
     }
