@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from recycle.errors import RunError
+from recycle.errors import JobError, RunError
 from recycle.exec.data import load_batches
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.providers import Providers
@@ -82,7 +82,10 @@ def _part(job: Job, index: int, tensor_rank: int, providers: Providers) -> Any:
     if providers.model is None:
         from recycle.exec.model.gpt import build_part
 
-        return build_part(job, index, tensor_rank)
+        try:
+            return build_part(job, index, tensor_rank)
+        except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+            raise JobError(f"[model]: megatron-core cannot build stage {index} of it: {error}") from error
     from recycle.exec.model.part import require_trainable
 
     with torch.random.fork_rng([]):

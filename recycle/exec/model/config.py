@@ -107,6 +107,7 @@ _UNSUPPORTED: Mapping[str, str] = {
         (
             *("mtp_num_layers", "multi_latent_attention", "experimental_attention_variant", "is_hybrid_model"),
             *("heterogeneous_block_specs", "linear_attention_freq", "mrope_section", "attention_output_gate"),
+            *("moe_layer_freq", "no_rope_freq"),
         ),
         _OWN_BUILDER,
     ),
@@ -130,6 +131,9 @@ _UNSUPPORTED: Mapping[str, str] = {
         _OWN_ATTENTION,
     ),
     **dict.fromkeys(("fp16", "enable_autocast", "autocast_dtype"), '[train] precision is "fp32" or "bf16"'),
+    "sequence_parallel": "every tensor rank has whole sequences here",
+    "moe_enable_routing_replay": "which experts a token goes to is not kept between runs",
+    "moe_router_topk_limited_devices": _NO_GROUP,
     "gradient_accumulation_fusion": "it adds to one buffer in the order of execution, inside I",
     "defer_embedding_wgrad_compute": "W of the output layer is an instruction of its own here",
     "calculate_per_token_loss": "each micro-batch's mean loss counts alike here, however many tokens its mask leaves",

@@ -228,6 +228,8 @@ def test_any_field_of_megatron_cores_configuration_is_passed_on() -> None:
         ({"normalization": "Norm"}, "normalization: Invalid enum value 'Norm'"),
         ({"activation_func": "swish"}, "activation_func: 'swish' is none of gelu, silu"),
         ({"init_method": "normal"}, "init_method: cannot be set: it takes a function"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq: cannot be set: stages built by recycle have no such layers"),
+        ({"sequence_parallel": True}, "sequence_parallel: cannot be set: every tensor rank has whole sequences"),
     ],
 )
 def test_a_field_that_cannot_be_passed_on_is_refused_with_the_reason(config: dict[str, Any], complaint: str) -> None:
@@ -238,6 +240,11 @@ def test_a_field_that_cannot_be_passed_on_is_refused_with_the_reason(config: dic
 def test_values_that_megatron_core_refuses_are_its_to_explain() -> None:
     with pytest.raises(JobError, match=r"^\[model.config\]: megatron-core refuses these values: "):
         transformer_config(small_job(model={"config": {"num_moe_experts": -1}}))
+
+
+def test_what_megatron_core_refuses_as_it_builds_a_stage_is_one_line() -> None:
+    with pytest.raises(JobError, match=r"^\[model\]: megatron-core cannot build stage 0 of it: 4 is not divisible"):
+        build_stages(small_job(model={"config": {"num_query_groups": 3}}), [0], CPU)
 
 
 def test_every_field_that_is_refused_is_one_of_megatron_core() -> None:
