@@ -73,16 +73,21 @@ def outside_buckets(pieces: Work, buckets: int) -> npt.NDArray[np.bool_]:
 
 
 def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Rows]:
-    """(fewest, most) parts of W that there are of any bucket, per cell (stage * D * m + micro-batch)."""
+    """(fewest, most) parts of W that there are of any bucket, per cell (stage * D * m + micro-batch).
+
+    Where there are none, both are views of a single 0, which take no memory however many cells the shape has.
+    """
     at = np.flatnonzero(pieces.valid & (pieces.kind == WeightPart.kind))
+    if not len(at):
+        none = np.broadcast_to(np.int64(0), shape.stages * shape.global_micro_batches)
+        return none, none
     found, place = np.unique(
         pieces.stage[at] * shape.global_micro_batches + pieces.micro_batch[at], return_inverse=True
     )
     counts = np.bincount(place * buckets + pieces.bucket[at], minlength=len(found) * buckets)
     fewest, most = np.zeros((2, shape.stages * shape.global_micro_batches), dtype=np.int64)
-    if len(found):
-        by_cell = counts.reshape(len(found), buckets)
-        fewest[found], most[found] = by_cell.min(axis=1), by_cell.max(axis=1)
+    by_cell = counts.reshape(len(found), buckets)
+    fewest[found], most[found] = by_cell.min(axis=1), by_cell.max(axis=1)
     return fewest, most
 
 

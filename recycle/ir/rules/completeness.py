@@ -112,7 +112,8 @@ def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
     too: a peer takes them. Micro-batches that a whole stage or the whole schedule leaves out are reported together.
     Add the instruction that is missing, or correct the shape."""
     shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
-    w = w + inspection.parts[1]
+    if inspection.parts[1].any():
+        w = w + inspection.parts[1]
     yield from _absent(inspection, ((f + b + i + w) == 0).reshape(shape.stages, shape.global_micro_batches))
     split = (b == 0) & ((i > 0) | (w > 0))
     holes = (

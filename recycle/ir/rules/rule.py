@@ -264,7 +264,7 @@ class Inspection:
             cls: np.bincount(self.cell[self.computes[kind == cls.kind]], minlength=self.cells)
             for cls in (Forward, Backward, BackwardInput, BackwardWeight)
         }
-        counts[BackwardWeight] = counts[BackwardWeight] + self.parts[0]
+        counts[BackwardWeight] += self.parts[0]
         return counts
 
     @cached_property
