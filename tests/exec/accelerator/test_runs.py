@@ -127,10 +127,11 @@ def test_a_trace_says_when_the_device_computed_and_not_when_its_host_said_so(lau
         for line in log_path(tmp_path, Worker.parse(worker)).read_text().splitlines():
             iteration = json.loads(line)
             rows = [row for row in iteration["instructions"] if re.match(r"[01][FIWB]\d", row[0])]
+            if not any("STEP" in row[0] for row in iteration["instructions"]):
+                continue  # broken off by the death, and with it what the device had under way
             assert all(end - start >= 0.9 * seconds for _, start, end in rows)
             assert all(one[2] <= other[1] for one, other in pairwise(rows))  # the device does one after the other
-            if sum("STEP" in row[0] for row in iteration["instructions"]):
-                steps.add(iteration["step"])
+            steps.add(iteration["step"])
     assert list(kept.values()) == [set(range(SHORT))] * 2
     # What the commits are decided with, and slow workers are found by, are the same times.
     figures = [second for line in run.metrics for of in line["compute"].values() for second in of.values()]
