@@ -32,7 +32,10 @@ def test_alone(number):
 """
 
 
-@pytest.mark.parametrize(("others", "late"), [(20, "0"), (20, "1"), (1, "0"), (0, "0")])
+@pytest.mark.parametrize(
+    ("others", "late"),
+    [*((20, "1"), (0, "0")), *(pytest.param(others, "0", marks=pytest.mark.soak) for others in (20, 1))],
+)
 def test_a_test_that_ends_its_process_fails_once_and_all_others_run(tmp_path: Path, others: int, late: str) -> None:
     (tmp_path / "test_project.py").write_text(PROJECT)
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}

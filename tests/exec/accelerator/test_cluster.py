@@ -36,6 +36,7 @@ def cluster(etcd: EtcdServer, tmp_path: Path) -> Iterator[Cluster]:
     started.end()
 
 
+@pytest.mark.soak
 def test_agents_train_through_a_kill_and_a_rejoin(cluster: Cluster, launch: Run) -> None:
     for node in range(3):
         cluster.start(node)

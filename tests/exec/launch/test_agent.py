@@ -181,6 +181,7 @@ def test_a_stage_that_loses_all_its_hosts_and_a_run_that_loses_all_its_nodes_go_
     assert len(cluster.events("finished")[-1]["digests"]) == 6
 
 
+@pytest.mark.soak
 def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launch: Run) -> None:
     """Of four nodes with a worker each both of a stage die, one of them the coordinator's; one comes back later."""
     of = job(2, 2, 3, **NODES_OF_ONE)
@@ -229,6 +230,7 @@ def rejoined(cluster: Cluster) -> dict[str, int]:
     return {event["worker"]: event["step"] for event in cluster.events("rejoined")}
 
 
+@pytest.mark.soak
 def test_a_coordinator_that_takes_over_goes_on_with_the_faults(start: Start, launch: Run) -> None:
     cluster = start(small(), faults=["kill:1.1@3", "rejoin:1.1@60", "kill=0.1:2.0@65"])
     cluster.reach(lambda: bool(cluster.events("recovered")), "recovery")
@@ -344,6 +346,7 @@ def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
     assert [agent.returncode for agent in agents] == [2, 2, 2]
 
 
+@pytest.mark.soak
 def test_a_worker_that_stands_still_while_it_starts_up_to_rejoin_is_replaced(
     start: Start, launch: Run, tmp_path: Path
 ) -> None:

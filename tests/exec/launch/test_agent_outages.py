@@ -113,6 +113,7 @@ def test_an_etcd_that_stays_away_ends_every_agent_with_one_line(
     assert not processes_writing_below(str(tmp_path / "run"))
 
 
+@pytest.mark.soak
 def test_elections_and_members_that_die_cost_no_worker_and_no_loss(
     members: EtcdCluster, start: Start, launch: Run
 ) -> None:
@@ -129,6 +130,7 @@ def test_elections_and_members_that_die_cost_no_worker_and_no_loss(
     assert not cluster.events("coordinator")
 
 
+@pytest.mark.soak
 def test_an_agent_that_stands_still_for_less_than_it_takes_to_be_given_up_keeps_its_workers(
     own_etcd: EtcdServer, start: Start, launch: Run
 ) -> None:

@@ -34,6 +34,15 @@ SETTINGS = [
     *itertools.product(("bf16",), ("fast",), ("barrier",), ("recomputed", "recomputed split")),
 ]
 """The benchmark has them all."""
+QUICK = [
+    *(
+        ("fp32", "exact", "staggered", "kept"),
+        ("bf16", "exact", "staggered", "kept"),
+        ("bf16", "fast", "barrier", "kept"),
+    ),
+    *(("fp32", "exact", "staggered", "recomputed split"), ("bf16", "fast", "barrier", "recomputed")),
+]
+"""In which every choice is once."""
 
 
 class Echo(GroupTransport):
@@ -117,7 +126,10 @@ def counted(of: Job, schedule: Schedule) -> dict[str, Profile]:
     }
 
 
-@pytest.mark.parametrize(("precision", "accumulation", "steps", "recompute"), SETTINGS)
+@pytest.mark.parametrize(
+    ("precision", "accumulation", "steps", "recompute"),
+    [each if each in QUICK else pytest.param(*each, marks=pytest.mark.soak) for each in SETTINGS],
+)
 def test_what_is_counted_is_what_a_worker_allocates(
     precision: str, accumulation: str, steps: str, recompute: str
 ) -> None:
