@@ -21,16 +21,16 @@ from recycle.solve.search.walks import SEARCH_STEPS, search
 
 LARGE = 10_000
 """Operations from which a search of the whole problem gains less than one of its template."""
-TEMPLATE_SHARE, LARGE_TEMPLATE_SHARE, NEAR, BEHIND = 0.4, 0.65, 1.2, 1.03
+TEMPLATE_SHARE, LARGE_TEMPLATE_SHARE, NEAR = 0.4, 0.65, 1.2
 """Of the time, or of the steps, what the search of the template may take at most; and of the best period, what the
-template's may be for a search to pay, and where insertion leads."""
+template's may be for a search to pay."""
 UNFOLD_SHARE = 0.1
 """Of the time that is left then, what unfolding its order may take."""
 BLOCK_SHARE, LARGE_BLOCK_SHARE, BLOCK_STEPS = 0.3, 0.5, 300
 """Of the time, or of the steps, what building blocks may take at most; steps at each of their first intervals."""
-INSERTION_SHARE, LEADING_SHARE, CLOSE = 0.3, 0.6, 1.15
-"""Of the time, or of the steps, what manners of insertion may take at most, and where one of them is the best order to
-begin with; and of the best period, what the one to begin with may have for this to pay."""
+INSERTION_SHARE, CLOSE = 0.3, 1.15
+"""Of the time, or of the steps, what manners of insertion may take at most; and of the best period, what the one to
+begin with may have for this to pay."""
 STEPS_OF_ORDER = 50
 """Steps that making an order counts for."""
 BLOCK_ORDERS = 3
@@ -52,8 +52,7 @@ def search_from(
     spent = 0
     if is_met(problem, orders[0].period, bound):
         return orders[0]
-    leads = beginning.inserted is not None and beginning.inserted[0].period <= orders[0].period
-    if template is not None and template.unfolded.period <= (BEHIND if leads else NEAR) * orders[0].period:
+    if template is not None and template.unfolded.period <= NEAR * orders[0].period:
         share = LARGE_TEMPLATE_SHARE if problem.size > LARGE else TEMPLATE_SHARE
         found = search_from(
             template.beginning,
@@ -76,9 +75,8 @@ def search_from(
         blocks, spent = _blocks(problem, bound, most, seed, deadline.part(share))
         orders = sorted([*orders, *blocks], key=lambda order: order.period)
     if beginning.inserted is not None and beginning.inserted[0].period <= CLOSE * orders[0].period:
-        share = LEADING_SHARE if beginning.inserted[0].period <= orders[0].period else INSERTION_SHARE
-        most = SEARCH_STEPS if steps is None else max(1, int(steps * share) // STEPS_OF_ORDER)
-        mine = deadline if steps is not None else deadline.part(share)
+        most = SEARCH_STEPS if steps is None else max(1, int(steps * INSERTION_SHARE) // STEPS_OF_ORDER)
+        mine = deadline if steps is not None else deadline.part(INSERTION_SHARE)
         varied = vary_insertion(problem, *beginning.inserted, bound, steps=most, seed=seed, deadline=mine)
         spent += varied.steps
         orders = sorted([varied, *orders], key=lambda order: order.period)
