@@ -324,6 +324,16 @@ def lost(one: Compared) -> str:
     return table(["system", "runs", "ETTR", *causes], rows)
 
 
+def ways(every: dict[str, Setting]) -> str:
+    """How ReCycle steps in each setting."""
+    chosen = {name: KNOWN["recycle"](setting).job for name, setting in every.items()}
+    named = {
+        name: f"{job.train.undo} ({job.shape.pipelines} x {job.shape.ranks})" if job.planner.staggered else "barrier"
+        for name, job in chosen.items()
+    }
+    return ", ".join(f"{name} {way}" for name, way in named.items())
+
+
 HARD = "gpt3_6_7b at ten times the usual failure rate"
 
 
@@ -345,8 +355,10 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
         " Oobleck chooses its templates by its own planning model, which assumes four micro-batches per stage: where"
         " there are more it may start a little behind the best 1F1B grid.",
         "Memory decides some rows: ReCycle alone holds the state before a staggered step, 14 bytes of a parameter"
-        ' beside 18, and with it fewer activations; with `undo = "host"` (76b, 145b) the copy counts as if nothing of'
-        " it were hidden behind waits.",
+        " beside 18, and with it fewer activations. So it chooses, like its shape, where that is kept: on the GPU, on"
+        " the host, or nowhere, and then all stages step together. A copy to the host moves 14 bytes of a parameter"
+        " over PCIe at 25 GB/s, and all of that counts as part of the step, as if no wait hid any of it. Chosen here:"
+        f" {ways(every)}.",
         "## The settings",
         "\n".join(f"- **{name}**: {'; '.join(assumptions(setting.job))}." for name, setting in every.items()),
         f"Pauses: detect {tried.setting.pauses.detect:g} s, plan {tried.setting.pauses.plan:g} s, rebuild groups"

@@ -9,6 +9,10 @@ copied. A node that joins takes over a position of the stage with most dead and 
 which no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill. The
 iteration in progress is repeated; plans are there when a failure strikes, so that planning takes what `[pauses]` says.
 
+Its shape and the way it steps are those with the shortest fault-free period that fit: staggered, with the state from
+before a step on the device or on the host (the copy over the host's link then counts as part of the step, as if no wait
+hid any of it), or all stages together, with nothing kept.
+
 Limits: it needs bubbles: where micro-batches are many and pipelines few, a dead worker costs its share. Weight
 gradients that wait keep activations alive. The optimizer's state cannot be sharded.
 """
@@ -21,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -70,12 +75,19 @@ class RecycleRunning(Running):
     vector: Vector
 
 
+class _Way(NamedTuple):
+    """How steps are taken: staggered or not, and where the state from before a staggered one is kept."""
+
+    staggered: bool
+    undo: Literal["device", "host"]
+
+
 class ReCycle:
     """ReCycle on a setting. Adaptive Pipelining is what it is; the other two techniques can be left out.
 
     Args:
         decoupled: Decoupled BackProp; else the backward pass is one operation.
-        staggered: Staggered Optimizer; else all stages step together.
+        staggered: Staggered Optimizer, where it pays; else all stages step together.
         move: live workers may change stage.
     """
 
@@ -90,25 +102,35 @@ class ReCycle:
         move: bool = True,
     ) -> None:
         self.move = move
-        self.techniques = {"decoupled": decoupled, "staggered": staggered, "reroute": True, "move": move}
-        self.setting = self._best(setting)
-        self.job = self._planned(self.setting)
+        self.techniques = {"decoupled": decoupled, "reroute": True, "move": move}
+        self.setting, self.job = self._best(setting, staggered)
         self.profile = self.job.prices
         self._periods: dict[Vector, float] = {}
         self._normal: dict[int, Vector | None] = {}
         self._plans: dict[Vector, Plan] = {}
 
-    def _planned(self, setting: Setting) -> PricedJob:
+    def _planned(self, setting: Setting, way: _Way) -> PricedJob:
         """The job with the techniques that are in use."""
-        planner = replace(setting.job.planner, **self.techniques)
-        if setting.job.times.profile == ANALYTIC:  # whose bytes follow from them
-            return setting.job.with_sections(planner=planner)
+        techniques = self.techniques | {"staggered": way.staggered}
+        planner = replace(setting.job.planner, **techniques)
+        if setting.job.times.profile == ANALYTIC:  # whose bytes and seconds follow from them
+            train = replace(setting.job.train, undo=way.undo)
+            return setting.job.with_sections(planner=planner, train=train)
         return replace(setting.job, planner=planner)
 
-    def _best(self, setting: Setting) -> Setting:
-        """The setting in the shape with the shortest fault-free period, as other systems have it, where the job can be
-        cut anew: most pipelines first, as long as the work of a stage leaves room below."""
-        workers, best, least = len(setting.node_of), setting, inf
+    def _ways(self, setting: Setting, staggered: bool) -> list[_Way]:
+        """How steps may be taken, the job's own way first; only the analytic model has the prices of others."""
+        own = _Way(staggered, setting.job.train.undo)
+        if setting.job.times.profile != ANALYTIC or not staggered:
+            return [own]
+        return list(dict.fromkeys([own, _Way(True, "device"), _Way(True, "host"), _Way(False, "device")]))
+
+    def _best(self, setting: Setting, staggered: bool) -> tuple[Setting, PricedJob]:
+        """The setting in the shape, and stepped in the way, with the shortest fault-free period, as other systems have
+        it, where the job can be cut anew: most pipelines first, as long as the work of a stage leaves room below."""
+        ways = self._ways(setting, staggered)
+        best, least = (setting, self._planned(setting, ways[0])), inf
+        workers = len(setting.node_of)
         for ranks in range(1, min(len(setting.layers), workers) + 1):
             pipelines = workers // ranks
             try:
@@ -116,17 +138,19 @@ class ReCycle:
             except JobError:
                 continue
             load = setting.micro_batches / pipelines * max(setting.seconds_per_stage(ranks))
-            if (pipelines == 1 and ranks != setting.shape.ranks) or load >= least or _misfit(shaped) is not None:
+            if pipelines == 1 and ranks != setting.shape.ranks:
                 continue
-            period = _period(Problem.of(self._planned(shaped)))
-            if period < least:
-                best, least = shaped, period
+            for job in (self._planned(shaped, way) for way in ways):
+                if load >= least or _misfit(shaped, job) is not None:
+                    continue
+                if (period := _period(Problem.of(job))) < least:
+                    best, least = (shaped, job), period
         return best
 
     # ---- the protocol
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return _misfit(self.setting) or self._placed(live)
+        return _misfit(self.setting, self.job) or self._placed(live)
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         setting = self.setting
@@ -325,9 +349,13 @@ def _period(problem: Problem) -> float:
     return initial_orders(problem, closed_form(problem), Deadline(None), policies).best.period
 
 
-def _misfit(setting: Setting) -> DoesNotFit | None:
-    """One micro-batch on each rank is the least that has to fit."""
-    shape, profile = setting.shape, setting.job.prices
+def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:
+    """One micro-batch on each rank is the least that has to fit.
+
+    Args:
+        job: of the setting, as it is planned.
+    """
+    shape, profile = setting.shape, job.prices
     activation = profile.per_stage("activation", shape.stages)
     over = []
     for rank in range(shape.ranks):
