@@ -24,9 +24,6 @@ FIXTURES = {
     **dict.fromkeys(("etcd", "own_etcd", "locked", "needs_etcd", "network"), "etcd"),
     **{"browser": "browser", "chromium": "browser"},
 }
-GROUPS = {"etcd": "etcd", "browser": "chromium"}
-"""Tests with these markers share a server or a browser, and so one process of pytest-xdist."""
-
 LIMIT = 8.0
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 PRINTED_FROM = 1.0
@@ -86,9 +83,8 @@ class Costs:
             for fixture, marker in FIXTURES.items():
                 if fixture in getattr(item, "fixturenames", ()):
                     item.add_marker(marker)
-            for marker, group in GROUPS.items():
-                if item.get_closest_marker(marker):
-                    item.add_marker(pytest.mark.xdist_group(group))
+            if item.get_closest_marker("browser"):  # a file's pages and servers are opened once
+                item.add_marker(pytest.mark.xdist_group(item.path.name))
         if hasattr(config, "workerinput"):  # what takes long first, so that all processes end at the same time
             items.sort(key=lambda item: not markers_of(item))
             for item in items:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from recycle.exec.model.build import build_stages
-from recycle.exec.model.stage import MegatronStage, Stage
+from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.job import Job
 from recycle.sections import DataSection, ModelSection, ShapeSection, TrainSection

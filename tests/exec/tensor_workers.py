@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.exec.membership.commit import report_of
 from recycle.exec.membership.messages import Report
-from recycle.exec.model.stage import HALVES, MegatronStage
+from recycle.exec.model.megatron_stage import HALVES, MegatronStage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration

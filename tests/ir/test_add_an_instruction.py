@@ -18,7 +18,7 @@ import torch
 from recycle import Job, Profile, RunError, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.cli import main
 from recycle.exec import run
-from recycle.exec.model.stage import MegatronStage
+from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.ir.instruction import KIND_CLASSES, Compute, OptimizerStep, StageWide, parse_instruction
 from recycle.ir.kinds import InstructionKind, register, table_as_json, unregister
 from tests.exec.runs import job

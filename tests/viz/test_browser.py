@@ -23,7 +23,6 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromium-driver is not installed"),
-    pytest.mark.xdist_group("chromium"),
 ]
 ARGUMENTS = (
     "--headless=new",

@@ -27,7 +27,6 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed"),
-    pytest.mark.xdist_group("chromium"),
 ]
 NAME = "schedules-0"
 VIEW = f"recycle.views.get('{NAME}')"

@@ -11,8 +11,9 @@ import torch
 from recycle.errors import JobError, RunError
 from recycle.exec.data import load_batches
 from recycle.exec.model.emulated import EmulatedStage
+from recycle.exec.model.megatron_stage import PRECISIONS, MegatronStage
 from recycle.exec.model.providers import Providers
-from recycle.exec.model.stage import PRECISIONS, MegatronStage, Stage
+from recycle.exec.model.stage import Stage
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.job import Job, price

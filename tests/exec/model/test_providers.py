@@ -16,8 +16,8 @@ from recycle.exec.launch.request import check_request
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.gpt import build_part
+from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.providers import Providers
-from recycle.exec.model.stage import MegatronStage
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, small_job
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from recycle.exec.model.stage import MegatronStage, Stage
+from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.model.stage import Stage
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.streams import streams_of
 from recycle.ir.instruction import parse_instruction

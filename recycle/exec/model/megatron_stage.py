@@ -1,0 +1,343 @@
+"""The stage that computes: a part of a megatron-core GPT, of another family, or of a module of the user's own.
+
+One micro-batch's gradient depends on weights, data, kernel, thread count and kind of hardware, never on who computes
+it or when. With `exact` accumulation the sum does not depend on order either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from recycle.exec.data.ahead import BatchesAhead
+from recycle.exec.data.batches import Batches
+from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
+from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
+from recycle.exec.model.providers import NONE, Providers
+from recycle.exec.model.stage import Stage
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    Instruction,
+    WeightPart,
+)
+from recycle.ir.redundant_forward import RedundantForward
+from recycle.job import Job
+from recycle.shape import MicroBatch
+
+if TYPE_CHECKING:
+    from recycle.exec.model.backward import WeightGradientStore
+
+
+LOSS_EXPONENT = 16
+"""A micro-batch's loss may be at most 2^16; its grid is then finer than fp32 for every loss above 2^-8."""
+
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""`[train] precision` -> type of weights, activations and messages."""
+
+HALVES = (".gate", ".up")
+"""Behind the name of a gated layer's parameter: its halves."""
+
+
+class MegatronStage(Stage):
+    """A part of a model, of megatron-core's or of a user's own, with split backward, gradient sum and optimizer.
+
+    Args:
+        job: sizes, seeds, accumulation, optimizer.
+        index: the stage.
+        device: where it computes.
+        batches: gives the micro-batches; None for a stage that is neither the first nor the last.
+        part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor.
+        tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
+        tensor_rank: of the part.
+        providers: built the part, and compute the loss.
+
+    Attributes:
+        parameters: the live parameters by their name in the whole model, a shared one first.
+        tied_sum: sum of the gradients of the weight that first and last stage share; None where there is none.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        device: torch.device,
+        batches: Batches | None,
+        part: Any,
+        tied_sum: Accumulator | None = None,
+        tensor_rank: int = 0,
+        providers: Providers = NONE,
+    ) -> None:
+        from recycle.exec.model.backward import WeightGradientStore, split_linears
+        from recycle.exec.model.graph_split import GraphSplit
+        from recycle.exec.model.part import Part
+        from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
+
+        self._type = PRECISIONS[job.train.precision]
+        self._part = Part(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
+        super().__init__(job, index, self._part.message_shape, self._type)
+        self._device = device
+        self._data = None if batches is None else BatchesAhead(batches, device.type == "cuda")
+        self._micro_batches = job.shape.micro_batches
+        self._recomputes = job.recompute_of(index) == "full"
+
+        named = self._part.names
+        shared = SHARED_WEIGHT if job.model.tied else None
+        self.parameters = dict(sorted(named.items(), key=lambda item: (not decays(item[1]), item[0] != shared)))
+        parameters = list(self.parameters.values())
+        cut = cut_dimensions(part)
+        halves = gated(part)
+        self._of_each_head = of_each_head(part) if job.grid.tensor_parallel > 1 else set()
+        self._halved = {name for name, parameter in self.parameters.items() if parameter in halves}
+        self._cuts = {name: cut[parameter] for name, parameter in self.parameters.items() if parameter in cut}
+        self._optimizer = Optimizer(parameters, job.train, self._type)
+        accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
+        bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in parameters]
+        count = int(shared in self.parameters)
+        own = list(self.parameters)[count:]
+        is_alone = job.grid.tensor_parallel == 1
+        self._replicated = () if is_alone else [place for place, name in enumerate(own) if name not in self._cuts]
+        self._sum = accumulator(Layout(shapes[count:]), self._divisor, bound)
+        # Biases get their gradients with the weights of their layers, whichever bucket these are in.
+        self._matrices = sum(decays(parameter) for parameter in parameters[count:])
+        self._bounds: dict[int, Sequence[int]] = {}
+        if count and tied_sum is None:
+            # Embedding and output layer each give a gradient, and each is rounded by itself.
+            tied_sum = accumulator(Layout(shapes[:1]), 2 * self._divisor, bound)
+        self.tied_sum = tied_sum if count else None
+        self._has_ties = bool(job.ties)
+        self._losses = ExactSum(Layout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
+
+        self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
+            parameter: (self._sum, place) for place, parameter in enumerate(parameters[count:])
+        }
+        if self.tied_sum is not None:
+            self._place[parameters[0]] = (self.tied_sum, 0)
+        self._store: WeightGradientStore = WeightGradientStore(self._accumulate, self._accumulate_product)
+        split_linears(part, self._store, strict=providers.model is None)
+        for parameter in parameters:
+            # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
+            parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
+        # Matrices of recycle's own families outside of linear layers are tables and routers, which stay in I.
+        # To look at the graph of a layer that runs again would run it once more.
+        is_looked_at = providers.model is not None and job.recompute_of(index) in ("none", "full")
+        self._graph = GraphSplit(parameters, self._store, self._accumulate) if is_looked_at else None
+        self._half: Literal["I", "W"] | None = None
+        self._placed: dict[torch.Tensor, Literal["I", "W"]] = {}
+        self._activations: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+        """Input and output of the forward; no output where the forward is run again."""
+
+    def begin_iteration(self, step: int) -> None:
+        self._iteration = step
+        self._activations.clear()
+        self._store.clear()
+        for accumulator in self._sums():
+            accumulator.clear()
+        self._losses.clear()
+        for parameter in self._place:
+            # An exception inside a backward may have left one behind.
+            parameter.grad = None
+
+    def expect(self, iteration: int, program: Sequence[Compute]) -> None:
+        if self._data is None or not (self._is_first or self._is_last):
+            return
+        runs = [one for one in program if one.row.holds or (one.row.remakes and self._recomputes)]
+        numbers = [self._number(one.micro_batch) for one in runs]
+        self._data.expect((step, number) for step in (iteration, iteration + 1) for number in numbers)
+
+    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        output = self._hold(Forward, micro_batch, activation)
+        if self._is_last:
+            self._losses.add(0, output.detach().reshape(1))
+        return None if self._is_last else output.detach()
+
+    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
+        return self._hold(RedundantForward, micro_batch, activation).detach()
+
+    def release(self, micro_batch: MicroBatch) -> None:
+        del self._activations[micro_batch]
+
+    def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
+        """Compute the forward, and hold what its backward needs."""
+        if micro_batch in self._activations:
+            raise self._misuse(cls, micro_batch, "its activations are already held")
+        if (activation is None) != self._is_first:
+            raise self._misuse(cls, micro_batch, "stage 0 takes no input, every other stage takes one")
+        entry = None if activation is None else activation.detach()
+        with torch.set_grad_enabled(not self._recomputes):
+            output = self._compute(micro_batch, entry)
+        self._activations[micro_batch] = (entry, None if self._recomputes else output)
+        return output
+
+    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if micro_batch in self._store.waiting():
+            raise self._misuse(BackwardInput, micro_batch, "its I is done already")
+        self._half = "I"
+        with self._store.record(micro_batch):
+            return self._run_backward(BackwardInput, micro_batch, gradient)
+
+    def backward_weight(self, micro_batch: MicroBatch) -> None:
+        if micro_batch not in self._store.waiting():
+            raise self._misuse(BackwardWeight, micro_batch, "its I has not run")
+        self._half = "W"
+        self._store.flush(micro_batch)
+
+    def backward_weight_part(self, micro_batch: MicroBatch, bucket: int, buckets: int) -> None:
+        if micro_batch not in self._store.waiting():
+            raise self._misuse(WeightPart, micro_batch, "its I has not run, or all its parts are done")
+        self._half = "W"
+        if bucket == buckets - 1:
+            self._store.flush(micro_batch)
+            return
+        begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
+
+        def is_in_bucket(weight: torch.Tensor) -> bool:
+            accumulator, position = self._place[weight]
+            return accumulator is self._sum and begin <= accumulator.layout.offsets[position] < end
+
+        self._store.flush_some(micro_batch, is_in_bucket)
+
+    def bucket_bounds(self, buckets: int) -> Sequence[int]:
+        if buckets not in self._bounds:
+            self._bounds[buckets] = self._sum.layout.cut(buckets, self._matrices, self._sum.buffer.numel())
+        return self._bounds[buckets]
+
+    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        self._half = None
+        return self._run_backward(Backward, micro_batch, gradient)
+
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        return [self._sum.buffer] + ([] if self._has_ties else [s.buffer for s in self._sums()[:-1]])
+
+    def tied_buffers(self) -> list[torch.Tensor]:
+        return [self.tied_sum.buffer] if self._has_ties and self.tied_sum is not None else []
+
+    def loss_sum(self) -> float | None:
+        return float(self._losses.buffer.sum()) if self._is_last else None
+
+    def gradient_norms_squared(self) -> list[float]:
+        # A shared weight counts once, where the embedding is.
+        counted = [self._sum] if self._is_last and not self._is_first else self._sums()[::-1]
+        return [part for accumulator in counted for part in accumulator.mean_norms_squared(self._divisor)]
+
+    def replicated(self) -> Collection[int]:
+        return self._replicated
+
+    def cuts(self) -> Mapping[str, int]:
+        return {
+            f"{prefix}{name}{half}": dimension
+            for prefix in SHAPED
+            for name, dimension in self._cuts.items()
+            for half in (HALVES if name in self._halved else ("",))
+        }
+
+    def step(
+        self, iteration: int, clip_factor: float, before: Sequence[torch.Tensor] | None = None, kept: int = 0
+    ) -> None:
+        self._optimizer.step(self._write_mean, iteration, clip_factor, before, kept)
+
+    def keep(self, before: Sequence[torch.Tensor], start: int) -> int:
+        return self._optimizer.keep(before, start)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        return self._optimizer.state_tensors()
+
+    def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        named = self._optimizer.named_state(list(self.parameters), tensors)
+        for prefix in SHAPED:
+            # Tensor ranks cut each half of a gated layer by itself, so each half has its name.
+            for name in self._halved & {known.removeprefix(prefix) for known in named if known.startswith(prefix)}:
+                both = named.pop(f"{prefix}{name}").chunk(2, 0)
+                named |= {f"{prefix}{name}{half}": view for half, view in zip(HALVES, both, strict=True)}
+        return named
+
+    def held_micro_batches(self) -> int:
+        return len(self._activations.keys() | self._store.waiting())
+
+    def held_for_weights(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
+        """What is held of a micro-batch between its I and its W."""
+        return self._store.held(micro_batch)
+
+    def placement(self) -> dict[str, Literal["I", "W"]]:
+        """Parameters by their name in the whole model -> the half of the backward that gave their gradient last.
+
+        Those that had none since the stage was built are left out.
+        """
+        return {name: self._placed[one] for name, one in self.parameters.items() if one in self._placed}
+
+    def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
+        """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
+        number, batch = self._number(micro_batch), None
+        if self._is_first or self._is_last:
+            assert self._data is not None, "the stages at the ends read data"
+            made = self._data.batch(self._iteration, number)
+            batch = {name: part.to(self._device, non_blocking=True) for name, part in made.items()}
+        if entry is not None:
+            entry.requires_grad_(torch.is_grad_enabled())
+        output = self._part.output(entry, batch, self._iteration, number)
+        if not self._is_last:
+            self._part.require_message(output, self._type)
+        return output
+
+    def _number(self, micro_batch: MicroBatch) -> int:
+        """Global id."""
+        return micro_batch.pipeline * self._micro_batches + micro_batch.index
+
+    def _run_backward(
+        self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        if micro_batch not in self._activations:
+            raise self._misuse(cls, micro_batch, "its F has not run")
+        if (gradient is None) != self._is_last:
+            raise self._misuse(cls, micro_batch, "the last stage takes no gradient, every other stage takes one")
+        entry, output = self._activations.pop(micro_batch)
+        if output is None:
+            output = self._compute(micro_batch, entry)
+        if self._graph is not None:
+            return self._graph.backward(output, gradient, entry)
+        torch.autograd.backward(output, gradient)
+        return None if entry is None else entry.grad
+
+    def _sums(self) -> list[Accumulator]:
+        """The shared weight's, then that of all other parameters: as the optimizer's layout has them."""
+        return [self._sum] if self.tied_sum is None else [self.tied_sum, self._sum]
+
+    def _write_mean(self, start: int, mean: torch.Tensor) -> None:
+        """The mean gradient from element `start` of the optimizer's layout on, fp32, written into `mean`."""
+        offset = 0
+        for accumulator in self._sums():
+            low, high = max(start, offset), min(start + len(mean), offset + accumulator.layout.size)
+            if low < high:
+                accumulator.mean(self._divisor, mean[low - start : high - start], low - offset)
+            offset += accumulator.layout.size
+
+    def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        accumulator, position = self._place[parameter]
+        if parameter in self._of_each_head:
+            from megatron.core.parallel_state import get_tensor_model_parallel_group
+
+            gradient = gradient.contiguous()
+            torch.distributed.all_reduce(gradient, group=get_tensor_model_parallel_group())
+        accumulator.add(position, gradient)
+        self._note(parameter)
+
+    def _accumulate_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
+        accumulator, position = self._place[weight]
+        accumulator.add_product(position, rows.t(), inputs)
+        self._note(weight)
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        if self._half is not None:
+            self._placed[parameter] = self._half
+
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        # The hook fires for a weight of the store too, with nothing in it.
+        if gradient is not None:
+            self._accumulate(parameter, gradient)
