@@ -31,6 +31,10 @@ SwiGLU, rotary positions, no biases); Qwen 3 (norms of queries and keys on top);
 feed-forward part, with the auxiliary loss of its paper, arXiv 2401.04088)."""
 
 
+CHOSEN_BY_JOBS = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_load_balancing_type", "recompute_modules")
+"""Fields of `[model.config]` that say how a model is trained, not what it computes."""
+
+
 def config_of(model: ModelSection) -> dict[str, Any]:
     """Fields of TransformerConfig that the family has and `[model.config]` states, as a job file writes them."""
     return {**FAMILIES[model.kind], **model.config}

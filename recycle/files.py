@@ -6,10 +6,12 @@ JSON in them is read strictly: into a type, or an object key by key, where a key
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -78,6 +80,52 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
         if isinstance(error, OSError):
             raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
         raise
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder that is at `path` when the block has ended well, with all that it holds, and not before.
+
+    The block gets a folder beside it, which is gone when the block fails; what a killed process left there is removed
+    by the next one.
+
+    Raises:
+        RecycleError: there is something at `path`, another process is writing it, or it cannot be written.
+    """
+    scratch = path.parent / f".{path.name}.part"
+    if path.exists() or path.is_symlink():
+        raise RecycleError(f"{path}: exists already; remove it, or choose another name with -o")
+    try:
+        scratch.mkdir(exist_ok=True)
+        lock = os.open(scratch, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for left in scratch.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        try:
+            yield scratch
+            os.rename(scratch, path)
+            sync(path.parent)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    except BlockingIOError:
+        raise RecycleError(f"{path}: another process is writing it; wait for it, or choose another name") from None
+    except OSError as error:
+        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        os.close(lock)
+
+
+def sync(folder: Path) -> None:
+    """Make renames inside a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def require_text(path: str | Path, refusal: type[RecycleError]) -> None:

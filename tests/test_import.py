@@ -17,7 +17,7 @@ from recycle.cli.app import COMMANDS
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
-WORDS = ("errors", "child", "shape", "files", "endpoints", "named", "nodes")
+WORDS = ("errors", "child", "shape", "files", "manifest", "endpoints", "named", "nodes")
 JOB = ("job", "architecture", "pricing", "sections", "profile", "layers", "footprint", "analytic")
 LAYERS: dict[str, tuple[str, ...]] = {
     **{f"recycle.{name}": tuple(f"recycle.{other}" for other in WORDS) for name in WORDS},
@@ -41,6 +41,7 @@ for place, folder in enumerate(EXEC):
     )
 LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec.launch",)
 """The public name of the executor, and what torchrun starts, stand above its folders."""
+LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.job"])
 LAYERS["recycle.cli"] = LAYERS["recycle"] = ("recycle", "viz")
 TORCHLESS = (
     "recycle.tokens",
@@ -108,7 +109,12 @@ def run(code: str) -> str:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "statement", ["import recycle", "import recycle.ir.formats", *(f"import recycle.cli.{name}" for name in COMMANDS)]
+    "statement",
+    [
+        "import recycle",
+        "import recycle.ir.formats",
+        *(f"import recycle.cli.{name.replace('-', '_')}" for name in COMMANDS),
+    ],
 )
 def test_the_top_loads_nothing_heavy(statement: str) -> None:
     assert run(f"{statement}; import sys; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"

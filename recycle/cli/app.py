@@ -1,5 +1,7 @@
 """The command line's group: a command is a file here, named as the command and its function, and a line in `COMMANDS`.
 
+A hyphen in a command's name is an underscore in those of its file and function.
+
 A command's file is imported when the command is called. `recycle --help` imports none of them: the line of help of each
 is read from its source.
 """
@@ -23,6 +25,8 @@ COMMANDS = (
     "train",
     "agent",
     "tokenize",
+    "import-hf",
+    "export-hf",
     "profile",
     "compare",
     "view",
@@ -48,13 +52,15 @@ class LazyGroup(TyperGroup):
 
 def _load(name: str) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    single.command(name)(getattr(import_module(f"recycle.cli.{name}"), name))
+    function = name.replace("-", "_")
+    single.command(name)(getattr(import_module(f"recycle.cli.{function}"), function))
     return get_command(single)
 
 
 def _help_line(name: str) -> str:
-    source = resources.files("recycle.cli").joinpath(f"{name}.py").read_text(encoding="utf-8")
-    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    function = name.replace("-", "_")
+    source = resources.files("recycle.cli").joinpath(f"{function}.py").read_text(encoding="utf-8")
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == function)
     return (ast.get_docstring(next(functions)) or "").split("\n\n")[0]
 
 

@@ -82,3 +82,15 @@ def progress_bars(otherwise: Advance = lambda *_: None, transient: bool = False)
             bars.update(tasks[phase], completed=done, description=shown)
 
         yield advance
+
+
+class TwentiethLines:
+    """Prints a line for each twentieth of a work, in place of a bar where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+
+    def __call__(self, phase: str, done: float | None, total: float, shown: str) -> None:
+        if done is not None and done - self._told >= max(total / 20, 1):
+            self._told = done
+            print(f"{phase} {done} of {total} ({shown})", file=sys.stderr)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from recycle.cli.terminal import progress_bars
+from recycle.cli.terminal import TwentiethLines, progress_bars
 from recycle.errors import JobError
 from recycle.files import require_writable
 
@@ -47,7 +46,7 @@ def tokenize(
         if Path(f"{output}{suffix}").exists():
             raise JobError(f"{output}{suffix}: exists already; remove it, or choose another name with -o")
     whole = round(sum(map(_size, sources)) / 1e6, 1)
-    with progress_bars(otherwise=_ProgressLines()) as report:
+    with progress_bars(otherwise=TwentiethLines()) as report:
         written = write(
             sources,
             output,
@@ -71,15 +70,3 @@ def _size(source: Path) -> int:
             return file.seek(0, 2)
     except OSError as error:
         raise JobError(f"{source}: cannot be read ({error.strerror})") from None
-
-
-class _ProgressLines:
-    """Prints a line for each twentieth, where there is no terminal."""
-
-    def __init__(self) -> None:
-        self._told = 0.0
-
-    def __call__(self, _: str, done: float | None, total: float, name: str) -> None:
-        if done is not None and done - self._told >= max(total / 20, 1):
-            self._told = done
-            print(f"read {done} of {total} ({name})", file=sys.stderr)

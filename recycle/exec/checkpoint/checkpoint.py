@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -32,22 +31,21 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from recycle.errors import JobError, RecycleError, RunError
+from recycle.errors import RunError
 from recycle.exec.membership.members import member_name
 from recycle.exec.membership.messages import Commit, GenerationRecord, StoredFile
 from recycle.exec.model.stage import Stage
-from recycle.files import read_whole
+from recycle.exec.model.stored_tensors import cut_into, part_name
+from recycle.files import sync
 from recycle.job import Job
+from recycle.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
+from recycle.sections import ModelSection
 from recycle.shape import Worker
 
-FORMAT, VERSION = "recycle-checkpoint", 1
-MANIFEST = "manifest.json"
-MOST_MANIFEST_BYTES = 2**26
 PART_BYTES = 1 << 27
 """Tensors of a stage are written in files of about this size: one at a time is serialised in memory."""
 _FOLDER = re.compile(r"step-(\d{8,})")
-_FIRST_PART = re.compile(r"\.tensor-0-of-(\d+)$")
-_SUFFIX = ".safetensors"
+SUFFIX = ".safetensors"
 
 
 class Manifest(Struct, frozen=True, rename={"commit": "facts"}):
@@ -80,10 +78,6 @@ class Checkpoint:
     manifest: Manifest
 
 
-class Damaged(RecycleError):
-    """A checkpoint that is not complete; says what is wrong with it."""
-
-
 def folder_of(root: Path, step: int) -> Path:
     """Where the checkpoint of a step lies."""
     return root / f"step-{step:08d}"
@@ -91,20 +85,21 @@ def folder_of(root: Path, step: int) -> Path:
 
 def identity(job: Job) -> dict[str, Any]:
     """What a run and a checkpoint must share: the model, however it is split, and the batch of an iteration."""
-    model = msgspec.to_builtins(job.model)
-    kept = {
-        key: value
-        for key, value in model.items()
-        if key not in ("split", "seconds_per_unit", "recompute", "import_from")
-    }
+    kept = model_identity(job.model)
     if job.model.kind == "emulated":
         kept = {"kind": "emulated", "stages": job.shape.stages, "seed": job.model.seed}
     return {
-        "[model]": kept,
+        MODEL: kept,
         "micro-batches per iteration (D*m)": job.shape.global_micro_batches,
         "[data] micro_batch_size": job.data.micro_batch_size,
         "[train] precision": job.train.precision,
     }
+
+
+def model_identity(model: ModelSection) -> dict[str, Any]:
+    """The keys of `[model]` that weights are made for."""
+    changes_nothing = ("split", "seconds_per_unit", "recompute", "import_from")
+    return {key: value for key, value in msgspec.to_builtins(model).items() if key not in changes_nothing}
 
 
 def course(job: Job, text_digest: str | None) -> dict[str, Any]:
@@ -154,7 +149,7 @@ def stored_names(
 
 def _stored(name: str, cuts: Collection[str], rank: int, size: int) -> str:
     """The name of what tensor rank `rank` of `size` has of a tensor."""
-    return f"{name}.tensor-{rank}-of-{size}" if size > 1 and name in cuts else name
+    return part_name(name, rank, size) if size > 1 and name in cuts else name
 
 
 def write_stage(
@@ -188,12 +183,12 @@ def write_stage(
         storage = HuggingFaceStorageWriter(str(scratch), fqn_to_index_mapping=parts, save_distributed=True)
         save(named, storage_writer=storage, no_dist=True)
         written = sorted(scratch.iterdir())
-        for number, (path, found) in enumerate(zip(written, _hashes(written), strict=True), start=1):
-            name = f"stage-{label}-{number}-of-{len(written)}{_SUFFIX}"
+        for number, (path, found) in enumerate(zip(written, hashes(written), strict=True), start=1):
+            name = f"stage-{label}-{number}-of-{len(written)}{SUFFIX}"
             stored[name] = StoredFile(path.stat().st_size, found)
             os.replace(path, folder / name)
         scratch.rmdir()
-        _sync(folder)
+        sync(folder)
     except CheckpointException as error:
         cause = next((failure for failure, _ in error.failures.values()), error)
         raise RunError(f"{folder}: {_reason(cause)}") from None
@@ -220,15 +215,14 @@ def _reason(error: BaseException) -> str:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make the checkpoint complete. Raises OSError, and then it is not."""
     content = msgspec.to_builtins(manifest, str_keys=True)
-    text = json.dumps({"sha256": _digest(content), "manifest": content}, indent=1)
     temporary = folder / f".{MANIFEST}"
     with temporary.open("w") as stream:
-        stream.write(text)
+        stream.write(manifest_text(content))
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, folder / MANIFEST)
-    _sync(folder)
-    _sync(folder.parent)
+    sync(folder)
+    sync(folder.parent)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -238,34 +232,35 @@ def read_manifest(folder: Path) -> Manifest:
         Damaged: it is missing or not what was written.
         JobError: it is of a newer version.
     """
-    path = folder / MANIFEST
-    if not path.exists():
-        raise Damaged(f"{folder}: incomplete, it has no {MANIFEST}")
-    content = read_whole(path, Damaged, MOST_MANIFEST_BYTES)
     try:
-        parsed = json.loads(content)
-        body = parsed["manifest"]
-        if body["format"] != FORMAT or _digest(body) != parsed["sha256"]:
-            raise Damaged(f"{path}: damaged, it is not what was written")
-        if body["version"] > VERSION:
-            raise JobError(f"{path}: of version {body['version']}, this recycle reads up to {VERSION}; update it")
-        return msgspec.convert(body, Manifest, str_keys=True)
-    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
-        raise Damaged(f"{path}: damaged, it is not what was written") from None
+        return msgspec.convert(manifest_content(folder), Manifest, str_keys=True)
+    except msgspec.ValidationError:
+        raise Damaged(f"{folder / MANIFEST}: damaged, it is not what was written") from None
 
 
 def verify(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, every byte of it checked, several files at once.
+    """The checkpoint of a run in a folder, every byte of it checked, several files at once.
+
+    Raises:
+        Damaged: it is not complete.
+        JobError: it is of a newer version.
+    """
+    checkpoint = verify_files(folder)
+    if folder_of(folder.parent, checkpoint.manifest.step) != folder:
+        raise Damaged(f"{folder}: damaged, its manifest is of step {checkpoint.manifest.step}")
+    return checkpoint
+
+
+def verify_files(folder: Path) -> Checkpoint:
+    """As `verify`, whatever the folder is called: a checkpoint that was imported, or copied from a run.
 
     Raises:
         Damaged: it is not complete.
         JobError: it is of a newer version.
     """
     manifest = read_manifest(folder)
-    if folder_of(folder.parent, manifest.step) != folder:
-        raise Damaged(f"{folder}: damaged, its manifest is of step {manifest.step}")
     try:
-        present = {path.name for path in folder.iterdir() if path.suffix == _SUFFIX}
+        present = {path.name for path in folder.iterdir() if path.suffix == SUFFIX}
         for name in sorted(manifest.files.keys() | present):
             path, stored = folder / name, manifest.files.get(name)
             if stored is None:
@@ -275,7 +270,7 @@ def verify(folder: Path) -> Checkpoint:
             if path.stat().st_size != stored.bytes:
                 raise Damaged(f"{path}: cut off, {path.stat().st_size} bytes of {stored.bytes}")
         names = sorted(manifest.files)
-        for name, found in zip(names, _hashes([folder / name for name in names]), strict=True):
+        for name, found in zip(names, hashes([folder / name for name in names]), strict=True):
             if found != manifest.files[name].sha256:
                 raise Damaged(f"{folder / name}: damaged, its content is not what was written")
     except OSError as error:
@@ -335,7 +330,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
 
     try:
         there: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        sizes = {int(match[1]) for name in there if (match := _FIRST_PART.search(name))}
+        sizes = {count for name in there if (count := cut_into(name))}
         for stage in stages:  # one by one: tied stages have a name in common
             state: dict[str, Any] = {}
             joined: list[tuple[torch.Tensor, int, list[torch.Tensor]]] = []
@@ -369,7 +364,7 @@ def _whole(name: str, cuts: Collection[str], sizes: Iterable[int], there: Collec
     return names
 
 
-def _hashes(paths: Sequence[Path]) -> list[str]:
+def hashes(paths: Sequence[Path]) -> list[str]:
     """sha256 of files, as many at once as there are cores: hashing holds no lock of the interpreter.
 
     Stops at the first that cannot be read, and raises its OSError.
@@ -385,16 +380,3 @@ def _hashes(paths: Sequence[Path]) -> list[str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Make renames inside a folder outlast a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

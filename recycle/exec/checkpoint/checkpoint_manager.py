@@ -20,6 +20,7 @@ from recycle.exec.membership.messages import Commit, GenerationRecord, Saved
 from recycle.exec.membership.schema import SavedKey
 from recycle.exec.membership.store import Store
 from recycle.job import Job
+from recycle.manifest import MANIFEST
 
 PLAIN = {"last": None, "finished": False, "checkpoint": False}
 """What a commit announces for the generation that it belonged to, which a later run must not act on."""
@@ -152,7 +153,7 @@ class CheckpointManager:
 
     def _prune(self, step: int) -> None:
         older = [(at, folder) for at, folder in checkpoint.folders(self._root) if at < step]
-        whole = [folder for _, folder in older if (folder / checkpoint.MANIFEST).exists()]
+        whole = [folder for _, folder in older if (folder / MANIFEST).exists()]
         kept = whole[: self._job.train.checkpoint_keep - 1]
         for _, folder in older:
             if folder not in kept:

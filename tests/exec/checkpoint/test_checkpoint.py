@@ -23,6 +23,7 @@ from recycle.exec.membership.messages import Commit, StoredFile
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
 from recycle.job import Job
+from recycle.manifest import manifest_text
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 
 ROOT = Path(__file__).parents[3]
@@ -121,7 +122,7 @@ def test_a_folder_that_was_renamed_does_not_count(root: Path) -> None:
 def test_a_newer_format_is_refused_and_not_passed_over(root: Path) -> None:
     path = checkpoint.folder_of(root, 9) / "manifest.json"
     body = json.loads(path.read_text())["manifest"] | {"version": 2, "surprise": []}
-    path.write_text(json.dumps({"sha256": checkpoint._digest(body), "manifest": body}))
+    path.write_text(manifest_text(body))
     with pytest.raises(JobError, match="of version 2, this recycle reads up to 1"):
         newest(root)
 

@@ -1,0 +1,61 @@
+"""`recycle export-hf`: a checkpoint to a folder that transformers loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from recycle.cli.terminal import TwentiethLines, progress_bars
+from recycle.errors import JobError
+from recycle.pricing import parse_bytes
+
+
+def export_hf(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="An imported checkpoint, or one of a run's checkpoints.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write; a new one.")],
+    dtype: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"],
+        typer.Option(help="Type of the weights; auto is the one that the model was imported in."),
+    ] = "auto",
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Most bytes of a file.")] = "2 GiB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make a folder of Hugging Face of a checkpoint of a Llama, Qwen 2, Qwen 3 or Mixtral.
+
+    It has the weights as safetensors, `config.json`, and the tokenizer that came with the model if it was imported. The
+    shape that a run had does not matter.
+
+    Example: **recycle export-hf runs/mine/checkpoints/step-00000999 -o mine**
+
+    Example: **recycle export-hf runs/mine/checkpoints/step-00000999 -o mine --dtype bf16 --shard-size "5 GB"**
+    """
+
+    from recycle.hugging_face.conversion import DTYPES, export_model
+
+    try:
+        most_bytes = int(parse_bytes(shard_size))
+    except JobError:
+        raise JobError(f'export-hf: --shard-size: {shard_size!r} is no size such as "2 GiB"') from None
+    with progress_bars(otherwise=TwentiethLines()) as report:
+        found = export_model(
+            checkpoint,
+            output,
+            dtype,
+            most_bytes,
+            lambda done, whole: report("written", done // 10**6, whole // 10**6, "MB"),
+        )
+    (stored,) = (DTYPES[name][0] for name in found.stored)
+    if as_json:
+        told = {"architecture": found.architecture, "parameters": found.parameters, "dtype": stored}
+        print(json.dumps({"folder": str(output), **told, "carried": list(found.carried)}))
+        return
+    rounded = "" if stored == "float32" else ", rounded from float32 (--dtype fp32 keeps every bit)"
+    print(f"{output}: {found.architecture}, {found.parameters:,} parameters in {stored}{rounded}")
+    carried = ", ".join(found.carried) or "no tokenizer, since the weights came without one; copy yours there"
+    print(f"beside them: config.json, {carried}")
+    print(f'load it with transformers: AutoModelForCausalLM.from_pretrained("{output}")')

@@ -1,0 +1,150 @@
+"""Tensors in safetensors files, each read when it is asked for and as much of it as is asked for.
+
+In a checkpoint the T equal parts that tensor ranks have of a tensor lie under names of their own, see `part_name`; they
+are read as the whole that they are parts of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from recycle.errors import RecycleError
+
+_FIRST_PART = re.compile(r"(.*)\.tensor-0-of-(\d+)")
+
+
+def part_name(name: str, rank: int, size: int) -> str:
+    """The name under which the part of a tensor lies that tensor rank `rank` of `size` has."""
+    return f"{name}.tensor-{rank}-of-{size}"
+
+
+def cut_into(name: str) -> int | None:
+    """How many parts there are of a tensor of which `name` is the first; None when it is not the name of a first."""
+    match = _FIRST_PART.fullmatch(name)
+    return None if match is None else int(match[2])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies.
+
+    Attributes:
+        path: file.
+        shape: of the tensor.
+        dtype: as safetensors calls it, such as "F32" or "BF16".
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class StoredTensors:
+    """The tensors of some files.
+
+    Args:
+        paths: of the files.
+        refusal: what is raised where one cannot be read.
+
+    Raises:
+        `refusal`: a file is missing, cut off or no safetensors, or two have a tensor of the same name.
+
+    Attributes:
+        places: of every tensor, by its name in the files.
+    """
+
+    def __init__(self, paths: Iterable[Path], refusal: type[RecycleError]) -> None:
+        self._refusal = refusal
+        found: dict[str, Place] = {}
+        for path in paths:
+            try:
+                with _open(path) as file:
+                    names: list[str] = file.keys()
+                    for name in names:
+                        if name in found:
+                            raise refusal(f"{path}: has the tensor {name}, which {found[name].path.name} has too")
+                        piece = file.get_slice(name)
+                        found[name] = Place(path, tuple(piece.get_shape()), str(piece.get_dtype()))
+            except (SafetensorError, OSError) as error:
+                raise self._unreadable(path, error) from None
+        self.places: Mapping[str, Place] = found
+        matches = [match for name in found if (match := _FIRST_PART.fullmatch(name))]
+        self._cut = {match[1]: int(match[2]) for match in matches}
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
+        """A tensor by its name in the files, or a block of it. Raises `refusal` when it cannot be read."""
+        path = self.places[name].path
+        try:
+            with _open(path) as file:
+                read: torch.Tensor = file.get_slice(name)[index] if index else file.get_tensor(name)
+                return read
+        except (SafetensorError, OSError) as error:
+            raise self._unreadable(path, error) from None
+
+    def whole(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """A tensor of the whole model, of this shape, whether it lies in one or in T parts; raises `refusal`."""
+        return self.rows(name, shape, 0, 0, shape[0])
+
+    def rows(self, name: str, shape: Sequence[int], dimension: int, start: int, stop: int) -> torch.Tensor:
+        """Entries `start` to `stop` - 1 along a dimension of a tensor of the whole model.
+
+        Args:
+            name: in the whole model.
+            shape: that the whole tensor must have.
+
+        Raises:
+            `refusal`: there is no such tensor, or it has another shape.
+        """
+        parts = self._parts(name)
+        joined = self._joined(name, [self.places[part].shape for part in parts], tuple(shape))
+        index = [slice(None)] * len(shape)
+        blocks, begin = [], 0
+        for part in parts:
+            end = begin + self.places[part].shape[joined]
+            low, high = (max(start, begin), min(stop, end)) if joined == dimension else (start, stop)
+            if low < high:
+                offset = begin if joined == dimension else 0
+                index[dimension] = slice(low - offset, high - offset)
+                blocks.append(self.read(part, tuple(index)))
+            begin = end
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, joined)
+
+    def _parts(self, name: str) -> list[str]:
+        """The names under which all of a tensor lies, first part to last."""
+        if name in self.places:
+            return [name]
+        count = self._cut.get(name, 0)
+        parts = [part_name(name, rank, count) for rank in range(count)]
+        missing = next((part for part in parts or [name] if part not in self.places), None)
+        if missing is not None:
+            raise self._refusal(f"{self._where()}: has no tensor {missing}")
+        return parts
+
+    def _joined(self, name: str, parts: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> int:
+        """The dimension along which parts of these shapes make up the whole one."""
+        for dimension, size in enumerate(shape):
+            piece = (*shape[:dimension], size // len(parts), *shape[dimension + 1 :])
+            if size % len(parts) == 0 and all(part == piece for part in parts):
+                return dimension
+        found = list(parts[0]) if len(parts) == 1 else f"{len(parts)} parts of {list(parts[0])}"
+        raise self._refusal(f"{self._where()}: {name} is {found}, and the model's is {list(shape)}")
+
+    def _where(self) -> Path:
+        """The folder of the files."""
+        return next(iter(self.places.values())).path.parent if self.places else Path()
+
+    def _unreadable(self, path: Path, error: Exception) -> RecycleError:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        return self._refusal(f"{path}: cannot be read as safetensors ({reason}); fetch it again")
+
+
+def _open(path: Path) -> Any:
+    opened: Any = safe_open(str(path), framework="pt")
+    return opened

@@ -1,0 +1,1 @@
+"""Models of Hugging Face in and out: their configuration, tensors and files."""

@@ -1,0 +1,251 @@
+"""`config.json` of Hugging Face and `[model]` of a job, each from the other.
+
+An architecture is a row of `ARCHITECTURES`. What the configuration of one states and recycle's models do not have is
+refused by its key; keys that change nothing about what is computed are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from recycle.architecture import CHOSEN_BY_JOBS, FAMILIES, config_of, is_rotary
+from recycle.errors import JobError
+from recycle.sections import ModelSection, Positive
+
+LLAMA_3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What megatron-core's scaling of rotary positions is fixed to; its factor can be chosen."""
+
+
+@dataclass(frozen=True)
+class HubArchitecture:
+    """How an architecture of Hugging Face is one of recycle's families.
+
+    Attributes:
+        name: in `architectures`.
+        model_type: in `config.json`.
+        kind: `[model] kind`.
+        config: fields of `[model.config]` that tell it from others of the kind.
+        defaults: of keys that a `config.json` may leave out.
+    """
+
+    name: str
+    model_type: str
+    kind: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+ARCHITECTURES = (
+    HubArchitecture("LlamaForCausalLM", "llama", "llama", defaults={"rms_norm_eps": 1e-6}),
+    HubArchitecture(
+        "Qwen2ForCausalLM",
+        "qwen2",
+        "qwen",
+        {"qk_layernorm": False, "add_qkv_bias": True},
+        {"num_key_value_heads": 32, "rms_norm_eps": 1e-6},
+    ),
+    HubArchitecture(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        "qwen",
+        {"qk_layernorm": True, "add_qkv_bias": False},
+        {"num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6},
+    ),
+    HubArchitecture(
+        "MixtralForCausalLM",
+        "mixtral",
+        "mixtral",
+        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    ),
+)
+
+
+class _Config(msgspec.Struct):
+    """The keys of `config.json` that say what is computed; defaults are those that all architectures share."""
+
+    vocab_size: Positive
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    rms_norm_eps: float
+    num_key_value_heads: Positive | None = None
+    head_dim: Positive | None = None
+    max_position_embeddings: Positive = 2048
+    tie_word_embeddings: bool = False
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    num_local_experts: Positive = 8
+    num_experts_per_tok: Positive = 2
+    router_aux_loss_coef: float = 0.001
+
+
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "router_jitter_noise": (0, None),
+    "partial_rotary_factor": (1, None),
+    "quantization_config": (None,),
+    "auto_map": (None,),
+}
+"""Keys -> the values that recycle's models compute; the first of them where the key is left out."""
+_QUERIES_AND_KEYS = ("qk_layernorm", "add_qkv_bias")
+_WRITTEN = (*_QUERIES_AND_KEYS, "kv_channels", "num_query_groups", "layernorm_epsilon")
+"""Fields that `config.json` has keys for, or that the architecture's name says."""
+_WRITTEN_OF_EXPERTS = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size")
+
+
+def architecture_of(config: Mapping[str, Any], where: str) -> HubArchitecture:
+    """The architecture that `config.json` names. Raises JobError, which begins with `where`, when it is none."""
+    known = {one.name: one for one in ARCHITECTURES}
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and len(named) == 1 else None
+    if not isinstance(name, str) or name not in known:
+        said = f"{name!r} is" if isinstance(name, str) else f"{named!r} is not one name, which is"
+        raise JobError(f"{where}: architectures: {said} not supported; {', '.join(known)} are")
+    return known[name]
+
+
+def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
+    """The `[model]` section that computes what `config.json` describes.
+
+    Args:
+        where: the file, with which messages begin.
+
+    Raises:
+        JobError: a key is missing or of another type, or states what recycle's models do not have; names the key.
+    """
+    architecture = architecture_of(config, where)
+    for key, values in _ONLY.items():
+        if config.get(key, values[0]) not in values:
+            raise JobError(f"{where}: {key}: {config[key]!r} is not supported, only {values[0]!r} is")
+    _require_full_attention(config, architecture, where)
+    given = {key: value for key, value in config.items() if value is not None}
+    try:
+        read = msgspec.convert({**architecture.defaults, **given}, _Config)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{where}: {str(error).replace('`$.', '`')}") from None
+    base, scaling = _rotary(read, architecture, where)
+    fields: dict[str, Any] = {
+        "num_query_groups": read.num_key_value_heads or read.num_attention_heads,
+        "kv_channels": read.head_dim or read.hidden_size // read.num_attention_heads,
+        "layernorm_epsilon": read.rms_norm_eps,
+        **architecture.config,
+    }
+    if architecture.kind == "mixtral":
+        fields |= {
+            "num_moe_experts": read.num_local_experts,
+            "moe_router_topk": read.num_experts_per_tok,
+            "moe_aux_loss_coeff": read.router_aux_loss_coef,
+        }
+    return ModelSection(
+        kind=architecture.kind,  # type: ignore[arg-type]
+        config=fields,
+        layers=read.num_hidden_layers,
+        hidden=read.hidden_size,
+        heads=read.num_attention_heads,
+        sequence=read.max_position_embeddings,
+        vocabulary=read.vocab_size,
+        ffn=read.intermediate_size,
+        tied=read.tie_word_embeddings,
+        rotary_base=base,
+        rotary_scaling=scaling,
+    )
+
+
+def _require_full_attention(config: Mapping[str, Any], architecture: HubArchitecture, where: str) -> None:
+    kinds = config.get("layer_types") or []
+    if any(kind != "full_attention" for kind in kinds):
+        raise JobError(f"{where}: layer_types: {kinds} is not supported, only 'full_attention' is")
+    if architecture.kind == "mixtral" and config.get("sliding_window") is not None:
+        raise JobError(f"{where}: sliding_window: {config['sliding_window']!r} is not supported, only null is")
+
+
+def _rotary(config: _Config, architecture: HubArchitecture, where: str) -> tuple[float, float | None]:
+    """Base of the angles, and the factor of Llama 3.1's scaling if there is one."""
+    key = "rope_parameters" if config.rope_parameters is not None else "rope_scaling"
+    stated = config.rope_parameters or config.rope_scaling or {}
+    kind = stated.get("rope_type", stated.get("type", "default"))
+    base = stated.get("rope_theta", config.rope_theta)
+    nested = next((name for name, value in stated.items() if isinstance(value, dict)), None)
+    if nested is not None or kind not in ("default", "llama3"):
+        what = f"{key}.{nested}" if nested is not None else f"{key}.rope_type: {kind!r}"
+        raise JobError(f"{where}: {what} is not supported, only 'default' and 'llama3' for all layers alike are")
+    known: dict[str, Any] = {"partial_rotary_factor": 1.0, **(LLAMA_3_SCALING if kind == "llama3" else {})}
+    for name, value in known.items():
+        if stated.get(name, value) != value:
+            raise JobError(f"{where}: {key}.{name}: {stated[name]!r} is not supported, only {value:g} is")
+    factor = stated.get("factor") if kind == "llama3" else None
+    for name, number in (("rope_theta", base), ("factor", 1.0 if factor is None else factor)):
+        if isinstance(number, bool) or not isinstance(number, int | float) or number < 1:
+            raise JobError(f"{where}: {key}.{name}: {number!r} must be a number of at least 1")
+    return float(base), None if factor is None else float(factor)
+
+
+def hub_architecture(model: ModelSection, where: str) -> HubArchitecture:
+    """The architecture of Hugging Face that computes what `[model]` does.
+
+    Raises:
+        JobError: there is none; it begins with `where` and names the key.
+    """
+    if model.provider is not None:
+        raise JobError(f"{where}: [model] provider: what {model.provider} builds is none of recycle's own models")
+    alike = [one for one in ARCHITECTURES if one.kind == model.kind]
+    if not alike or not is_rotary(model):
+        known = ", ".join(dict.fromkeys(one.kind for one in ARCHITECTURES))
+        raise JobError(f'{where}: [model] kind: "{model.kind}" cannot be exported; {known} can')
+    fields, family = config_of(model), FAMILIES[model.kind]
+    said = {*_WRITTEN, *CHOSEN_BY_JOBS, *(_WRITTEN_OF_EXPERTS if model.kind == "mixtral" else ())}
+    for name, value in fields.items():
+        if name not in said and family.get(name) != value:
+            raise JobError(f"{where}: [model.config] {name}: no architecture of Hugging Face here has {value!r}")
+    for one in alike:
+        if all(fields.get(name, False) == one.config.get(name, False) for name in _QUERIES_AND_KEYS):
+            return one
+    has = " and ".join(name for name in _QUERIES_AND_KEYS if fields.get(name)) or "neither"
+    raise JobError(f"{where}: [model.config] qk_layernorm and add_qkv_bias: no architecture of this kind has {has}")
+
+
+def config_json(model: ModelSection, architecture: HubArchitecture) -> dict[str, Any]:
+    """The `config.json` of a model, in the form that transformers 4 and 5 read, without the type of its weights."""
+    fields = config_of(model)
+    ffn = model.ffn if model.ffn is not None else 4 * model.hidden
+    scaling = None
+    if model.rotary_scaling is not None:
+        scaling = {"rope_type": "llama3", "factor": model.rotary_scaling, **LLAMA_3_SCALING}
+    config: dict[str, Any] = {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": fields.get("num_query_groups", model.heads),
+        "head_dim": fields.get("kv_channels", model.hidden // model.heads),
+        "hidden_act": "silu",
+        "max_position_embeddings": model.sequence,
+        "rms_norm_eps": fields["layernorm_epsilon"],
+        "tie_word_embeddings": model.tied,
+        "rope_theta": model.rotary_base,
+        "rope_scaling": scaling,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if architecture.kind == "mixtral":
+        config |= {
+            "intermediate_size": fields.get("moe_ffn_hidden_size", ffn),
+            "num_local_experts": fields["num_moe_experts"],
+            "num_experts_per_tok": fields["moe_router_topk"],
+            "router_aux_loss_coef": fields["moe_aux_loss_coeff"],
+            "sliding_window": None,
+        }
+    return config

@@ -1,0 +1,257 @@
+"""A model of Hugging Face to a checkpoint of recycle, and back: tensor by tensor, so that the model is never in memory.
+
+An imported checkpoint holds the weights in fp32, which takes every bf16 and fp16 as it is; no moments of the optimizer.
+Beside them lie the files that came with the model (`model_folder.CARRIED`), its `config.json` and a note of how its
+files were, so that an export gives back what was imported to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from recycle.errors import JobError, RecycleError, errors_as
+from recycle.exec.checkpoint.checkpoint import Manifest, hashes, model_identity, verify_files, write_manifest
+from recycle.exec.membership.messages import Commit, StoredFile
+from recycle.exec.model.stored_tensors import StoredTensors
+from recycle.files import whole_folder
+from recycle.hugging_face.architectures import HubArchitecture, architecture_of, config_json, hub_architecture, model_of
+from recycle.hugging_face.correspondence import Block, blocks
+from recycle.hugging_face.model_folder import (
+    CONFIG,
+    INDEX,
+    carry,
+    read_object,
+    require_tokenizer_within,
+    weight_files,
+    write_object,
+)
+from recycle.hugging_face.shards import Planned, Progress, write_shards
+from recycle.job import Job
+from recycle.manifest import HUGGING_FACE, MANIFEST, MODEL, carried_files
+from recycle.sections import ModelSection, ShapeSection
+
+PART_BYTES = 1 << 27
+"""Of a file of an imported checkpoint."""
+SHARD_BYTES = 2 << 30
+"""Of a file that is exported."""
+NOTE = "import.json"
+DTYPES: Mapping[str, tuple[str, torch.dtype]] = {
+    "F32": ("float32", torch.float32),
+    "BF16": ("bfloat16", torch.bfloat16),
+    "F16": ("float16", torch.float16),
+}
+"""Type in a safetensors file -> what `config.json` and torch call it."""
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+_STORED: Mapping[Precision, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+_COPIES = ("rotary_emb.inv_freq",)
+"""Ends of names that old checkpoints have, of what follows from the configuration."""
+
+
+class ImportNote(msgspec.Struct):
+    """How the files were that a checkpoint was made from.
+
+    Attributes:
+        dtype: the type of all their tensors, as in `DTYPES`; "F32" where they had several.
+        batched_experts: as for `blocks`.
+    """
+
+    dtype: str = "F32"
+    batched_experts: bool = False
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written.
+
+    Attributes:
+        architecture: name of Hugging Face's.
+        parameters: entries of all tensors.
+        stored: types of the tensors that were read, or the one that they were written in, as in `DTYPES`.
+        carried: names of the files that went along.
+    """
+
+    architecture: str
+    parameters: int
+    stored: tuple[str, ...]
+    carried: Sequence[str]
+
+
+def import_model(source: Path, target: Path, progress: Progress = lambda *_: None) -> Converted:
+    """Make a checkpoint of a model of Hugging Face.
+
+    Args:
+        source: folder with `config.json` and safetensors files.
+        target: the checkpoint, a folder that is made.
+        progress: told how many bytes are written, of how many.
+
+    Raises:
+        JobError: the model is not one of recycle's, or its files are not those of the model.
+        RecycleError: the checkpoint exists already or cannot be written; nothing is left of it.
+    """
+    if not source.is_dir():
+        raise JobError(f"{source}: there is no such folder")
+    config = read_object(source / CONFIG)
+    where = str(source / CONFIG)
+    architecture, model = architecture_of(config, where), model_of(config, where)
+    with errors_as(JobError, where):
+        Job(grid=ShapeSection(1, 1, 1), model=model).validate()
+    require_tokenizer_within(source, model.vocabulary)
+    stored = StoredTensors(weight_files(source), JobError)
+    note = ImportNote(batched_experts=any(name.endswith(".mlp.experts.gate_up_proj") for name in stored.places))
+    by_ours: dict[str, list[Block]] = defaultdict(list)
+    for block in blocks(model, note.batched_experts):
+        by_ours[block.ours].append(block)
+    types = _require_tensors(source, stored, [block for of_one in by_ours.values() for block in of_one], model)
+    note.dtype = types[0] if len(types) == 1 else "F32"
+    sizes = {name: math.prod(of_one[0].our_shape) for name, of_one in by_ours.items()}
+    planned = {name: Planned(4 * sizes[name], partial(_our_tensor, stored, of_one)) for name, of_one in by_ours.items()}
+    with whole_folder(target) as folder:
+        files = sorted(set(write_shards(folder, "weights", planned, PART_BYTES, progress).values()))
+        beside = folder / HUGGING_FACE
+        carried = carry(source, beside)
+        write_object(beside / CONFIG, config)
+        write_object(beside / NOTE, msgspec.to_builtins(note))
+        _write_manifest(folder, model, files)
+    return Converted(architecture.name, sum(sizes.values()), types, carried)
+
+
+def _require_tensors(
+    source: Path, stored: StoredTensors, wanted: Iterable[Block], model: ModelSection
+) -> tuple[str, ...]:
+    """Raise JobError unless the files have the model's tensors and no others; returns the types they have."""
+    expected = {block.theirs: block.their_shape for block in wanted}
+    for name, shape in expected.items():
+        place = stored.places.get(name)
+        if place is None:
+            raise JobError(f"{source}: has no tensor {name}, which a model of this {CONFIG} needs")
+        if place.shape != shape:
+            raise JobError(f"{place.path}: {name} is {list(place.shape)}, and by {CONFIG} it is {list(shape)}")
+        if place.dtype not in DTYPES:
+            raise JobError(f"{place.path}: {name} is {place.dtype}; {', '.join(DTYPES)} are supported")
+    for name, place in stored.places.items():
+        if name in expected or name.endswith(_COPIES):
+            continue
+        if model.tied and name == "lm_head.weight":
+            if torch.equal(stored.read(name), stored.read("model.embed_tokens.weight")):
+                continue
+            raise JobError(
+                f"{place.path}: {name} is not the embedding, though {CONFIG} says tie_word_embeddings; correct either"
+            )
+        raise JobError(f"{place.path}: has a tensor {name}, which a model of this {CONFIG} does not have")
+    return tuple(sorted({stored.places[name].dtype for name in expected}))
+
+
+def _our_tensor(stored: StoredTensors, of_one: Sequence[Block]) -> torch.Tensor:
+    made = torch.empty(of_one[0].our_shape, dtype=torch.float32)
+    for block in of_one:
+        block.copy_in(made, stored.read(block.theirs, block.their_index))
+    return made
+
+
+def _write_manifest(folder: Path, model: ModelSection, files: Sequence[str]) -> None:
+    """A manifest of the state before any step."""
+    found = zip(files, hashes([folder / name for name in files]), strict=True)
+    before = Commit(step=-1, loss=0.0, grad_norm=0.0, clip_factor=None)
+    sizes = {name: StoredFile((folder / name).stat().st_size, digest) for name, digest in found}
+    try:
+        write_manifest(folder, Manifest(-1, before, {}, {MODEL: model_identity(model)}, {}, sizes))
+    except OSError as error:
+        raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
+
+
+def export_model(
+    checkpoint: Path,
+    target: Path,
+    precision: Precision = "auto",
+    most_bytes: int = SHARD_BYTES,
+    progress: Progress = lambda *_: None,
+) -> Converted:
+    """Make a folder that transformers loads of a checkpoint, imported or of a run.
+
+    Args:
+        checkpoint: its folder, of any shape of the run that wrote it.
+        target: the folder that is made.
+        precision: of the tensors; "auto" for the one that the model was imported in, fp32 for any other.
+        most_bytes: of a file, unless a single tensor has more.
+        progress: told how many bytes are written, of how many.
+
+    Raises:
+        JobError: there is no such checkpoint, or no architecture computes its model.
+        RecycleError: the checkpoint is damaged, or the folder exists already or cannot be written.
+    """
+    if not (checkpoint / MANIFEST).is_file():
+        inside = sorted(checkpoint.glob("checkpoints/step-*")) or sorted(checkpoint.glob("step-*"))
+        hint = f"; take one of its checkpoints, such as {inside[-1]}" if inside else ""
+        raise JobError(f"{checkpoint}: is no checkpoint, it has no {MANIFEST}{hint}")
+    if target.exists():
+        raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
+    manifest = verify_files(checkpoint).manifest
+    model = model_in(manifest.identity, checkpoint)
+    architecture = hub_architecture(model, str(checkpoint))
+    beside = carried_files(checkpoint)
+    note = _note_in(beside)
+    stored_as = note.dtype if precision == "auto" else _STORED[precision]
+    config_name, dtype = DTYPES[stored_as]
+    stored = StoredTensors([checkpoint / name for name in sorted(manifest.files)], RecycleError)
+    by_theirs: dict[str, list[Block]] = defaultdict(list)
+    for block in blocks(model, note.batched_experts):
+        by_theirs[block.theirs].append(block)
+    sizes = {name: math.prod(of_one[0].their_shape) for name, of_one in by_theirs.items()}
+    planned = {
+        name: Planned(dtype.itemsize * sizes[name], partial(_their_tensor, stored, of_one, dtype))
+        for name, of_one in by_theirs.items()
+    }
+    config = _config(model, architecture, None if beside is None else beside / CONFIG)
+    config["torch_dtype" if "dtype" not in config else "dtype"] = config_name
+    with whole_folder(target) as folder:
+        files = write_shards(folder, "model", planned, most_bytes, progress)
+        if len(set(files.values())) > 1:
+            whole = sum(one.bytes for one in planned.values())
+            write_object(folder / INDEX, {"metadata": {"total_size": whole}, "weight_map": files})
+        write_object(folder / CONFIG, config)
+        carried = [] if beside is None else carry(beside, folder)
+    return Converted(architecture.name, sum(sizes.values()), (stored_as,), carried)
+
+
+def _their_tensor(stored: StoredTensors, of_one: Sequence[Block], dtype: torch.dtype) -> torch.Tensor:
+    made = torch.empty(of_one[0].their_shape, dtype=dtype)
+    for block in of_one:
+        block.copy_out(made, stored.whole(block.ours, block.our_shape))
+    if dtype == torch.float16 and not made.isfinite().all():
+        raise RecycleError(f"{of_one[0].theirs}: has numbers beyond the range of fp16; export it with --dtype bf16")
+    return made
+
+
+def model_in(identity: Mapping[str, Any], checkpoint: Path) -> ModelSection:
+    """The `[model]` section in a manifest's identity. Raises JobError when it is none."""
+    known = {field.name for field in msgspec.structs.fields(ModelSection)}
+    try:
+        kept = {key: value for key, value in identity[MODEL].items() if key in known}
+        return msgspec.convert(kept, ModelSection)
+    except (KeyError, AttributeError, msgspec.ValidationError):
+        raise JobError(f"{checkpoint / MANIFEST}: does not say which model the weights are of") from None
+
+
+def _note_in(beside: Path | None) -> ImportNote:
+    if beside is None or not (beside / NOTE).is_file():
+        return ImportNote()
+    found = msgspec.convert(read_object(beside / NOTE), ImportNote)
+    return found if found.dtype in DTYPES else ImportNote()
+
+
+def _config(model: ModelSection, architecture: HubArchitecture, imported: Path | None) -> dict[str, Any]:
+    """The `config.json` of a model: as it came, where it came with one, but for a longer sequence."""
+    if imported is None or not imported.is_file():
+        return config_json(model, architecture)
+    config = read_object(imported)
+    config["max_position_embeddings"] = max(config.get("max_position_embeddings", 0), model.sequence)
+    return config

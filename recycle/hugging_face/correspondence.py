@@ -1,0 +1,134 @@
+"""Which blocks of recycle's tensors are which blocks of a Hugging Face checkpoint's: one table for both directions.
+
+megatron-core keeps queries, keys and values in one matrix, group by group: the rows of the group's query heads, then of
+its key, then of its value. Hugging Face keeps three matrices. Gate and up projection are two tensors on both sides, but
+for the experts of a mixture as transformers 5 holds them: there one tensor has those of all experts of a layer.
+
+Limits: rotary positions that turn the first half of a head against the second, as all of these architectures have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from recycle.architecture import Architecture, config_of
+from recycle.sections import ModelSection
+
+Shape = tuple[int, ...]
+EVERYTHING: tuple[slice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Entries that both sides have.
+
+    Attributes:
+        ours: name of recycle's tensor.
+        our_shape: of that tensor.
+        our_view: the shape that `our_index` counts in.
+        our_index: of the block in that view.
+        theirs: name of Hugging Face's tensor.
+        their_shape: of that tensor.
+        their_index: of the block.
+    """
+
+    ours: str
+    our_shape: Shape
+    our_view: Shape
+    our_index: tuple[slice, ...]
+    theirs: str
+    their_shape: Shape
+    their_index: tuple[slice, ...]
+
+    def copy_in(self, ours: torch.Tensor, block: torch.Tensor) -> None:
+        """Put what `their_index` has of their tensor into ours."""
+        target = ours.view(self.our_view)[self.our_index]
+        target.copy_(block.reshape(target.shape))
+
+    def copy_out(self, theirs: torch.Tensor, ours: torch.Tensor) -> None:
+        """Put the block of our tensor into theirs."""
+        target = theirs[self.their_index]
+        target.copy_(ours.view(self.our_view)[self.our_index].reshape(target.shape))
+
+
+def _same(ours: str, theirs: str, *shape: int) -> Block:
+    return Block(ours, shape, shape, EVERYTHING, theirs, shape, EVERYTHING)
+
+
+def blocks(model: ModelSection, batched_experts: bool = False) -> Iterator[Block]:
+    """Every block of a model of an architecture in `architectures`; each entry of both sides is in one.
+
+    Args:
+        batched_experts: the experts of a layer lie in two tensors, as transformers 5 holds them in memory, and not in
+            three for each expert, as it writes them.
+    """
+    sizes = Architecture.of(model)
+    hidden, vocabulary = sizes.hidden, sizes.vocabulary
+    has_experts = "num_moe_experts" in config_of(model)
+    yield _same("embedding.word_embeddings.weight", "model.embed_tokens.weight", vocabulary, hidden)
+    for layer in range(model.layers):
+        ours, theirs = f"decoder.layers.{layer}", f"model.layers.{layer}"
+        yield _same(f"{ours}.input_layernorm.weight", f"{theirs}.input_layernorm.weight", hidden)
+        yield from _attention(model, sizes, f"{ours}.self_attention", f"{theirs}.self_attn")
+        yield _same(f"{ours}.pre_mlp_layernorm.weight", f"{theirs}.post_attention_layernorm.weight", hidden)
+        if not has_experts:
+            yield from _feed_forward(sizes, f"{ours}.mlp", f"{theirs}.mlp", ("gate_proj", "up_proj", "down_proj"))
+            continue
+        moe = f"{theirs}.mlp" if batched_experts else f"{theirs}.block_sparse_moe"
+        yield _same(f"{ours}.mlp.router.weight", f"{moe}.gate.weight", sizes.experts, hidden)
+        for expert in range(sizes.experts):
+            part = f"{ours}.mlp.experts.local_experts.{expert}"
+            if batched_experts:
+                yield from _batched_expert(part, f"{moe}.experts", expert, sizes)
+            else:
+                yield from _feed_forward(sizes, part, f"{moe}.experts.{expert}", ("w1", "w3", "w2"))
+    yield _same("decoder.final_layernorm.weight", "model.norm.weight", hidden)
+    if not model.tied:
+        yield _same("output_layer.weight", "lm_head.weight", vocabulary, hidden)
+
+
+def _attention(model: ModelSection, sizes: Architecture, ours: str, theirs: str) -> Iterator[Block]:
+    fields = config_of(model)
+    head = sizes.query // model.heads
+    groups = sizes.key // head
+    of_group = model.heads // groups
+    rows = {"q": slice(0, of_group), "k": slice(of_group, of_group + 1), "v": slice(of_group + 1, of_group + 2)}
+    kinds: dict[str, Shape] = {"weight": (sizes.hidden,)} | ({"bias": ()} if fields.get("add_qkv_bias") else {})
+    for kind, columns in kinds.items():
+        whole, view = (sizes.query + 2 * sizes.key, *columns), (groups, of_group + 2, head, *columns)
+        for name, index in rows.items():
+            shape = (sizes.query if name == "q" else sizes.key, *columns)
+            yield Block(
+                f"{ours}.linear_qkv.{kind}",
+                whole,
+                view,
+                (slice(None), index),
+                f"{theirs}.{name}_proj.{kind}",
+                shape,
+                EVERYTHING,
+            )
+    if fields.get("qk_layernorm"):
+        for name in ("q", "k"):
+            yield _same(f"{ours}.{name}_layernorm.weight", f"{theirs}.{name}_norm.weight", head)
+    yield _same(f"{ours}.linear_proj.weight", f"{theirs}.o_proj.weight", sizes.hidden, sizes.query)
+
+
+def _feed_forward(sizes: Architecture, ours: str, theirs: str, names: tuple[str, str, str]) -> Iterator[Block]:
+    gate, up, down = names
+    yield _same(f"{ours}.linear_fc1.weight.gate", f"{theirs}.{gate}.weight", sizes.ffn, sizes.hidden)
+    yield _same(f"{ours}.linear_fc1.weight.up", f"{theirs}.{up}.weight", sizes.ffn, sizes.hidden)
+    yield _same(f"{ours}.linear_fc2.weight", f"{theirs}.{down}.weight", sizes.hidden, sizes.ffn)
+
+
+def _batched_expert(ours: str, theirs: str, expert: int, sizes: Architecture) -> Iterator[Block]:
+    inner, outer = (sizes.ffn, sizes.hidden), (sizes.hidden, sizes.ffn)
+    at = slice(expert, expert + 1)
+    both = (sizes.experts, 2 * sizes.ffn, sizes.hidden)
+    for half, rows in (("gate", slice(0, sizes.ffn)), ("up", slice(sizes.ffn, 2 * sizes.ffn))):
+        name = f"{ours}.linear_fc1.weight.{half}"
+        yield Block(name, inner, inner, EVERYTHING, f"{theirs}.gate_up_proj", both, (at, rows))
+    name = f"{ours}.linear_fc2.weight"
+    yield Block(name, outer, outer, EVERYTHING, f"{theirs}.down_proj", (sizes.experts, *outer), (at,))

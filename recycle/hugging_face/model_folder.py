@@ -1,0 +1,99 @@
+"""The folder of a model of Hugging Face: its configuration, the files of its weights, and what lies beside them.
+
+Its tokenizer and generation settings are carried along in a checkpoint and given back with the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recycle.errors import JobError, RecycleError
+from recycle.files import read_whole, write_whole
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CARRIED = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+    *("generation_config.json", "LICENSE", "LICENSE.txt", "USE_POLICY.md", "NOTICE"),
+)
+"""Files that come with weights and go with them."""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises JobError when there is none."""
+    content = read_whole(path, JobError)
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise JobError(f"{path}: not valid JSON, perhaps cut off: {error}") from None
+    if not isinstance(found, dict):
+        raise JobError(f"{path}: holds no JSON object")
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold a model's weights.
+
+    Raises:
+        JobError: there are none, or one that the index names is missing.
+    """
+    if not (folder / INDEX).exists():
+        if (folder / WEIGHTS).exists():
+            return [folder / WEIGHTS]
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        hint = "; what it has are pickles, which transformers writes anew with save_pretrained" if pickled else ""
+        raise JobError(f"{folder}: has no weights, {WEIGHTS} or {INDEX}{hint}")
+    index = read_object(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise JobError(f"{folder / INDEX}: weight_map: does not map tensors to files")
+    names = list(dict.fromkeys(index.values()))
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise JobError(f"{folder / INDEX}: weight_map: {name!r} is not the name of a file beside it")
+        if not (folder / name).is_file():
+            raise JobError(f"{folder / name}: missing, though {INDEX} names it; fetch it")
+    return [folder / name for name in sorted(names)]
+
+
+def require_tokenizer_within(folder: Path, vocabulary: int) -> None:
+    """Raise JobError for a tokenizer with tokens that the embedding has no row for."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return
+    found = read_object(path)
+    model = found.get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    numbers = list(words.values()) if isinstance(words, dict) else list(range(len(words or ())))
+    added = found.get("added_tokens") or []
+    numbers += [token.get("id") for token in added if isinstance(token, dict)]
+    count = max((number for number in numbers if isinstance(number, int)), default=-1) + 1
+    if count > vocabulary:
+        raise JobError(
+            f"{path}: has {count} tokens, and the model's vocabulary is {vocabulary} ({CONFIG}: vocab_size); take the"
+            " tokenizer that belongs to it, or have transformers resize the embedding (resize_token_embeddings)"
+        )
+
+
+def carry(source: Path, target: Path) -> list[str]:
+    """Copy what lies beside weights from one folder to another, which is made; returns the names.
+
+    Raises:
+        RecycleError: a file cannot be read or written.
+    """
+    names = [name for name in CARRIED if (source / name).is_file()]
+    try:
+        target.mkdir(exist_ok=True)
+        for name in names:
+            shutil.copyfile(source / name, target / name)
+    except OSError as error:
+        raise RecycleError(f"{target}: cannot be written ({error.strerror})") from None
+    return names
+
+
+def write_object(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object as Hugging Face does: two spaces, a line end. Raises RecycleError."""
+    write_whole(path, json.dumps(content, indent=2, sort_keys=path.name == CONFIG) + "\n")

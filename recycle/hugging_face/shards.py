@@ -1,0 +1,84 @@
+"""Safetensors files written shard by shard: no more than one shard of the tensors lies in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from recycle.errors import RecycleError
+
+SUFFIX = ".safetensors"
+Progress = Callable[[int, int], None]
+"""Told how many bytes are written, of how many."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor that shall be written.
+
+    Attributes:
+        bytes: that it takes.
+        make: gives it, when its shard's turn has come.
+    """
+
+    bytes: int
+    make: Callable[[], torch.Tensor]
+
+
+def write_shards(
+    folder: Path, stem: str, tensors: Mapping[str, Planned], most_bytes: int, progress: Progress
+) -> dict[str, str]:
+    """Write tensors to `STEM.safetensors`, or to `STEM-00001-of-0000N.safetensors` and so on, in their order.
+
+    Args:
+        most_bytes: of a shard, unless a single tensor has more.
+
+    Returns:
+        name of a tensor -> name of its file.
+
+    Raises:
+        RecycleError: the disk is full, or the folder cannot be written.
+    """
+    shards = _shards(tensors, most_bytes)
+    done, whole = 0, sum(planned.bytes for planned in tensors.values())
+    files: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = f"{stem}{SUFFIX}" if len(shards) == 1 else f"{stem}-{number:05d}-of-{len(shards):05d}{SUFFIX}"
+        made: dict[str, torch.Tensor] = {}
+        for name in names:
+            made[name] = tensors[name].make().contiguous()
+            done += tensors[name].bytes
+            progress(done, whole)
+        _save(folder / file, made)
+        files |= dict.fromkeys(names, file)
+    return files
+
+
+def _shards(tensors: Mapping[str, Planned], most_bytes: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, planned in tensors.items():
+        if shards[-1] and filled + planned.bytes > most_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += planned.bytes
+    return shards
+
+
+def _save(path: Path, made: Mapping[str, torch.Tensor]) -> None:
+    try:
+        save_file(dict(made), path, metadata={"format": "pt"})
+        os.chmod(path, 0o644)
+        with path.open("rb") as stream:  # a rename of the folder must not outlive what is in it
+            os.fsync(stream.fileno())
+    except SafetensorError as error:
+        raise RecycleError(f"{path}: cannot be written ({error})") from None
+    except OSError as error:
+        raise RecycleError(f"{path}: cannot be written ({error.strerror or error})") from None

@@ -1,0 +1,126 @@
+"""config.json and [model], each from the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from recycle import JobError
+from recycle.hugging_face.architectures import ARCHITECTURES, config_json, hub_architecture, model_of
+from recycle.sections import ModelSection
+from tests.hugging_face.written import LLAMA
+
+SCALED = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
+
+
+def config(name: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
+    return LLAMA | {"architectures": [name]} | changes
+
+
+def test_a_config_of_transformers_4_and_one_of_5_are_the_same_model() -> None:
+    older = model_of(config(rope_theta=5e5, rope_scaling=SCALED, head_dim=16, torch_dtype="bfloat16"), "c")
+    newer = model_of(config(rope_parameters=SCALED | {"rope_theta": 5e5}, head_dim=16, dtype="bfloat16"), "c")
+    assert older == newer
+    assert (older.rotary_base, older.rotary_scaling) == (5e5, 32.0)
+    assert older.config == {"num_query_groups": 1, "kv_channels": 16, "layernorm_epsilon": 1e-5}
+
+
+def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
+    short = {key: LLAMA[key] for key in LLAMA if key not in ("rms_norm_eps", "num_key_value_heads")}
+    short |= {"num_attention_heads": 32, "hidden_size": 64}
+    found = {one.name: model_of(short | {"architectures": [one.name]}, "c") for one in ARCHITECTURES}
+    figures = {
+        name: (model.config["num_query_groups"], model.config["kv_channels"], model.config["layernorm_epsilon"])
+        for name, model in found.items()
+    }
+    assert figures == {
+        "LlamaForCausalLM": (32, 2, 1e-6),
+        "Qwen2ForCausalLM": (32, 2, 1e-6),
+        "Qwen3ForCausalLM": (32, 128, 1e-6),
+        "MixtralForCausalLM": (8, 2, 1e-5),
+    }
+    assert [model.rotary_base for model in found.values()] == [1e4, 1e4, 1e4, 1e6]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        config(rope_theta=5e5, rope_scaling=SCALED),
+        config("Qwen2ForCausalLM", tie_word_embeddings=True, use_sliding_window=False, sliding_window=4096),
+        config("Qwen3ForCausalLM", head_dim=16, layer_types=["full_attention"] * 2),
+        config("MixtralForCausalLM", **EXPERTS),
+    ],
+    ids=lambda given: given["architectures"][0],
+)
+def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> None:
+    model = model_of(given, "c")
+    written = config_json(model, hub_architecture(model, "checkpoint"))
+    assert written["architectures"] == given["architectures"]
+    assert model_of(written, "c") == model
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, r"c: architectures: 'GemmaForCausalLM' is not supported; LlamaFor"),
+        ({"architectures": None}, r"c: architectures: None is not one name, which is not supported"),
+        ({"hidden_size": None}, r"c: Object missing required field `hidden_size`"),
+        ({"num_hidden_layers": "2"}, r"c: Expected `int`, got `str` - at `num_hidden_layers`"),
+        ({"vocab_size": 0}, r"c: Expected `int` >= 1 - at `vocab_size`"),
+        ({"hidden_act": "gelu"}, r"c: hidden_act: 'gelu' is not supported, only 'silu' is"),
+        ({"attention_bias": True}, r"c: attention_bias: True is not supported, only False is"),
+        ({"mlp_bias": True}, r"c: mlp_bias: True"),
+        ({"quantization_config": {"bits": 4}}, r"c: quantization_config: .* is not supported, only None is"),
+        ({"auto_map": {"AutoModel": "own.py"}}, r"c: auto_map: "),
+        ({"use_sliding_window": True}, r"c: use_sliding_window: True"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"c: layer_types: .* only 'full_attention' is"),
+        ({"partial_rotary_factor": 0.5}, r"c: partial_rotary_factor: 0.5"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"c: rope_scaling.rope_type: 'yarn' is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, r"c: rope_parameters.full_attention is not supported"),
+        ({"rope_scaling": SCALED | {"low_freq_factor": 2.0}}, r"c: rope_scaling.low_freq_factor: 2.0 .* only 1 is"),
+        ({"rope_scaling": SCALED | {"factor": "8"}}, r"c: rope_scaling.factor: '8' must be a number of at least 1"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "sliding_window": 4096},
+            r"c: sliding_window: 4096 is not supported, only null is",
+        ),
+        ({"architectures": ["MixtralForCausalLM"], "router_jitter_noise": 0.1}, r"c: router_jitter_noise: 0.1"),
+    ],
+)
+def test_what_recycles_models_do_not_have_is_refused_by_its_key(changes: dict[str, Any], complaint: str) -> None:
+    given = {key: value for key, value in (LLAMA | changes).items() if value is not None or key == "architectures"}
+    with pytest.raises(JobError, match=complaint):
+        model_of(given, "c")
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        (ModelSection(), r'x: \[model\] kind: "gpt" cannot be exported; llama, qwen, mixtral can'),
+        (ModelSection(kind="llama", provider="a:b"), r"x: \[model\] provider: what a:b builds"),
+        (ModelSection(kind="llama", config={"normalization": "LayerNorm"}), r"\[model.config\] normalization: "),
+        (ModelSection(kind="llama", config={"rotary_interleaved": True}), r"\[model.config\] rotary_interleaved: "),
+        (ModelSection(kind="llama", config={"num_moe_experts": 4}), r"\[model.config\] num_moe_experts: "),
+        (ModelSection(kind="llama", config={"qk_layernorm": True}), r"no architecture of this kind has qk_layernorm"),
+        (ModelSection(kind="qwen", config={"qk_layernorm": False}), r"no architecture of this kind has neither"),
+    ],
+)
+def test_a_model_that_no_architecture_computes_is_refused_by_its_key(model: ModelSection, complaint: str) -> None:
+    with pytest.raises(JobError, match=complaint):
+        hub_architecture(model, "x")
+
+
+def test_a_family_as_it_is_built_in_can_be_exported() -> None:
+    names = [hub_architecture(ModelSection(kind=kind), "x").name for kind in ("llama", "qwen", "mixtral")]
+    assert names == ["LlamaForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"]
+    free = ModelSection(kind="mixtral", config={"moe_aux_loss_coeff": 0.0, "recompute_modules": ["mlp"]})
+    assert config_json(free, hub_architecture(free, "x"))["router_aux_loss_coef"] == 0.0
+    assert msgspec.json.encode(config_json(free, hub_architecture(free, "x")))

@@ -1,0 +1,227 @@
+"""Models that are not what they should be, and conversions that are broken off."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from recycle import JobError, RecycleError
+from recycle.exec.checkpoint.checkpoint import verify_files
+from recycle.hugging_face import conversion
+from recycle.hugging_face.conversion import export_model, import_model
+from tests.hugging_face.written import LLAMA, same_bits, stored, tensors_of, write_model, write_tensors
+from tests.tokens.tokenizers import saved_tokenizer
+
+FIRST, INDEX = "model-00001-of-00003.safetensors", "model.safetensors.index.json"
+
+
+def without(folder: Path, name: str) -> None:
+    write_tensors(folder, {key: tensor for key, tensor in tensors_of(LLAMA).items() if key != name})
+
+
+def replaced(folder: Path, name: str, tensor: torch.Tensor) -> None:
+    write_tensors(folder, tensors_of(LLAMA) | {name: tensor})
+
+
+def config(folder: Path, **changes: object) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+
+
+def names_a_file(folder: Path, name: str) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+
+
+def pickled(folder: Path) -> None:
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), r"config.json: cannot be read \(No such file"),
+    "config cut off": (lambda f: (f / "config.json").write_text("{"), r"config.json: not valid JSON, perhaps cut off"),
+    "config no object": (lambda f: (f / "config.json").write_text("[]"), r"config.json: holds no JSON object"),
+    "heads": (lambda f: config(f, num_key_value_heads=3), r"config.json: \[model.config\] num_query_groups: 3 groups"),
+    "shard missing": (lambda f: (f / FIRST).unlink(), rf"{FIRST}: missing, though {INDEX} names it; fetch it"),
+    "shard cut off": (
+        lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes()[:-1]),
+        rf"{FIRST}: cannot be read as safetensors \(.*incomplete.*\); fetch it again",
+    ),
+    "shard empty": (lambda f: (f / FIRST).write_bytes(b""), rf"{FIRST}: cannot be read as safetensors"),
+    "index elsewhere": (lambda f: names_a_file(f, "../x"), r"weight_map: '../x' is not the name of a file beside it"),
+    "index empty": (lambda f: (f / INDEX).write_text("{}"), r"weight_map: does not map tensors to files"),
+    "pickles": (pickled, r"has no weights, model.safetensors or .*; what it has are pickles"),
+    "another depth": (lambda f: config(f, num_hidden_layers=3), r"has no tensor model.layers.2.input_layernorm.weight"),
+    "fewer layers": (
+        lambda f: config(f, num_hidden_layers=1),
+        r"has a tensor model.layers.1.\S+, which a model of this",
+    ),
+    "another width": (
+        lambda f: config(f, intermediate_size=16),
+        r"model.layers.0.mlp.gate_proj.weight is \[12, 8\], and by config.json it is \[16, 8\]",
+    ),
+    "tensor missing": (lambda f: without(f, "lm_head.weight"), r"has no tensor lm_head.weight, which a model of this"),
+    "tensor extra": (
+        lambda f: replaced(f, "model.layers.0.self_attn.q_proj.bias", torch.zeros(8)),
+        r"has a tensor model.layers.0.self_attn.q_proj.bias, which a model of this config.json does not have",
+    ),
+    "tensor quantized": (
+        lambda f: replaced(f, "model.norm.weight", torch.zeros(8, dtype=torch.int8)),
+        r"model.norm.weight is I8; F32, BF16, F16 are supported",
+    ),
+    "tied to another": (lambda f: config(f, tie_word_embeddings=True), r"lm_head.weight is not the embedding, though"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "complaint"), WRONG.values(), ids=WRONG)
+def test_a_model_that_cannot_be_imported_is_refused_and_leaves_nothing(
+    spoil: Callable[[Path], object], complaint: str, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "model", shards=3)
+    spoil(folder)
+    with pytest.raises(JobError, match=complaint):
+        import_model(folder, tmp_path / "checkpoint")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", vocab_size=299)
+    saved_tokenizer(folder)
+    with pytest.raises(JobError, match=r"tokenizer.json: has 300 tokens, and the model's vocabulary is 299"):
+        import_model(folder, tmp_path / "checkpoint")
+    import_model(write_model(folder, vocab_size=300), tmp_path / "checkpoint")
+
+
+def test_a_tied_models_second_copy_and_old_buffers_are_left_out(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", tie_word_embeddings=True)
+    tensors = stored(folder)
+    more = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    write_tensors(folder, tensors | more | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
+    import_model(folder, tmp_path / "checkpoint")
+    export_model(tmp_path / "checkpoint", tmp_path / "back")
+    assert same_bits(stored(tmp_path / "back"), tensors)
+
+
+def test_files_of_several_types_come_back_in_the_widest(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    tensors = {name: t.bfloat16() if t.dim() > 1 else t for name, t in stored(folder).items()}
+    write_tensors(folder, tensors)
+    assert import_model(folder, tmp_path / "checkpoint").stored == ("BF16", "F32")
+    export_model(tmp_path / "checkpoint", tmp_path / "back")
+    assert same_bits(stored(tmp_path / "back"), {name: tensor.float() for name, tensor in tensors.items()})
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    folder, checkpoint = write_model(tmp_path / "model"), tmp_path / "run" / "checkpoints" / "step-00000004"
+    checkpoint.parent.mkdir(parents=True)
+    big = tensors_of(LLAMA)
+    big["model.norm.weight"][0] = 1e6
+    write_tensors(folder, big)
+    import_model(folder, checkpoint)
+    target = tmp_path / "back"
+    with pytest.raises(JobError, match=r"model: is no checkpoint, it has no manifest.json$"):
+        export_model(folder, target)
+    with pytest.raises(
+        JobError, match=r"run: is no checkpoint, .*; take one of its checkpoints, such as \S+/step-0+4$"
+    ):
+        export_model(tmp_path / "run", target)
+    with pytest.raises(RecycleError, match=r"model.norm.weight: has numbers beyond the range of fp16"):
+        export_model(checkpoint, target, "fp16")
+    with pytest.raises(RecycleError, match=r"model: exists already; remove it, or choose another name with -o"):
+        export_model(checkpoint, folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
+    weights = checkpoint / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(RecycleError, match=r"weights.safetensors: cut off"):
+        export_model(checkpoint, target)
+
+
+def test_an_import_never_holds_more_than_a_file_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(tmp_path / "model", num_hidden_layers=12)
+    monkeypatch.setattr(conversion, "PART_BYTES", 4096)
+    most = 0
+
+    def look(*_: int) -> None:
+        nonlocal most
+        held = {t.untyped_storage().data_ptr(): t.nbytes for t in gc.get_objects() if type(t) is torch.Tensor}
+        most = max(most, sum(held.values()))
+
+    gc.collect()
+    look()
+    before, most = most, 0
+    found = import_model(folder, tmp_path / "checkpoint", look)
+    assert len(verify_files(tmp_path / "checkpoint").manifest.files) > 5
+    assert most - before < 3 * 4096 < found.parameters * 4 / 2
+
+
+IMPORT = "import sys; from recycle.cli import main; main(['import-hf', *sys.argv[1:]])"
+
+
+def started(folder: Path, target: Path) -> subprocess.Popen[bytes]:
+    """An import that stops when it has written something, until it is told to go on or end."""
+    code = (
+        "import os, signal; from recycle.hugging_face import shards; save = shards._save\n"
+        "shards._save = lambda *given: (save(*given), os.kill(os.getpid(), signal.SIGSTOP))\n" + IMPORT
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder), "-o", str(target)], stderr=subprocess.PIPE)
+    os.waitpid(process.pid, os.WUNTRACED)
+    return process
+
+
+@pytest.mark.process
+def test_a_broken_off_import_leaves_no_checkpoint_and_does_not_hinder_the_next(tmp_path: Path) -> None:
+    folder, target = write_model(tmp_path / "model"), tmp_path / "checkpoint"
+    interrupted = started(folder, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".checkpoint.part", "model"]
+    with pytest.raises(RecycleError, match=r"checkpoint: another process is writing it"):
+        import_model(folder, target)
+    for what in (signal.SIGINT, signal.SIGCONT):
+        os.kill(interrupted.pid, what)
+    interrupted.communicate()
+    assert interrupted.returncode == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    killed = started(folder, target)
+    killed.kill()
+    killed.communicate()
+    assert not target.exists()
+    import_model(folder, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model"]
+    verify_files(target)
+
+
+@pytest.mark.process
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files is a disk that is full."""
+    folder = write_model(tmp_path / "model", vocab_size=4000)
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORT, str(folder), "-o", str(tmp_path / "checkpoint")],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: (
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+        ),
+    )
+    assert ended.returncode == 2
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("recycle: ")
+    assert "weights.safetensors: cannot be written (" in last
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_two_files_with_the_same_tensor_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", shards=3)
+    save_file(stored(folder), folder / FIRST)
+    with pytest.raises(JobError, match=r"has the tensor \S+, which model-\S+ has too"):
+        import_model(folder, tmp_path / "checkpoint")
