@@ -1,6 +1,6 @@
 # make demo   set up, train a real GPT through a killed worker, say where the timeline is
 # make test   set up, then lint, types and tests: everything worth having on every change
-# make quick  set up, then the tests without processes, browsers and long searches
+# make quick  set up, then the tests without processes, browsers, long searches and real models
 # make soak   set up, then the tests too long for every change
 # make screenshots   pictures of the viewer: the README's into docs/pictures, all of them into build/pictures
 #
@@ -10,6 +10,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= auto
+
+# Compiled files are kept even where the environment forbids it: tests start hundreds of Python processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick soak lint types tests faults benchmarks screenshots clean
 
@@ -30,9 +33,9 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -
 tests: $(VENV)/.installed
 	$(PYTEST)
 
-# What needs neither processes nor a browser nor long searches: a minute and a half on 2 cores.
+# What needs neither processes nor a browser nor long searches nor a real model: a minute and a half on 2 cores.
 quick: $(VENV)/.installed
-	$(PYTEST) -m "not (process or browser or search or etcd or soak)"
+	$(PYTEST) -m "not (process or browser or search or etcd or slow or soak)"
 
 # What takes too long for every change: the whole fault matrix, long runs, large grids.
 soak: $(VENV)/.installed

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from _pytest.nodeid import coerce_node_id
 
-COSTLY = ("process", "browser", "search", "etcd", "soak")
+COSTLY = ("process", "browser", "search", "etcd", "slow", "soak")
 FIXTURES = {
     **dict.fromkeys(("servers", "profiled", "pair", "runs"), "process"),
     **dict.fromkeys(("etcd", "own_etcd", "locked", "needs_etcd", "network"), "etcd"),
     **{"browser": "browser", "chromium": "browser"},
 }
-LIMIT = 8.0
+LIMIT = 5.0
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 PRINTED_FROM = 1.0
 _MEASURED = "cost"
@@ -153,6 +153,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "browser": "drives Debian's chromium",
         "search": "lets the planner search for long",
         "etcd": "needs a real etcd",
+        "slow": "takes seconds of the processor: trains a real model, or goes through hundreds of large cases",
         "soak": "too long for every change; make soak runs it",
     }.items():
         config.addinivalue_line("markers", f"{marker}: {meaning}")

@@ -26,6 +26,7 @@ def compared() -> Compared:
     return found
 
 
+@pytest.mark.slow
 def test_bars_are_as_long_as_their_figures(compared: Compared, tmp_path: Path) -> None:
     names = write_plots(compared, "a <test>", tmp_path)
     assert list(names) == ["comparison-goodput.svg", "comparison-rates.svg", "comparison-lost.svg"]

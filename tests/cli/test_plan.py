@@ -157,6 +157,7 @@ def _by_failures(drift):
     return sum(drift["vector"]), drift["vector"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_changes_stage_is_named_with_what_it_copies(run, tmp_path):
     Profile(static=[8.0, 24.0, 8.0, 8.0], bandwidth=1.0).save(tmp_path / "bytes.json")
     text = "[shape]\npipelines = 4\nranks = 4\nmicro_batches = 8\n[memory]\nlimit = 7\n[planner]\nsteps = 200\n"
@@ -295,6 +296,7 @@ def test_a_weight_gradient_that_takes_no_time_is_planned(run):
     assert (status, json.loads(out)["period"]) == (0, 9)
 
 
+@pytest.mark.slow
 def test_workers_named_twice_count_once(run):
     once, twice = (json.loads(run(TINY, "--failed", names, "--json")[1]) for names in ("1.1", "1.1, 01.1,"))
     assert {**once, "seconds": 0} == {**twice, "seconds": 0}

@@ -352,6 +352,7 @@ def test_any_valid_schedule_is_valid_as_built_and_lowered_warnings_included(rng:
     assert check(lower(schedule), about_to_run=True) == []
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=150)
 @given(randoms, st.booleans())
 def test_a_schedule_broken_in_one_place_has_an_error_near_it(rng: random.Random, lowered: bool) -> None:
@@ -370,6 +371,7 @@ def test_a_schedule_broken_in_one_place_has_an_error_near_it(rng: random.Random,
             assert str(program[finding.position]) == finding.instruction
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=80)
 @given(randoms)
 def test_no_program_of_nonsense_makes_the_checker_raise(rng: random.Random) -> None:
@@ -407,6 +409,7 @@ def test_a_flood_of_findings_is_counted_and_hides_no_other_rule() -> None:
     assert summary(findings)[-1] == ("duplicate", "0.0", 1000, "0F0.0")
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=100)
 @given(randoms, st.booleans())
 def test_of_each_rule_the_first_findings_are_described_and_the_others_counted(

@@ -199,6 +199,7 @@ def test_the_cause_of_every_gap_is_what_its_definition_says(seed: int) -> None:
                 assert timeline.end[gap.waits_for] == pytest.approx(timeline.start[gap.row])
 
 
+@pytest.mark.slow
 @bounded
 @given(seeds)
 def test_what_could_run_in_a_gap_keeps_the_schedule_valid_when_moved_there(seed: int) -> None:

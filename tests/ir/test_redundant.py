@@ -112,6 +112,7 @@ def test_the_torch_csv_refuses_it() -> None:
         torch_csv.dumps(alone)
 
 
+@pytest.mark.slow
 @bounded
 @given(st.randoms(use_true_random=False))
 def test_random_ones_pass_check_read_back_and_take_the_time_of_a_slow_runtime(rng: random.Random) -> None:

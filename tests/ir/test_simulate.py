@@ -266,6 +266,7 @@ def test_the_period_of_a_barrier_is_its_makespan() -> None:
     assert timeline.period == pytest.approx(timeline.makespan, rel=1e-14)
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=60)
 @given(st.integers(0, 10**6))
 def test_makespan_and_period_equal_those_of_the_slow_runtime(seed: int) -> None:

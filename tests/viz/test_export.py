@@ -98,6 +98,7 @@ def test_what_cannot_be_exported_is_refused(schedule_file: Path, tmp_path: Path)
         export(tmp_path / "large.svg", [load_source(tmp_path / "large.json")])
 
 
+@pytest.mark.slow
 def test_a_png_shows_any_number_of_operations(tmp_path: Path, schedule_file: Path) -> None:
     from recycle.ir.families import gpipe
     from tests.viz.test_raster import colours

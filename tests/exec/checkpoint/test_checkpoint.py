@@ -26,6 +26,8 @@ from recycle.job import Job
 from recycle.manifest import manifest_text
 from tests.exec.drive import build_pipeline, run_pipelines, small_job
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 JOB = small_job(1, 2, 2, model={"kind": "emulated"})
 FACTS = Commit(0, 1.5, math.nan, None, recent=[0.25, math.nan])

@@ -17,6 +17,8 @@ from recycle.runs import load_trace
 from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.runs import Run, job, kinds
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

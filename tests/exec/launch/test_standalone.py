@@ -9,6 +9,8 @@ from recycle.exec import run
 from recycle.ir.families import gpipe, one_f_one_b
 from tests.exec.runs import Run, job
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

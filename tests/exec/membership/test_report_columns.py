@@ -83,6 +83,7 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
     return found
 
 
+@pytest.mark.slow
 @given(reported())
 @settings(max_examples=300, deadline=None)
 def test_columns_agree_only_where_no_report_disagrees_and_amount_to_the_same_bits(reports: dict[str, Report]) -> None:

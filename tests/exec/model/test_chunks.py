@@ -13,6 +13,8 @@ from recycle.ir.instruction import OptimizerStep, ReduceGradients, SendGradient
 from recycle.ir.lower import lower
 from tests.exec.runs import Run, job, kinds
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 FAR = {"clip": 1e3}
 

@@ -14,6 +14,8 @@ from recycle.ir.families import one_f_one_b, zb_v
 from tests.exec.drive import CPU, build_pipeline, differing, gradients_by_name, run_pipelines, small_job
 from tests.exec.runs import Run, job
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 DROPS = {"dropout": 0.2, "attention_dropout": 0.1}
 

@@ -28,6 +28,8 @@ from tests.exec.drive import (
 )
 from tests.exec.model import reference
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"hidden": 32, "heads": 4, "sequence": 16, "ffn": 48, "layers": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"kind": "llama", "config": {"num_query_groups": 2}},

@@ -19,6 +19,8 @@ from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.providers import Providers
 from tests.exec.drive import CPU, differing, execute, gradients_by_name, micro_batches, one_f_one_b, small_job, split
 
+pytestmark = pytest.mark.slow
+
 BATCH = MicroBatch(0, 0)
 
 

@@ -21,6 +21,8 @@ from recycle.exec.model.providers import Providers
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, small_job
 
+pytestmark = pytest.mark.slow
+
 OWN = {"hidden": 16, "heads": 2, "sequence": 8, "vocabulary": 256, "layers": 2}
 
 

@@ -18,6 +18,8 @@ from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_pipelines, small_job
 from tests.exec.runs import job
 
+pytestmark = pytest.mark.slow
+
 FULL = {"recompute": "full"}
 BATCH = MicroBatch(0, 0)
 

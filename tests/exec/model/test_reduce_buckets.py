@@ -11,6 +11,8 @@ from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.stage import Stage
 from tests.exec.drive import build_pipeline, execute, micro_batches, one_f_one_b, reduce_tied, run_pipelines, small_job
 
+pytestmark = pytest.mark.slow
+
 
 def test_cuts_lie_between_parts_nearest_to_equal_shares() -> None:
     layout = Layout([torch.Size([size]) for size in (640, 64, 320, 64, 64)])

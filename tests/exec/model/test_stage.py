@@ -31,6 +31,8 @@ from tests.exec.drive import (
     split,
 )
 
+pytestmark = pytest.mark.slow
+
 BATCH = MicroBatch(0, 0)
 FAST = {"accumulation": "fast"}
 

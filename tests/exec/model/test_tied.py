@@ -26,6 +26,8 @@ from tests.exec.drive import (
 )
 from tests.exec.runs import Run, job
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 SHARED = "embedding.word_embeddings.weight"
 

@@ -6,6 +6,8 @@ import random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from recycle import Schedule, Shape, check, lower
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.worker.interpreter import Interpreter
@@ -62,6 +64,7 @@ def come_to_their_end(schedule: Schedule) -> bool:
     return not any(asked.values())
 
 
+@pytest.mark.slow
 def test_reduces_of_valid_schedules_end_with_stages_tied_or_not():
     counts = {True: 0, False: 0}
     for seed in range(600):

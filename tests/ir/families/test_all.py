@@ -1,6 +1,7 @@
 """What every family owes for every shape: a refusal by name, or a schedule in which the checker finds nothing."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def makespan_without_transfers(schedule: Schedule, profile: Profile) -> float:
     return float((start + seconds).max())
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(cases())
 def test_a_shape_is_refused_in_one_line_or_gives_a_valid_schedule_that_lowering_does_not_lengthen(

@@ -41,6 +41,7 @@ def test_columns_and_placement_are_those_of_a_schedule_built_worker_by_worker() 
     assert tiled == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_large_job_is_built_in_a_moment(family: str) -> None:
     shape = Shape(24, 64, 128, chunks_of(family))

@@ -333,6 +333,7 @@ def test_what_is_not_whole_is_refused_by_event(content: bytes, message: str) -> 
         chrome_trace.loads(content, "t.json")
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=300, deadline=None, database=None)
 @given(st.integers(0, len(WHOLE) - 1), st.text(min_size=0, max_size=3), st.integers(0, 4))
 def test_a_file_damaged_anywhere_is_read_or_refused_as_a_schedule_error(place: int, put: str, cut: int) -> None:

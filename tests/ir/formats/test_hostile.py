@@ -119,6 +119,7 @@ def words(pipelines: int) -> st.SearchStrategy[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(quick, max_examples=60)
 @given(st.data())
 def test_any_programs_are_checked_lowered_and_timed(data: st.DataObject) -> None:

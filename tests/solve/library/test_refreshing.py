@@ -22,6 +22,7 @@ def shelf(tmp_path):
     return tmp_path / "plans"
 
 
+@pytest.mark.slow
 def test_plans_that_scale_with_the_profile_are_kept_and_priced_anew(tmp_path, shelf):
     before = {entry.vector: entry for entry in PlanLibrary(shelf).usable()}
     twice = under(tmp_path, "twice", forward=2.0, backward_input=2.0, backward_weight=2.0)

@@ -30,6 +30,7 @@ def test_blocks_are_schedules_without_findings_within_the_caps(chunks, limit, st
         assert check(problem.schedule(order), profile=made.profile(), limits=made.activation_limits()) == []
 
 
+@pytest.mark.slow
 def test_with_little_memory_and_unlike_stages_blocks_beat_list_scheduling():
     per_stage = [1.0, 1.0, 1.4, 1.0] * 2
     times = dict.fromkeys(("forward", "backward_input", "backward_weight"), per_stage)

@@ -12,6 +12,7 @@ def begun(made, dead, most):
     return initial_orders(Problem.of(made, [Worker(*one) for one in dead]), 0.0, Deadline(None), most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "limit", "dead", "most", "period"),
     [((8, 8, 16), 2, [(3, 1)], 8, 619), ((4, 4, 8), 4, [(3, 1)], 8, 94), ((6, 4, 6), 2, [(3, 1)], 8, 132)],
@@ -24,6 +25,7 @@ def test_with_chunks_and_dead_workers_the_template_leads(shape, limit, dead, mos
     assert time_order(template.problem, template.best.order).period == template.best.period
 
 
+@pytest.mark.slow
 def test_stages_with_unlike_numbers_of_dead_meet_their_bound_when_dealt_by_load():
     per_stage = {key: [1.0, 3.0] for key in ("forward", "backward_input", "backward_weight")}
     assert begun(job(4, 2, 12, **per_stage), [(0, 0), (2, 0), (2, 1)], ALL_POLICIES).best.period == 144

@@ -12,6 +12,8 @@ from recycle.plans import with_updates_of
 from recycle.systems.bamboo.pipelines import Hosts, after_losing, healthy, iteration
 from tests.systems.gpt import assert_same_bits, gpt, reference, states
 
+pytestmark = pytest.mark.slow
+
 SPLIT = [1, 1, 1, 1]
 
 

@@ -10,6 +10,8 @@ from recycle.systems.oobleck.iteration import iteration
 from recycle.systems.setting import Split
 from tests.systems.gpt import assert_same_bits, gpt, reference, states
 
+pytestmark = pytest.mark.slow
+
 CASES: dict[str, tuple[list[Split], list[int]]] = {
     "two and three stages": ([(3, 3), (2, 2, 2)], [3, 5]),
     "three depths": ([(6,), (3, 3), (2, 1, 2, 1)], [2, 2, 4]),
