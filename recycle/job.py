@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -18,6 +18,7 @@ from recycle.architecture import config_of, is_rotary
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
+from recycle.initial_weights import require_model_of_weights, with_model_of_weights
 from recycle.named import require_name
 from recycle.pricing import activation_limits, parse_bytes, profile_of
 from recycle.profile import Profile
@@ -28,6 +29,10 @@ _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
 class Job(Sections, frozen=True, forbid_unknown_fields=True):
     """One training job. Read with `Job.load`; built in code by passing the sections."""
+
+    def without_weights(self) -> Self:
+        """The job for processes whose state is another one than that which `[model] weights` names."""
+        return msgspec.structs.replace(self, model=msgspec.structs.replace(self.model, weights=None))
 
     def profile(self) -> Profile:
         """The times and bytes to plan with, for scripts; reads a profile's file each time (see `price`)."""
@@ -50,13 +55,12 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def load(cls, path: str | Path) -> Job:
         """Read a job file. Raises JobError that names the file, the key and the expected type."""
-        content = read_whole(path, JobError, _MOST_BYTES)
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise JobError(f"{path}: is not UTF-8 text (byte {error.start})") from None
-        job = cls.from_toml(text, str(path))
+        text = _text(path)
         folder = Path(path).resolve().parent  # paths in a job file are relative to the file
+        with errors_as(JobError, str(path)):
+            job = cls._read(with_model_of_weights(_parsed(text), folder))
+            require_model_of_weights(job.model)
+            job.validate()
         times, data = job.times, job.data
         if times.profile not in (None, ANALYTIC):
             times = msgspec.structs.replace(times, profile=str(folder / times.profile))
@@ -73,7 +77,14 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         membership = job.membership
         named = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
         files = {key: str(folder / path) for key in named if (path := getattr(membership, key)) is not None}
-        for found in (times.profile, data.path, *(data.paths or ()), *(model.import_from or ()), *files.values()):
+        for found in (
+            times.profile,
+            job.model.weights,
+            data.path,
+            *(data.paths or ()),
+            *(model.import_from or ()),
+            *files.values(),
+        ):
             if found is not None:
                 require_text(found, JobError)
         membership = msgspec.structs.replace(membership, **files)
@@ -81,16 +92,27 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_toml(cls, text: str, name: str = "job") -> Job:
-        """Parse and validate job text; `name` begins every error message."""
-        try:
-            job = msgspec.convert(tomllib.loads(text), type=cls)
-        except msgspec.ValidationError as error:
-            raise JobError(f"{name}: {_place(str(error), cls)}") from None
-        except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers of over 4300 digits, nesting
-            raise JobError(f"{name}: not valid TOML: {error}") from None
+        """Parse and validate job text, whose paths are not relative to a file; `name` begins every error message.
+
+        Every key that the job needs is in the text or has a default: none is taken from `[model] weights`.
+        """
         with errors_as(JobError, name):
+            job = cls._read(_parsed(text))
             job.validate()
         return job
+
+    @classmethod
+    def of_run(cls, directory: str | Path) -> Job:
+        """The job of a run directory, as it was resolved. Raises JobError that names the file and the key."""
+        path = Path(directory) / "job.toml"
+        return cls.from_toml(_text(path), str(path))
+
+    @classmethod
+    def _read(cls, keys: dict[str, Any]) -> Job:
+        try:
+            return msgspec.convert(keys, type=cls)
+        except msgspec.ValidationError as error:
+            raise JobError(_place(str(error), cls)) from None
 
     def validate(self) -> None:
         """Raise JobError for values that are well-typed but impossible together."""
@@ -142,6 +164,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             require_name(name, key)
             if self.model.kind == "emulated":
                 raise JobError(f'{key}: kind = "emulated" computes nothing; take out one of them')
+        if self.model.weights is not None and self.model.kind == "emulated":
+            raise JobError('[model] weights: kind = "emulated" has none; take out one of them')
+        if self.model.weights is not None and self.model.provider is not None:
+            raise JobError("[model] weights: what [model] provider builds has its own; load them in that function")
         if self.model.config and self.model.kind == "emulated":
             raise JobError('[model.config]: kind = "emulated" has no config; take out one of them')
         if self.data.provider is not None and self.data.kind != "text":
@@ -304,6 +330,21 @@ def explain_job(job: Job) -> str:
             lines.append(f"{text:<36}  # default" if value == default else text)
         lines.append("")
     return "\n".join(lines)
+
+
+def _text(path: str | Path) -> str:
+    content = read_whole(path, JobError, _MOST_BYTES)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JobError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers of over 4300 digits, nesting
+        raise JobError(f"not valid TOML: {error}") from None
 
 
 def _toml_value(value: Any) -> str:

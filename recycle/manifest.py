@@ -59,6 +59,14 @@ def manifest_content(folder: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: damaged, it is not what was written") from None
 
 
+def require_checkpoint(folder: Path) -> None:
+    """Raise JobError unless a folder has the manifest of a checkpoint."""
+    if not (folder / MANIFEST).is_file():
+        inside = sorted(folder.glob("checkpoints/step-*")) or sorted(folder.glob("step-*"))
+        hint = f"; take one of its checkpoints, such as {inside[-1]}" if inside else ""
+        raise JobError(f"{folder}: is no checkpoint, it has no {MANIFEST}{hint}")
+
+
 def carried_files(checkpoint: Path) -> Path | None:
     """The folder of the files that came with a checkpoint's weights, or with those that its run began with."""
     return next((found for at in (checkpoint, checkpoint.parent) if (found := at / HUGGING_FACE).is_dir()), None)

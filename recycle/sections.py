@@ -108,10 +108,14 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     `provider = "package.module:function"` builds the stages in place of recycle (docs/models.md); it is looked for in
     the folders `import_from`, that of the job file when left out, and then on Python's path. `[model.config]` has
     further fields of megatron-core's TransformerConfig.
+
+    `weights` is a checkpoint that training starts from, one of a run or one that `recycle import-hf` made; the model's
+    sizes are then those of its weights and can be left out.
     """
 
     kind: Literal["gpt", "llama", "qwen", "mixtral", "emulated"] = "gpt"
     provider: str | None = None
+    weights: str | None = None
     import_from: list[str] | None = None
     config: dict[str, ConfigValue] = field(default_factory=dict)
     seconds_per_unit: Annotated[float, Meta(ge=0, le=1e6)] = 0.0

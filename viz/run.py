@@ -413,7 +413,7 @@ def load_run(path: str | Path) -> Run:
 def _job(path: Path, problems: list[str]) -> tuple[Job | None, Shape | None, Profile]:
     """The job with its shape and profile; the shape of any plan when the job file does not say."""
     try:
-        job = Job.load(path / "job.toml")
+        job = Job.of_run(path)
     except RecycleError as error:
         problems.append(str(error))
         return None, _shape_of_plans(path / "plans"), Profile.uniform()

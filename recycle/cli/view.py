@@ -101,7 +101,7 @@ def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[R
     runs = [source for source in sources if isinstance(source, Run)]
     if job is None and library is None and len(runs) == 1:
         with suppress(RecycleError):  # its job cannot be read or priced any more: the page of the run says why
-            job = price(Job.load(runs[0].path / "job.toml"))
+            job = price(Job.of_run(runs[0].path))
     if job is None and library is None:
         return None
     return WhatIf(job, library, _planner(job) if job is not None else None)

@@ -35,8 +35,9 @@ from recycle.hugging_face.model_folder import (
     write_object,
 )
 from recycle.hugging_face.shards import Planned, Progress, write_shards
+from recycle.initial_weights import model_of_checkpoint
 from recycle.job import Job
-from recycle.manifest import HUGGING_FACE, MANIFEST, MODEL, carried_files
+from recycle.manifest import HUGGING_FACE, MODEL, carried_files
 from recycle.sections import ModelSection, ShapeSection
 
 PART_BYTES = 1 << 27
@@ -128,6 +129,8 @@ def _require_tensors(
     source: Path, stored: StoredTensors, wanted: Iterable[Block], model: ModelSection
 ) -> tuple[str, ...]:
     """Raise JobError unless the files have the model's tensors and no others; returns the types they have."""
+    for name, path in stored.copies.items():
+        raise JobError(f"{path}: has the tensor {name}, which {stored.places[name].path.name} has too")
     expected = {block.theirs: block.their_shape for block in wanted}
     for name, shape in expected.items():
         place = stored.places.get(name)
@@ -188,14 +191,10 @@ def export_model(
         JobError: there is no such checkpoint, or no architecture computes its model.
         RecycleError: the checkpoint is damaged, or the folder exists already or cannot be written.
     """
-    if not (checkpoint / MANIFEST).is_file():
-        inside = sorted(checkpoint.glob("checkpoints/step-*")) or sorted(checkpoint.glob("step-*"))
-        hint = f"; take one of its checkpoints, such as {inside[-1]}" if inside else ""
-        raise JobError(f"{checkpoint}: is no checkpoint, it has no {MANIFEST}{hint}")
+    model = model_of_checkpoint(checkpoint)
     if target.exists():
         raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
     manifest = verify_files(checkpoint).manifest
-    model = model_in(manifest.identity, checkpoint)
     architecture = hub_architecture(model, str(checkpoint))
     beside = carried_files(checkpoint)
     note = _note_in(beside)
@@ -229,16 +228,6 @@ def _their_tensor(stored: StoredTensors, of_one: Sequence[Block], dtype: torch.d
     if dtype == torch.float16 and not made.isfinite().all():
         raise RecycleError(f"{of_one[0].theirs}: has numbers beyond the range of fp16; export it with --dtype bf16")
     return made
-
-
-def model_in(identity: Mapping[str, Any], checkpoint: Path) -> ModelSection:
-    """The `[model]` section in a manifest's identity. Raises JobError when it is none."""
-    known = {field.name for field in msgspec.structs.fields(ModelSection)}
-    try:
-        kept = {key: value for key, value in identity[MODEL].items() if key in known}
-        return msgspec.convert(kept, ModelSection)
-    except (KeyError, AttributeError, msgspec.ValidationError):
-        raise JobError(f"{checkpoint / MANIFEST}: does not say which model the weights are of") from None
 
 
 def _note_in(beside: Path | None) -> ImportNote:

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from recycle.errors import RecycleError
+from recycle.exec.checkpoint.checkpoint import SUFFIX
 
-SUFFIX = ".safetensors"
 Progress = Callable[[int, int], None]
 """Told how many bytes are written, of how many."""
 

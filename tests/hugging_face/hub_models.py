@@ -14,7 +14,7 @@ import torch
 TOGETHER = pytest.mark.xdist_group("transformers")
 """Of tests that need transformers, whose import takes seconds: one process has them all."""
 SIZES = {
-    "vocab_size": 96,
+    "vocab_size": 256,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 4,

@@ -17,7 +17,7 @@ from tests.tokens.tokenizers import saved_tokenizer
 
 pytestmark = TOGETHER
 
-TOKENS = torch.arange(48).reshape(2, 24) % 96
+TOKENS = torch.arange(48).reshape(2, 24) % 256
 
 
 def there_and_back(folder: Path, tmp_path: Path) -> Path:

@@ -98,7 +98,7 @@ def identity(job: Job) -> dict[str, Any]:
 
 def model_identity(model: ModelSection) -> dict[str, Any]:
     """The keys of `[model]` that weights are made for."""
-    changes_nothing = ("split", "seconds_per_unit", "recompute", "import_from")
+    changes_nothing = ("split", "seconds_per_unit", "recompute", "import_from", "weights")
     return {key: value for key, value in msgspec.to_builtins(model).items() if key not in changes_nothing}
 
 

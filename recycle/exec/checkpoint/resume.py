@@ -65,7 +65,7 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
     for name in ("job.toml", "metrics.jsonl", "events.jsonl"):
         if not (path / name).is_file():
             raise JobError(f"{path}: holds no run to resume, {name} is missing")
-    before = Job.load(path / "job.toml")
+    before = Job.of_run(path)
     found = checkpoint.differences(checkpoint.identity(job), checkpoint.identity(before))
     if found:
         raise JobError(f"{path}: is a run of another model or batch, and cannot be resumed with this job: {found[0]}")

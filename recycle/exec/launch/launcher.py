@@ -112,7 +112,8 @@ def train(
     """
     job = Providers(model, data, loss).named_in(job)
     directory = directory or tempfile.mkdtemp(prefix="recycle-")
-    request = request_run(job, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
+    trained = job.without_weights() if resume else job
+    request = request_run(trained, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
     stages, transport = request.stages, transport_of(job)
     processes_here = (job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel
     transport.require_machine(processes_here)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from recycle.architecture import Architecture
 from recycle.errors import JobError, ScheduleError
+from recycle.exec.checkpoint.checkpoint import verify_files
 from recycle.exec.faults.faults import Fault, check_faults
 from recycle.exec.launch.dials import require_packages
 from recycle.exec.launch.observer import Observer
@@ -20,6 +21,7 @@ from recycle.exec.planning.planning import require_valid
 from recycle.exec.processes.processes import ForkServer
 from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.specification import RunSpecification
+from recycle.initial_weights import require_model_of_weights
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans import with_updates_of
@@ -158,6 +160,9 @@ def check_request(
             transformer_config(job)
         if job.model.provider is None:
             _require_memory(job)
+        if job.model.weights is not None:
+            require_model_of_weights(job.model)
+            verify_files(Path(job.model.weights))
         batches = load_batches(job, (providers or Providers.of(job)).data)
         batches.require_vocabulary()
         text_digest = batches.digest

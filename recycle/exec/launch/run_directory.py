@@ -1,6 +1,7 @@
 """The run directory: what a run leaves behind, written as it happens, a whole line at a time.
 
-`job.toml` as resolved, `metrics.jsonl` (a line per committed step), `events.jsonl`, `plans/`, `logs/`, `checkpoints/`,
+`job.toml` as resolved, `metrics.jsonl` (a line per committed step), `events.jsonl`, `plans/`, `logs/`, `checkpoints/`
+(with the files that came with the weights that the run starts from),
 `trace.json`; `profiles/` where times drifted so far that plans were asked for with others. A run that is resumed goes
 on in its directory; what belongs to another shape is put aside in `earlier/`. The agents of a run on several nodes have
 one directory, on a file system that they share, and `run` there holds the run's identity.
@@ -24,6 +25,7 @@ from recycle.exec.launch.line_log import LineLog
 from recycle.exec.membership.messages import RunInfo
 from recycle.files import read_whole, require_text, write_whole
 from recycle.job import Job
+from recycle.manifest import HUGGING_FACE, carried_files
 from recycle.runs import EVENTS, TRACE, read_lines
 
 
@@ -68,6 +70,8 @@ class RunDirectory:
             for folder in (self.plans, self.logs):
                 folder.mkdir(exist_ok=True)
             write_whole(self.path / "job.toml", job.to_toml())
+            if job.model.weights is not None:
+                self._keep_beside_weights(Path(job.model.weights))
             if shared is not None:
                 write_whole(self.path / "run", f"{shared.identity}\n")
             self._metrics = LineLog(self.path / "metrics.jsonl", self._is_shared)
@@ -85,6 +89,15 @@ class RunDirectory:
             os.close(descriptor)
             raise JobError(f"{self.path}: another `recycle train` is running in it") from None
         return descriptor
+
+    def _keep_beside_weights(self, checkpoint: Path) -> None:
+        """Keep what came with the weights that the run starts from, so that its checkpoints can be exported with it."""
+        if (source := carried_files(checkpoint)) is None:
+            return
+        beside = self.checkpoints / HUGGING_FACE
+        beside.mkdir(parents=True, exist_ok=True)
+        for file in source.iterdir():
+            write_whole(beside / file.name, read_whole(file, JobError))
 
     def _identity(self) -> str | None:
         with contextlib.suppress(OSError, UnicodeDecodeError):

@@ -1,5 +1,7 @@
 """One stage's part of a megatron-core GPTModel of any family, with weights that depend on nothing but their name.
 
+They are drawn, or those of a checkpoint.
+
 The part runs on any device: the local layer spec with a core attention around torch's `scaled_dot_product_attention`
 and no fused kernel. A mixture of experts has all experts of a layer in the part and drops no token.
 
@@ -7,6 +9,8 @@ Limits: no context or expert parallelism, and tensor parallelism without sequenc
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -19,6 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle.architecture import is_rotary
 from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.config import transformer_config
+from recycle.exec.model.stored_weights import read_weights
 from recycle.exec.model.weights import initialise
 from recycle.job import Job
 
@@ -33,13 +38,14 @@ def layer_spec(config: TransformerConfig) -> ModuleSpec:
 
 
 def build_part(job: Job, stage: int, tensor_rank: int = 0) -> GPTModel:
-    """The GPTModel part of `stage`, initialised, on the CPU. megatron-core's `parallel_state` must stand.
+    """The GPTModel part of `stage`, with its initial weights, on the CPU. megatron-core's `parallel_state` must stand.
 
     Args:
         tensor_rank: which part of the stage's weights it is, of as many as the job's tensor parallelism.
 
     Raises:
-        JobError: megatron-core's configuration cannot be that which the job states.
+        JobError: megatron-core's configuration cannot be that which the job states, or the checkpoint of
+            `[model] weights` cannot be read.
     """
     layers, config = job.layers_per_stage(), transformer_config(job)
     part = GPTModel(
@@ -62,5 +68,9 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0) -> GPTModel:
         if isinstance(module, MoELayer):
             # It refuses tensor ranks that have all tokens; with all experts on each, nothing is sent between them.
             module.attn_tp_group = module.ep_group
-    initialise(part, job.model, sum(layers[:stage]), tensor_rank, job.grid.tensor_parallel)
+    first_layer, tensor = sum(layers[:stage]), (tensor_rank, job.grid.tensor_parallel)
+    if job.model.weights is None:
+        initialise(part, job.model, first_layer, *tensor)
+    else:
+        read_weights(part, Path(job.model.weights), first_layer, *tensor)
     return part

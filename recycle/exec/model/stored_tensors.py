@@ -54,14 +54,16 @@ class StoredTensors:
         refusal: what is raised where one cannot be read.
 
     Raises:
-        `refusal`: a file is missing, cut off or no safetensors, or two have a tensor of the same name.
+        `refusal`: a file is missing, cut off or no safetensors.
 
     Attributes:
         places: of every tensor, by its name in the files.
+        copies: name of a tensor that is in a second file too, as the weight that tied stages share is -> that file.
     """
 
     def __init__(self, paths: Iterable[Path], refusal: type[RecycleError]) -> None:
         self._refusal = refusal
+        self.copies: dict[str, Path] = {}
         found: dict[str, Place] = {}
         for path in paths:
             try:
@@ -69,7 +71,8 @@ class StoredTensors:
                     names: list[str] = file.keys()
                     for name in names:
                         if name in found:
-                            raise refusal(f"{path}: has the tensor {name}, which {found[name].path.name} has too")
+                            self.copies[name] = path
+                            continue
                         piece = file.get_slice(name)
                         found[name] = Place(path, tuple(piece.get_shape()), str(piece.get_dtype()))
             except (SafetensorError, OSError) as error:

@@ -73,7 +73,7 @@ def executed(directory: str | Path) -> Executed:
     directory = Path(directory)
     if not (directory / "job.toml").is_file():
         raise RecycleError(f"{directory}: is no run directory (it has no job.toml): give a job file or a run directory")
-    job = price(Job.load(directory / "job.toml"))
+    job = price(Job.of_run(directory))
     profile = job.prices
     unit = job.seconds_per_unit
     measured = _measured(load_trace(directory, job.shape), job, profile)

@@ -49,6 +49,8 @@ def run_worker(text: str) -> None:
     faulthandler.register(signal.SIGUSR1)
     run, worker, tensor_rank = specification.run, Worker.parse(specification.worker), specification.tensor_rank
     job, checkpoints = Job.from_toml(run.job), Path(run.directory) / "checkpoints"
+    if specification.generation or specification.restored is not None:
+        job = job.without_weights()  # its state comes from a peer, or from a checkpoint of the run
     torch.set_num_threads(job.train.threads)
     tensor_parallel = job.grid.tensor_parallel
     name = member_name(worker, tensor_rank)

@@ -1,0 +1,37 @@
+"""The weights that a model part starts with, read from a checkpoint of any split into stages and tensor ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from recycle.errors import JobError
+from recycle.exec.model.megatron_stage import HALVES
+from recycle.exec.model.stored_tensors import StoredTensors
+from recycle.exec.model.weights import cut_dimensions, gated, global_names
+
+
+@torch.no_grad()
+def read_weights(
+    part: torch.nn.Module, checkpoint: Path, first_layer: int, tensor_rank: int, tensor_parallel: int
+) -> None:
+    """Copy a checkpoint's parameters into a part, one at a time, and of each what this tensor rank has.
+
+    Args:
+        part: a part of recycle's own model, on the CPU.
+        first_layer: of the part, in the whole model.
+
+    Raises:
+        JobError: a parameter is missing there, or has another shape.
+    """
+    stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
+    cut, halves = cut_dimensions(part), gated(part)
+    for name, parameter in global_names(part, first_layer).items():
+        pieces = zip(HALVES, parameter.chunk(2), strict=True) if parameter in halves else [("", parameter)]
+        for half, piece in pieces:
+            dimension, shape = cut.get(parameter, 0), list(piece.shape)
+            rank, count = (tensor_rank, tensor_parallel) if parameter in cut else (0, 1)
+            shape[dimension] *= count
+            start = rank * piece.shape[dimension]
+            piece.copy_(stored.rows(name + half, shape, dimension, start, start + piece.shape[dimension]))

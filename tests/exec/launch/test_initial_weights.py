@@ -1,0 +1,104 @@
+"""Runs that start from an imported model, through failures, and what is exported of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recycle import Job, JobError
+from recycle.exec import run
+from recycle.exec.launch.launcher import train
+from recycle.exec.launch.observer import Observer
+from recycle.hugging_face.conversion import export_model, import_model
+from recycle.ir.families import one_f_one_b
+from tests.exec.runs import Run, kinds
+from tests.hugging_face.hub_models import TOGETHER, hub_model, logits_of
+from tests.hugging_face.ours import our_logits
+from tests.tokens.tokenizers import saved_tokenizer
+
+pytestmark = [pytest.mark.process, TOGETHER]
+
+TOKENS = torch.arange(48).reshape(2, 24) * 7 % 256
+WITHIN = 1e-5
+
+
+def imported(name: str, folder: Path, **changes: Any) -> Path:
+    """A checkpoint with a tokenizer of 300 tokens beside it."""
+    hub_model(name, vocab_size=320, **changes).save_pretrained(folder / "model")
+    saved_tokenizer(folder / "model")
+    import_model(folder / "model", folder / "weights")
+    return folder / "weights"
+
+
+def job_of(weights: Path, pipelines: int = 1, ranks: int = 1, tensor_parallel: int = 1) -> Job:
+    path = weights.parent / "job.toml"
+    path.write_text(
+        f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = 2\ntensor_parallel = {tensor_parallel}\n"
+        f'[memory]\nlimit = {ranks + 1}\n[planner]\nseconds = 1\n[model]\nweights = "{weights}"\nsequence = 24\n'
+        "[train]\ncheckpoint_every = 2\nwarmup = 2\n[membership]\ndrift = 0\n"
+    )
+    return Job.load(path)
+
+
+def exported_logits_are_ours(checkpoint: Path, folder: Path) -> None:
+    found = export_model(checkpoint, folder / "exported")
+    assert "tokenizer.json" in found.carried
+    theirs = logits_of(folder / "exported", TOKENS)
+    ours = our_logits(job_of(checkpoint), TOKENS)
+    assert float((ours - theirs).abs().max()) <= WITHIN
+
+
+class Forgetful(Observer):
+    """Removes the weights as soon as a step is done: nobody may need them after the start."""
+
+    def __init__(self, weights: Path) -> None:
+        self._weights = weights
+
+    def committed(self, line: dict[str, Any]) -> None:
+        shutil.rmtree(self._weights, ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_ten_steps_through_a_kill_are_exported_with_the_logits_that_our_stages_have(
+    launch: Run, name: str, tmp_path: Path
+) -> None:
+    weights = imported(name, tmp_path)
+    job = job_of(weights, 2, 2)
+    calm = run(one_f_one_b(job.shape), job, steps=10)
+    struck = launch(job, 10, "kill:1.1@3", "rejoin:1.1@6", observer=Forgetful(weights), directory=tmp_path / "run")
+    assert kinds(struck).count("rejoined") == 1
+    assert struck.losses == calm.losses
+    assert struck.losses[-1] < struck.losses[0]
+    assert not weights.exists()
+    exported_logits_are_ours(tmp_path / "run" / "checkpoints" / "step-00000009", tmp_path)
+
+
+def test_a_run_goes_on_without_the_weights_that_it_began_with(launch: Run, tmp_path: Path) -> None:
+    weights = imported("qwen 2", tmp_path)
+    job = job_of(weights, 1, 2)
+    schedule = one_f_one_b(job.shape)
+    whole = run(schedule, job, steps=6).losses
+    launch(job, 4, schedule=schedule, directory=tmp_path / "run")
+    shutil.rmtree(weights)
+    resumed = train(job, tmp_path / "run", steps=6, schedule=schedule, resume=True)
+    assert resumed.losses == whole
+    assert Job.of_run(tmp_path / "run").model.weights == str(weights)
+    with pytest.raises(JobError, match=r"weights: is no checkpoint"):
+        train(job, tmp_path / "anew", steps=6, schedule=schedule)
+
+
+def test_tensor_ranks_start_from_their_parts_and_an_export_joins_them(launch: Run, tmp_path: Path) -> None:
+    weights = imported("qwen 3", tmp_path)
+    alone = run(one_f_one_b(job_of(weights).shape), job_of(weights), steps=2)
+    found = launch(job_of(weights, 1, 2, tensor_parallel=2), 2, directory=tmp_path / "run")
+    assert found.losses == pytest.approx(alone.losses, rel=1e-6)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
+    assert any("t1-" in path.name for path in checkpoint.iterdir())
+    exported_logits_are_ours(checkpoint, tmp_path)
+    parted = launch(job_of(checkpoint, 1, 1, tensor_parallel=2), 1).losses
+    joined = run(one_f_one_b(job_of(checkpoint).shape), job_of(checkpoint), steps=1).losses
+    assert parted == pytest.approx(joined, rel=1e-6)

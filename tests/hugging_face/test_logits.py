@@ -1,0 +1,87 @@
+"""Imported models compute what transformers computes, and train as its models do with torch's own AdamW."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recycle.exec import run
+from recycle.exec.data import load_batches
+from recycle.exec.model.optimizer import decays
+from recycle.hugging_face.conversion import import_model
+from recycle.ir.families import one_f_one_b, zb_h1
+from recycle.job import Job
+from tests.hugging_face.hub_models import MODELS, TOGETHER, hub_model
+from tests.hugging_face.ours import job_file, our_logits
+
+pytestmark = TOGETHER
+
+TOKENS = torch.arange(48).reshape(2, 24) * 7 % 256
+LOGITS_WITHIN, LOSSES_WITHIN = 1e-5, 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers_whatever_the_split(name: str, tmp_path: Path) -> None:
+    model = hub_model(name)
+    model.save_pretrained(tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "checkpoint")
+    with torch.no_grad():
+        expected = model(TOKENS).logits
+    found = our_logits(job_file(tmp_path / "job.toml", tmp_path / "checkpoint"), TOKENS)
+    assert float((found - expected).abs().max()) <= LOGITS_WITHIN
+    assert float(expected.std()) > 1
+    for ranks, chunks in ((2, 1), (2, 2)):
+        job = job_file(tmp_path / "job.toml", tmp_path / "checkpoint", ranks, chunks)
+        assert torch.equal(our_logits(job, TOKENS), found)
+
+
+TRAIN = """
+[train]
+schedule = "constant"
+warmup = 0
+learning_rate = 1e-3
+steps = 20
+[data]
+micro_batch_size = 2
+"""
+
+
+def losses_of(model: Any, job: Job) -> list[float]:
+    """What transformers and torch's AdamW make of the job's micro-batches."""
+    train, batches = job.train, load_batches(job)
+    matrices = [parameter for parameter in model.parameters() if decays(parameter)]
+    vectors = [parameter for parameter in model.parameters() if not decays(parameter)]
+    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, train.learning_rate, (train.beta1, train.beta2), train.epsilon)
+    count = job.shape.global_micro_batches
+    losses = []
+    for step in range(train.steps):
+        total = 0.0
+        for number in range(count):
+            batch = batches.batch(step, number)
+            logits = model(batch["tokens"]).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+            (loss / count).backward()
+            total += loss.item() / count
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_goes_on_as_with_transformers_and_torchs_adamw(name: str, tmp_path: Path) -> None:
+    model = hub_model(name).train()
+    model.save_pretrained(tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "checkpoint")
+    config = "[model.config]\nmoe_aux_loss_coeff = 0.0\n" if name == "mixtral" else ""
+    job = job_file(tmp_path / "job.toml", tmp_path / "checkpoint", ranks=2, more=f"{config}{TRAIN}")
+    found = run(zb_h1(job.shape), job).losses
+    expected = losses_of(model, job)
+    assert max(abs(ours - theirs) for ours, theirs in zip(found, expected, strict=True)) < LOSSES_WITHIN
+    assert found[-1] < found[0] - 0.3
+    assert run(one_f_one_b(job.shape), job, steps=3).losses == found[:3]

@@ -1,0 +1,125 @@
+"""A job takes its model's shape from the checkpoint of its weights, and may not contradict it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from recycle import Job, JobError
+from recycle.exec import run
+from recycle.exec.checkpoint import checkpoint
+from recycle.exec.checkpoint.checkpoint import Manifest
+from recycle.exec.launch.request import check_request
+from recycle.exec.membership.messages import Commit
+from recycle.initial_weights import require_model_of_weights
+from recycle.ir.families import one_f_one_b
+from recycle.manifest import MODEL
+from recycle.sections import ModelSection
+
+QWEN = ModelSection(
+    kind="qwen",
+    layers=2,
+    hidden=32,
+    heads=2,
+    ffn=48,
+    vocabulary=300,
+    sequence=512,
+    tied=True,
+    rotary_base=5e5,
+    dropout=0.1,
+    config={"num_query_groups": 1, "layernorm_epsilon": 1e-5, "moe_aux_loss_coeff": 0.5},
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(tmp_path / "weights", QWEN)
+
+
+def saved(folder: Path, model: ModelSection) -> Path:
+    """A checkpoint without tensors."""
+    folder.mkdir(parents=True)
+    before, identity = Commit(-1, 0.0, 0.0, None), {MODEL: checkpoint.model_identity(model)}
+    checkpoint.write_manifest(folder, Manifest(-1, before, {}, identity, {}, {}))
+    return folder
+
+
+def load(folder: Path, model: str = "", weights: str = "weights") -> Job:
+    path = folder / "job.toml"
+    path.write_text(f'[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n[model]\nweights = "{weights}"\n{model}\n')
+    return Job.load(path)
+
+
+def test_what_the_job_leaves_out_is_the_checkpoints_and_what_is_trained_how_is_the_jobs(folder: Path) -> None:
+    job = load(folder.parent, "dropout = 0.2\n[model.config]\nmoe_aux_loss_coeff = 0.0")
+    taken = msgspec.structs.replace(
+        QWEN, dropout=0.2, sequence=64, weights=str(folder), config=QWEN.config | {"moe_aux_loss_coeff": 0.0}
+    )
+    assert job.model == taken
+    assert load(folder.parent, "layers = 2\nffn = 48\nrotary_base = 500000\nsequence = 64").model.sequence == 64
+    assert Job.from_toml(job.to_toml()) == job
+
+
+def test_positions_that_are_learned_have_a_length(tmp_path: Path) -> None:
+    saved(tmp_path / "weights", ModelSection(sequence=48))
+    assert load(tmp_path).model.sequence == 48
+    with pytest.raises(JobError, match=r"\[model\] sequence: 32, but the weights in \S+/weights have 48 there"):
+        load(tmp_path, "sequence = 32")
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ('kind = "llama"', r"\[model\] kind: 'llama', but the weights in \S+ have 'qwen' there; leave it out"),
+        ("layers = 3", r"\[model\] layers: 3, but the weights in \S+ have 2 there"),
+        ("heads = 5", r"\[model\] heads: 5, but the weights in \S+ have 2 there"),
+        ("tied = false", r"\[model\] tied: False, but the weights in \S+ have True there"),
+        ("rotary_scaling = 8.0", r"\[model\] rotary_scaling: 8.0, but the weights in \S+ have nothing there"),
+        (
+            "[model.config]\nnum_query_groups = 2",
+            r"\[model.config\] num_query_groups: 2, but the weights in \S+ have 1",
+        ),
+        ("[model.config]\nkv_channels = 8", r"\[model.config\] kv_channels: 8, but the weights in \S+ have nothing"),
+        ("layers = true", r"\[model\] layers: expected `int`, got `bool`"),
+        ('provider = "a:b"', r"\[model\] weights: what \[model\] provider builds has its own"),
+    ],
+)
+def test_a_key_that_contradicts_the_weights_is_one_line(folder: Path, model: str, complaint: str) -> None:
+    with pytest.raises(JobError, match=rf"job.toml: {complaint}"):
+        load(folder.parent, model)
+
+
+def test_weights_that_are_none_are_one_line(folder: Path) -> None:
+    root = folder.parent
+    with pytest.raises(JobError, match=r"job.toml: \[model\] weights: \S+/none: is no checkpoint, it has no manifest"):
+        load(root, weights="none")
+    saved(root / "run" / "checkpoints" / "step-00000003", QWEN)
+    with pytest.raises(JobError, match=r"run: is no checkpoint, .*; take one of its checkpoints, such as \S+/step-0+3"):
+        load(root, weights="run")
+    saved(root / "emulated", ModelSection(kind="emulated"))
+    with pytest.raises(JobError, match=r"\[model\] weights: \S+: is of an emulated model, which has no weights"):
+        load(root, weights="emulated")
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(JobError, match=r"job.toml: \[model\] weights: \S+manifest.json: damaged"):
+        load(root)
+
+
+def test_a_job_of_another_shape_that_was_built_in_code_is_refused_before_it_runs(folder: Path) -> None:
+    job = load(folder.parent)
+    require_model_of_weights(job.model)
+    other = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, layers=4))
+    with pytest.raises(JobError, match=r"\[model\] layers: 4, but the weights in \S+ have 2 there"):
+        check_request(other, 1, (), frozenset())
+    with pytest.raises(JobError, match=r"has no tensor embedding.word_embeddings.weight"):
+        run(one_f_one_b(job.shape), job, steps=1)
+
+
+def test_a_runs_own_job_needs_the_checkpoint_no_more(folder: Path) -> None:
+    job = load(folder.parent)
+    (folder.parent / "run").mkdir()
+    (folder.parent / "run" / "job.toml").write_text(job.to_toml())
+    shutil.rmtree(folder)
+    assert Job.of_run(folder.parent / "run") == job
