@@ -9,12 +9,17 @@ is read from its source.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module, metadata, resources
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+from recycle.errors import JobError
 
 COMMANDS = (
     "schedule",
@@ -53,8 +58,25 @@ class LazyGroup(TyperGroup):
 def _load(name: str) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     function = name.replace("-", "_")
-    single.command(name)(getattr(import_module(f"recycle.cli.{function}"), function))
+    single.command(name)(_naming_its_job(getattr(import_module(f"recycle.cli.{function}"), function)))
     return get_command(single)
+
+
+def _naming_its_job(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, whose errors about a key of the job ("[section] key: ...") begin with the job file it was given."""
+
+    @wraps(command)
+    def named(**arguments: Any) -> None:
+        try:
+            command(**arguments)
+        except JobError as error:
+            given = (value for value in arguments.values() if isinstance(value, Path) and value.suffix == ".toml")
+            job = next(given, None)
+            if job is None or not str(error).startswith("["):
+                raise
+            raise JobError(f"{job}: {error}") from None
+
+    return named
 
 
 def _help_line(name: str) -> str:

@@ -29,8 +29,9 @@ def tokenize(
     """Make Megatron-LM's token files of text, of any size.
 
     A file named .jsonl or .ndjson has an object per line, each with a document; any other file is one document of
-    text. A job reads the result with `[data] kind = "megatron"` and `path = "PREFIX"`. What a text is longer than 256
-    KiB is encoded in pieces that end where a line does, which a tokenizer that does not split text into words may tell.
+    text. A job reads the result with `[data] kind = "megatron"` and `path = "PREFIX"`. A text longer than 256
+    KiB is encoded in pieces that end where a line does; a tokenizer that does not split text into words may give other
+    tokens there.
 
     Example: **recycle tokenize corpus.jsonl -o corpus --tokenizer models/llama**
 

@@ -56,7 +56,7 @@ def test_a_wrong_name_is_one_line_before_anything_starts(
 ) -> None:
     found = {"model": "bare", "data": "function", "loss": "bare"} | names
     (folder / "job.toml").write_text(JOB.format(**found))
-    assert command("train", folder / "job.toml", "--run", "run").refused(complaint)
+    assert command("train", folder / "job.toml", "--run", "run").refused(f"job.toml: {complaint}")
     assert not (folder / "run").exists()
 
 
@@ -67,4 +67,15 @@ def test_a_module_without_parameters_is_one_line_of_the_worker_that_built_it(com
     assert outcome.status == 2
     assert outcome.err.count("\n") == 1
     complaint = "[model] provider: cli_models:bare: stage 0: its module has no parameters to train"
-    assert outcome.err.startswith(f"recycle: {complaint}")
+    assert outcome.err.startswith(f"recycle: {folder / 'job.toml'}: {complaint}")
+
+
+@pytest.mark.process
+def test_what_a_loss_of_ones_own_raises_is_in_the_line_that_ends_the_run(command: Command, folder: Path) -> None:
+    loss_alone = JOB.format(model="bare", data="function", loss="function").replace('provider = "cli_models', "# = ")
+    (folder / "job.toml").write_text(loss_alone)
+    outcome = command("train", folder / "job.toml", "--run", "run", "--schedule", "1f1b")
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1
+    assert "stage 0 has no live host left" in outcome.err
+    assert "ended with exit code 1 (TypeError: function() takes 1 positional argument but 2 were given)" in outcome.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +156,9 @@ def check_request(
 
         job.layers_per_stage()
         if job.model.config:
-            from recycle.exec.model.config import transformer_config  # imports megatron-core, which takes seconds
-
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # megatron-core, whose import takes seconds, tells of missing packages
+                from recycle.exec.model.config import transformer_config
             transformer_config(job)
         if job.model.provider is None:
             _require_memory(job)

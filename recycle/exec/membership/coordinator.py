@@ -9,7 +9,7 @@ to form its groups though others came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -234,7 +234,16 @@ class Coordinator:
             if not any(worker.rank == stage % self.shape.ranks for worker in self.live - self._joined):
                 raise StageLost(
                     f"stage {stage} has no live host left after step {self.record.committed}: its parameters are lost"
+                    f" with worker {self._ended_as(max(lost), lost)}"
                 )
+
+    def _ended_as(self, worker: Worker, lost: Mapping[Worker, str]) -> str:
+        """The worker and how it ended; of an error of its own with the last line of its log, which says what it was."""
+        how, _, lines = lost[worker].partition("; its last lines: ")
+        if how.startswith("ended"):
+            lines = lines or self.processes.tail(worker)
+        last = lines.rpartition(" | ")[2]
+        return f"{worker}, which {how} ({last})" if last else f"{worker}, {how}"
 
     def start_over(self, live: set[Worker], committed: int, commit: Commit) -> None:
         """Go on from a checkpoint with new processes, which all start from its state.
