@@ -101,8 +101,8 @@ def require_tokens(prefix: str, dataset: Any, vocabulary: int) -> None:
         if part.max() >= vocabulary or part.min() < 0:
             place = int(np.flatnonzero((part >= vocabulary) | (part < 0))[0])
             raise JobError(
-                f"[model] vocabulary: {vocabulary}, but token {block * _BLOCK + place} of {prefix}.bin is {part[place]};"
-                " give as many as its tokenizer has"
+                f"[model] vocabulary: {vocabulary}, but token {block * _BLOCK + place} of {prefix}.bin is {part[place]}"
+                "; give as many as its tokenizer has"
             )
 
 
