@@ -107,6 +107,7 @@ def test_weights_that_are_none_are_one_line(folder: Path) -> None:
         load(root)
 
 
+@pytest.mark.slow
 def test_a_job_of_another_shape_that_was_built_in_code_is_refused_before_it_runs(folder: Path) -> None:
     job = load(folder.parent)
     require_model_of_weights(job.model)

@@ -6,9 +6,10 @@ refused by its key; keys that change nothing about what is computed are left alo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -72,7 +73,7 @@ class _Config(msgspec.Struct):
     intermediate_size: Positive
     num_hidden_layers: Positive
     num_attention_heads: Positive
-    rms_norm_eps: float
+    rms_norm_eps: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     num_key_value_heads: Positive | None = None
     head_dim: Positive | None = None
     max_position_embeddings: Positive = 2048
@@ -140,6 +141,9 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
         **architecture.config,
     }
     if architecture.kind == "mixtral":
+        if read.num_experts_per_tok > read.num_local_experts:
+            count = f"{read.num_experts_per_tok} of num_local_experts {read.num_local_experts}"
+            raise JobError(f"{where}: num_experts_per_tok: {count}")
         fields |= {
             "num_moe_experts": read.num_local_experts,
             "moe_router_topk": read.num_experts_per_tok,
@@ -162,8 +166,9 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
 
 def _require_full_attention(config: Mapping[str, Any], architecture: HubArchitecture, where: str) -> None:
     kinds = config.get("layer_types") or []
-    if any(kind != "full_attention" for kind in kinds):
-        raise JobError(f"{where}: layer_types: {kinds} is not supported, only 'full_attention' is")
+    other = next((kind for kind in kinds if kind != "full_attention"), None) if isinstance(kinds, list) else kinds
+    if other is not None:
+        raise JobError(f"{where}: layer_types: {other!r} is not supported, only 'full_attention' is")
     if architecture.kind == "mixtral" and config.get("sliding_window") is not None:
         raise JobError(f"{where}: sliding_window: {config['sliding_window']!r} is not supported, only null is")
 
@@ -184,7 +189,7 @@ def _rotary(config: _Config, architecture: HubArchitecture, where: str) -> tuple
             raise JobError(f"{where}: {key}.{name}: {stated[name]!r} is not supported, only {value:g} is")
     factor = stated.get("factor") if kind == "llama3" else None
     for name, number in (("rope_theta", base), ("factor", 1.0 if factor is None else factor)):
-        if isinstance(number, bool) or not isinstance(number, int | float) or number < 1:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 1 <= number < math.inf:
             raise JobError(f"{where}: {key}.{name}: {number!r} must be a number of at least 1")
     return float(base), None if factor is None else float(factor)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,8 +110,11 @@ def import_model(source: Path, target: Path, progress: Progress = lambda *_: Non
     note = ImportNote(batched_experts=any(name.endswith(".mlp.experts.gate_up_proj") for name in stored.places))
     by_ours: dict[str, list[Block]] = defaultdict(list)
     for block in blocks(model, note.batched_experts):
+        _require_block(source, stored, block)  # a config.json of a billion layers ends here
         by_ours[block.ours].append(block)
-    types = _require_tensors(source, stored, [block for of_one in by_ours.values() for block in of_one], model)
+    expected = {block.theirs for of_one in by_ours.values() for block in of_one}
+    _require_no_others(stored, expected, model)
+    types = tuple(sorted({stored.places[name].dtype for name in expected}))
     note.dtype = types[0] if len(types) == 1 else "F32"
     sizes = {name: math.prod(of_one[0].our_shape) for name, of_one in by_ours.items()}
     planned = {name: Planned(4 * sizes[name], partial(_our_tensor, stored, of_one)) for name, of_one in by_ours.items()}
@@ -125,21 +128,21 @@ def import_model(source: Path, target: Path, progress: Progress = lambda *_: Non
     return Converted(architecture.name, sum(sizes.values()), types, carried)
 
 
-def _require_tensors(
-    source: Path, stored: StoredTensors, wanted: Iterable[Block], model: ModelSection
-) -> tuple[str, ...]:
-    """Raise JobError unless the files have the model's tensors and no others; returns the types they have."""
+def _require_block(source: Path, stored: StoredTensors, block: Block) -> None:
+    """Raise JobError unless the files have the tensor that a block is in, as it should be."""
+    name, place = block.theirs, stored.places.get(block.theirs)
+    if place is None:
+        raise JobError(f"{source}: has no tensor {name}, which a model of this {CONFIG} needs")
+    if place.shape != block.their_shape:
+        raise JobError(f"{place.path}: {name} is {list(place.shape)}, and by {CONFIG} it is {list(block.their_shape)}")
+    if place.dtype not in DTYPES:
+        raise JobError(f"{place.path}: {name} is {place.dtype}; {', '.join(DTYPES)} are supported")
+
+
+def _require_no_others(stored: StoredTensors, expected: Collection[str], model: ModelSection) -> None:
+    """Raise JobError for a tensor that is there twice, or that the model does not have."""
     for name, path in stored.copies.items():
         raise JobError(f"{path}: has the tensor {name}, which {stored.places[name].path.name} has too")
-    expected = {block.theirs: block.their_shape for block in wanted}
-    for name, shape in expected.items():
-        place = stored.places.get(name)
-        if place is None:
-            raise JobError(f"{source}: has no tensor {name}, which a model of this {CONFIG} needs")
-        if place.shape != shape:
-            raise JobError(f"{place.path}: {name} is {list(place.shape)}, and by {CONFIG} it is {list(shape)}")
-        if place.dtype not in DTYPES:
-            raise JobError(f"{place.path}: {name} is {place.dtype}; {', '.join(DTYPES)} are supported")
     for name, place in stored.places.items():
         if name in expected or name.endswith(_COPIES):
             continue
@@ -150,7 +153,6 @@ def _require_tensors(
                 f"{place.path}: {name} is not the embedding, though {CONFIG} says tie_word_embeddings; correct either"
             )
         raise JobError(f"{place.path}: has a tensor {name}, which a model of this {CONFIG} does not have")
-    return tuple(sorted({stored.places[name].dtype for name in expected}))
 
 
 def _our_tensor(stored: StoredTensors, of_one: Sequence[Block]) -> torch.Tensor:
@@ -203,6 +205,7 @@ def export_model(
     stored = StoredTensors([checkpoint / name for name in sorted(manifest.files)], RecycleError)
     by_theirs: dict[str, list[Block]] = defaultdict(list)
     for block in blocks(model, note.batched_experts):
+        stored.require(block.ours)
         by_theirs[block.theirs].append(block)
     sizes = {name: math.prod(of_one[0].their_shape) for name, of_one in by_theirs.items()}
     planned = {
@@ -233,8 +236,13 @@ def _their_tensor(stored: StoredTensors, of_one: Sequence[Block], dtype: torch.d
 def _note_in(beside: Path | None) -> ImportNote:
     if beside is None or not (beside / NOTE).is_file():
         return ImportNote()
-    found = msgspec.convert(read_object(beside / NOTE), ImportNote)
-    return found if found.dtype in DTYPES else ImportNote()
+    try:
+        found = msgspec.convert(read_object(beside / NOTE), ImportNote)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{beside / NOTE}: {error}") from None
+    if found.dtype not in DTYPES:
+        raise JobError(f"{beside / NOTE}: dtype: {found.dtype!r} is none of {', '.join(DTYPES)}")
+    return found
 
 
 def _config(model: ModelSection, architecture: HubArchitecture, imported: Path | None) -> dict[str, Any]:
@@ -242,5 +250,7 @@ def _config(model: ModelSection, architecture: HubArchitecture, imported: Path |
     if imported is None or not imported.is_file():
         return config_json(model, architecture)
     config = read_object(imported)
-    config["max_position_embeddings"] = max(config.get("max_position_embeddings", 0), model.sequence)
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int) or positions < model.sequence:
+        config["max_position_embeddings"] = model.sequence
     return config

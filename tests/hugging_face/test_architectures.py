@@ -82,7 +82,10 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
         ({"quantization_config": {"bits": 4}}, r"c: quantization_config: .* is not supported, only None is"),
         ({"auto_map": {"AutoModel": "own.py"}}, r"c: auto_map: "),
         ({"use_sliding_window": True}, r"c: use_sliding_window: True"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, r"c: layer_types: .* only 'full_attention' is"),
+        ({"layer_types": 2}, r"c: layer_types: 2 is not supported"),
+        ({"rms_norm_eps": float("nan")}, r"c: Expected `float` > 0.* - at `rms_norm_eps`"),
+        ({"rope_theta": float("inf")}, r"c: rope_scaling.rope_theta: inf must be a number of at least 1"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"c: layer_types: 'sliding_attention' is not"),
         ({"partial_rotary_factor": 0.5}, r"c: partial_rotary_factor: 0.5"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"c: rope_scaling.rope_type: 'yarn' is not supported"),
         ({"rope_parameters": {"full_attention": {}}}, r"c: rope_parameters.full_attention is not supported"),
@@ -91,6 +94,10 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
         (
             {"architectures": ["MixtralForCausalLM"], "sliding_window": 4096},
             r"c: sliding_window: 4096 is not supported, only null is",
+        ),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9},
+            r"c: num_experts_per_tok: 9 of num_local_experts 8",
         ),
         ({"architectures": ["MixtralForCausalLM"], "router_jitter_noise": 0.1}, r"c: router_jitter_noise: 0.1"),
     ],

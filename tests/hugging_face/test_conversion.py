@@ -63,6 +63,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "index empty": (lambda f: (f / INDEX).write_text("{}"), r"weight_map: does not map tensors to files"),
     "pickles": (pickled, r"has no weights, model.safetensors or .*; what it has are pickles"),
     "another depth": (lambda f: config(f, num_hidden_layers=3), r"has no tensor model.layers.2.input_layernorm.weight"),
+    "endless": (lambda f: config(f, num_hidden_layers=2**31 - 1), r"has no tensor model.layers.2.input_layernorm.wei"),
     "fewer layers": (
         lambda f: config(f, num_hidden_layers=1),
         r"has a tensor model.layers.1.\S+, which a model of this",
@@ -141,6 +142,11 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -
     with pytest.raises(RecycleError, match=r"model: exists already; remove it, or choose another name with -o"):
         export_model(checkpoint, folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
+    note = checkpoint / "huggingface" / "import.json"
+    for spoiled, complaint in (('{"dtype": "I8"}', r"dtype: 'I8' is none of F32"), ('{"dtype": 1}', r"Expected `str`")):
+        note.write_text(spoiled)
+        with pytest.raises(JobError, match=rf"import.json: {complaint}"):
+            export_model(checkpoint, target)
     weights = checkpoint / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     with pytest.raises(RecycleError, match=r"weights.safetensors: cut off"):

@@ -15,7 +15,7 @@ from tests.hugging_face.hub_models import MODELS, TOGETHER, hub_model, logits_of
 from tests.hugging_face.written import same_bits, stored
 from tests.tokens.tokenizers import saved_tokenizer
 
-pytestmark = TOGETHER
+pytestmark = [pytest.mark.slow, TOGETHER]
 
 TOKENS = torch.arange(48).reshape(2, 24) % 256
 

@@ -119,6 +119,10 @@ class StoredTensors:
             begin = end
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, joined)
 
+    def require(self, name: str) -> None:
+        """Raise `refusal` unless all of a tensor of the whole model is there."""
+        self._parts(name)
+
     def _parts(self, name: str) -> list[str]:
         """The names under which all of a tensor lies, first part to last."""
         if name in self.places:
