@@ -61,34 +61,32 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             job = cls._read(with_model_of_weights(_parsed(text), folder))
             require_model_of_weights(job.model)
             job.validate()
-        times, data = job.times, job.data
+        times, data, evaluation = job.times, _resolved(job.data, folder), job.evaluation
         if times.profile not in (None, ANALYTIC):
             times = msgspec.structs.replace(times, profile=str(folder / times.profile))
-        if data.path is not None:
-            data = msgspec.structs.replace(data, path=str(folder / Path(data.path).expanduser()))
-        if data.paths is not None:
-            data = msgspec.structs.replace(data, paths=[str(folder / Path(path).expanduser()) for path in data.paths])
-        if data.cache is not None:
-            data = msgspec.structs.replace(data, cache=str(folder / Path(data.cache).expanduser()))
-        model = job.model
-        if any((model.provider, data.provider, job.train.loss)):
+        if evaluation.data is not None:
+            evaluation = msgspec.structs.replace(evaluation, data=_resolved(evaluation.data, folder))
+        model, others = job.model, evaluation.data or DataSection()
+        if any((model.provider, data.provider, others.provider, job.train.loss)):
             stated = [str(folder)] if model.import_from is None else [str(folder / path) for path in model.import_from]
             model = msgspec.structs.replace(model, import_from=stated)
         membership = job.membership
         named = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
         files = {key: str(folder / path) for key in named if (path := getattr(membership, key)) is not None}
+        read = [path for of in (data, others) for path in (of.path, *(of.paths or ()))]
         for found in (
             times.profile,
             job.model.weights,
-            data.path,
-            *(data.paths or ()),
+            *read,
             *(model.import_from or ()),
             *files.values(),
         ):
             if found is not None:
                 require_text(found, JobError)
         membership = msgspec.structs.replace(membership, **files)
-        return msgspec.structs.replace(job, times=times, model=model, data=data, membership=membership)
+        return msgspec.structs.replace(
+            job, times=times, model=model, data=data, evaluation=evaluation, membership=membership
+        )
 
     @classmethod
     def from_toml(cls, text: str, name: str = "job") -> Job:
@@ -149,13 +147,25 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         self._validate_family()
         if self.model.kind != "emulated" and self.model.provider is None:
             self._validate_tensor_parallel()
-        self._validate_data()
+        self._validate_data(self.data)
+        if self.evaluation.data is not None:
+            with errors_as(JobError, "[eval]"):
+                self._validate_data(self.evaluation.data, part=1)
+            if self.evaluation.data.micro_batch_size not in (1, self.data.micro_batch_size):
+                raise JobError(
+                    f"[eval] data.micro_batch_size: {self.evaluation.data.micro_batch_size}, but stages hand on"
+                    f" {self.data.micro_batch_size} rows at a time ([data] micro_batch_size); leave it out"
+                )
+        elif self.evaluation.every and self.data.kind == "gpt-dataset":
+            with errors_as(JobError, "[eval] data"):
+                self._validate_data(self.data, part=1)
         self._validate_train()
 
     def _validate_named(self) -> None:
         named = {
             "[model] provider": self.model.provider,
             "[data] provider": self.data.provider,
+            "[eval] data.provider": None if self.evaluation.data is None else self.evaluation.data.provider,
             "[train] loss": self.train.loss,
         }
         for key, name in named.items():
@@ -170,8 +180,6 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             raise JobError("[model] weights: what [model] provider builds has its own; load them in that function")
         if self.model.config and self.model.kind == "emulated":
             raise JobError('[model.config]: kind = "emulated" has no config; take out one of them')
-        if self.data.provider is not None and self.data.kind != "text":
-            raise JobError(f'[data] provider: and kind = "{self.data.kind}" name the data twice; take out one of them')
         recompute = self.model.recompute
         if isinstance(recompute, list) and len(recompute) != self.shape.stages:
             raise JobError(f"[model] recompute: lists {len(recompute)} stages, the shape has {self.shape.stages} (P*V)")
@@ -197,8 +205,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         if model.provider is None and model.heads % groups:
             raise JobError(f"[model.config] num_query_groups: {groups} groups do not divide heads = {model.heads}")
 
-    def _validate_data(self) -> None:
-        data = self.data
+    def _validate_data(self, data: DataSection, part: int = 0) -> None:
+        """Raise JobError for keys that are impossible together, or that leave nothing in a part of a split."""
+        if data.provider is not None and data.kind != "text":
+            raise JobError(f'[data] provider: and kind = "{data.kind}" name the data twice; take out one of them')
         if data.kind == "megatron" and data.path is None:
             raise JobError('[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix')
         if data.kind != "gpt-dataset":
@@ -211,8 +221,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             raise JobError("[data] path: give the path of a .bin and .idx file without the suffix, or several as paths")
         if data.weights is not None and len(data.weights) != len(data.paths or [data.path]):
             raise JobError(f"[data] weights: {len(data.weights)} for {len(data.paths or [data.path])} paths")
-        if float(data.split.split(",")[0]) <= 0:
-            raise JobError(f'[data] split: "{data.split}" gives training, the first of them, nothing')
+        shares = [float(share) for share in data.split.split(",")]
+        if part >= len(shares) or shares[part] <= 0:
+            names = "training, the first", "validation, the second"
+            raise JobError(f'[data] split: "{data.split}" gives {names[part]} of them, nothing')
         for key in ("mask_loss", "reset_positions"):
             if getattr(data, key) and data.end_of_document is None:
                 raise JobError(f"[data] {key}: needs end_of_document, the number of the token that ends a document")
@@ -347,9 +359,24 @@ def _parsed(text: str) -> dict[str, Any]:
         raise JobError(f"not valid TOML: {error}") from None
 
 
+def _resolved(data: DataSection, folder: Path) -> DataSection:
+    """The section with its paths below the folder of the file that they stand in."""
+
+    def absolute(path: str) -> str:
+        return str(folder / Path(path).expanduser())
+
+    return msgspec.structs.replace(
+        data,
+        path=None if data.path is None else absolute(data.path),
+        paths=None if data.paths is None else [absolute(path) for path in data.paths],
+        cache=None if data.cache is None else absolute(data.cache),
+    )
+
+
 def _toml_value(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_toml_value(key)} = {_toml_value(entry)}' for key, entry in value.items())}}}"
+        stated = {key: entry for key, entry in value.items() if entry is not None}
+        return f"{{{', '.join(f'{_toml_value(key)} = {_toml_value(entry)}' for key, entry in stated.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

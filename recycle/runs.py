@@ -42,6 +42,7 @@ class _Iteration(msgspec.Struct, frozen=True):
     generation: run_trace.Count
     role: str
     instructions: list[tuple[str, _Seconds, _Seconds]]
+    evaluation: run_trace.Count | None = None
 
 
 def log_path(run_dir: str | Path, worker: Worker) -> Path:
@@ -55,13 +56,15 @@ def append_iteration(
     generation: int,
     role: Worker | str,
     instructions: Iterable[tuple[Instruction | str, float, float]],
+    batch: int | None = None,
 ) -> int:
-    """Add one executed iteration to a process's trace log, as one line.
+    """Add one executed iteration, or batch of an evaluation, to a process's trace log, as one line.
 
     Args:
         path: the log, see `log_path`; made with its folder when missing.
         role: the position in the plan that the process played.
         instructions: (instruction or its text, start, end) in the order of execution, seconds since the run's start.
+        batch: of the evaluation that follows the step; None for the iteration itself.
 
     Returns:
         how many bytes were added.
@@ -71,6 +74,8 @@ def append_iteration(
     """
     rows = [[str(what), round(float(start), 9), round(float(end), 9)] for what, start, end in instructions]
     iteration = {"step": step, "generation": generation, "role": str(role), "instructions": rows}
+    if batch is not None:
+        iteration["evaluation"] = batch
     path, line = Path(path), msgspec.json.encode(iteration)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +135,7 @@ def _add(builder: TraceBuilder, path: Path, process: Worker, number: int, iterat
     try:
         role = builder.shape.require(Worker.parse(iteration.role), "role")
         for text, start, end in iteration.instructions:
-            builder.add(process, role, iteration.generation, iteration.step, text, start, end)
+            builder.add(process, role, iteration.generation, iteration.step, text, start, end, iteration.evaluation)
     except (JobError, ScheduleError) as error:
         raise RecycleError(f"{path}: line {number}: {error}") from None
 

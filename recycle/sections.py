@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from recycle.errors import JobError
 from recycle.profile import PerStage
@@ -165,6 +166,23 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     end_of_document: Count | None = None
     mask_loss: bool = False
     reset_positions: bool = False
+
+
+class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[eval]`: after which steps the loss on other data is computed, and on how many of them (docs/data.md).
+
+    After every `every` steps, 0 for never, and after the last one. `batches` counts as iterations do: each is as many
+    micro-batches as an iteration has. They are the same ones each time, and dropout is off.
+
+    `data` has the keys of `[data]`. Left out, it is the validation part of the `split` of a "gpt-dataset"; of any other
+    kind, whose data have no part that is not trained on, `[data]` itself with the next `seed`. A "gpt-dataset" that is
+    named here also gives its validation part: `split = "0,1"` takes all of it. Rows per micro-batch are those of
+    `[data]`.
+    """
+
+    every: Count = 0
+    batches: Positive = 1
+    data: DataSection | None = None
 
 
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -332,6 +350,7 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         grid: the `[shape]` section as written; `shape` gives the `Shape`.
+        evaluation: the `[eval]` section.
     """
 
     grid: ShapeSection = field(name="shape")
@@ -341,6 +360,7 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
+    evaluation: EvalSection = field(name="eval", default=EvalSection())
     membership: MembershipSection = MembershipSection()
     cluster: ClusterSection = ClusterSection()
     dials: DialsSection = DialsSection()
@@ -351,6 +371,21 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     def shape(self) -> Shape:
         grid = self.grid
         return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
+
+    @property
+    def evaluation_data(self) -> DataSection:
+        """What evaluations read: `[eval] data`, or what it stands for when left out."""
+        data = self.evaluation.data
+        if data is not None:
+            return replace(data, micro_batch_size=self.data.micro_batch_size)
+        if self.data.kind == "gpt-dataset":
+            return replace(self.data, samples=None)
+        return replace(self.data, seed=self.data.seed + 1)
+
+    def is_evaluated(self, step: int, is_last: bool) -> bool:
+        """Whether an evaluation follows this step."""
+        every = self.evaluation.every
+        return every > 0 and (is_last or (step + 1) % every == 0)
 
     @property
     def ties(self) -> tuple[tuple[int, ...], ...]:

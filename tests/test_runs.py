@@ -38,6 +38,36 @@ def run_directory(path: Path, steps: int = 3, seconds: float = 0.00123456789) ->
     return path
 
 
+def test_batches_of_evaluations_are_kept_apart_from_the_iterations_that_they_follow(tmp_path: Path) -> None:
+    path = run_directory(tmp_path)
+    for generation in (0, 1):
+        for batch in range(2):
+            for worker in SHAPE.workers():
+                begin = 50.0 + 10 * generation + batch
+                forwards = [(f"{worker.rank}F{worker.pipeline}.{j}", begin + j, begin + j + 0.5) for j in range(2)]
+                runs.append_iteration(runs.log_path(path, worker), 1, generation, worker, forwards, batch)
+    without = runs.read_logs(run_directory(tmp_path / "without"), SHAPE)
+    trace = runs.read_logs(path, SHAPE)
+    assert runs.merge_logs(path, SHAPE) == 1
+    merged = runs.load_trace(path, SHAPE)
+    for found in (trace, merged):
+        assert (len(found), found.steps, found.generations_of(1)) == (len(without), [0, 1, 2], [0])
+        assert found.period(0, 2) == pytest.approx(without.period(0, 2), abs=1e-8)
+        assert found.evaluation(0) is None
+        ran = found.evaluation(1)
+        assert ran is not None
+        assert ran.generation.tolist() == [1] * 16
+        assert sorted(zip(ran.batch.tolist(), map(str, map(ran.instruction, range(16))), strict=True)) == sorted(
+            (batch, f"{stage}F{pipeline}.{j}")
+            for batch in range(2)
+            for stage in range(2)
+            for pipeline in range(2)
+            for j in range(2)
+        )
+        assert (ran.start.min(), ran.end.max()) == (60.0, 62.5)
+    assert run_trace.loads((path / runs.TRACE).read_bytes(), "trace").metadata["executed"]["step"] == 1
+
+
 def test_merge_builds_the_columns_of_the_whole_run(tmp_path: Path) -> None:
     trace = runs.read_logs(run_directory(tmp_path), SHAPE)
     lowered = simulate(one_f_one_b(SHAPE)).schedule

@@ -263,6 +263,20 @@ class Run:
         failed = self.failed_in(step, int(window.generation[0]))
         return LaneTable.from_trace(window, failed=failed, weight_share=weight_share(self.profile, window.shape))
 
+    def evaluated_lanes(self, step: int) -> LaneTable | None:
+        """The lanes of the evaluation after `step`, all of its batches; None where nothing of it was traced."""
+        window = self.trace.evaluation(step) if self.trace is not None else None
+        if window is None:
+            return None
+        failed = self.failed_in(step, int(window.generation[0]))
+        return LaneTable.from_trace(window, failed=failed, weight_share=weight_share(self.profile, window.shape))
+
+    @cached_property
+    def evaluations(self) -> dict[int, float]:
+        """Step -> the loss of the evaluation after it."""
+        found = ((line["step"], _number(line.get("eval_loss"))) for line in self.metrics)
+        return {step: loss for step, loss in found if loss is not None}
+
     def executed(self, step: int, generation: int | None = None) -> tuple[Timeline, Rows] | None:
         """(what ran of `step` as a timeline, the operation's id in `executed_lanes` of each of its rows)."""
         window = self._ran(step, generation)

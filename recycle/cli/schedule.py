@@ -17,6 +17,7 @@ from recycle.cli.terminal import width
 from recycle.errors import ScheduleError
 from recycle.ir import formats
 from recycle.ir.families import FAMILIES, TWO_CHUNKS
+from recycle.ir.forward_only import forward_only as forwards_of
 from recycle.ir.lower import lower as lowered
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
@@ -53,6 +54,9 @@ def schedule(
     buckets: Annotated[
         int, typer.Option(min=1, max=MOST_BUCKETS, metavar="N", help="Sum each stage's gradients in N buckets.")
     ] = 1,
+    forward_only: Annotated[
+        bool, typer.Option("--forward-only", help="Its forwards alone, as an evaluation runs them.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Build a schedule of a known family: into a file, as a picture on a terminal, or as the file's text elsewhere.
@@ -72,6 +76,10 @@ def schedule(
         if family not in takers:
             raise ScheduleError(f"--{option.replace('_', '-')}: {family} takes none, it is for {', '.join(takers)}")
     built = replace(FAMILIES[family](shape, optimizer=optimizer.value, **options), buckets=buckets)
+    if forward_only:
+        if buckets > 1:
+            raise ScheduleError(f"--buckets: {buckets}, but with --forward-only no gradient is summed; leave out one")
+        built = forwards_of(built)
     if lower:
         built = lowered(built)
     if output is not None:

@@ -147,8 +147,9 @@ class ProgressLines(Observer):
         """One line per committed step."""
         self.last = line["step"]
         width = len(str(self._steps - 1))
+        evaluated = f"  evaluation loss {_loss(line['eval_loss'])}" if "eval_loss" in line else ""
         _print(
-            f"step {line['step']:>{width}}/{self._steps - 1}  loss {_loss(line['loss'])}"
+            f"step {line['step']:>{width}}/{self._steps - 1}  loss {_loss(line['loss'])}{evaluated}"
             f"  {line['tokens_per_second']:>9,.0f} tokens/s  {line['live_workers']}/{self._shape.worker_count} workers"
             f"  plan {line['plan'][:8]}  period {line['period']:g} ({line['mode']})"
         )

@@ -8,6 +8,7 @@ transfers one at a time, unbuffered, then never deadlocks, and no lane is ever o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -26,16 +27,22 @@ _OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.value
 
 
 def lower(schedule: Schedule) -> Schedule:
-    """The schedule with its transfers, reduces and steps written out. Never raises; what is broken stays broken."""
+    """The schedule with its transfers, reduces and steps written out; a forward-only one has no reduces and steps.
+
+    Never raises; what is broken stays broken.
+    """
     return lower_with_origin(schedule)[0]
 
 
 def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     """`lower`, and for each row of the result the row it came from, -1 for rows that lowering added."""
     origin = np.arange(len(schedule.columns), dtype=np.int64)
-    if schedule.buckets > 1 and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
+    is_cut = schedule.buckets > 1 and not schedule.forward_only
+    if is_cut and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
         schedule, origin = cut_last_weights(schedule)
-    for classes, add in (((Transfer,), add_transfers), (implied_kinds(), add_reduce_and_step)):
+    passes: list[tuple[tuple[type[Instruction], ...], Callable[[Schedule], tuple[Schedule, Rows]]]]
+    passes = [((Transfer,), add_transfers), (implied_kinds(), add_reduce_and_step)]
+    for classes, add in passes[:1] if schedule.forward_only else passes:
         if not is_kind(schedule.columns.kind, classes).any():
             schedule, came_from = add(schedule)
             origin = np.append(origin, -1)[came_from]

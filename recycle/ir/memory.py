@@ -26,7 +26,8 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
     What holds an activation (F, R) adds 1, or what its stage's weighs. Each row frees the share that its kind's `frees`
     says, a part of a W its share of that; an overlapped pair adds what its forward and frees what its backward does.
     What is left of a kind with `released_by` goes with the instruction that makes that value. In bytes, a forward that
-    is run again adds only what that needs, and the backward that runs it again the rest.
+    is run again adds only what that needs, and the backward that runs it again the rest. In a forward-only schedule a
+    forward holds an activation while it runs, and no longer.
     """
     c, shape = schedule.columns, schedule.shape
     stage = np.clip(c.stage, 0, shape.stages - 1)
@@ -36,6 +37,8 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
         again = weight - np.array(profile.per_stage("recomputed_from", shape.stages))
     mine = weight[stage]
     added = np.where(is_kind(c.kind, kinds_where(lambda row: row.holds)), mine, 0.0)
+    if schedule.forward_only:
+        return added, added.copy()
     freed = mine * per_kind(lambda cls: cls.row.frees(profile))[c.kind]
     if schedule.buckets > 1:
         freed[is_kind(c.kind, Part)] /= schedule.buckets

@@ -4,8 +4,9 @@
      "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}
 
 `placement` is null when chunk c of rank r is on stage c * P + r, else worker -> stages. `"buckets": N` stands behind
-`ties` where the gradients of each stage are reduced in N buckets, and is left out where they are in one. This module
-knows the file's text and what it must hold; `Schedule.dumps` and `Schedule.loads` turn a schedule into it and back.
+`ties` where the gradients of each stage are reduced in N buckets, and is left out where they are in one;
+`"forward_only": true` stands there in a schedule that evaluates, and in no other. This module knows the file's text and
+what it must hold; `Schedule.dumps` and `Schedule.loads` turn a schedule into it and back.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class NativeFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     placement: dict[str, list[int]] | None = None
     ties: list[list[int]] = []
     buckets: int = 1
+    forward_only: bool = False
     metadata: dict[str, Any] = {}
     programs: dict[str, str]
 
@@ -54,6 +56,8 @@ def encode(file: NativeFile, programs: Iterable[tuple[str, str]]) -> Iterator[st
     head = {key: value for key, value in msgspec.structs.asdict(file).items() if key != "programs"}
     if file.buckets == 1:
         del head["buckets"]  # who knows no buckets reads the file too
+    if not file.forward_only:
+        del head["forward_only"]
     try:
         lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}," for key, value in head.items()]
     except (TypeError, ValueError, RecursionError) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Rows
+from recycle.ir.columns import Flags, Rows
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -91,16 +91,24 @@ def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Row
     return fewest, most
 
 
+def is_whole(schedule: Schedule, forward: Flags, backward: Flags, gradient: Flags, weight: Flags) -> Flags:
+    """Of each pair of stage and micro-batch, given whether its F, B, I and W are there: whether all that it needs is.
+
+    The one place that says so: F alone where the schedule is forward-only, else F, and B or both halves of it.
+    """
+    return forward if schedule.forward_only else forward & (backward | (gradient & weight))
+
+
 def incomplete_count(schedule: Schedule) -> int:
-    """How many pairs of stage and micro-batch lack their F, or their B and one of I and W."""
+    """How many pairs of stage and micro-batch lack something that they need (see `is_whole`)."""
     pieces, shape = work(schedule), schedule.shape
     cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
 
-    def there(cls: type[Instruction]) -> npt.NDArray[np.bool_]:
+    def there(cls: type[Instruction]) -> Flags:
         flags = np.zeros(shape.stages * shape.global_micro_batches, dtype=np.bool_)
         flags[cell[pieces.valid & (pieces.kind == cls.kind)]] = True
         return flags
 
     weight = there(BackwardWeight) | (parts_of_weight(pieces, shape, schedule.buckets)[0] > 0)
-    whole = there(Forward) & (there(Backward) | (there(BackwardInput) & weight))
+    whole = is_whole(schedule, there(Forward), there(Backward), there(BackwardInput), weight)
     return int(len(whole) - np.count_nonzero(whole))

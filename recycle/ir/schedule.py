@@ -56,6 +56,7 @@ class _Options(TypedDict, total=False):
     optimizer: Optimizer
     ties: Iterable[Sequence[int]]
     buckets: int
+    forward_only: bool
     metadata: Mapping[str, Any] | None
 
 
@@ -71,6 +72,7 @@ class Schedule:
         optimizer: "staggered" (each stage steps on its own time) or "barrier" (all stages step together).
         ties: groups of stages that share a weight and so reduce together.
         buckets: how many each stage's gradients are reduced in, one after the other.
+        forward_only: it evaluates: every micro-batch needs its forwards alone, and nothing is reduced or stepped.
         metadata: family or planner, parameters, parent; JSON values only.
         drawn_by: what draws a schedule; set by the public API, since the viewer stands above the IR.
     """
@@ -84,6 +86,7 @@ class Schedule:
     optimizer: Optimizer = "staggered"
     ties: tuple[tuple[int, ...], ...] = ()
     buckets: int = 1
+    forward_only: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -117,6 +120,7 @@ class Schedule:
         optimizer: Optimizer = "staggered",
         ties: Iterable[Sequence[int]] = (),
         buckets: int = 1,
+        forward_only: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Schedule:
         """A schedule from columns.
@@ -124,7 +128,7 @@ class Schedule:
         Args:
             placement: stages per worker when not chunk c of rank r on stage c * P + r. A mapping may leave workers out.
             failed: dead workers (kept even when they have a program, for `check` to find).
-            optimizer, ties, buckets, metadata: the schedule's attributes.
+            optimizer, ties, buckets, forward_only, metadata: the schedule's attributes.
 
         Raises:
             ScheduleError: the placement or a failed worker lies outside the shape, the optimizer is unknown, or an
@@ -137,6 +141,8 @@ class Schedule:
             raise ScheduleError(f"optimizer must be 'staggered' or 'barrier', got {optimizer!r}")
         if not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS:
             raise ScheduleError(f"buckets must be a whole number from 1 to {MOST_BUCKETS}, got {buckets!r}")
+        if not isinstance(forward_only, bool):
+            raise ScheduleError(f"forward_only must be true or false, got {forward_only!r}")
         placed = _placement(shape, placement)
         if buckets > 1 and sum(map(len, placed)) * buckets > MOST_INSTRUCTIONS:
             raise ScheduleError(
@@ -150,6 +156,7 @@ class Schedule:
             optimizer,
             _ties(ties),
             buckets,
+            forward_only,
             _metadata(metadata),
         )
 
@@ -267,6 +274,7 @@ class Schedule:
             placement=None if usual else placement,
             ties=[list(group) for group in self.ties],
             buckets=self.buckets,
+            forward_only=self.forward_only,
             metadata=dict(self.metadata),
             programs={},
         )
@@ -284,6 +292,7 @@ class Schedule:
                 optimizer=file.optimizer,
                 ties=file.ties,
                 buckets=file.buckets,
+                forward_only=file.forward_only,
                 metadata=file.metadata,
             )
 
@@ -302,7 +311,8 @@ class Schedule:
 
     def __repr__(self) -> str:
         dead = f", failed {' '.join(map(str, sorted(self.failed)))}" if self.failed else ""
-        return f"<Schedule {self.shape}, {len(self.columns)} instructions, {self.optimizer}{dead}>"
+        does = "forward only" if self.forward_only else self.optimizer
+        return f"<Schedule {self.shape}, {len(self.columns)} instructions, {does}{dead}>"
 
 
 def _worker(shape: Shape, worker: Worker | str, where: str) -> Worker:

@@ -9,7 +9,7 @@ directory, `recycle.ir.formats.run_trace` the file that keeps it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -36,6 +36,8 @@ class Trace:
             generations; the last one is what counted.
         start, end: seconds since the start of the run, float64.
         events: the lines of `events.jsonl` (fault, detected, generation, recovered, rejoined, ...), in order.
+        batch: of an evaluation, per row; -1 in iterations.
+        evaluations: what was executed of the evaluations that follow steps, `step` saying which; None for none.
     """
 
     shape: Shape
@@ -46,6 +48,8 @@ class Trace:
     start: Floats
     end: Floats
     events: tuple[Mapping[str, Any], ...] = ()
+    batch: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    evaluations: Trace | None = None
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -112,14 +116,23 @@ class Trace:
         return float(np.median(begins[:, 1:][both] - begins[:, :-1][both])) if both.any() else None
 
     def window(self, first: int, last: int, generation: int | None = None) -> Trace:
-        """The rows of the steps `first` to `last` inclusive, of one generation only if it is given."""
+        """The rows of the steps `first` to `last` inclusive, of one generation only if it is given; no evaluations."""
         keep = (self.step >= first) & (self.step <= last)
         if generation is not None:
             keep &= self.generation == generation
         rows = np.flatnonzero(keep)
         columns = self.columns.take(rows, offsets_of(self.process[rows], self.shape.worker_count))
-        kept = {name: getattr(self, name)[rows] for name in ("role", "generation", "step", "start", "end")}
-        return replace(self, columns=columns, **kept)
+        kept = {name: getattr(self, name)[rows] for name in _PER_ROW}
+        return replace(self, columns=columns, evaluations=None, **kept)
+
+    def evaluation(self, step: int) -> Trace | None:
+        """What was executed of the evaluation after `step`, in the generation that counted; None when nothing was."""
+        if self.evaluations is None or step not in self.evaluations.steps:
+            return None
+        return self.evaluations.window(step, step, self.evaluations.generations_of(step)[-1])
+
+
+_PER_ROW = ("role", "generation", "step", "start", "end", "batch")
 
 
 def away_from(columns: Columns, pipeline: Ints) -> npt.NDArray[np.bool_]:
@@ -135,13 +148,21 @@ class TraceBuilder:
         self.shape = shape
         self.codes: dict[str, int] = {}
         self.vocabulary: list[Instruction] = []
-        self.rows: list[tuple[int, int, int, int, int]] = []
+        self.rows: list[tuple[int, int, int, int, int, int]] = []
         self.times: list[tuple[float, float]] = []
 
     def add(
-        self, process: Worker, role: Worker, generation: int, step: int, text: str, start: float, end: float
+        self,
+        process: Worker,
+        role: Worker,
+        generation: int,
+        step: int,
+        text: str,
+        start: float,
+        end: float,
+        batch: int | None = None,
     ) -> None:
-        """Add one executed instruction.
+        """Add one executed instruction, of a batch of an evaluation if one is given.
 
         Raises:
             ScheduleError: `text` is no instruction.
@@ -155,21 +176,28 @@ class TraceBuilder:
             code = self.codes[text] = len(self.vocabulary)
             self.vocabulary.append(instruction)
         index = self.shape.worker_index
-        self.rows.append((index(process), index(role), generation, step, code))
+        self.rows.append((index(process), index(role), generation, step, code, -1 if batch is None else batch))
         self.times.append((start, end))
 
     def build(self, events: Iterable[Mapping[str, Any]]) -> Trace:
         """The trace of all that was added, with the lines of `events.jsonl`."""
         # Each text is parsed once; the rows then are copies of the rows of one program that holds every text once.
         parsed = Schedule.build(self.shape, {Worker(0, 0): self.vocabulary}).columns
-        rows = np.array(self.rows, dtype=np.int64).reshape(-1, 5)
+        rows = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
         times = np.array(self.times, dtype=np.float64).reshape(-1, 2)
         order = np.argsort(rows[:, 0], kind="stable")
         rows, times = rows[order], times[order]
-        offsets = offsets_of(rows[:, 0], self.shape.worker_count)
-        role, generation, step = (rows[:, i].astype(np.int32) for i in (1, 2, 3))
-        start, end = times[:, 0].copy(), times[:, 1].copy()
-        return Trace(self.shape, parsed.take(rows[:, 4], offsets), role, generation, step, start, end, tuple(events))
+
+        def trace(which: npt.NDArray[np.bool_], **more: Any) -> Trace:
+            of, at = rows[which], times[which]
+            columns = parsed.take(of[:, 4], offsets_of(of[:, 0], self.shape.worker_count))
+            role, generation, step, batch = (of[:, i].astype(np.int32) for i in (1, 2, 3, 5))
+            start, end = at[:, 0].copy(), at[:, 1].copy()
+            return Trace(self.shape, columns, role, generation, step, start, end, batch=batch, **more)
+
+        evaluates = rows[:, 5] >= 0
+        evaluations = trace(evaluates) if evaluates.any() else None
+        return trace(~evaluates, events=tuple(events), evaluations=evaluations)
 
 
 def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:

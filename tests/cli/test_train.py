@@ -94,6 +94,16 @@ def test_a_family_and_a_file_run_as_the_schedule(command: Command, job: Path, tm
 
 
 @pytest.mark.process
+def test_an_evaluation_is_shown_with_its_step(command: Command, job: Path, tmp_path: Path) -> None:
+    job.write_text(EMULATED + "[eval]\nevery = 2\n")
+    printed = command("train", job, "--schedule", "1f1b", "--steps", "3", "--run", "run").out.splitlines()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    shown = [line.split("evaluation loss ")[1].split()[0] for line in printed if "evaluation loss" in line]
+    assert shown == [f"{lines[step]['eval_loss']:.6f}" for step in (1, 2)]
+    assert printed.count("waiting for the evaluation after step 1") == 1
+
+
+@pytest.mark.process
 def test_a_staggered_schedule_says_how_each_step_ran_and_what_was_undone(command: Command, job: Path) -> None:
     job.write_text(EMULATED + "clip = 1e9\n")
     printed = command("train", job, "--schedule", "gpipe", "--steps", "4", "--run", "run", "--fault", "nan:0.1@2").out

@@ -27,12 +27,14 @@ JOB = job(
     2,
     2,
     train={"clip": 1e9},
+    eval={"every": 4, "batches": 2},
     membership={"heartbeat": 0.1, "dead_after": 1.5, "hung_after": 1.5, "warm_up": 10.0},
 )
 ENDING = [name for name, kind in KINDS.items() if kind.ends and kind.point is None]
 COLUMNS = ("middle", *PHASES)
 STRUCK, APART = "0.1", 4
-"""The worker, and the steps from one strike to the next: struck, away, back with the barrier, staggered again."""
+"""The worker, and the steps from one strike to the next: struck, away, back with the barrier, staggered again; in the
+evaluation that follows the second of them: an evaluation, struck, away, back with the barrier."""
 REPEATED = ("undo", "acknowledge", "form")
 """Phases of a generation that repeats the iteration: a spoiled gradient of a peer is the reason."""
 LOAD_SECONDS = 10.0
@@ -92,8 +94,9 @@ def matrix_faults(name: str, struck: Sequence[str]) -> tuple[list[str], list[str
     strikes: list[str] = []
     step = 2
     for phase in struck:
+        at = step + (phase == "evaluation")
         given = {"copy": "=1.1"}.get(phase, "=0.0") if KINDS[name].pair else ""
-        strike = f"{name}{given}:{STRUCK}@{step}" + ("" if phase == "middle" else f".{phase}")
+        strike = f"{name}{given}:{STRUCK}@{at}" + ("" if phase == "middle" else f".{phase}")
         gone = STRUCK
         if phase in REPEATED:
             faults.append(f"nan:1.1@{step}")
@@ -101,8 +104,8 @@ def matrix_faults(name: str, struck: Sequence[str]) -> tuple[list[str], list[str
             faults += [f"kill:1.1@{step - 2}", f"rejoin:1.1@{step}"]
             gone = "1.1" if KINDS[name].pair else STRUCK
         strikes.append(strike)
-        faults += [strike, f"rejoin:{gone}@{step + 2}"]
-        step += APART
+        faults += [strike, f"rejoin:{gone}@{at + 2}"]
+        step += APART * (1 + (phase == "evaluation"))  # so that nobody else is struck before a cut is found
     assert step < STEPS
     return faults, strikes
 
@@ -162,8 +165,11 @@ def causes(name: str) -> str:
 
 
 def same_training(run: RunResult, reference: RunResult) -> bool:
-    """Every loss and norm, and the final state of every worker that lives, to the last bit."""
-    lines = [[(m["step"], m["loss"], m["grad_norm"]) for m in result.metrics] for result in (run, reference)]
+    """Every loss, also of evaluations, and norm, and the final state of every worker that lives, to the last bit."""
+    lines = [
+        [(m["step"], m["loss"], m["grad_norm"], m.get("eval_loss")) for m in result.metrics]
+        for result in (run, reference)
+    ]
     return lines[0] == lines[1] and bool(run.digests) and run.digests.items() <= reference.digests.items()
 
 

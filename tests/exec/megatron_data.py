@@ -36,8 +36,9 @@ def training_samples(
     end: int,
     mask_loss: bool = False,
     reset_positions: bool = False,
+    part: int = 0,
 ) -> Any:
-    """The training data set, as Megatron-LM's arguments of these names make it.
+    """The training data set, or that of another part of the split, as Megatron-LM's arguments of these names make it.
 
     megatron-core never ends where a part of the split has no document, so there must be enough of them.
     """
@@ -52,8 +53,9 @@ def training_samples(
         eod_mask_loss=mask_loss,
         create_attention_mask=False,
     )
+    sizes = [samples if number == part else 6 for number in range(3)]
     with as_only_rank():
-        return BlendedMegatronDatasetBuilder(GPTDataset, [samples, 6, 6], lambda: True, config).build()[0]
+        return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[part]
 
 
 def dealt_out(pipelines: int, micro_batches: int, size: int, steps: int) -> dict[tuple[int, int], list[int]]:

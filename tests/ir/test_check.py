@@ -152,6 +152,9 @@ RULE_EXAMPLES: dict[str, tuple[Schedule, str | None, str | None]] = {
     "missing": (edited("0.0", "0B0.1 ", ""), "0.0", "0F0.1"),
     "duplicate": (edited("0.0", "0B0.1 ", "0B0.1 0B0.1 "), "0.0", "0B0.1"),
     "mixed-backward": (edited("0.0", "0B0.1 ", "0B0.1 0W0.1 "), "0.0", "0W0.1"),
+    "beyond-forward": (
+        Schedule.from_text(Shape(1, 1, 1), {"0.0": "0F0 0B0"}, forward_only=True), "0.0", "0B0.0",
+    ),
     "apart": (
         Schedule.from_text(Shape(2, 1, 1), {"0.0": "0F0.0 0F1.0 0B1.0", "1.0": "0B0.0"}), "1.0", "0B0.0",
     ),

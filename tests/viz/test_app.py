@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recycle import RecycleError, Schedule, Shape
+from recycle import RecycleError, Schedule, Shape, Worker
+from recycle.runs import append_iteration, log_path
 from tests.viz.components import graphs, of_type, plain, words
 from viz.app import build_app, serve
 from viz.figures.axes import AXES_CONFIG, CONFIG
@@ -57,6 +58,31 @@ def test_a_step_shows_planned_and_executed_with_the_failed_lane(run_dir: Path) -
         assert {"F1.0", "F1.1", "I1.0", "W1.1"} <= {label(table, i) for i in np.flatnonzero(table.has(Flag.REROUTED))}
     assert [graph["config"] for graph in graphs(component)] == [AXES_CONFIG] * 2
     assert [view["data-name"] for view in views(component)] == ["run-planned", "run-executed"]
+
+
+def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
+    (run_dir / "trace.json").unlink()
+    for batch in range(2):
+        ran = [(f"0F0.{j}", 90.0 + 4 * batch + j, 90.5 + 4 * batch + j) for j in range(2)]
+        append_iteration(log_path(run_dir, Worker(0, 0)), 4, 1, "0.0", ran, batch)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines[4]["eval_loss"] = 4.125
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = RunPage(LiveRun(load_run(run_dir)))
+    assert "evaluation loss 4.125 after step 4" in page.facts()
+    component = plain(page.timelines(4, None)[0])
+    assert [text for text in words(component) if "valuation" in text] == [
+        "Evaluation after step 4, loss 4.125: 1.1 failed"
+    ]
+    drawn = {view["data-name"]: table_of(page.cache, view) for view in views(component)}
+    assert list(drawn) == ["run-planned", "run-executed", "run-evaluated"]
+    assert [label(drawn["run-evaluated"], i) for i in range(4)] == ["F0", "F1", "F0", "F1"]
+    assert len(drawn["run-executed"]) == len(table_of(page.cache, views(plain(page.timelines(5, None)[0]))[1]))
+    (curves,) = graphs(plain(page.overview()))
+    (of_evaluations,) = [trace for trace in curves["figure"]["data"] if trace["name"] == "evaluation loss"]
+    assert (list(of_evaluations["x"]), list(of_evaluations["y"])) == ([4], [4.125])
+    without = plain(page.timelines(5, None)[0])
+    assert not [text for text in words(without) if "valuation" in text]
 
 
 def test_a_step_tried_twice_offers_both_attempts(run_dir: Path) -> None:

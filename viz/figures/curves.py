@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from viz.figures.palette import FAILURE, FORWARD, GRID, INK, OPTIMIZER, PAPER, RECOVERY, frame
+from viz.figures.palette import BACKWARD_WEIGHT, FAILURE, FORWARD, GRID, INK, OPTIMIZER, PAPER, RECOVERY, frame
 
 _MARKS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
 """Colour and dash of the events that get a line; the others are in the table of events."""
@@ -21,7 +21,7 @@ _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgco
 def curves_figure(
     metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], worker_count: int
 ) -> go.Figure:
-    """Two stacked plots over the steps: the loss, and how many workers are alive."""
+    """Two stacked plots over the steps: the loss, with that of evaluations, and how many workers are alive."""
     steps = [line["step"] for line in metrics]
     figure = go.Figure()
     figure.add_scatter(
@@ -33,6 +33,17 @@ def curves_figure(
         name="loss",
         hovertemplate="step %{x}: loss %{y:.6g}<extra></extra>",
     )
+    evaluated = [line for line in metrics if line.get("eval_loss") is not None]
+    if evaluated:
+        figure.add_scatter(
+            x=[line["step"] for line in evaluated],
+            y=[line["eval_loss"] for line in evaluated],
+            mode="lines+markers",
+            line={"color": BACKWARD_WEIGHT.fill, "width": 2, "dash": "dot"},
+            marker={"size": 8, "symbol": "diamond"},
+            name="evaluation loss",
+            hovertemplate="after step %{x}: evaluation loss %{y:.6g}<extra></extra>",
+        )
     figure.add_scatter(
         x=steps,
         y=[line.get("live_workers") for line in metrics],

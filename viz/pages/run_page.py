@@ -138,6 +138,9 @@ class RunPage(Page):
             words.append(f"{len(run.metrics)} steps committed")
             if isinstance(last.get("loss"), int | float):
                 words.append(f"last loss {last['loss']:.5g}")
+            if run.evaluations:
+                step, loss = max(run.evaluations.items())
+                words.append(f"evaluation loss {loss:.5g} after step {step}")
             if last.get("live_workers") is not None:
                 of = f" of {run.shape.worker_count}" if run.shape else ""
                 words.append(f"{last['live_workers']}{of} workers alive")
@@ -165,7 +168,8 @@ class RunPage(Page):
         return rows
 
     def timelines(self, step: int | None, attempt: int | None) -> tuple[Any, Any, Any, str]:
-        """The planned and the executed lanes of a step; then options, value and class of the choice of attempt."""
+        """The planned and the executed lanes of a step, and those of its evaluation; then options, value and class of
+        the choice of attempt."""
         run = self.run
         if not run.steps:
             return parts.empty("No iteration ran yet.", "Timelines appear with the first one."), [], None, "hidden"
@@ -194,6 +198,10 @@ class RunPage(Page):
             ran = run.executed(step, chosen)
             explainer = Explainer(*ran) if ran else None
             shown.append(lanes_view(title, executed, self.name("executed"), self.cache, explainer=explainer))
+        if (evaluated := run.evaluated_lanes(step)) is not None:
+            loss = run.evaluations.get(step)
+            title = f"Evaluation after step {step}" + ("" if loss is None else f", loss {loss:.5g}")
+            shown.append(lanes_view(f"{title}{_reroutes(evaluated)}", evaluated, self.name("evaluated"), self.cache))
         return shown, options, chosen, "" if len(tried) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:

@@ -1,12 +1,14 @@
 """What an earlier part of a run left, and whether a job can go on from it: read only, nothing is changed.
 
 Metrics count as far as they are whole, a line per step from step 0 on; the newest complete checkpoint within them is
-where the run goes on, so that no step is missing and none is there twice. Where there is none within them, because the
+where the run goes on, so that no step is missing and none is there twice. One of the step right behind them counts,
+too, where the step's line was to come with its evaluation. Where there is none within them, because the
 disk was full and the launcher then killed, it is the newest of all, with a warning.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from recycle.exec.checkpoint.checkpoint import Checkpoint
 from recycle.files import read_whole
 from recycle.ir.formats.run_trace import MOST_BYTES
 from recycle.job import Job
+from recycle.manifest import Damaged
 from recycle.runs import read_lines
 from recycle.shape import Shape
 
@@ -74,7 +77,8 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
         raise JobError(f"{path}: is finished, it has all {steps} steps; --steps with a larger number trains on")
     warnings: list[str] = []
     folder = path / "checkpoints"
-    newest = checkpoint.newest(folder, warnings.append, upto=len(metrics) - 1)
+    newest = _to_be_evaluated(folder, len(metrics))
+    newest = newest or checkpoint.newest(folder, warnings.append, upto=len(metrics) - 1)
     if newest is None and (newest := checkpoint.newest(folder, lambda _: None)) is not None:
         warnings = [f"metrics.jsonl has nothing of steps {len(metrics)} to {newest.manifest.step}"]
     if newest is None:
@@ -96,6 +100,14 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
         before.shape,
         warnings,
     )
+
+
+def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:
+    """The checkpoint of a step whose evaluation was not done; None when there is none that is whole."""
+    with contextlib.suppress(Damaged):
+        found = checkpoint.verify(checkpoint.folder_of(folder, step))
+        return found if found.manifest.commit.evaluate else None
+    return None
 
 
 def whole_metrics(path: Path) -> list[dict[str, Any]]:

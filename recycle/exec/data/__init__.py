@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
+import msgspec
+
+from recycle.errors import JobError, errors_as
 from recycle.exec.data.batches import Batches, load_corpus
-from recycle.exec.data.gpt_dataset import GptDatasetBatches
+from recycle.exec.data.gpt_dataset import VALIDATION, GptDatasetBatches
 from recycle.exec.data.indexed import IndexedRows
 from recycle.exec.data.provided import DataProvider, ProvidedBatches
 from recycle.job import Job
@@ -15,3 +18,16 @@ def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:
         return ProvidedBatches(job, provider)
     kinds: dict[str, Callable[[Job], Batches]] = {"megatron": IndexedRows, "gpt-dataset": GptDatasetBatches}
     return kinds.get(job.data.kind, load_corpus)(job)
+
+
+def load_evaluation(job: Job, provider: DataProvider | None = None) -> Batches:
+    """The data that `[eval]` reads, or the provider's; iteration b of them is its b-th batch.
+
+    Raises:
+        JobError: as `load_batches` does.
+    """
+    reads = msgspec.structs.replace(job, data=job.evaluation_data)
+    with errors_as(JobError, "[eval]"):
+        if provider is None and reads.data.kind == "gpt-dataset":
+            return GptDatasetBatches(reads, VALIDATION, job.evaluation.batches)
+        return load_batches(reads, provider)

@@ -8,7 +8,8 @@ out to D data-parallel ranks.
 
 GPTDataset keeps its index in a cache that all processes share. The process that checks the request builds it, before
 any worker looks for it, and on a node that does not share the folder the first worker does; a lock lets the others
-wait. Only the documents for training are looked at: megatron-core counts epochs for ever of a part that is empty.
+wait. Only the documents of one part of the split are looked at, those for training or, for evaluations, those for
+validation: megatron-core counts epochs for ever of a part that is empty.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.indexed import open_indexed, require_tokens
 from recycle.job import Job
 
-TRAIN = 0
-"""Number of the split that is trained on."""
+TRAIN, VALIDATION = 0, 1
+"""Numbers of the parts of a split."""
+_PURPOSES = ("train on", "validate with")
 
 
 class GptDatasetBatches(Batches):
@@ -41,18 +43,21 @@ class GptDatasetBatches(Batches):
 
     Args:
         job: whose `[data]` has kind "gpt-dataset".
+        part: of its split.
+        iterations: whose samples are asked for at least; the job's own when left out.
 
     Raises:
         JobError: a file cannot be read or is too small, or the cache cannot be written.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, part: int = TRAIN, iterations: int | None = None) -> None:
+        self._part = part
         self._job, data = job, job.data
         self._prefixes = [data.path] if data.path is not None else list(data.paths or ())
         self._opened = [open_indexed(prefix) for prefix in self._prefixes]
         shape = job.shape
         self._per_iteration = shape.global_micro_batches * data.micro_batch_size
-        self.samples = data.samples or job.train.steps * self._per_iteration
+        self.samples = data.samples or (iterations or job.train.steps) * self._per_iteration
         self._dataset = self._build()
 
     @cached_property
@@ -120,16 +125,17 @@ class GptDatasetBatches(Batches):
             eod_mask_loss=data.mask_loss,
             create_attention_mask=False,
         )
-        share = config.split_matrix[TRAIN][1]
-        config.split_matrix = [config.split_matrix[TRAIN], None, None]
+        part = self._part
+        config.split_matrix = [split if number == part else None for number, split in enumerate(config.split_matrix)]
+        shares = config.split_matrix[part] or (0.0, 0.0)
         for prefix, dataset in zip(self._prefixes, self._opened, strict=True):
-            documents = round(share * len(dataset))
-            if not dataset.sequence_lengths[:documents].sum():
-                raise JobError(f'[data] split: "{data.split}" leaves no token of {prefix} to train on')
-        sizes = [self.samples, 1, 1]
+            begin, end = (round(share * len(dataset)) for share in shares)
+            if not dataset.sequence_lengths[begin:end].sum():
+                raise JobError(f'[data] split: "{data.split}" leaves no token of {prefix} to {_PURPOSES[part]}')
+        sizes = [self.samples if number == part else 1 for number in range(3)]
         try:
             with _locked(cache), _quiet(), as_only_rank():
-                found = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[TRAIN]
+                found = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[part]
         except (AssertionError, IndexError, ValueError, RuntimeError, OSError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise JobError(f"[data] paths: megatron-core makes no GPTDataset of {self._names()} ({reason})") from None

@@ -1,8 +1,9 @@
 """Faults to strike on purpose, read from text and checked: `KIND[=ARGUMENT]:WORKER@STEP[-STEP][.PHASE]`.
 
 A fault strikes in the middle of that iteration, or at the given phase, and once per run, also when its iteration is
-repeated; one in the `undo` of a step strikes only if a step is undone. With tensor parallelism it strikes one process
-of the worker: that of tensor rank 0, or `kill:1.1t1@10` names another. kinds.py has a row for every kind.
+repeated; one in the `undo` of a step strikes only if a step is undone, one in its `evaluation` only if it has one. With
+tensor parallelism it strikes one process of the worker: that of tensor rank 0, or `kill:1.1t1@10` names another.
+kinds.py has a row for every kind.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from recycle.job import Job
 
 CLOSING_SECONDS = 60.0
 """At the end of a run for what is not shown yet."""
-CURVES = ("loss", "grad_norm", "tokens_per_second", "live_workers", "period_error")
+CURVES = ("loss", "grad_norm", "tokens_per_second", "live_workers", "period_error", "eval_loss")
 """Of a line of metrics."""
 PEAK_FLOPS = {
     "A100": {"fp32": 19.5e12, "bf16": 312e12},

@@ -58,6 +58,11 @@ class RunResult:
         return [line["loss"] for line in self.metrics]
 
     @property
+    def evaluations(self) -> dict[int, float]:
+        """Step -> the loss of the evaluation that followed it."""
+        return {line["step"]: line["eval_loss"] for line in self.metrics if line.get("eval_loss") is not None}
+
+    @property
     def modes(self) -> Counter[str]:
         """How many steps ran in each mode."""
         return Counter(line["mode"] for line in self.metrics)
@@ -88,6 +93,7 @@ def train(
     model: ModelProvider | None = None,
     data: DataProvider | None = None,
     loss: LossFunction | None = None,
+    evaluation: DataProvider | None = None,
 ) -> RunResult:
     """Train a job on this machine, through the faults that are asked for or happen.
 
@@ -105,12 +111,13 @@ def train(
         resume: go on from the newest complete checkpoint of the run directory, in this job's shape.
         model, data, loss: functions of one's own, at the top of a module, as `[model] provider`, `[data] provider` and
             `[train] loss` name them (see docs/models.md).
+        evaluation: likewise `[eval] data.provider`.
 
     Raises:
         JobError, ScheduleError: the request is impossible; no process was started.
         RunError: the run cannot go on.
     """
-    job = Providers(model, data, loss).named_in(job)
+    job = Providers(model, data, loss, evaluation).named_in(job)
     directory = directory or tempfile.mkdtemp(prefix="recycle-")
     trained = job.without_weights() if resume else job
     request = request_run(trained, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)

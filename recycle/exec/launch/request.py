@@ -65,7 +65,11 @@ class RunRequest:
         """
         keeps_checkpoints = 0 < self.job.train.checkpoint_every <= self.steps
         environment = transport_of(self.job).environment
-        named = (self.job.model.provider, self.job.data.provider, self.job.train.loss)
+        others = self.job.evaluation.data
+        named = (
+            *(self.job.model.provider, self.job.data.provider, self.job.train.loss),
+            None if others is None else others.provider,
+        )
         return ForkServer(
             self.job.model.kind,
             self.job.train.threads,
@@ -152,7 +156,7 @@ def check_request(
         key = "seconds_per_unit" if job.model.kind == "emulated" else "profile"
         raise JobError(f"[model] {key}: an operation takes {longest:.3g} s, at most {LONGEST_SECONDS:g} s can be run")
     if job.model.kind != "emulated":
-        from recycle.exec.data import load_batches
+        from recycle.exec.data import load_batches, load_evaluation
 
         job.layers_per_stage()
         if job.model.config:
@@ -165,8 +169,11 @@ def check_request(
         if job.model.weights is not None:
             require_model_of_weights(job.model)
             verify_files(Path(job.model.weights))
-        batches = load_batches(job, (providers or Providers.of(job)).data)
+        providers = providers or Providers.of(job)
+        batches = load_batches(job, providers.data)
         batches.require_vocabulary()
+        if job.evaluation.every:
+            load_evaluation(job, providers.of_evaluation(job)).require_vocabulary()
         text_digest = batches.digest
     transport_of(job)
     require_packages(job)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
+import msgspec
+
 from recycle.errors import RunError
 from recycle.exec.checkpoint.checkpoint import Checkpoint
 from recycle.exec.checkpoint.checkpoint_manager import CheckpointManager
@@ -17,6 +19,7 @@ from recycle.exec.checkpoint.reassignment import reassign
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.coordinator import Coordinator, StageLost
+from recycle.exec.membership.messages import Commit
 from recycle.shape import Worker
 
 
@@ -37,6 +40,7 @@ class Restart:
         restarts: int,
     ) -> None:
         self._job, self._coordinator, self._checkpoints = request.job, coordinator, checkpoints
+        self._steps = request.steps
         self._directory, self._restarts = directory, restarts
         self._processes, self._log = coordinator.processes, coordinator.log
         self._workers = [worker for worker in self._job.shape.workers() if worker not in request.absent]
@@ -85,11 +89,21 @@ class Restart:
             )
         self._processes.move(positions, startable)
         self._checkpoints.start_over()
-        commit = checkpoint.manifest.commit
+        commit = self.commit_of(checkpoint)
         self._coordinator.restart(set(positions), commit.step, commit)
         self._directory.rewind(commit.step)
         self._lost = None
         self.log_restored(checkpoint)
+
+    def commit_of(self, checkpoint: Checkpoint) -> Commit:
+        """The commit that training goes on from.
+
+        The state is evaluated if that is still to be done, which it is as long as the step has no line of metrics.
+        """
+        commit = checkpoint.manifest.commit
+        is_last = commit.step + 1 >= self._steps
+        is_due = self._job.is_evaluated(commit.step, is_last) and not self._directory.has_metrics_of(commit.step)
+        return msgspec.structs.replace(commit, finished=is_last and is_due, evaluate=is_due)
 
     def log_restored(self, checkpoint: Checkpoint) -> None:
         """Write the event that training goes on from a checkpoint, with the coordinator's live workers."""

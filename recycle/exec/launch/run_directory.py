@@ -152,6 +152,11 @@ class RunDirectory:
         """All lines of metrics so far, those that wait for room on the disk included; read anew each time."""
         return [json.loads(line) for line in self._metrics.lines()]
 
+    def has_metrics_of(self, step: int) -> bool:
+        """Whether this step has its line of metrics."""
+        with self._metrics.locked():
+            return any(_step(line) == step for line in reversed(self._metrics.lines()))
+
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
         """Write an event with the time it is now; returns it."""
         event = {"time": round(self.now(), 6), "kind": kind, **details}

@@ -24,6 +24,7 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.membership.commit import finite_or_none
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
 from recycle.exec.membership.failure_detector import FailureDetector
 from recycle.exec.membership.heartbeats import HeartbeatReader
@@ -74,6 +75,7 @@ class CoordinatorRuntime:
         self._last_commit, self._last_generation = time.monotonic(), 0
         self._has_warned = self._can_go_back = self._is_started = False
         self._announced = ""
+        self._line: dict[str, Any] = {}
         self._observers: list[Observer] = [request.observer]
         self.over = False
         self.digests: dict[str, dict[int, str]] = {}
@@ -101,6 +103,7 @@ class CoordinatorRuntime:
             plans=self._replanner,
             log=self._event,
             committed=self._committed,
+            evaluated=self._evaluated,
             now=time.monotonic,
             keeps=self._checkpoints.due,
             heartbeats=self._heartbeats.reading(),
@@ -120,9 +123,12 @@ class CoordinatorRuntime:
         if earlier is not None:
             for warning in earlier.warnings:
                 self._warn(warning)
-            coordinator, commit = self.coordinator, earlier.checkpoint.manifest.commit
+            coordinator, commit = self.coordinator, self._restart.commit_of(earlier.checkpoint)
             coordinator.record = msgspec.structs.replace(coordinator.record, generation=earlier.generation)
             coordinator.start_over(coordinator.live, commit.step, commit)
+            is_written = self._directory.has_metrics_of(commit.step)
+            if earlier.checkpoint.manifest.commit.evaluate and not (is_written or commit.evaluate):
+                self._write(self._line_of(commit, coordinator.record))  # its evaluation is no longer asked for
             self._restart.log_restored(earlier.checkpoint)
         self._expect_rejoins()
         self._show_dials()
@@ -308,6 +314,28 @@ class CoordinatorRuntime:
 
     def _committed(self, commit: Commit, record: GenerationRecord) -> None:
         """Write the step's line of metrics: all of it from the register but for the times."""
+        line = self._line_of(commit, record)
+        self._checkpoints.committed(commit, record)
+        if record.is_evaluation_due:  # the line waits for that
+            self._line = line
+            self._request.observer.waiting(f"the evaluation after step {commit.step}")
+        else:
+            self._write(line)
+        self._pass_on_warning()
+
+    def _evaluated(self, record: GenerationRecord) -> None:
+        """The evaluation of the committed state is done: write the step's line."""
+        commit, result = record.commit, record.evaluated
+        assert commit is not None
+        assert result is not None
+        # Of a step that training has gone back to there is none.
+        line = self._line if self._line.get("step") == commit.step else self._line_of(commit, record)
+        self._write(line | {"eval_loss": finite_or_none(result.loss)})
+        # The next iteration begins from a standstill, as the first one of a generation does.
+        self._last_commit, self._last_generation = time.monotonic(), 0
+
+    def _line_of(self, commit: Commit, record: GenerationRecord) -> dict[str, Any]:
+        """A step's line of metrics, with the result of its evaluation if that is done."""
         now = time.monotonic()
         seconds, is_first = now - self._last_commit, record.generation != self._last_generation
         self._last_commit, self._last_generation = now, record.generation
@@ -315,25 +343,28 @@ class CoordinatorRuntime:
         tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
         # The first iteration of a generation begins from a standstill, so its time says nothing about the plan.
         is_comparable = not is_first and period > 0
-        line = {
+        line: dict[str, Any] = {
             "step": commit.step,
             "time": round(self._directory.now(), 6),
             "loss": commit.loss if math.isfinite(commit.loss) else None,
             "grad_norm": None if math.isnan(commit.grad_norm) else commit.grad_norm,
             "mode": commit.mode,
             "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
-            "live_workers": len(record.live),
+            "live_workers": len(record.live) or len(self.coordinator.live),
             "plan": record.plan,
             "period": period,
             "generation": record.generation,
             "period_error": round(seconds / (period * unit) - 1, 6) if unit is not None and is_comparable else None,
             **self._replanner.compute,
         }
-        self._checkpoints.committed(commit, record)
+        if record.evaluated is not None and record.evaluated.step == commit.step:
+            line["eval_loss"] = finite_or_none(record.evaluated.loss)
+        return line
+
+    def _write(self, line: dict[str, Any]) -> None:
         if self._directory.metric(line):
             for observer in self._observers:
                 observer.committed(line)
-        self._pass_on_warning()
 
     def _pass_on_warning(self) -> None:
         """Report what a worker could not do and could do without."""

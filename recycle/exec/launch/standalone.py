@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from recycle.errors import JobError
 from recycle.exec.data.provided import DataProvider
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.request import request_run
-from recycle.exec.membership.commit import commit_of, only_generation
-from recycle.exec.membership.messages import Commit, Report
+from recycle.exec.membership.commit import commit_of, evaluate, finite_or_none, only_generation
+from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.loss import LossFunction
 from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
+from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import event_graph
 from recycle.job import Job
+from recycle.shape import Worker
 
 
 def run(
@@ -34,6 +36,7 @@ def run(
     model: ModelProvider | None = None,
     data: DataProvider | None = None,
     loss: LossFunction | None = None,
+    evaluation: DataProvider | None = None,
 ) -> RunResult:
     """Train `job` on `schedule`, from step 0.
 
@@ -46,6 +49,7 @@ def run(
         directory: of the run, for "gloo"; a temporary one when left out.
         model, data, loss: functions of one's own, as `[model] provider`, `[data] provider` and `[train] loss` name
             them (see docs/models.md); for "gloo" at the top of a module, so that other processes can import them.
+        evaluation: likewise `[eval] data.provider`.
 
     Returns:
         Metrics, digests of the final state, and for "gloo" the run directory.
@@ -54,13 +58,22 @@ def run(
         RunError, JobError: the schedule does not pass `check` or does not fit the job.
     """
     if transport == "gloo":
-        return train(job, directory, steps=steps, schedule=schedule, model=model, data=data, loss=loss)
+        return train(
+            job,
+            directory,
+            steps=steps,
+            schedule=schedule,
+            model=model,
+            data=data,
+            loss=loss,
+            evaluation=evaluation,
+        )
     if job.grid.tensor_parallel != 1:
         raise JobError(
             f'[shape] tensor_parallel: {job.grid.tensor_parallel}, but transport = "local" has one process, which'
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
-    providers = Providers(model, data, loss).over(job)
+    providers = Providers(model, data, loss, evaluation).over(job)
     request = request_run(job, steps=steps, schedule=schedule, providers=providers)
     assert request.schedule is not None
     return LocalRun(with_barrier(request.schedule), request.job, providers).run(request.steps)
@@ -84,22 +97,23 @@ class LocalRun:
         self.stages = {
             worker: build_stages(job, schedule.stages_of(worker), providers=providers) for worker in schedule.live
         }
-        graph = event_graph(schedule)
-        self.order = [schedule.position(row) for row in graph.order.tolist() if row < graph.dependencies.rows]
+        self.order = _global_order(schedule)
+        self.evaluated_by = evaluation_schedule(schedule, job)
 
     def run(self, steps: int) -> RunResult:
         result = RunResult()
         for iteration in range(steps):
             commit = self.iterate(iteration)
-            result.metrics.append(
-                {
-                    "step": iteration,
-                    "loss": commit.loss,
-                    "grad_norm": commit.grad_norm,
-                    "mode": commit.mode,
-                    "live_workers": len(self.schedule.live),
-                }
-            )
+            line: dict[str, Any] = {
+                "step": iteration,
+                "loss": commit.loss,
+                "grad_norm": commit.grad_norm,
+                "mode": commit.mode,
+                "live_workers": len(self.schedule.live),
+            }
+            if self.job.is_evaluated(iteration, iteration == steps - 1):
+                line["eval_loss"] = finite_or_none(self.evaluate(iteration).loss)
+            result.metrics.append(line)
         for worker, stages in self.stages.items():
             result.digests[str(worker)] = {index: stage.state_digest() for index, stage in stages.items()}
         return result
@@ -132,6 +146,35 @@ class LocalRun:
             iterations.end()
         return commit_of(self.job, iteration, iteration + 1, reports)
 
+    def evaluate(self, step: int) -> Evaluated:
+        """Evaluate the state, which is that after `step`."""
+        assert self.evaluated_by is not None, "the job has [eval]"
+        reports: dict[str, EvaluationReport] = {}
+        running = {
+            worker: Evaluation(
+                job=self.job,
+                program=self.evaluated_by.program(worker),
+                role=str(worker),
+                generation=1,
+                results=_LocalResults(str(worker), reports),
+                model_stages=self.job.shape.stages,
+                stages=stages,
+                transport=LocalTransport(worker, self.exchange),
+            )
+            for worker, stages in self.stages.items()
+        }
+        order = _global_order(self.evaluated_by)
+        for batch in range(self.job.evaluation.batches):
+            for evaluation in running.values():
+                evaluation.begin(step, batch)
+            for worker, position in order:
+                running[worker].execute(position)
+            for evaluation in running.values():
+                evaluation.end()
+        for evaluation in running.values():
+            evaluation.report(step)
+        return evaluate(step, reports)
+
     def _share_sums(self) -> None:
         """Let the local transport know the buffers that each reduction sums."""
         self.exchange.reduced.clear()
@@ -151,6 +194,12 @@ class LocalRun:
                         break
 
 
+def _global_order(schedule: Schedule) -> list[tuple[Worker, int]]:
+    """(worker, position) of all instructions of a lowered schedule, each behind what it needs."""
+    graph = event_graph(schedule)
+    return [schedule.position(row) for row in graph.order.tolist() if row < graph.dependencies.rows]
+
+
 class _LocalCommits:
     """Commits from the reports of all workers of this process: the barrier has put every step behind every reduce.
 
@@ -167,3 +216,20 @@ class _LocalCommits:
 
     def decision(self, step: int) -> Commit:
         return commit_of(self._job, step, step + 1, self._reports)
+
+
+class _LocalResults:
+    """Results of evaluations from the reports of all workers of this process.
+
+    Args:
+        worker, reports: as of `_LocalCommits`.
+    """
+
+    def __init__(self, worker: str, reports: dict[str, EvaluationReport]) -> None:
+        self._worker, self._reports = worker, reports
+
+    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
+        self._reports[self._worker] = report
+
+    def evaluated(self, step: int) -> Evaluated:
+        return evaluate(step, self._reports)

@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.launch.request import request_run
-from recycle.exec.membership.commit import commit_of, only_generation
-from recycle.exec.membership.messages import Commit, Report
-from recycle.exec.membership.schema import ReportKey
+from recycle.exec.membership.commit import commit_of, evaluate, finite_or_none, only_generation
+from recycle.exec.membership.messages import Commit, Evaluated, EvaluationReport, Report
+from recycle.exec.membership.schema import EvaluationReportKey, Note, ReportKey, Value
 from recycle.exec.model.build import build_stages
 from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.transport.transports import transport_of
+from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.updates import Updates
 from recycle.ir.formats import named_schedule
@@ -93,7 +94,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     device = plugin.device(int(os.environ.get("LOCAL_RANK", "0")))
     stages = build_stages(job, schedule.stages_of(role), device)
     address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)
-    program = schedule.program(role)
+    program, evaluated_by = schedule.program(role), evaluation_schedule(schedule, job)
     transport = plugin(TransportSettings(store, device, address, limits=job.membership)).open(
         GroupsOfGeneration(
             f"torchrun{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
@@ -104,17 +105,32 @@ def _train(given: argparse.Namespace, first: bool) -> None:
             lanes_of(schedule),
         )
     )
+    commits = _TorchrunCommits(job, steps, store, workers, rank, given.metrics if first else None)
+    record = only_generation(workers)
+    evaluation = None
+    if evaluated_by is not None:
+        evaluation = Evaluation(
+            job=job,
+            program=evaluated_by.program(role),
+            role=str(role),
+            generation=record.generation,
+            results=commits,
+            model_stages=job.shape.stages,
+            stages=stages,
+            transport=transport,
+        )
     Iterations(
-        record=only_generation(workers),
+        record=record,
         role=str(role),
         program=program,
         model_stages=job.shape.stages,
         stages=stages,
         transport=transport,
-        commits=_TorchrunCommits(job, steps, store, workers, rank, given.metrics if first else None),
+        commits=commits,
         updates=Updates(stages),
         ties=schedule.ties,
         buckets=schedule.buckets,
+        evaluation=evaluation,
     ).run()
 
 
@@ -132,30 +148,50 @@ class _TorchrunCommits:
         self._job, self._steps, self._store, self._rank = job, steps, store, rank
         self._names = [str(worker) for worker in workers]
         self._metrics = metrics.open("w") if metrics is not None else None
-
-    def _keys(self, step: int) -> list[ReportKey]:
-        return [ReportKey(1, step, name) for name in self._names]
+        self._line: dict[str, Any] = {}
 
     def report(self, step: int, report: Report) -> None:
-        key = self._keys(step)[self._rank]
-        self._store.set(key.name, key.encode(report))
-        if step >= 2:
-            self._store.delete_key(self._keys(step - 2)[self._rank].name)
+        self._leave(ReportKey, step, report, step - 2)
+
+    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
+        self._leave(EvaluationReportKey, step, report, step - self._job.evaluation.every)
+
+    def _leave(self, kind: Callable[[int, int, str], Note[Value]], step: int, said: Value, read: int) -> None:
+        """Leave what this process says of a step, and take away what all have read of an earlier one."""
+        key = kind(1, step, self._names[self._rank])
+        self._store.set(key.name, key.encode(said))
+        if read >= 0:
+            self._store.delete_key(kind(1, read, self._names[self._rank]).name)
+
+    def _gather(self, kind: Callable[[int, int, str], Note[Value]], step: int) -> dict[str, Value]:
+        """Process -> what it says of a step, once all have."""
+        keys = {name: kind(1, step, name) for name in self._names}
+        self._store.wait([key.name for key in keys.values()], timedelta(seconds=REPORT_SECONDS))
+        return {name: key.decode(self._store.get(key.name).decode()) for name, key in keys.items()}
+
+    def evaluated(self, step: int) -> Evaluated:
+        result = evaluate(step, self._gather(EvaluationReportKey, step))
+        if self._rank == 0:
+            print(f"step {step}/{self._steps - 1}  evaluation loss {result.loss:.6f}", flush=True)
+        self._write(self._line | {"eval_loss": finite_or_none(result.loss)})
+        return result
 
     def decision(self, step: int) -> Commit:
-        keys = self._keys(step)
-        self._store.wait([key.name for key in keys], timedelta(seconds=REPORT_SECONDS))
-        reports = {key.member: key.decode(self._store.get(key.name).decode()) for key in keys}
+        reports = self._gather(ReportKey, step)
         commit = commit_of(self._job, step, self._steps, reports)
         if commit.clip_factor is None and self._job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite ([train] non_finite = 'fatal')")
         if self._rank == 0:
             print(f"step {step}/{self._steps - 1}  loss {commit.loss:.6f}", flush=True)
+        self._line = {"step": step, "loss": commit.loss, "grad_norm": commit.grad_norm, "mode": commit.mode}
+        if not commit.evaluate:
+            self._write(self._line)
+        return commit
+
+    def _write(self, line: dict[str, Any]) -> None:
         if self._metrics is not None:
-            line = {"step": step, "loss": commit.loss, "grad_norm": commit.grad_norm, "mode": commit.mode}
             self._metrics.write(json.dumps(line) + "\n")
             self._metrics.flush()
-        return commit
 
 
 def _agent_serves() -> bool:

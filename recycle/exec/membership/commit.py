@@ -13,7 +13,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from recycle.exec.membership.disagreement import compare
-from recycle.exec.membership.messages import Commit, Computed, GenerationRecord, Mode, Report
+from recycle.exec.membership.members import split_member
+from recycle.exec.membership.messages import (
+    Commit,
+    Computed,
+    Evaluated,
+    EvaluationReport,
+    GenerationRecord,
+    Mode,
+    Report,
+)
 from recycle.exec.membership.report_columns import ReportColumns
 from recycle.exec.model.optimizer import clip_factor
 from recycle.exec.model.stage import Stage
@@ -107,6 +116,29 @@ def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] 
     )
 
 
+def evaluation_report(losses: Sequence[tuple[float, float]]) -> EvaluationReport:
+    """What a worker reports of an evaluation, given the sum of losses and the tokens of each micro-batch."""
+    sums, tokens = ([pair[place] for pair in losses] for place in (0, 1))
+    return EvaluationReport(exact_parts(sums), exact_parts(tokens))
+
+
+def evaluate(step: int, reports: Mapping[str, EvaluationReport]) -> Evaluated:
+    """The result of an evaluation from the reports of all processes.
+
+    Sums are added without rounding on the way, so that they do not depend on who ran which micro-batch. Tensor ranks
+    have them in common, and those of the first count.
+    """
+    counted = [report for member, report in reports.items() if split_member(member)[1] == 0]
+    losses = math.fsum(part for report in counted for part in report.losses)
+    tokens = math.fsum(part for report in counted for part in report.tokens)
+    return Evaluated(step, losses / tokens if tokens else math.nan, tokens)
+
+
+def finite_or_none(number: float) -> float | None:
+    """As JSON can hold it."""
+    return number if math.isfinite(number) else None
+
+
 def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRecord:
     """The one generation of a run in which nobody fails, so that nobody coordinates; its workers play themselves.
 
@@ -120,4 +152,7 @@ def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRe
 def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:
     """The commit of `step` in such a run of `steps` iterations, whose stages step with the barrier."""
     commit = decide(job, step, ReportColumns.of(reports))
-    return msgspec.structs.replace(commit, next_mode="barrier", last=steps - 1, finished=step + 1 >= steps)
+    is_last = step + 1 >= steps
+    return msgspec.structs.replace(
+        commit, next_mode="barrier", last=steps - 1, finished=is_last, evaluate=job.is_evaluated(step, is_last)
+    )

@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.membership import schema
+from recycle.exec.membership.commit import evaluate
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
 from recycle.exec.membership.interfaces import Log, Plans, Processes
 from recycle.exec.membership.members import joined_digests, members_of
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, Report
+from recycle.exec.membership.messages import GO, VOID, Commit, EvaluationReport, GenerationRecord, Report
 from recycle.exec.membership.packed_heartbeat import Beats
 from recycle.exec.membership.plan_files import pack_plan
 from recycle.exec.membership.rejoins import Rejoins
@@ -62,6 +64,7 @@ class Coordinator:
         live: the processes that are started.
         store, processes, plans: of the run.
         log: takes events. committed: called as committed(commit, record) for every commit.
+        evaluated: called with the record for the result of every evaluation.
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
         heartbeats: gives those of all processes; read from the store when left out.
@@ -76,6 +79,7 @@ class Coordinator:
     log: Log
     committed: Callable[[Commit, GenerationRecord], None]
     now: Callable[[], float]
+    evaluated: Callable[[GenerationRecord], None] = lambda record: None
     keeps: Callable[[int, bool], bool] = lambda step, is_last: False
     heartbeats: ReadHeartbeats | None = None
     phase: GenerationPhase = GenerationPhase.BETWEEN
@@ -93,6 +97,7 @@ class Coordinator:
     _waited: float = 0.0
     _repeated: str | None = None
     _reports: Gathering[Report] | None = None
+    _evaluations: Gathering[EvaluationReport] | None = None
     _named: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     _lost_since: float | None = None
 
@@ -133,7 +138,10 @@ class Coordinator:
         if record.commit is not None and record.plan:  # without a plan it is the record of a restart
             self.store.compare_set(schema.CommitKey(record.generation, record.committed), None, record.commit)
             self.committed(record.commit, record)
-            if record.commit.finished:
+            if record.evaluated is not None and record.evaluated.step == record.committed:
+                key = schema.EvaluatedKey(record.generation, record.committed)
+                self.store.compare_set(key, None, record.evaluated)
+            if record.commit.finished and not record.is_evaluation_due:
                 self._enter(GenerationPhase.FINISHED)
                 return
         if self.store.read(schema.PermissionKey(record.generation, "run")) != GO:
@@ -170,7 +178,7 @@ class Coordinator:
         if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
             lost |= self._detector.lost(self.live, self._heartbeats(), self.now())
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
-        while self.phase is GenerationPhase.RUNNING and self._commit():
+        while self.phase is GenerationPhase.RUNNING and self._decide():
             pass
         lost = {worker: how for worker, how in lost.items() if worker in self.live}
         if lost and not self._finished():
@@ -281,8 +289,10 @@ class Coordinator:
             self.store.compare_set(schema.PermissionKey(g, "form"), None, VOID)
             self.store.compare_set(schema.PermissionKey(g, "run"), None, VOID)
             self.store.compare_set(schema.CommitKey(g, self.next_step), None, VOID)
+            if self.record.is_evaluation_due:
+                self.store.compare_set(schema.EvaluatedKey(g, self.record.committed), None, VOID)
             self.store.set(schema.StopKey(g), True)
-        self._reports = None
+        self._reports = self._evaluations = None
         self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
@@ -296,16 +306,20 @@ class Coordinator:
         joins = {str(worker): str(self._source(worker)) for worker in sorted(self._joined)}
         if not plan.is_kept:
             self.store.set(schema.PlanKey(generation), pack_plan(plan.text))
+        commit = self.record.commit
+        if commit is not None and self.record.is_evaluation_due:
+            commit = msgspec.structs.replace(commit, last=None)  # this generation is new
         self.record = GenerationRecord(
             generation,
             [str(worker) for worker in sorted(self.live)],
             {str(worker): str(plan.roles[worker]) for worker in sorted(self.live)},
             plan.digest,
             self.record.committed,
-            self.record.commit,
+            commit,
             joins,
             "barrier",  # a repeated iteration must wait for its norm, and any other begins from a standstill anyway
             dict(plan.periods),
+            self.record.evaluated,
         )
         self._forming.begin(self.record, self._present())
         self._announce()
@@ -427,6 +441,47 @@ class Coordinator:
             self._lose({fenced: f"cut off from worker {other}"})
         return True
 
+    def _decide(self) -> bool:
+        """Decide what the running generation comes to next: an evaluation or a commit; whether it could be."""
+        return self._evaluate() if self.record.is_evaluation_due else self._commit()
+
+    def _evaluate(self) -> bool:
+        """Take down the result of the evaluation if every process has reported its part."""
+        g, n, earlier = self.record.generation, self.record.committed, self.record.evaluated
+        key = schema.EvaluationReportKey(g, n, schema.EVERYBODY)
+        if self._evaluations is None:
+            self._evaluations = self.store.gathering(key, self._present())
+        if not self._evaluations.look():
+            return False
+        texts, self._evaluations = self._evaluations.texts, None
+        result = evaluate(n, {name: key.decode(texts[name]) for name in self._present()})
+        forget: list[schema.Key[Any]] = [key]
+        if earlier is not None:
+            forget.append(schema.EvaluatedKey(g, earlier.step))  # all have read it: they have run an iteration since
+        self._advance(
+            msgspec.structs.replace(self.record, evaluated=result), (schema.EvaluatedKey(g, n), result), forget
+        )
+        self.evaluated(self.record)
+        self._go_on()
+        return True
+
+    def _advance(
+        self, after: GenerationRecord, decided: tuple[schema.Decision[Any], Any], forget: list[schema.Key[Any]]
+    ) -> None:
+        """Write the register, if nobody else has, and what follows from it."""
+        before, self._registered, self.record = self._registered, after, after
+        if not self.store.advance(schema.RegisterKey(), before, after, decided, forget):
+            raise RunError(OTHER_LAUNCHER)
+
+    def _go_on(self) -> None:
+        """All that belongs to the committed step is done."""
+        commit = self.record.commit
+        assert commit is not None
+        if commit.finished:
+            self._enter(GenerationPhase.FINISHED)
+        elif commit.last == commit.step:
+            self._end()
+
     def _commit(self) -> bool:
         """Commit the next iteration if every process of every live worker has reported it."""
         g, n = self.record.generation, self.next_step
@@ -444,19 +499,13 @@ class Coordinator:
             self._follow(verdict)
             return False
         after = msgspec.structs.replace(self.record, committed=n, commit=verdict, mode=verdict.next_mode)
-        before, self._registered, self.record = self._registered, after, after
         # All have read the commit before the last: they stepped n - 1 after it.
-        if not self.store.advance(
-            schema.RegisterKey(), before, after, (schema.CommitKey(g, n), verdict), [key, schema.CommitKey(g, n - 2)]
-        ):
-            raise RunError(OTHER_LAUNCHER)
+        self._advance(after, (schema.CommitKey(g, n), verdict), [key, schema.CommitKey(g, n - 2)])
         self._attempts = 0
         self._forming.forgive()
         self.committed(verdict, after)
-        if verdict.finished:
-            self._enter(GenerationPhase.FINISHED)
-        elif verdict.last == n:
-            self._end()
+        if not after.is_evaluation_due:
+            self._go_on()
         return True
 
     def _changes(self, step: int, reports: ReportColumns) -> list[int]:

@@ -12,7 +12,7 @@ from recycle.errors import RunError
 from recycle.exec.device.device_progress import DeviceState
 from recycle.exec.membership import schema
 from recycle.exec.membership.members import split_member
-from recycle.exec.membership.messages import GO, Commit, Formed, GenerationRecord, Report
+from recycle.exec.membership.messages import GO, Commit, Evaluated, EvaluationReport, Formed, GenerationRecord, Report
 from recycle.exec.membership.progress import Progress
 from recycle.exec.membership.store import Store
 
@@ -114,6 +114,16 @@ class Member:
         if not isinstance(commit, Commit):
             raise GenerationOver
         return commit
+
+    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
+        self.store.set(schema.EvaluationReportKey(self._generation, step, self.name), report)
+
+    def evaluated(self, step: int) -> Evaluated:
+        """Wait for the result of the evaluation after `step`. Raises GenerationOver when the generation ends before."""
+        result = self._decided(schema.EvaluatedKey(self._generation, step))
+        if not isinstance(result, Evaluated):
+            raise GenerationOver
+        return result
 
     def decisions(self) -> Callable[[int], Commit | None]:
         """For another thread: a call that gives the commit of a step of the current generation, None while there is

@@ -29,6 +29,7 @@ class Commit(Struct, frozen=True):
         last: iteration after which all leave the generation. Said before any worker can have begun the one behind it.
         finished: this was the last iteration of the run.
         checkpoint: the state after this step is to be kept in a checkpoint.
+        evaluate: the state after this step is to be evaluated.
     """
 
     step: int
@@ -41,6 +42,21 @@ class Commit(Struct, frozen=True):
     last: int | None = None
     finished: bool = False
     checkpoint: bool = False
+    evaluate: bool = False
+
+
+class Evaluated(Struct, frozen=True):
+    """The result of an evaluation.
+
+    Attributes:
+        step: the iteration whose state was evaluated.
+        loss: sum of the losses of all tokens over their number; not a number when there are none.
+        tokens: that counted.
+    """
+
+    step: int
+    loss: float
+    tokens: float
 
 
 class GenerationRecord(Struct, frozen=True):
@@ -52,6 +68,7 @@ class GenerationRecord(Struct, frozen=True):
         commit: of the last committed iteration; None before the first.
         mode: of the iteration behind it.
         periods: of the plan, in each mode that it may run in.
+        evaluated: result of the last evaluation that is done; None before the first.
     """
 
     generation: int
@@ -63,6 +80,13 @@ class GenerationRecord(Struct, frozen=True):
     joins: dict[str, str] = {}
     mode: Mode = "barrier"
     periods: dict[Mode, float] = {}
+    evaluated: Evaluated | None = None
+
+    @property
+    def is_evaluation_due(self) -> bool:
+        """Whether the next thing to do is the evaluation of the committed state."""
+        is_done = self.evaluated is not None and self.evaluated.step == self.committed
+        return self.commit is not None and self.commit.evaluate and not is_done
 
 
 class Computed(Struct, frozen=True, array_like=True, gc=False):
@@ -98,6 +122,18 @@ class Report(Struct, frozen=True):
     compute: list[Computed] = []
     replicated: dict[int, list[float]] = {}
     checksums: dict[int, int] = {}
+
+
+class EvaluationReport(Struct, frozen=True):
+    """A worker's part of an evaluation: floats whose exact sums these are.
+
+    Attributes:
+        losses: sum of the losses of its tokens.
+        tokens: how many these are.
+    """
+
+    losses: list[float]
+    tokens: list[float]
 
 
 class Formed(Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from recycle.exec.membership.messages import Commit, GenerationRecord, Mode
+from recycle.exec.membership.messages import Commit, Evaluated, GenerationRecord, Mode
 from recycle.shape import Worker
 
 
@@ -45,6 +45,7 @@ class PackedRecord(Struct, frozen=True, omit_defaults=True):
     joins: dict[str, str] = {}
     mode: Mode = "barrier"
     periods: dict[Mode, float] = {}
+    evaluated: Evaluated | None = None
 
 
 def pack_record(record: GenerationRecord) -> PackedRecord:
@@ -61,6 +62,7 @@ def pack_record(record: GenerationRecord) -> PackedRecord:
         record.joins,
         record.mode,
         {mode: float(period) for mode, period in record.periods.items()},  # the same text again, when it is read back
+        record.evaluated,
     )
 
 
@@ -87,4 +89,5 @@ def unpack_record(packed: PackedRecord) -> GenerationRecord:
         packed.joins,
         packed.mode,
         packed.periods,
+        packed.evaluated,
     )

@@ -29,6 +29,8 @@ import msgspec
 
 from recycle.exec.membership.messages import (
     Commit,
+    Evaluated,
+    EvaluationReport,
     Formed,
     GenerationRecord,
     Heartbeat,
@@ -237,6 +239,21 @@ class ReportKey(Note[Report], writer=Writer.WORKER, packed=(str, pack_report, un
 
 class CommitKey(Decision[Commit | Literal["void"]], writer=Writer.COORDINATOR):
     """The commit of iteration `step`, written after the register holds it. Deleted two commits later."""
+
+    generation: int
+    step: int
+
+
+class EvaluationReportKey(Note[EvaluationReport], writer=Writer.WORKER):
+    """The process has run its part of the evaluation after iteration `step`. Deleted with the result."""
+
+    generation: int
+    step: int
+    member: str
+
+
+class EvaluatedKey(Decision[Evaluated | Literal["void"]], writer=Writer.COORDINATOR):
+    """The result of the evaluation after iteration `step`, written after the register holds it. The next deletes it."""
 
     generation: int
     step: int

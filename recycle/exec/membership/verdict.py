@@ -101,6 +101,7 @@ class Judge:
             last=min([self._steps - 1, *(max(change - 1, soonest) for change in changes(step))]),
             finished=is_last,
             checkpoint=self._keeps(step, is_last),
+            evaluate=self._job.is_evaluated(step, is_last),
         )
 
     def _settle(self, found: Disagreement, holders: Collection[Worker]) -> Fence | Repeat | GoBack:

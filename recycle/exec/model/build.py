@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from recycle.errors import JobError, RunError
-from recycle.exec.data import load_batches
+from recycle.exec.data import load_batches, load_evaluation
 from recycle.exec.model.emulated import EmulatedStage
 from recycle.exec.model.megatron_stage import PRECISIONS, MegatronStage
 from recycle.exec.model.providers import Providers
@@ -59,7 +59,10 @@ def build_stages(
     indices, ends = list(indices), {0, job.shape.stages - 1}
     providers = providers or Providers.of(job)
     # Tokens go in at one end, labels at the other.
-    batches = load_batches(job, providers.data) if ends.intersection(indices) else None
+    batches, evaluation = None, None
+    if ends.intersection(indices):
+        batches = load_batches(job, providers.data)
+        evaluation = load_evaluation(job, providers.of_evaluation(job)) if job.evaluation.every else None
     stages, tied = dict[int, Stage](), None
     with warnings.catch_warnings():
         # megatron-core tells of every optional package that is missing, in every process.
@@ -73,7 +76,7 @@ def build_stages(
         rank = 0 if tensor_group is None else tensor_group.rank()
         for index in indices:
             part = _part(job, index, rank, providers)
-            stage = MegatronStage(job, index, device, batches, part, tied, rank, providers)
+            stage = MegatronStage(job, index, device, batches, part, tied, rank, providers, evaluation)
             stages[index], tied = stage, tied or stage.tied_sum
     return stages
 

@@ -4,7 +4,7 @@ The interpreter, the transports and recovery run on it unchanged, with dozens of
 neither megatron-core nor autograd is touched. What it hands on is small but telling: gradient and loss of a
 micro-batch are drawn from (stage, micro-batch, step) on a fixed grid, so that their sum shows bit for bit that each
 was used exactly once, and every message carries a mark of the stage, micro-batch and step that it comes from, which
-the receiver checks.
+the receiver checks. The losses of an evaluation have a part of the last stage's state in them, to tell which it saw.
 
 With tensor parallelism every tensor rank emulates the whole stage: they have all in common and exchange nothing.
 
@@ -59,18 +59,34 @@ class EmulatedStage(Stage):
         self._count = torch.zeros(1, dtype=torch.float64)
         self._sum = torch.zeros(ENTRIES, dtype=torch.float64)
         self._loss = 0.0
+        self._evaluates, self._evaluated = False, list[tuple[float, float]]()
         self._held: set[MicroBatch] = set()
         self._waiting: set[MicroBatch] = set()
 
     def begin_iteration(self, step: int) -> None:
-        self._iteration = step
+        self._iteration, self._evaluates = step, False
         self._held.clear()
         self._waiting.clear()
         self._sum.zero_()
         self._loss = 0.0
 
+    def begin_evaluation(self, batch: int) -> None:
+        self._iteration, self._evaluates, self._evaluated = batch, True, []
+        self._held.clear()
+        self._waiting.clear()
+
+    def evaluated(self) -> list[tuple[float, float]]:
+        return self._evaluated
+
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         with self._lasting("forward"):
+            if self._evaluates:
+                self._check(Forward, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
+                if not self._is_last:
+                    return self._message(ValueKind.ACTIVATION, self.index, micro_batch)
+                drawn = _draw(1, "evaluation", self._iteration, micro_batch)[0]
+                self._evaluated.append((drawn + float(self._parameters[0]), 1.0))
+                return None
             self._hold(Forward, micro_batch, activation)
             if self._is_last:
                 self._loss += _draw(1, "loss", self._iteration, micro_batch)[0]
@@ -192,7 +208,8 @@ class EmulatedStage(Stage):
         return torch.full(shape, self._mark(value, stage, micro_batch), dtype=dtype)
 
     def _mark(self, value: ValueKind, stage: int, micro_batch: MicroBatch) -> float:
-        return _draw(1, value.name, stage, self._iteration, micro_batch)[0]
+        purpose = ("evaluation",) if self._evaluates else ()
+        return _draw(1, *purpose, value.name, stage, self._iteration, micro_batch)[0]
 
     def _check(
         self,

@@ -35,7 +35,15 @@ def cross_entropy(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, tor
 
 
 def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The micro-batch's loss by a function, a scalar.
+    """The micro-batch's loss by a function, a scalar. Raises RunError as `loss_sum` does."""
+    total, count = loss_sum(function, output, batch)
+    if isinstance(count, torch.Tensor):
+        return torch.div(total, count.to(total.dtype).clamp(min=1).reshape(()))
+    return torch.div(total, max(count, 1))
+
+
+def loss_sum(function: LossFunction, output: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, Any]:
+    """The sum of a micro-batch's losses by a function, a scalar, and how many they are.
 
     Raises:
         RunError: what the function returns is not a sum and a count.
@@ -47,8 +55,4 @@ def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch) -> tor
             f"[train] loss: {getattr(function, '__qualname__', function)} must return a sum, a tensor of one entry, and"
             f" the count of what it is the sum of; it returned {type(returned).__name__}"
         )
-    total: torch.Tensor = returned[0].reshape(())
-    count = returned[1]
-    if isinstance(count, torch.Tensor):
-        return torch.div(total, count.to(total.dtype).clamp(min=1).reshape(()))
-    return torch.div(total, max(count, 1))
+    return returned[0].reshape(()), returned[1]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from recycle.exec.data.ahead import BatchesAhead
-from recycle.exec.data.batches import Batches
+from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
 from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
 from recycle.exec.model.providers import NONE, Providers
@@ -57,6 +57,7 @@ class MegatronStage(Stage):
         tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
         tensor_rank: of the part.
         providers: built the part, and compute the loss.
+        evaluation: as `batches`, of evaluations; None for a job without.
 
     Attributes:
         parameters: the live parameters by their name in the whole model, a shared one first.
@@ -73,6 +74,7 @@ class MegatronStage(Stage):
         tied_sum: Accumulator | None = None,
         tensor_rank: int = 0,
         providers: Providers = NONE,
+        evaluation: Batches | None = None,
     ) -> None:
         from recycle.exec.model.backward import WeightGradientStore, split_linears
         from recycle.exec.model.graph_split import GraphSplit
@@ -83,7 +85,11 @@ class MegatronStage(Stage):
         self._part = Part(part, job, index, device, providers, (tensor_rank, job.grid.tensor_parallel))
         super().__init__(job, index, self._part.message_shape, self._type)
         self._device = device
-        self._data = None if batches is None else BatchesAhead(batches, device.type == "cuda")
+        is_pinned = device.type == "cuda"
+        self._trained_on = None if batches is None else BatchesAhead(batches, is_pinned)
+        self._evaluated_on = None if evaluation is None else BatchesAhead(evaluation, is_pinned)
+        self._data, self._evaluates = self._trained_on, False
+        self._evaluated: list[tuple[torch.Tensor, Any]] = []
         self._micro_batches = job.shape.micro_batches
         self._recomputes = job.recompute_of(index) == "full"
 
@@ -134,9 +140,7 @@ class MegatronStage(Stage):
         """Input and output of the forward; no output where the forward is run again."""
 
     def begin_iteration(self, step: int) -> None:
-        self._iteration = step
-        self._activations.clear()
-        self._store.clear()
+        self._take_up(step, evaluates=False)
         for accumulator in self._sums():
             accumulator.clear()
         self._losses.clear()
@@ -144,14 +148,32 @@ class MegatronStage(Stage):
             # An exception inside a backward may have left one behind.
             parameter.grad = None
 
+    def begin_evaluation(self, batch: int) -> None:
+        self._take_up(batch, evaluates=True)
+        self._evaluated = []
+
+    def _take_up(self, iteration: int, evaluates: bool) -> None:
+        self._iteration = iteration
+        self._activations.clear()
+        self._store.clear()
+        if evaluates != self._evaluates:
+            self._evaluates, self._data = evaluates, self._evaluated_on if evaluates else self._trained_on
+            self._part.evaluates(evaluates)
+
+    def evaluated(self) -> list[tuple[float, float]]:
+        return [(float(total), float(count)) for total, count in self._evaluated]
+
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
         if self._data is None or not (self._is_first or self._is_last):
             return
         runs = [one for one in program if one.row.holds or (one.row.remakes and self._recomputes)]
         numbers = [self._number(one.micro_batch) for one in runs]
-        self._data.expect((step, number) for step in (iteration, iteration + 1) for number in numbers)
+        steps = (iteration,) if self._evaluates else (iteration, iteration + 1)
+        self._data.expect((step, number) for step in steps for number in numbers)
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        if self._evaluates:
+            return self._evaluate(micro_batch, activation)
         output = self._hold(Forward, micro_batch, activation)
         if self._is_last:
             self._losses.add(0, output.detach().reshape(1))
@@ -167,13 +189,26 @@ class MegatronStage(Stage):
         """Compute the forward, and hold what its backward needs."""
         if micro_batch in self._activations:
             raise self._misuse(cls, micro_batch, "its activations are already held")
-        if (activation is None) != self._is_first:
-            raise self._misuse(cls, micro_batch, "stage 0 takes no input, every other stage takes one")
+        self._require_input(cls, micro_batch, activation)
         entry = None if activation is None else activation.detach()
         with torch.set_grad_enabled(not self._recomputes):
             output = self._compute(micro_batch, entry)
         self._activations[micro_batch] = (entry, None if self._recomputes else output)
         return output
+
+    def _require_input(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
+        if (activation is None) != self._is_first:
+            raise self._misuse(cls, micro_batch, "stage 0 takes no input, every other stage takes one")
+
+    @torch.no_grad()
+    def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        self._require_input(Forward, micro_batch, activation)
+        if not self._is_last:
+            return self._compute(micro_batch, activation).detach()  # megatron-core has autograd look at residual sums
+        number = self._number(micro_batch)
+        total, count = self._part.losses(activation, self._batch(number), self._iteration, number)
+        self._evaluated.append((total.detach(), count))
+        return None
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if micro_batch in self._store.waiting():
@@ -273,17 +308,20 @@ class MegatronStage(Stage):
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
-        number, batch = self._number(micro_batch), None
-        if self._is_first or self._is_last:
-            assert self._data is not None, "the stages at the ends read data"
-            made = self._data.batch(self._iteration, number)
-            batch = {name: part.to(self._device, non_blocking=True) for name, part in made.items()}
+        number = self._number(micro_batch)
+        batch = self._batch(number) if self._is_first or self._is_last else None
         if entry is not None:
             entry.requires_grad_(torch.is_grad_enabled())
         output = self._part.output(entry, batch, self._iteration, number)
         if not self._is_last:
             self._part.require_message(output, self._type)
         return output
+
+    def _batch(self, number: int) -> Batch:
+        """The micro-batch of this global id, on the device."""
+        assert self._data is not None, "the stages at the ends read data"
+        made = self._data.batch(self._iteration, number)
+        return {name: part.to(self._device, non_blocking=True) for name, part in made.items()}
 
     def _number(self, micro_batch: MicroBatch) -> int:
         """Global id."""

@@ -10,7 +10,8 @@ buffer, since workers copy parameters and not buffers; the latter is looked at o
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from recycle.errors import JobError, RunError
 from recycle.exec.data.batches import Batch
 from recycle.exec.model.dropout import DropoutSeeds
-from recycle.exec.model.loss import cross_entropy, masked_sum, mean_loss
+from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_loss
 from recycle.exec.model.on_device import stay_on_device
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.recompute import DEFAULT_PARTS, recompute_layers, recompute_parts
@@ -82,6 +83,12 @@ class Part:
             parts = model.config.get("recompute_modules")
             recompute_parts(module, list(map(str, parts)) if isinstance(parts, list) else DEFAULT_PARTS, bool(draws))
         self._versions = {name: buffer._version for name, buffer in module.named_buffers()}
+        self._modes = [(part, part.training) for part in module.modules()]
+
+    def evaluates(self, whether: bool) -> None:
+        """Switch dropout, and what else a module does only to train, off or on again."""
+        for part, trains in self._modes:
+            part.training = trains and not whether
 
     def output(self, entry: torch.Tensor | None, batch: Batch | None, iteration: int, micro_batch: int) -> torch.Tensor:
         """The forward of a micro-batch: what the next stage takes, or the micro-batch's loss. The same bits each time.
@@ -94,13 +101,26 @@ class Part:
         Raises:
             RunError: the module returns what cannot be handed on, or changes a buffer.
         """
+        with self._forward(iteration, micro_batch):
+            output = self._returned(entry, batch or {})
+            return mean_loss(self._loss, output, batch or {}) if self._is_last else output
+
+    def losses(
+        self, entry: torch.Tensor | None, batch: Batch, iteration: int, micro_batch: int
+    ) -> tuple[torch.Tensor, Any]:
+        """The forward of a micro-batch on the last stage: the sum of its losses, and how many they are."""
+        with self._forward(iteration, micro_batch):
+            return loss_sum(self._loss, self._returned(entry, batch), batch)
+
+    @contextmanager
+    def _forward(self, iteration: int, micro_batch: int) -> Iterator[None]:
         with self._dropout.of(iteration, micro_batch) if self._dropout is not None else nullcontext():
-            output = self._megatrons(entry, batch or {}) if self._is_megatrons else self._plain(entry, batch or {})
-            if self._is_last:
-                output = mean_loss(self._loss, output, batch or {})
+            yield
         if self._versions:
             self._require_same_buffers()
-        return output
+
+    def _returned(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        return self._megatrons(entry, batch) if self._is_megatrons else self._plain(entry, batch)
 
     def _megatrons(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         if entry is not None:

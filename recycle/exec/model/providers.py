@@ -17,11 +17,17 @@ from recycle.exec.data.provided import DataProvider
 from recycle.exec.model.loss import LossFunction
 from recycle.job import Job
 from recycle.named import function_named, name_of
+from recycle.sections import DataSection
 
 ModelProvider = Callable[..., Any]
 """(job, first_layer, last_layer, pre_process=, post_process=) -> the torch module of a stage, on the CPU, with layers
 first_layer to last_layer - 1; the embedding where `pre_process` is true, the output layer where `post_process` is."""
-_KEYS = {"model": ("model", "provider"), "data": ("data", "provider"), "loss": ("train", "loss")}
+_KEYS = {
+    "model": "[model] provider",
+    "data": "[data] provider",
+    "loss": "[train] loss",
+    "evaluation": "[eval] data.provider",
+}
 
 
 @dataclass(frozen=True)
@@ -32,21 +38,27 @@ class Providers:
         model: builds a stage's module.
         data: takes the job and returns what makes batches (see `recycle.exec.data.provided`).
         loss: gives a micro-batch's sum and count of losses (see `recycle.exec.model.loss`).
+        evaluation: as `data`, of what evaluations read.
     """
 
     model: ModelProvider | None = None
     data: DataProvider | None = None
     loss: LossFunction | None = None
+    evaluation: DataProvider | None = None
 
     @classmethod
     def of(cls, job: Job) -> Providers:
         """Those that the job names. Raises JobError when one cannot be imported."""
         folders = job.model.import_from or ()
         found = {}
-        for name, (section, key) in _KEYS.items():
-            text = getattr(getattr(job, section), key)
-            found[name] = None if text is None else function_named(text, f"[{section}] {key}", folders)
+        for name, key in _KEYS.items():
+            text = _stated(job, name)
+            found[name] = None if text is None else function_named(text, key, folders)
         return cls(**found)
+
+    def of_evaluation(self, job: Job) -> DataProvider | None:
+        """What gives the data of evaluations: that of training where the job says nothing of them."""
+        return self.evaluation or (self.data if job.evaluation.data is None else None)
 
     def named_in(self, job: Job) -> Job:
         """The job with the names of these functions, for worker processes.
@@ -55,17 +67,15 @@ class Providers:
             JobError: a worker process could not import one, or the job names it too.
         """
         folders = list(job.model.import_from or [])
-        for name, (section, key) in _KEYS.items():
+        for name, key in _KEYS.items():
             function = getattr(self, name)
             if function is None:
                 continue
-            self._require_one(job, section, key)
-            text, folder = name_of(function, f"[{section}] {key}")
+            _require_one(job, name)
+            text, folder = name_of(function, key)
             if folder not in folders:
                 folders.append(folder)
-            job = msgspec.structs.replace(
-                job, **{section: msgspec.structs.replace(getattr(job, section), **{key: text})}
-            )
+            job = _stating(job, name, text)
         if folders:
             job = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, import_from=folders))
         job.validate()
@@ -74,10 +84,10 @@ class Providers:
     def over(self, job: Job) -> Providers:
         """These, and those that the job names. Raises JobError when both name one."""
         named = Providers.of(job)
-        for name, (section, key) in _KEYS.items():
+        for name in _KEYS:
             if getattr(self, name) is not None:
-                self._require_one(job, section, key)
-        return Providers(self.model or named.model, self.data or named.data, self.loss or named.loss)
+                _require_one(job, name)
+        return Providers(**{name: getattr(self, name) or getattr(named, name) for name in _KEYS})
 
     def build(self, job: Job, index: int) -> Any:
         """What the model's function gives for a stage. Raises JobError that names the function and the stage."""
@@ -98,11 +108,35 @@ class Providers:
         name = job.model.provider or getattr(self.model, "__qualname__", repr(self.model))
         return f"[model] provider: {name}: stage {index}"
 
-    @staticmethod
-    def _require_one(job: Job, section: str, key: str) -> None:
-        named = getattr(getattr(job, section), key)
-        if named is not None:
-            raise JobError(f"[{section}] {key}: the job names {named}, and another function is given; leave out one")
+
+def _stated(job: Job, name: str) -> str | None:
+    """What the job names as this one of `Providers`."""
+    others = job.evaluation.data
+    return {
+        "model": job.model.provider,
+        "data": job.data.provider,
+        "loss": job.train.loss,
+        "evaluation": None if others is None else others.provider,
+    }[name]
+
+
+def _stating(job: Job, name: str, text: str) -> Job:
+    """The job, naming this one of `Providers`."""
+    replace = msgspec.structs.replace
+    if name == "model":
+        return replace(job, model=replace(job.model, provider=text))
+    if name == "data":
+        return replace(job, data=replace(job.data, provider=text))
+    if name == "loss":
+        return replace(job, train=replace(job.train, loss=text))
+    data = replace(job.evaluation.data or DataSection(), provider=text)
+    return replace(job, evaluation=replace(job.evaluation, data=data))
+
+
+def _require_one(job: Job, name: str) -> None:
+    named = _stated(job, name)
+    if named is not None:
+        raise JobError(f"{_KEYS[name]}: the job names {named}, and another function is given; leave out one")
 
 
 NONE = Providers()

@@ -50,8 +50,20 @@ class Stage(ABC):
     def begin_iteration(self, step: int) -> None:
         """Take up iteration `step`, from a clean state also when the last one was interrupted anywhere."""
 
+    @abstractmethod
+    def begin_evaluation(self, batch: int) -> None:
+        """Take up a batch of an evaluation. Until the next iteration begins `forward` holds nothing for a backward,
+        dropout is off, and what the last stage gives is in `evaluated`."""
+
+    @abstractmethod
+    def evaluated(self) -> list[tuple[float, float]]:
+        """(sum of the losses, how many they are) of each micro-batch of the batch; [] but on the last stage."""
+
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
-        """What this stage will be asked for in `iteration`, in order, and probably in the next; it may prepare that."""
+        """What this stage will be asked for in an iteration, or a batch of an evaluation, in order.
+
+        It may prepare that, and the same of the next iteration.
+        """
         return
 
     @abstractmethod

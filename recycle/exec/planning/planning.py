@@ -223,6 +223,10 @@ def require_valid(schedule: Schedule, job: PricedJob) -> None:
     """Raise ScheduleError with the first error that `check` finds."""
     if schedule.shape != job.shape:
         raise ScheduleError(f"the schedule is for {schedule.shape}, the job for {job.shape}")
+    if schedule.forward_only:
+        raise ScheduleError(
+            "the schedule is forward-only and trains nothing; [eval] makes such ones of that of training"
+        )
     profile, limits = job.prices, job.limits
     errors = [f for f in check(schedule, profile=profile, limits=limits) if f.severity == "error"]
     if not errors:

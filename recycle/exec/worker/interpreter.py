@@ -93,8 +93,12 @@ class Interpreter:
         self._held: dict[Value, Compute] = {}
         self._summed_groups: set[int] = set()
 
-    def begin(self, program: Sequence[Instruction], iteration: int) -> None:
-        """Start an iteration from a clean state, whatever the one before left behind."""
+    def begin(self, program: Sequence[Instruction], iteration: int, batch: int | None = None) -> None:
+        """Start an iteration from a clean state, whatever the one before left behind.
+
+        Args:
+            batch: of an evaluation, which this is; `iteration` is then its number among transfers alone.
+        """
         self.executed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._reads_again = program, self._read_again(program)
@@ -102,8 +106,11 @@ class Interpreter:
         self._reads_left = dict(self._reads_again)
         self._beside.clear()
         for index, stage in self.stages.items():
-            stage.begin_iteration(iteration)
-            stage.expect(iteration, self._of_stage[index])
+            if batch is None:
+                stage.begin_iteration(iteration)
+            else:
+                stage.begin_evaluation(batch)
+            stage.expect(iteration if batch is None else batch, self._of_stage[index])
         self.transport.begin(program, iteration)
 
     def _read_again(self, program: Sequence[Instruction]) -> dict[Value, int]:

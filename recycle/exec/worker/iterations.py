@@ -4,6 +4,9 @@ With the barrier all its steps wait for the iteration's commit. A staggered step
 with the next iteration, while its neighbours may still be in this one, and waits there before it steps again. So
 nobody is more than one iteration ahead of the last commit. A worker holds the values of one iteration
 only: it begins the next one when its own program is done.
+
+Where an evaluation follows an iteration, all wait for the commit of that, and then for the evaluation's result. A
+generation begins with an evaluation that the one before it did not come to an end with.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from recycle.exec.membership.messages import Commit, GenerationRecord, Mode, Rep
 from recycle.exec.membership.progress import Progress
 from recycle.exec.model.stage import Stage
 from recycle.exec.transport.base import Transport
+from recycle.exec.worker.evaluation import Evaluation
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.streams import Streams
@@ -69,6 +73,7 @@ class Iterations:
         streams: of the device, for overlapped pairs; None where the host computes.
         device: that the stages compute on.
         buckets: in how many the gradients of each stage are reduced.
+        evaluation: between iterations; None for a job without.
     """
 
     record: GenerationRecord
@@ -87,6 +92,7 @@ class Iterations:
     streams: Streams | None = None
     device: DeviceProgress = field(default_factory=lambda: DeviceProgress(HostClock()))
     buckets: int = 1
+    evaluation: Evaluation | None = None
 
     def __post_init__(self) -> None:
         self._interpreter = Interpreter(
@@ -110,6 +116,8 @@ class Iterations:
         Raises:
             GenerationOver, TransportError: the generation ended before that.
         """
+        if self.record.is_evaluation_due and (commit := self._evaluate()).finished:
+            return commit
         while True:
             whole = False
             try:
@@ -123,8 +131,19 @@ class Iterations:
                     executed = self._interpreter.executed
                     self.trace.append(self._iteration, self.record.generation, self.role, executed, whole)
             self.injector.at_phase("stepped", self._iteration)
-            if self._commit is not None and self._commit.last == self._iteration:
+            is_last = self._commit is not None and self._commit.last == self._iteration
+            if self.evaluation is not None and (is_last or self.evaluation.may_follow(self._iteration)):
+                self._evaluate()
+            if is_last:
                 return self._committed(self._iteration)
+
+    def _evaluate(self) -> Commit:
+        """Run the evaluation of the last step, if its commit asks for one; returns the commit."""
+        commit = self._committed(self._iteration)
+        if commit.evaluate:
+            assert self.evaluation is not None, "a commit asks for what the job has"
+            self.evaluation.run(commit.step)
+        return commit
 
     def begin(self) -> None:
         """Begin the next iteration."""

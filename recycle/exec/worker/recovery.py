@@ -26,6 +26,7 @@ from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
+from recycle.exec.worker.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.streams import streams_of
@@ -74,7 +75,7 @@ class WorkerLoop:
             record = self.member.next_record()
             self._settle(record)
             self.saver.keep(record, record.commit, self._updates)
-            if record.commit is not None and record.commit.finished:
+            if record.commit is not None and record.commit.finished and not record.is_evaluation_due:
                 return
             commit = self._live_through(record)
             self.saver.keep(record, commit, self._updates)
@@ -135,6 +136,7 @@ class WorkerLoop:
                 saver=self.saver,
                 streams=self._streams,
                 device=self.transport.progress,
+                evaluation=self._evaluation(record, schedule, role, transport),
             ).run()
         except TransportError as error:
             if isinstance(error, Unreachable):
@@ -156,6 +158,27 @@ class WorkerLoop:
             self.member.progress.ended()
             if self.tensor_group is not None:
                 self.tensor_group.exchange = None
+
+    def _evaluation(
+        self, record: GenerationRecord, schedule: Schedule, role: Worker, transport: GroupTransport
+    ) -> Evaluation | None:
+        evaluated_by = evaluation_schedule(schedule, self.job)
+        if evaluated_by is None:
+            return None
+        return Evaluation(
+            job=self.job,
+            program=evaluated_by.program(role),
+            role=str(role),
+            generation=record.generation,
+            results=self.member,
+            model_stages=self.job.shape.stages,
+            stages=self.stages,
+            transport=transport,
+            progress=self.member.progress,
+            injector=self.injector,
+            trace=self.trace,
+            device=self.transport.progress,
+        )
 
     def _form(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> GroupTransport:
         processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}

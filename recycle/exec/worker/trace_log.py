@@ -24,7 +24,7 @@ MOST_WAITING = 64
 """Iterations."""
 CLOSE_SECONDS = 10.0
 """How long the end of a process waits for what is still to be written."""
-_Iteration = tuple[int, int, str, list[Executed]]
+_Iteration = tuple[int, int, str, list[Executed], int | None]
 
 
 class TraceLog:
@@ -54,8 +54,17 @@ class TraceLog:
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
-    def append(self, iteration: int, generation: int, role: str, executed: list[Executed], whole: bool = True) -> None:
-        """Add what was executed of one iteration, a list that nobody changes any more.
+    def append(
+        self,
+        iteration: int,
+        generation: int,
+        role: str,
+        executed: list[Executed],
+        whole: bool = True,
+        batch: int | None = None,
+    ) -> None:
+        """Add what was executed of one iteration, or of a batch of the evaluation that follows it, a list that nobody
+        changes any more.
 
         An iteration whose last instructions the device has still to run is written when their times are known; of one
         that is not whole, what the device has run by now.
@@ -64,7 +73,7 @@ class TraceLog:
             return
         if not whole:
             executed = [one for one in executed if has_reached(one.ended)]
-        self._behind.append((iteration, generation, role, executed))
+        self._behind.append((iteration, generation, role, executed, batch))
         self._take_reached()
 
     def end_generation(self) -> None:
@@ -90,11 +99,11 @@ class TraceLog:
 
     def _write(self) -> None:
         while (waiting := self._waiting.get()) is not None:
-            iteration, generation, role, executed = waiting
+            iteration, generation, role, executed, batch = waiting
             start = self._started
             rows = [(one.text, one.began.seconds() - start, one.ended.seconds() - start) for one in executed]
             try:
-                self._written += append_iteration(self._path, iteration, generation, role, rows)
+                self._written += append_iteration(self._path, iteration, generation, role, rows, batch)
             except RecycleError as error:
                 self._leave_out(str(error))
             if self._written >= self._sparse_bytes:

@@ -59,7 +59,9 @@ _log = logging.getLogger(__name__)
 
 FORMAT, VERSION = "recycle-timeline", 1
 _HEAD = ("shape", "optimizer", "failed", "placement", "ties", "metadata")
-"""Keys of the native file that `otherData` holds as they are; `buckets` too where there are several."""
+"""Keys of the native file that `otherData` holds as they are."""
+_WHERE_STATED = ("buckets", "forward_only")
+"""Likewise, where the native file has them."""
 
 
 def recognises(content: bytes) -> bool:
@@ -98,7 +100,7 @@ def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
         "microseconds_per_unit": 1_000_000,
         "makespan": timeline.makespan,
         "period": timeline.period,
-        **{key: native_file[key] for key in (*_HEAD, "buckets") if key in native_file},
+        **{key: native_file[key] for key in (*_HEAD, *_WHERE_STATED) if key in native_file},
         "instructions": np.diff(schedule.columns.offsets).tolist(),
         "profile": profile.to_json(),
     }
@@ -277,7 +279,7 @@ def _from_timeline(content: bytes, name: str) -> Schedule:
     if missing:
         raise ScheduleError(f"{name}: otherData: {missing[0]} is missing")
     head = {"format": native.FORMAT, "version": native.VERSION, "programs": {}}
-    head |= {key: other[key] for key in (*_HEAD, "buckets") if key in other}
+    head |= {key: other[key] for key in (*_HEAD, *_WHERE_STATED) if key in other}
     empty = Schedule.loads(json.dumps(head), f"{name}: otherData")
     programs = _placed(empty.shape, other["instructions"], content, name)
     if other.get("profile") != Profile().to_json():

@@ -3,7 +3,7 @@
 The schedule that a run executed is made of the programs of the last whole step. What a trace does not hold is lost:
 pairs ran as an F and then a B; workers without any instruction are failed; a worker hosts the stages it worked for, and
 one without instructions those of its first live peer; whether steps waited for a barrier is not recorded, "staggered"
-is assumed. Names are roles, those of the plan.
+is assumed. Names are roles, those of the plan. What evaluations ran has `evaluation` among its arguments, the batch.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def _slices(parts: Iterable[Trace]) -> Iterator[chrome.Event]:
     named: set[tuple[int, int]] = set()
     for part in parts:
         yield from _slices_of(part, named)
+        if part.evaluations is not None:
+            yield from _slices_of(part.evaluations, named)
 
 
 def _slices_of(trace: Trace, named: set[tuple[int, int]]) -> Iterator[chrome.Event]:
@@ -63,13 +65,15 @@ def _slices_of(trace: Trace, named: set[tuple[int, int]]) -> Iterator[chrome.Eve
         tids, head = chrome.process_head(w + 1, f"worker {workers[w]}", w, track[rows], start[rows], end[rows])
         yield from (event for event in head if (event["pid"], event["tid"]) not in named)
         named |= {(event["pid"], event["tid"]) for event in head}
-        columns = (track, trace.role, trace.step, trace.generation, c.pipeline, trace.rerouted, start, end)
+        columns = (track, trace.role, trace.step, trace.generation, trace.batch, c.pipeline, trace.rerouted, start, end)
         lists = (column[rows].tolist() for column in columns)
-        for name, tid, lane, role, step, generation, home, away, begin, finish in zip(
+        for name, tid, lane, role, step, generation, batch, home, away, begin, finish in zip(
             names[rows], tids, *lists, strict=True
         ):
             arguments = {"instruction": name, "worker": workers[w], "role": workers[role]}
             arguments |= {"step": step, "generation": generation}
+            if batch >= 0:
+                arguments["evaluation"] = batch
             if home >= 0:
                 arguments |= {"home": home, "rerouted": away}
             yield chrome.slice_event(name, chrome.TRACKS[lane], w + 1, tid, begin, finish, arguments)
@@ -87,6 +91,7 @@ class _Arguments(msgspec.Struct, frozen=True):
     role: str
     step: Count
     generation: Count
+    evaluation: Count | None = None
 
 
 class _Slice(msgspec.Struct, frozen=True, tag_field="ph", tag="X"):
@@ -139,7 +144,7 @@ def parse_trace(content: bytes, name: str) -> Trace:
             first = round(event.ts * 1000)
             last = first + round(event.dur * 1000)
             text, generation, step = event.args.instruction, event.args.generation, event.args.step
-            builder.add(process, role, generation, step, text, first / 1e9, last / 1e9)
+            builder.add(process, role, generation, step, text, first / 1e9, last / 1e9, event.args.evaluation)
         except (JobError, ScheduleError) as error:
             raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
     with errors_as(ScheduleError, name):

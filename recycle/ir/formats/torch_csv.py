@@ -121,6 +121,8 @@ def dumps(schedule: Schedule) -> str:
         left_out.append(f'optimizer = "{schedule.optimizer}"')
     if schedule.buckets > 1:
         left_out.append(f"buckets = {schedule.buckets}")
+    if schedule.forward_only:
+        left_out.append("forward_only, without which its backwards are missing")
     if left_out:
         _log.warning("a torch CSV cannot hold, and leaves out: %s", ", ".join(left_out))
     return "".join(",".join(map(_cell, program)) + "\r\n" for program in programs)

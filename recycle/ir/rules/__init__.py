@@ -7,7 +7,7 @@ instruction alone stand in that kind's row.
 from __future__ import annotations
 
 from recycle.ir.kinds import KIND_CLASSES
-from recycle.ir.rules import buckets, completeness, memory, optimizer, order, placement, reduces, transfers
+from recycle.ir.rules import buckets, completeness, evaluation, memory, optimizer, order, placement, reduces, transfers
 from recycle.ir.rules.rule import Finding, Inspection, ProgramPosition, Rule
 
 _BEFORE: tuple[Rule, ...] = (
@@ -17,6 +17,7 @@ _BEFORE: tuple[Rule, ...] = (
     placement.no_host,
     placement.failed_worker,
     placement.not_hosted,
+    evaluation.beyond_forward,
     completeness.missing,
     completeness.duplicate,
     completeness.mixed_backward,

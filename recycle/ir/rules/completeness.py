@@ -110,7 +110,7 @@ def _rows(inspection: Inspection, cell: int, *classes: type[Instruction]) -> Row
 def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
     """Every stage must run F and B, or F, I and W, of every micro-batch of all pipelines, those of a failed worker
     too: a peer takes them. Micro-batches that a whole stage or the whole schedule leaves out are reported together.
-    Add the instruction that is missing, or correct the shape."""
+    Add the instruction that is missing, or correct the shape. A forward-only schedule needs the F alone."""
     shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
     if inspection.parts[1].any():
         w = w + inspection.parts[1]
@@ -122,13 +122,14 @@ def missing(inspection: Inspection) -> Iterator[Defect | Rest]:
         ("W", "weight gradient", split & (w == 0)),
         ("I", "input gradient", split & (i == 0)),
     )
-    for token, name, hole in holes:
+    for token, name, hole in holes[:1] if inspection.schedule.forward_only else holes:
         yield from _incomplete(inspection, token, name, hole)
 
 
 def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect | Rest]:
     """Micro-batches that no stage runs, then those that single stages leave out."""
-    hint = "add its forward and backward, on its home worker or on a peer; or correct the shape"
+    needed = "forward" if inspection.schedule.forward_only else "forward and backward"
+    hint = f"add its {needed}, on its home worker or on a peer; or correct the shape"
     nowhere = absent.all(axis=0)
     if nowhere.any():
         yield Defect(f"no stage runs micro-batch {inspection.micro_batches(np.flatnonzero(nowhere))}", hint)

@@ -30,7 +30,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import kinds_where
 from recycle.ir.lower import implied_kinds, lower_with_origin
-from recycle.ir.pieces import Work, parts_of_weight, work
+from recycle.ir.pieces import Work, is_whole, parts_of_weight, work
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import EventGraph, event_graph, timeline_of
 from recycle.ir.unmet import Unmet, Why
@@ -212,6 +212,8 @@ class Inspection:
 
     @cached_property
     def has_optimizer(self) -> bool:
+        if self.schedule.forward_only:
+            return False
         return bool(is_kind(self.schedule.columns.kind, implied_kinds()).any())
 
     @cached_property
@@ -274,11 +276,10 @@ class Inspection:
 
     @cached_property
     def complete(self) -> Flags:
-        """Cells with one F and either one B or one I and one W."""
+        """Cells with one F and either one B or one I and one W; with one F where the schedule is forward-only."""
         f, b, i, w = self.counts.values()
-        split = (i == 1) & (w == 1) & (self.parts[0] == self.parts[1])
-        complete: Flags = (f == 1) & (((b == 1) & (i == 0) & (w == 0)) | ((b == 0) & split))
-        return complete
+        whole, parted = (b == 1) & (i == 0) & (w == 0), (b == 0) & (self.parts[0] == self.parts[1])
+        return is_whole(self.schedule, f == 1, whole, parted & (i == 1), parted & (w == 1))
 
     @cached_property
     def misplaced(self) -> Flags:

@@ -292,6 +292,54 @@ def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: Path, la
     assert_same_state(state(tmp_path / "run", 11), state(emulated, 11))
 
 
+@pytest.mark.parametrize("left", [["metrics"], []])
+def test_a_run_that_ended_in_an_evaluation_is_evaluated_when_it_goes_on(
+    left: list[str], launch: Any, tmp_path: Path
+) -> None:
+    """The step's line comes with its evaluation, and the checkpoint is there before."""
+    of = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
+    calm = launch(of, 9, tmp_path / "calm")
+    assert sorted(calm.evaluations) == [2, 5, 8]
+    run = tmp_path / "run"
+    launch(of, 6, run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    if not left:
+        (run / "metrics.jsonl").write_text("".join(lines[:5]))
+    resumed = launch(of, 9, run, resume=True)
+    assert metrics(run) == resumed.metrics
+    assert resumed.losses == calm.losses
+    assert resumed.evaluations == calm.evaluations
+    assert resumed.digests == calm.digests
+    assert [event["step"] for event in events(run, "restored")] == [6]
+    assert events(run, "warning") == []
+
+
+def test_a_run_that_ended_in_its_last_evaluation_has_only_that_left_to_do(launch: Any, tmp_path: Path) -> None:
+    of = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
+    calm, run = launch(of, 6, tmp_path / "calm"), tmp_path / "run"
+    shutil.copytree(tmp_path / "calm", run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:5]))
+    resumed = launch(of, 6, run, "kill:1.1@5.evaluation", resume=True)
+    assert resumed.losses == calm.losses
+    assert resumed.evaluations == calm.evaluations
+    assert [event["kind"] for event in resumed.events].count("detected") == 1
+    for worker, digests in resumed.digests.items():
+        assert digests == calm.digests[worker]
+
+
+def test_a_step_whose_evaluation_is_no_longer_asked_for_has_its_line_without(launch: Any, tmp_path: Path) -> None:
+    sections = {"train": {**EVERY, "clip": 1e9}, "planner": PLANNER}
+    of, run = job(3, 2, 2, **sections, eval={"every": 3}), tmp_path / "run"
+    whole = launch(of, 6, run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:5]))
+    resumed = launch(job(3, 2, 2, **sections), 9, run, resume=True)
+    assert resumed.losses[:6] == whole.losses
+    assert [line["step"] for line in resumed.metrics] == list(range(9))
+    assert sorted(resumed.evaluations) == [2]
+
+
 def test_on_a_full_disk_training_goes_on_with_warnings(launch: Any, tmp_path: Path) -> None:
     """A file may be a little shorter than a manifest: too few for the trace, the metrics, the events and the manifests,
     which name the files of six stages and so are longer than the job."""

@@ -37,11 +37,13 @@ def notes(found: Any) -> list[str]:
 
 @pytest.mark.process
 def test_tensorboard_shows_every_step_and_what_happened(launch: Run) -> None:
-    of = job(2, 2, 2, kind="emulated", dials={"tensorboard": True})
+    of = job(2, 2, 2, kind="emulated", dials={"tensorboard": True}, eval={"every": 2})
     run = launch(of, 6, "kill:1.1@2")
     found = shown(run.directory / "tensorboard")
     assert list(curve(found, "loss")) == list(range(6))
     assert curve(found, "loss") == pytest.approx(dict(enumerate(run.losses)), rel=1e-6)
+    assert list(run.evaluations) == [1, 3, 5]
+    assert curve(found, "eval_loss") == pytest.approx(run.evaluations, rel=1e-6)
     assert curve(found, "live_workers") == {line["step"]: line["live_workers"] for line in run.metrics}
     assert curve(found, "learning_rate")[0] == pytest.approx(of.train.learning_rate / of.train.warmup)
     assert any("worker 1.1 is dead: killed by SIGKILL" in note for note in notes(found))

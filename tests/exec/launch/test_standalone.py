@@ -7,6 +7,7 @@ import pytest
 from recycle import Job, Schedule, ScheduleError
 from recycle.exec import run
 from recycle.ir.families import gpipe, one_f_one_b
+from recycle.ir.forward_only import forward_only
 from tests.exec.runs import Run, job
 
 pytestmark = pytest.mark.slow
@@ -67,6 +68,11 @@ def test_a_schedule_with_a_defect_is_refused_before_anything_runs(gpt: Job, by_h
     broken = Schedule.from_text(gpt.shape, programs, failed=["1.1"])
     with pytest.raises(ScheduleError, match=r"does not pass check: .*1\.1"):
         run(broken, gpt, steps=STEPS)
+
+
+def test_a_forward_only_schedule_is_refused(gpt: Job) -> None:
+    with pytest.raises(ScheduleError, match="the schedule is forward-only and trains nothing"):
+        run(forward_only(one_f_one_b(gpt.shape)), gpt, steps=STEPS)
 
 
 def test_a_schedule_of_another_shape_is_refused(gpt: Job) -> None:

@@ -17,7 +17,7 @@ from recycle.job import Job
 pytestmark = pytest.mark.process
 
 JOB = '[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nkind = "emulated"\n'
-GPT = JOB.replace('kind = "emulated"', "layers = 2\nhidden = 32\nheads = 2\nsequence = 16")
+GPT = JOB.replace('kind = "emulated"', "layers = 2\nhidden = 32\nheads = 2\nsequence = 16\n[eval]\nevery = 2")
 
 
 def torchrun(processes: int, *arguments: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -40,6 +40,8 @@ def test_the_losses_are_those_of_one_process_bit_for_bit(tmp_path: Path) -> None
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["loss"] for line in lines] == expected.losses
     assert [line["grad_norm"] for line in lines] == [line["grad_norm"] for line in expected.metrics]
+    assert [line.get("eval_loss") for line in lines] == [line.get("eval_loss") for line in expected.metrics]
+    assert list(expected.evaluations) == [1, 2]
 
 
 def test_as_many_processes_as_workers_are_asked_for_in_one_line(tmp_path: Path) -> None:

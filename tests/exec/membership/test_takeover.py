@@ -14,8 +14,15 @@ from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.compute_times import ComputeTimes
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase
 from recycle.exec.membership.interfaces import Ready
-from recycle.exec.membership.messages import GO, VOID, Commit, GenerationRecord, RunInfo
-from recycle.exec.membership.schema import CommitKey, PermissionKey, ProposalKey, RegisterKey, StopKey
+from recycle.exec.membership.messages import GO, VOID, Commit, Evaluated, GenerationRecord, RunInfo
+from recycle.exec.membership.schema import (
+    CommitKey,
+    EvaluatedKey,
+    PermissionKey,
+    ProposalKey,
+    RegisterKey,
+    StopKey,
+)
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import host_store
 from recycle.sections import MembershipSection
@@ -142,6 +149,30 @@ def test_a_run_whose_last_step_is_committed_is_finished(store: Store) -> None:
     assert store.read(CommitKey(3, 8)) == last
     assert commits == [(8, 7.0)]
     assert not store.has_all([StopKey(3)])
+
+
+def evaluated(commit: Commit, result: Evaluated | None) -> GenerationRecord:
+    return msgspec.structs.replace(record(msgspec.structs.replace(commit, evaluate=True)), evaluated=result)
+
+
+def test_an_evaluation_that_is_in_the_register_is_announced_and_no_other_follows(store: Store) -> None:
+    last, result = Commit(8, 1.5, 0.25, 1.0, finished=True), Evaluated(8, 2.5, 96.0)
+    coordinator, _ = follow(store, evaluated(last, result))
+    assert coordinator.phase is GenerationPhase.FINISHED
+    assert store.read(EvaluatedKey(3, 8)) == result
+
+
+@pytest.mark.parametrize("earlier", [None, Evaluated(2, 2.5, 96.0)])
+def test_an_evaluation_that_is_not_done_is_void_and_due_in_the_next_generation(
+    store: Store, earlier: Evaluated | None
+) -> None:
+    coordinator, _ = follow(store, evaluated(Commit(8, 1.5, 0.25, 1.0, last=8, finished=True), earlier))
+    assert store.read(EvaluatedKey(3, 8)) == VOID
+    coordinator.tick()
+    after = store.read(RegisterKey())
+    assert (after.generation, after.committed, after.evaluated) == (4, 8, earlier)
+    assert after.is_evaluation_due
+    assert after.commit.last is None
 
 
 def test_a_step_has_one_line_of_metrics_whoever_writes_it(tmp_path: Path) -> None:

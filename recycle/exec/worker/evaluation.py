@@ -1,0 +1,140 @@
+"""A worker's part in evaluations: the forwards of its stages on other data, between two iterations.
+
+An evaluation belongs to the step that it follows and begins when that is committed, so the state that it sees is that
+of this step on every worker, and nothing of it is changed. Each worker reports its sums of losses and waits for the
+result, which all reports together are; only then does the next iteration begin. A generation that ends before has
+evaluated nothing: the next one begins with the whole evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from recycle.exec.device.clock import HostClock
+from recycle.exec.device.device_progress import DeviceProgress
+from recycle.exec.faults.injector import FaultInjector
+from recycle.exec.membership.commit import evaluation_report
+from recycle.exec.membership.messages import Evaluated, EvaluationReport
+from recycle.exec.membership.progress import Progress
+from recycle.exec.model.stage import Stage
+from recycle.exec.transport.base import Transport
+from recycle.exec.worker.interpreter import Interpreter
+from recycle.exec.worker.trace_log import TraceLog
+from recycle.ir.forward_only import forward_only
+from recycle.ir.instruction import Instruction
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.job import Job
+
+
+class Results(Protocol):
+    """What makes one result of all workers' reports."""
+
+    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
+        """This worker's part of the evaluation after `step`."""
+
+    def evaluated(self, step: int) -> Evaluated:
+        """Wait for the result. Raises GenerationOver when there will be none."""
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """Evaluations in one generation.
+
+    Args:
+        job: says when they are, and of how many batches.
+        program: of the worker's role, forward-only and lowered.
+        role: position of the plan that this worker plays.
+        generation: its number.
+        results: takes this worker's reports.
+        model_stages, stages, transport, progress, injector, trace, device: as of its `Iterations`.
+    """
+
+    job: Job
+    program: Sequence[Instruction]
+    role: str
+    generation: int
+    results: Results
+    model_stages: int
+    stages: Mapping[int, Stage]
+    transport: Transport
+    progress: Progress = field(default_factory=Progress)
+    injector: FaultInjector = field(default_factory=FaultInjector)
+    trace: TraceLog | None = None
+    device: DeviceProgress = field(default_factory=lambda: DeviceProgress(HostClock()))
+
+    def __post_init__(self) -> None:
+        self._interpreter = Interpreter(
+            self.stages,
+            self.model_stages,
+            self.transport,
+            _step,
+            self.injector.computed,
+            device=self.device,
+        )
+        self._losses: list[tuple[float, float]] = []
+        middle = self.job.evaluation.batches // 2, len(self.program) // 2
+        self._struck_at = middle if self.program else (0, -1)
+
+    def may_follow(self, step: int) -> bool:
+        """Whether an evaluation follows a step that may not be the last; its commit says so."""
+        return self.job.is_evaluated(step, is_last=False)
+
+    def run(self, step: int) -> Evaluated:
+        """The evaluation after `step`, which is committed and which every stage has stepped.
+
+        Raises:
+            GenerationOver, TransportError: the generation ended before its result.
+        """
+        for batch in range(self.job.evaluation.batches):
+            whole = False
+            try:
+                self.begin(step, batch)
+                for position in range(len(self.program)):
+                    self.execute(position)
+                whole = True
+            finally:
+                if self.trace is not None:
+                    executed = self._interpreter.executed
+                    self.trace.append(step, self.generation, self.role, executed, whole, batch)
+            self.end()
+        self.report(step)
+        return self.results.evaluated(step)
+
+    def begin(self, step: int, batch: int) -> None:
+        """Begin a batch."""
+        self.progress.begins("evaluation")
+        if not batch:
+            self._losses = []
+        self._step, self._batch = step, batch
+        # Numbers that follow each other, as of iterations: transfers of two batches may be under way at once.
+        self._interpreter.begin(self.program, step + 1 + batch, batch)
+        self.progress.ended()
+
+    def execute(self, position: int) -> None:
+        """Execute the instruction at a position of the program."""
+        instruction = self.program[position]
+        self.progress.begins(f"evaluation:{instruction.token}")
+        if (self._batch, position) == self._struck_at:
+            self.injector.at_phase("evaluation", self._step)
+        self._interpreter.execute(instruction)
+        self.progress.ended()
+
+    def end(self) -> None:
+        """The batch is done: take its losses."""
+        self._losses += [pair for stage in self.stages.values() for pair in stage.evaluated()]
+
+    def report(self, step: int) -> None:
+        """All batches are done."""
+        self.results.report_evaluation(step, evaluation_report(self._losses))
+
+
+def evaluation_schedule(schedule: Schedule, job: Job) -> Schedule | None:
+    """What evaluations run by where training runs by `schedule`, lowered; None for a job without evaluations."""
+    return lower(forward_only(schedule)) if job.evaluation.every else None
+
+
+def _step(stage: int) -> None:
+    raise AssertionError("a forward-only program has no step")

@@ -1,0 +1,129 @@
+"""Evaluations between iterations: through faults, stops and take-overs to the bits of the calm run."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from recycle import Job
+from recycle.exec import run
+from recycle.exec.launch.launcher import RunResult
+from recycle.ir.families import FAMILIES
+from recycle.runs import load_trace
+from tests.exec.runs import Run, job, kinds
+
+pytestmark = pytest.mark.process
+
+STEPS = 8
+EVERY_OTHER = {"every": 2, "batches": 3}
+KILLED = ("kill:1.1@3.evaluation", "rejoin:1.1@5", "kill:0.0@7.evaluation")
+MODES = {"staggered": {"clip": 1e9}, "barrier": {"clip": 1e-3}}
+"""`[train]` by whose clipping limit all iterations but the first step so."""
+
+
+def small(kind: str = "emulated", **sections: Any) -> Job:
+    return job(3, 2, 2, kind=kind, eval=EVERY_OTHER, **sections)
+
+
+def assert_same(struck: RunResult, calm: RunResult) -> None:
+    assert struck.losses == calm.losses
+    assert struck.evaluations == calm.evaluations
+    for worker, digests in struck.digests.items():
+        assert digests == calm.digests[worker]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_that_die_in_evaluations_change_no_bit(launch: Run, mode: str) -> None:
+    of = small(train=MODES[mode])
+    calm, struck = launch(of, STEPS), launch(of, STEPS, *KILLED)
+    assert_same(struck, calm)
+    assert sorted(struck.evaluations) == [1, 3, 5, 7]
+    assert mode in struck.modes
+    assert kinds(struck).count("detected") == 2
+    assert kinds(struck).count("rejoined") == 1
+    assert "undone" not in kinds(struck)
+    assert [line["step"] for line in struck.metrics] == list(range(STEPS))
+
+
+@pytest.mark.parametrize("family", ["1f1b", "interleaved"])
+def test_a_gpt_is_evaluated_by_who_is_left_to_the_bits_of_one_process(launch: Run, family: str) -> None:
+    chunks = 2 if family == "interleaved" else 1
+    of = job(
+        3,
+        2,
+        2,
+        kind="gpt",
+        shape={"chunks": chunks},
+        memory={"limit": 4 * chunks},
+        model={"dropout": 0.1},
+        train={"clip": 1e9},
+        eval=EVERY_OTHER,
+    )
+    struck = launch(of, STEPS, *KILLED)
+    calm = run(FAMILIES[family](of.shape), of, steps=STEPS)
+    assert_same(struck, calm)
+    assert kinds(struck).count("detected") == 2
+    assert len(set(struck.evaluations.values())) == 4
+    assert all(math.isfinite(loss) for loss in struck.evaluations.values())
+
+
+def test_an_evaluation_is_of_the_step_that_it_follows_and_the_last_one_of_the_run(launch: Run) -> None:
+    """The emulated stage has a part of its state in the losses: it saw that of the step, whatever died."""
+    calm = launch(job(2, 1, 2, eval={"every": 3, "batches": 2}), STEPS)
+    assert sorted(calm.evaluations) == [2, 5, 7]
+    for steps in (3, 6):
+        shorter = launch(job(2, 1, 2, eval={"every": 3, "batches": 2}), steps)
+        assert shorter.evaluations == {step: loss for step, loss in calm.evaluations.items() if step < steps}
+        assert shorter.losses == calm.losses[:steps]
+
+
+def test_training_has_the_bits_of_a_run_without_evaluations(launch: Run) -> None:
+    of = small(train={"clip": 1e9})
+    without = launch(job(3, 2, 2, train={"clip": 1e9}), STEPS)
+    evaluated = launch(of, STEPS)
+    assert evaluated.losses == without.losses
+    assert evaluated.digests == without.digests
+    assert without.evaluations == {}
+    assert not any("eval_loss" in line for line in without.metrics)
+
+
+def test_a_worker_comes_back_between_an_evaluation_and_the_next_step(launch: Run) -> None:
+    of = small(train={"clip": 1e9})
+    struck = launch(of, STEPS, "kill:1.1@2", "rejoin:1.1@4", "kill:1.1@5.evaluation", "rejoin:1.1@6")
+    assert_same(struck, launch(of, STEPS))
+    assert [event["step"] for event in struck.events if event["kind"] == "rejoined"] == [4, 6]
+
+
+def test_a_stage_that_is_lost_in_an_evaluation_goes_on_from_the_checkpoint_and_evaluates_then(launch: Run) -> None:
+    of = small(train={"clip": 1e9, "checkpoint_every": 2}, planner={"ahead": 0})
+    lost = [f"kill:{pipeline}.1@3.evaluation" for pipeline in range(3)]
+    struck, calm = launch(of, 6, *lost), launch(of, 6)
+    assert struck.losses == calm.losses
+    assert struck.evaluations == calm.evaluations
+    assert kinds(struck).count("restored") == 1
+    assert [line["step"] for line in struck.metrics] == list(range(6))
+
+
+def test_what_evaluations_ran_is_in_the_trace_beside_the_iterations(launch: Run) -> None:
+    of = small(train={"clip": 1e9})
+    struck = launch(of, 4, "kill:1.1@1.evaluation")
+    assert struck.directory is not None
+    trace = load_trace(struck.directory, of.shape)
+    assert trace.steps == [0, 1, 2, 3]
+    assert trace.evaluations is not None
+    assert trace.evaluations.steps == [1, 3]
+    assert (trace.batch == -1).all()
+    assert len(trace.evaluations.generations_of(1)) == 2
+    for step in (1, 3):
+        ran = trace.evaluation(step)
+        assert ran is not None
+        computed = [str(ran.instruction(row)) for row in range(len(ran)) if ran.end[row] > ran.start[row]]
+        forwards = [f"{stage}F{pipeline}.{j}" for stage in range(2) for pipeline in range(3) for j in range(2)]
+        assert sorted(text for text in computed if "_" not in text) == sorted(3 * forwards)
+        assert set(ran.batch.tolist()) == {0, 1, 2}
+        assert "1.1" not in map(str, ran.processes)
+    lines = (struck.directory / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
