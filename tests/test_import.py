@@ -42,6 +42,7 @@ for place, folder in enumerate(EXEC):
 LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec.launch",)
 """The public name of the executor, and what torchrun starts, stand above its folders."""
 LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.job"])
+LAYERS["recycle.megatron"] = ("recycle.exec", *LAYERS["recycle.solve"])
 LAYERS["recycle.cli"] = LAYERS["recycle"] = ("recycle", "viz")
 TORCHLESS = (
     "recycle.tokens",

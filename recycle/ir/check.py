@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from recycle.errors import JobError
+from recycle.errors import JobError, ScheduleError
 from recycle.ir.memory import require_limits
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
 from recycle.ir.rules.rule import Severity
@@ -19,7 +19,7 @@ from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 from recycle.shape import Worker
 
-__all__ = ["Finding", "Findings", "check", "explain"]
+__all__ = ["Finding", "Findings", "check", "explain", "require_no_errors"]
 
 
 class Findings(list[Finding]):
@@ -83,6 +83,16 @@ def check(
         return finding.severity != "error", worker, -1 if finding.position is None else finding.position
 
     return Findings(sorted(findings, key=place), more)
+
+
+def require_no_errors(findings: Findings) -> None:
+    """Raise ScheduleError with the first error among what `check` found."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        first = errors[0]
+        place = f"worker {first.worker}, position {first.position}: " if first.worker is not None else ""
+        more = f" ({findings.number('error') - 1} more errors; see `recycle check`)" if len(errors) > 1 else ""
+        raise ScheduleError(f"the schedule does not pass check: {place}{first.rule}: {first.message}{more}")
 
 
 def explain(code: str) -> Rule | None:

@@ -23,11 +23,13 @@ CPU = torch.device("cpu")
 Program = list[tuple[str, MicroBatch]]
 
 
-def small_job(pipelines: int = 1, ranks: int = 2, micro_batches: int = 4, **sections: dict) -> Job:
+def small_job(
+    pipelines: int = 1, ranks: int = 2, micro_batches: int = 4, tensor_parallel: int = 1, **sections: dict
+) -> Job:
     """L = 4, H = 64, S = 32; `model=`, `data=` and `train=` give further keys of these sections."""
     model = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32} | sections.get("model", {})
     return Job(
-        grid=ShapeSection(pipelines, ranks, micro_batches),
+        grid=ShapeSection(pipelines, ranks, micro_batches, tensor_parallel=tensor_parallel),
         model=ModelSection(**model),
         data=DataSection(**sections.get("data", {})),
         train=TrainSection(**sections.get("train", {})),

@@ -120,32 +120,37 @@ class WeightGradientStore:
 
 
 class _SplitLinear(torch.autograd.Function):
-    """x W^T + b, whose backward leaves the weight gradient to a store."""
+    """x W^T + b, whose backward leaves the weight gradient to a store.
+
+    Autograd does not see weight and bias, so that no hook of theirs runs in I without a gradient. `anchor` is the
+    weight where the input needs no gradient, else None: it keeps the layer in the graph.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        anchor: torch.Tensor | None,
+        weights: tuple[torch.Tensor, torch.Tensor | None],
         store: WeightGradientStore,
         reduce_group: Any,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs)
         # Not saved: where a layer runs again, a saved one comes back as another tensor, and the store knows this one.
-        ctx.weight, ctx.bias, ctx.store, ctx.reduce_group = weight, bias, store, reduce_group
+        weight, bias = ctx.weights = weights
+        ctx.store, ctx.reduce_group = store, reduce_group
         output = torch.matmul(inputs, weight.t())
         return output if bias is None else output + bias
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         (inputs,) = ctx.saved_tensors
-        weight = ctx.weight
+        weight, bias = ctx.weights
         input_gradient = gradient.matmul(weight)
         pending = None
         if ctx.reduce_group is not None:
             pending = torch.distributed.all_reduce(input_gradient, group=ctx.reduce_group, async_op=True)
-        ctx.store.put(weight, ctx.bias, inputs, gradient)
+        ctx.store.put(weight, bias, inputs, gradient)
         if pending is not None:
             pending.wait()
         return input_gradient, None, None, None, None
@@ -177,7 +182,10 @@ class _SplitForward:
         }
         _refuse(self._layer, refused)
         group = tp_group if allreduce_dgrad else None
-        output: torch.Tensor = _SplitLinear.apply(input, weight, bias, self._store, group)  # type: ignore[no-untyped-call]
+        anchor = None if input.requires_grad else weight
+        output: torch.Tensor = _SplitLinear.apply(  # type: ignore[no-untyped-call]
+            input, anchor, (weight, bias), self._store, group
+        )
         return output
 
 
@@ -194,6 +202,42 @@ def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bo
         RunError: this megatron-core was not tested, or a layer uses what the split backward does not know.
     """
     require_tested_version()
+    layers = _linears(model)
+    for name, layer in layers.items():
+        _refuse(name, {"frozen weights": layer.weight is not None and not layer.weight.requires_grad})
+        layer._forward_impl = _SplitForward(store, name)
+    if strict:
+        require_all_split(model)
+    return len(layers)
+
+
+class SplitLinears:
+    """The tensor-parallel linear layers of a model, which have the split backward inside a `with` block only.
+
+    Layers with frozen weights keep their own backward.
+
+    Raises:
+        RunError: as `split_linears`.
+    """
+
+    def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:
+        require_tested_version()
+        trained = {
+            name: layer for name, layer in _linears(model).items() if layer.weight is None or layer.weight.requires_grad
+        }
+        self._split = [(layer, _SplitForward(store, name)) for name, layer in trained.items()]
+
+    def __enter__(self) -> None:
+        for layer, forward in self._split:
+            layer._forward_impl = forward
+
+    def __exit__(self, *failure: object) -> None:
+        for layer, _ in self._split:
+            del layer._forward_impl
+
+
+def _linears(model: torch.nn.Module) -> dict[str, Any]:
+    """Name -> tensor-parallel linear layer. Raises RunError where one uses what the split backward does not know."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LINEAR_CLASSES)}
     for name, layer in layers.items():
         _refuse(
@@ -203,13 +247,9 @@ def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bo
                 "gradient_accumulation_fusion": layer.gradient_accumulation_fusion,
                 "defer_embedding_wgrad_compute": layer.config.defer_embedding_wgrad_compute,
                 "experts in a group of processes": layer.explicit_expert_comm,
-                "frozen weights": layer.weight is not None and not layer.weight.requires_grad,
             },
         )
-        layer._forward_impl = _SplitForward(store, name)
-    if strict:
-        require_all_split(model)
-    return len(layers)
+    return layers
 
 
 def require_all_split(model: torch.nn.Module) -> None:
@@ -223,7 +263,7 @@ def require_all_split(model: torch.nn.Module) -> None:
         if isinstance(layer, LINEAR_CLASSES) and any("forward" in vars(base) for base in below):
             raise RunError(f"{name}: {kind} has a forward of its own, which may go round the split backward")
         split = isinstance(vars(layer).get("_forward_impl"), _SplitForward)
-        if not split and (isinstance(layer, LINEAR_CLASSES) or _holds_matrix(layer)):
+        if not split and (isinstance(layer, LINEAR_CLASSES) or holds_matrix(layer)):
             raise RunError(f"{name}: {kind} has no split backward; use megatron-core's local layer spec")
 
 
@@ -247,8 +287,10 @@ def _refuse(layer: str, uses: dict[str, Any]) -> None:
             raise RunError(f"{layer}: the split backward knows no {name}; switch it off in the model's config")
 
 
-def _holds_matrix(layer: torch.nn.Module) -> bool:
-    """Whether a layer holds a weight matrix and is neither an embedding nor a router: one of another library."""
+def holds_matrix(layer: torch.nn.Module) -> bool:
+    """Whether a layer holds a weight matrix and is no embedding, no router and none of `LINEAR_CLASSES`."""
+    if isinstance(layer, LINEAR_CLASSES):
+        return False
     weight = layer._parameters.get("weight")
     stays = any(kind in type(layer).__name__ for kind in ("Embedding", "Router"))
     return weight is not None and weight.dim() == 2 and not stays

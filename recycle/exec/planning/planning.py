@@ -25,7 +25,7 @@ from recycle.exec.membership.plan_files import plan_file
 from recycle.exec.planning.planner_process import Answer, Planner, PlannerProcess, Question, answer
 from recycle.exec.processes.waker import Waker
 from recycle.files import write_whole
-from recycle.ir.check import check
+from recycle.ir.check import check, require_no_errors
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule, loop_placement
 from recycle.ir.simulate import simulate
@@ -228,12 +228,5 @@ def require_valid(schedule: Schedule, job: PricedJob) -> None:
             "the schedule is forward-only and trains nothing; [eval] makes such ones of that of training"
         )
     profile, limits = job.prices, job.limits
-    errors = [f for f in check(schedule, profile=profile, limits=limits) if f.severity == "error"]
-    if not errors:
-        ready = check(with_barrier(schedule), profile=profile, limits=limits, about_to_run=True)
-        errors = [f for f in ready if f.severity == "error"]
-    if errors:
-        first = errors[0]
-        place = f"worker {first.worker}, position {first.position}: " if first.worker is not None else ""
-        more = f" ({len(errors) - 1} more errors; see `recycle check`)" if len(errors) > 1 else ""
-        raise ScheduleError(f"the schedule does not pass check: {place}{first.rule}: {first.message}{more}")
+    require_no_errors(check(schedule, profile=profile, limits=limits))
+    require_no_errors(check(with_barrier(schedule), profile=profile, limits=limits, about_to_run=True))

@@ -1,0 +1,27 @@
+"""Lets megatron-core's loop and DDP run without a GPU, to try a script; by itself they make tensors on "cuda" only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = torch.device("cpu")
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def without_gpu() -> Iterator[None]:
+    """Every tensor that is asked for on a GPU is on the CPU inside this block."""
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda *_: None
+    with _CudaMeansCpu():
+        yield

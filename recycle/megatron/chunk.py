@@ -1,0 +1,189 @@
+"""A model chunk of a Megatron job as the interpreter sees it.
+
+F and B are megatron-core's own `forward_step` and `backward_step`: the script's forward step and loss function, loss
+scales, token counts, timers and the release of sent outputs are theirs. I is `backward_step` while the weight gradients
+of the linear layers wait in a store, W computes these and hands them to DDP's hook, which adds them to `main_grad`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel.schedules import (
+    backward_step,
+    check_first_val_step,
+    deallocate_output_tensor,
+    forward_step,
+)
+from megatron.core.utils import get_model_type
+
+from recycle.errors import ScheduleWarning
+from recycle.exec.model.backward import SplitLinears, WeightGradientStore, holds_matrix
+from recycle.exec.model.graph_split import GraphSplit
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
+from recycle.megatron.gradient_sync import GradientSync
+from recycle.megatron.placement import seen_as_rank
+from recycle.shape import MicroBatch
+
+
+@dataclass
+class Call:
+    """What one call of the loop was given, and what it gives back.
+
+    Attributes:
+        tokens: number that the loss functions counted, as megatron-core adds them up.
+        kept: what they keep of each micro-batch: the call's result.
+    """
+
+    config: Any
+    forward_step_func: Any
+    micro_batches: int
+    context_parallel: int
+    forward_only: bool
+    collect_non_loss_data: bool
+    first_val_step: bool | None
+    sync: GradientSync
+    tokens: torch.Tensor
+    kept: list[Any] = field(default_factory=list)
+
+
+class ModelChunk:
+    """One chunk; see `recycle.exec.model.stage.Stage` for the methods.
+
+    Args:
+        model: the chunk, in Megatron's DDP or bare.
+        stage: which it is, of `stages`.
+        number: of the chunk, as megatron-core's `vp_stage`; None where a rank has one.
+        seen_rank: the rank that it was built as (see `recycle.megatron.placement`); None for this process's own.
+        is_split: whether the schedule has I and W.
+
+    Raises:
+        RunError: the split backward does not know what a layer uses.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        stage: int,
+        stages: int,
+        number: int | None,
+        seen_rank: int | None,
+        is_split: bool,
+        config: Any,
+    ) -> None:
+        self.model, self._stage, self._number, self._seen_rank = model, stage, number, seen_rank
+        self._is_last = stage == stages - 1
+        self._store = WeightGradientStore(self._add)
+        self._layers = SplitLinears(model, self._store) if is_split else None
+        self._graph = None
+        if is_split and config.recompute_granularity is None and any(holds_matrix(one) for one in model.modules()):
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            self._graph = GraphSplit(trained, self._store, self._add)
+        self._hooks: dict[torch.nn.Parameter, Any] = {}
+        self._held: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._warned = False
+        self.data: Any = None
+        self.call: Call
+
+    def enter(self, stack: ExitStack, call: Call, data: Any) -> None:
+        """Take up a call of the loop, until the stack is closed; its layers are split meanwhile.
+
+        Args:
+            data: the chunk's iterator over batches.
+        """
+        self.call, self.data = call, data
+        if self._layers is not None and not call.forward_only:
+            stack.enter_context(self._layers)
+        stack.callback(self._let_go)
+
+    def _let_go(self) -> None:
+        self._held.clear()
+        self._store.clear()
+        self.data = None
+
+    def begin_iteration(self, step: int) -> None:
+        """Nothing is left over: `enter` and its stack see to that."""
+
+    def expect(self, iteration: int, program: Any) -> None:
+        """The script's iterators read what they like."""
+
+    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        call, index = self.call, micro_batch.index
+        if activation is not None:
+            activation.requires_grad_(not call.forward_only)
+        with ExitStack() as stack:
+            if self._seen_rank is not None:
+                stack.enter_context(seen_as_rank(self._seen_rank))
+            output, tokens = forward_step(
+                call.forward_step_func,
+                self.data,
+                self.model,
+                call.micro_batches,
+                activation,
+                call.kept,
+                call.config,
+                cp_group_size=call.context_parallel,
+                collect_non_loss_data=call.collect_non_loss_data,
+                is_first_microbatch=check_first_val_step(call.first_val_step, call.forward_only, index == 0),
+                current_microbatch=index,
+                vp_stage=self._number,
+                is_last_stage=self._is_last,
+            )
+        call.tokens += tokens
+        sent: torch.Tensor | None = None if self._is_last else output.detach()
+        if not call.forward_only:
+            self._held[micro_batch] = activation, output
+            if self._graph is None:
+                deallocate_output_tensor(output, call.config.deallocate_pipeline_outputs)
+        return sent
+
+    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        with self.call.sync.on_for(Backward(self._stage, micro_batch)):
+            return self._run_backward(micro_batch, gradient)
+
+    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        with self.call.sync.on_for(BackwardInput(self._stage, micro_batch)), self._store.record(micro_batch):
+            result = self._run_backward(micro_batch, gradient)
+        if not self._warned and not self._store.held(micro_batch):
+            self._warned = True
+            warnings.warn(
+                f"stage {self._stage}: no layer of it can leave its weight gradients to W, so I is a whole backward;"
+                " use megatron-core's local layer spec, or torch.nn.Linear without recomputation",
+                ScheduleWarning,
+                stacklevel=2,
+            )
+        return result
+
+    def backward_weight(self, micro_batch: MicroBatch) -> None:
+        timers = self.call.config.timers
+        if timers is not None:
+            timers("backward-compute", log_level=2).start()
+        with self.call.sync.on_for(BackwardWeight(self._stage, micro_batch)):
+            self._store.flush(micro_batch)
+        if timers is not None:
+            timers("backward-compute").stop()
+
+    def _run_backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        entry, output = self._held.pop(micro_batch)
+        config = self.call.config
+        if self._graph is not None:
+            if gradient is None and config.grad_scale_func is not None:
+                output = config.grad_scale_func(output)
+            return self._graph.backward(output, gradient, entry)
+        found: torch.Tensor | None = backward_step(entry, output, gradient, get_model_type(self.model), config)
+        return found
+
+    def _add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """As autograd would: into `.grad`, and from there by DDP's hook into `main_grad`."""
+        assert isinstance(parameter, torch.nn.Parameter)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        make_hook = getattr(self.model, "_make_backward_post_hook", None)
+        if make_hook is None:
+            return
+        if parameter not in self._hooks:
+            self._hooks[parameter] = make_hook(parameter)
+        self._hooks[parameter]()

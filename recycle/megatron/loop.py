@@ -1,0 +1,257 @@
+"""`forward_backward_func(schedule)`: any checked schedule in Megatron's training loop.
+
+    forward_backward_func = get_forward_backward_func()                        # before
+    forward_backward_func = recycle.megatron.forward_backward_func("zb-h1")    # after
+
+The function returned takes what megatron-core's takes and returns what it returns. The forward step, the loss, DDP,
+`finalize_model_grads` and the optimizer stay Megatron's; the order of F, B, I and W and the transfers between ranks are
+the schedule's. Failures are not survived here: torchrun ends all workers when one dies. `recycle train` survives them.
+
+Limits: what `_REFUSED` lists; with I and W apart also sequence parallelism and fused gradient accumulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.enums import ModelType
+from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import get_attr_wrapped_model, get_model_config, get_model_type
+
+from recycle.errors import RunError
+from recycle.exec.model.stage import Stage
+from recycle.exec.worker.interpreter import Interpreter
+from recycle.ir.instruction import BackwardInput
+from recycle.megatron.chunk import Call, ModelChunk
+from recycle.megatron.gradient_sync import GradientSync
+from recycle.megatron.lanes import PipelineLanes
+from recycle.megatron.order import Given, Grid, Order, evaluation_order, training_order
+from recycle.megatron.placement import grid_now
+
+_OWN_SCHEDULE = "it is a schedule of megatron-core's own"
+_REFUSED: Mapping[str, str] = {
+    "overlap_moe_expert_parallel_comm": _OWN_SCHEDULE,
+    "hybrid_context_parallel": _OWN_SCHEDULE,
+    "defer_embedding_wgrad_compute": "a schedule with W says when the output layer's weight gradients are computed",
+    "delay_wgrad_compute": "a schedule with W says when weight gradients are computed",
+    "num_microbatches_with_partial_activation_checkpoints": "it follows the order of megatron-core's own 1F1B",
+    "variable_seq_lengths": "transfers have one shape",
+    "mtp_standalone": "transfers have one shape",
+    "fine_grained_activation_offloading": "it follows the order of megatron-core's own schedules",
+    "cpu_offloading": "it follows the order of megatron-core's own schedules",
+}
+"""Field of the model's config -> why it cannot be set."""
+
+
+def forward_backward_func(schedule: Given) -> ForwardBackward:
+    """The function that runs an iteration of `schedule` in Megatron's training loop.
+
+    Args:
+        schedule: of one pipeline, or of as many equal ones as there are data-parallel replicas; or the name of a
+            family, which then fits any number of micro-batches; or the path of a schedule file.
+
+    Returns:
+        a function with the arguments and the result of `megatron.core.pipeline_parallel.get_forward_backward_func()`'s.
+        At its first call, and at the first with another number of micro-batches, it raises ScheduleError, JobError or
+        RunError, of one line, where the schedule, the model and `parallel_state` do not fit each other.
+    """
+    return ForwardBackward(schedule)
+
+
+class ForwardBackward:
+    """See `forward_backward_func`."""
+
+    def __init__(self, schedule: Given) -> None:
+        self._schedule = schedule
+        self._orders: dict[tuple[bool, int, Grid], Order] = {}
+        self._chunks: dict[tuple[int, ...], tuple[list[Any], list[ModelChunk]]] = {}
+
+    def __call__(
+        self,
+        *,
+        forward_step_func: Callable[..., Any],
+        data_iterator: Any,
+        model: Any,
+        num_microbatches: int,
+        seq_length: int,
+        micro_batch_size: int,
+        decoder_seq_length: int | None = None,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        first_val_step: bool | None = None,
+        adjust_tensor_shapes_fn: Callable[..., Any] | None = None,
+        p2p_communicator: Any = None,
+        pg_collection: Any = None,
+        force_all_reduce: bool | None = False,
+    ) -> list[Any]:
+        """Run one iteration: all forwards, and unless `forward_only` all backwards and `finalize_model_grads_func`.
+
+        The arguments are megatron-core's (see its `get_forward_backward_func`); transfers have the shape [seq_length,
+        micro_batch_size, hidden].
+
+        Returns:
+            what the loss function keeps of each micro-batch, in order, on the last stage; [] on the others.
+        """
+        models = list(model) if isinstance(model, list) else [model]
+        config = get_model_config(models[0])
+        if adjust_tensor_shapes_fn is not None:
+            raise RunError("adjust_tensor_shapes_fn: transfers of a schedule have one shape")
+        groups = pg_collection if pg_collection is not None else _groups_now()
+        order = self._order(forward_only, num_microbatches)
+        chunks = self._model_chunks(models, order, config)
+        shape = get_tensor_shapes(
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
+            decoder_seq_length=decoder_seq_length,
+            config=config,
+            tp_group=groups.tp,
+            cp_group=groups.cp,
+        )[0]
+        device = next(models[0].parameters()).device
+        lanes = PipelineLanes(groups.pp, shape, config.pipeline_dtype or config.params_dtype, device)
+        call = Call(
+            config,
+            forward_step_func,
+            num_microbatches,
+            groups.cp.size(),
+            forward_only,
+            collect_non_loss_data,
+            first_val_step,
+            GradientSync(config, models, order.settled),
+            torch.zeros([], dtype=torch.int, device=device),
+        )
+        if config.timers is not None:
+            config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        self._run(call, order, chunks, _iterators(data_iterator, len(models)), lanes)
+        if not forward_only:
+            call.sync.start_rest(order.stages)
+            if config.finalize_model_grads_func is not None:
+                config.finalize_model_grads_func(
+                    models,
+                    call.tokens if config.calculate_per_token_loss else None,
+                    pg_collection=groups,
+                    force_all_reduce=force_all_reduce,
+                )
+        if config.timers is not None:
+            config.timers("forward-backward").stop()
+        return call.kept
+
+    def _run(
+        self, call: Call, order: Order, chunks: Sequence[ModelChunk], data: Sequence[Any], lanes: PipelineLanes
+    ) -> None:
+        stages = dict(zip(order.stages, chunks, strict=True))
+        # Of a stage the interpreter uses what a chunk has, as reduces and steps are left out.
+        interpreter = Interpreter(cast("Mapping[int, Stage]", stages), order.all_stages, lanes, lambda stage: None)
+        with ExitStack() as stack:
+            stack.callback(lanes.close)
+            for chunk, batches in zip(chunks, data, strict=True):
+                chunk.enter(stack, call, batches)
+            stack.enter_context(call.sync.off())
+            self._sync_parameters(call, chunks)
+            interpreter.begin(order.program, 0)
+            for instruction in order.program:
+                interpreter.execute(instruction)
+            lanes.finish()
+
+    def _sync_parameters(self, call: Call, chunks: Sequence[ModelChunk]) -> None:
+        """Start to gather each chunk's parameters where DDP leaves that to the loop (`align_param_gather`)."""
+        functions = call.config.param_sync_func
+        if functions is None or call.forward_only or len(chunks) == 1:
+            return
+        for place, chunk in enumerate(chunks):
+            function = functions[place] if isinstance(functions, list) else functions
+            function(chunk.model.parameters())
+
+    def _order(self, forward_only: bool, micro_batches: int) -> Order:
+        grid = grid_now()
+        key = forward_only, micro_batches, grid
+        if key not in self._orders:
+            make = evaluation_order if forward_only else training_order
+            self._orders[key] = make(self._schedule, grid, micro_batches)
+        return self._orders[key]
+
+    def _model_chunks(self, models: list[Any], order: Order, config: Any) -> list[ModelChunk]:
+        """The chunks of these models; kept, since a training loop calls with the same ones again and again."""
+        is_split = any(isinstance(one, BackwardInput) for one in order.program)
+        key = (*map(id, models), is_split)
+        if key not in self._chunks:
+            _require_fit(models, order, config)
+            rank, ranks = grid_now().rank, grid_now().ranks
+            built = [
+                ModelChunk(
+                    model,
+                    stage,
+                    order.all_stages,
+                    number if len(models) > 1 else None,
+                    stage % ranks if stage % ranks != rank else None,
+                    is_split,
+                    config,
+                )
+                for number, (model, stage) in enumerate(zip(models, order.stages, strict=True))
+            ]
+            self._chunks[key] = models, built
+        return self._chunks[key][1]
+
+
+def _groups_now() -> ProcessGroupCollection:
+    """The process groups that `finalize_model_grads` asks for, of `parallel_state`."""
+    groups = ProcessGroupCollection()
+    groups.tp = parallel_state.get_tensor_model_parallel_group()
+    groups.cp = parallel_state.get_context_parallel_group()
+    groups.pp = parallel_state.get_pipeline_model_parallel_group()
+    groups.embd = parallel_state.get_embedding_group(check_initialized=False)
+    groups.pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
+    groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=False)
+    return groups
+
+
+def _iterators(data: Any, count: int) -> list[Any]:
+    """The data iterator of each chunk. Raises RunError unless there is one for each."""
+    iterators = data if isinstance(data, list) else [data]
+    if len(iterators) != count:
+        raise RunError(f"data_iterator: {len(iterators)} iterators for {count} model chunks; give each its own")
+    return iterators
+
+
+def _require_fit(models: Sequence[Any], order: Order, config: Any) -> None:
+    """Raise RunError for a model that the loop cannot run, or that was built for another placement."""
+    if len(models) != len(order.stages):
+        raise RunError(f"model: {len(models)} chunks, the schedule has {len(order.stages)} per rank")
+    for name, why in _REFUSED.items():
+        if getattr(config, name, None):
+            raise RunError(f"config.{name} is set: {why}; switch it off")
+    if getattr(config, "cuda_graph_impl", "none") != "none":
+        raise RunError("config.cuda_graph_impl is set: the loop captures no CUDA graphs; switch it off")
+    if get_model_type(models[0]) == ModelType.encoder_and_decoder:
+        raise RunError("model: encoder and decoder hand on two tensors; a schedule's stages hand on one")
+    ends = {0, order.all_stages - 1}
+    for model, stage in zip(models, order.stages, strict=True):
+        for name, wanted in (("pre_process", stage == 0), ("post_process", stage == order.all_stages - 1)):
+            found = _attribute(model, name)
+            if found is not None and bool(found) != wanted:
+                raise RunError(
+                    f"model: the chunk of stage {stage} has {name} = {found}, expected {wanted}; build each chunk"
+                    " inside recycle.megatron.as_stage(schedule, vp_stage)"
+                )
+        if (
+            _attribute(model, "share_embeddings_and_output_weights")
+            and len(order.stages) > 1
+            and ends <= {*order.stages}
+        ):
+            raise RunError(
+                "model: embedding and output layer share a weight and lie in two chunks of one rank, whose gradients"
+                " megatron-core does not add up; untie them, or take a schedule on a loop"
+            )
+
+
+def _attribute(model: Any, name: str) -> Any:
+    """An attribute of the module that DDP and others may wrap; None where it has none."""
+    try:
+        return get_attr_wrapped_model(model, name)
+    except RuntimeError:
+        return None

@@ -1,0 +1,201 @@
+"""What one rank of a Megatron job runs in an iteration: a schedule's program for it, without reduces and steps.
+
+Megatron's own DDP and `finalize_model_grads` reduce, and the script's optimizer steps, so that is left out. What does
+not fit the job is refused here, in one line, before anything runs.
+
+Assumes: Megatron's data iterators hand out micro-batches in order, so every stage must run its forwards in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from recycle.errors import ScheduleError
+from recycle.ir.check import check, require_no_errors
+from recycle.ir.formats import named_schedule
+from recycle.ir.instruction import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    OverlappedPair,
+    ReduceGradients,
+    Transfer,
+)
+from recycle.ir.lower import add_transfers, lower
+from recycle.ir.schedule import Schedule
+from recycle.shape import MicroBatch, Shape, Worker
+
+Given = Schedule | str
+"""A schedule, the name of a family, or the path of a schedule file."""
+_KNOWN = (Forward, Backward, BackwardInput, BackwardWeight, OverlappedPair, Transfer, ReduceGradients, OptimizerStep)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """This process's place in a Megatron job, and the job's size, as `parallel_state` has them.
+
+    Attributes:
+        rank, ranks: in the pipeline-parallel group, of P.
+        replica, replicas: in the data-parallel group, of D.
+        chunks: V, model chunks of every rank.
+    """
+
+    rank: int
+    ranks: int
+    replica: int
+    replicas: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank runs.
+
+    Attributes:
+        program: computes and transfers, in order.
+        stages: the stage of each model chunk.
+        all_stages: S.
+        settled: the computes with which gradients of a chunk are whole: with its last I those of what is computed in I,
+            with its last W those of what is computed in W. A chunk that has none of these is left out.
+    """
+
+    program: tuple[Instruction, ...]
+    stages: tuple[int, ...]
+    all_stages: int
+    settled: frozenset[Compute]
+
+
+def training_order(given: Given, grid: Grid, micro_batches: int) -> Order:
+    """The rank's order of one training iteration.
+
+    Raises:
+        ScheduleError: the schedule does not fit the job, or does not pass `check`.
+        JobError: the family cannot be built in this shape, or the file cannot be found.
+    """
+    schedule = schedule_in(given, grid, micro_batches)
+    _require_shape(schedule, grid)
+    if schedule.shape.micro_batches != micro_batches:
+        raise ScheduleError(
+            f"the schedule has {schedule.shape.micro_batches} micro-batches, the call num_microbatches ="
+            f" {micro_batches}; a family by its name fits any number"
+        )
+    require_no_errors(check(lower(schedule), about_to_run=True))
+    _require_own_kinds(schedule)
+    pipeline = grid.replica if schedule.shape.pipelines > 1 else 0
+    own = lower(schedule).program(Worker(pipeline, grid.rank))
+    program = tuple(one for one in own if not isinstance(one, ReduceGradients | OptimizerStep))
+    return Order(program, stages_of_rank(schedule, grid.rank), schedule.shape.stages, _settled(program))
+
+
+def evaluation_order(given: Given, grid: Grid, micro_batches: int) -> Order:
+    """The rank's order where only forwards run: stage by stage, all micro-batches, on the schedule's placement.
+
+    Raises:
+        ScheduleError, JobError: as `training_order`, but the number of micro-batches may be another one.
+    """
+    schedule = schedule_in(given, grid, micro_batches)
+    _require_shape(schedule, grid)
+    shape = Shape(1, grid.ranks, micro_batches, grid.chunks)
+    batches = [MicroBatch(0, index) for index in range(micro_batches)]
+    hosted = {Worker(0, rank): stages_of_rank(schedule, rank) for rank in range(grid.ranks)}
+    forwards = Schedule.build(
+        shape,
+        {worker: [Forward(stage, batch) for stage in stages for batch in batches] for worker, stages in hosted.items()},
+        placement={str(worker): stages for worker, stages in hosted.items()},
+    )
+    own = add_transfers(forwards)[0].program(Worker(0, grid.rank))
+    return Order(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, frozenset())
+
+
+def schedule_in(given: Given, grid: Grid, micro_batches: int) -> Schedule:
+    """The schedule itself, or that of a family or file by name. Raises ScheduleError, JobError."""
+    if isinstance(given, Schedule):
+        return given
+    return named_schedule(given, Shape(1, grid.ranks, micro_batches, grid.chunks))
+
+
+def stages_of_rank(schedule: Schedule, rank: int) -> tuple[int, ...]:
+    """The stage of each model chunk of a rank, ascending.
+
+    Raises:
+        ScheduleError: a chunk c is none of the stages c P to (c + 1) P - 1, which Megatron gives to the chunks c of its
+            ranks.
+    """
+    stages = tuple(sorted(schedule.stages_of(Worker(0, rank))))
+    ranks = schedule.shape.ranks
+    if [stage // ranks for stage in stages] != list(range(schedule.shape.chunks)):
+        raise ScheduleError(
+            f"the schedule places stages {' '.join(map(str, stages))} on rank {rank}; Megatron's chunk c of a rank is"
+            f" one of the stages {ranks} c to {ranks} c + {ranks - 1}"
+        )
+    return stages
+
+
+def _require_shape(schedule: Schedule, grid: Grid) -> None:
+    shape = schedule.shape
+    for what, has, wanted in (
+        ("ranks (P)", shape.ranks, grid.ranks),
+        ("chunks per rank (V)", shape.chunks, grid.chunks),
+    ):
+        if has != wanted:
+            raise ScheduleError(f"the schedule has {has} {what}, Megatron's parallel_state {wanted}")
+    if shape.pipelines not in (1, grid.replicas):
+        raise ScheduleError(
+            f"the schedule has {shape.pipelines} pipelines, the job {grid.replicas} data-parallel replicas; a schedule"
+            " of one pipeline fits any number"
+        )
+    if schedule.failed:
+        dead = " ".join(map(str, sorted(schedule.failed)))
+        raise ScheduleError(f"the schedule has failed workers ({dead}); in Megatron's loop every worker must live")
+    if schedule.buckets > 1:
+        raise ScheduleError(
+            f"the schedule reduces gradients in {schedule.buckets} buckets; Megatron's DDP has its own, so use"
+            " buckets = 1"
+        )
+
+
+def _require_own_kinds(schedule: Schedule) -> None:
+    """Raise ScheduleError unless every pipeline runs its own micro-batches, in order, by kinds that Megatron has."""
+    for worker in schedule.live:
+        nexts: dict[int, int] = {}
+        for instruction in schedule.program(worker):
+            if not isinstance(instruction, _KNOWN):
+                raise ScheduleError(f"worker {worker}: {instruction}: Megatron's loop cannot run {instruction.token}")
+            for one in _computes((instruction,)):
+                if one.micro_batch.pipeline != worker.pipeline:
+                    raise ScheduleError(
+                        f"worker {worker}: {one} is a micro-batch of another pipeline; in Megatron's loop each"
+                        " data-parallel replica runs its own"
+                    )
+                if not isinstance(one, Forward):
+                    continue
+                wanted = nexts.get(one.stage, 0)
+                if one.micro_batch.index != wanted:
+                    expected = replace(one, micro_batch=MicroBatch(worker.pipeline, wanted))
+                    raise ScheduleError(
+                        f"worker {worker}: {one} comes where {expected} should; data iterators hand out"
+                        " micro-batches in order, so every stage must run them in order"
+                    )
+                nexts[one.stage] = wanted + 1
+
+
+def _computes(program: tuple[Instruction, ...]) -> list[Compute]:
+    pieces = ((one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,) for one in program)
+    return [piece for pair in pieces for piece in pair if isinstance(piece, Compute)]
+
+
+def _settled(program: tuple[Instruction, ...]) -> frozenset[Compute]:
+    """See `Order.settled`. Where a B is the last to run autograd but a W comes behind it, no instruction is."""
+    settled: set[Compute] = set()
+    computes = _computes(program)
+    for stage in {one.stage for one in computes}:
+        of_stage = [one for one in computes if one.stage == stage]
+        last_input = [one for one in of_stage if isinstance(one, BackwardInput | Backward)][-1:]
+        last_weight = [one for one in of_stage if isinstance(one, BackwardWeight | Backward)][-1:]
+        if not any(isinstance(one, Backward) for one in last_input) or last_input == last_weight:
+            settled.update(last_input, last_weight)
+    return frozenset(settled)

@@ -1,0 +1,81 @@
+"""Which stage a model chunk of Megatron's is, where the schedule does not place chunks as Megatron does.
+
+Megatron's chunk c on rank r is stage c P + r. On a V (ZB-V, V-half, V-min, DualPipeV) the second chunk of rank r is
+stage 2 P - 1 - r, which Megatron would build on rank P - 1 - r. `as_stage` has megatron-core see that rank while a
+chunk is built, so that layer offsets, first and last stage, and the names in its checkpoints are those of the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from megatron.core import parallel_state
+
+from recycle.megatron.order import Given, Grid, schedule_in, stages_of_rank
+
+
+class _OtherRank:
+    """A process group as another of its ranks would see it; only asked for its size and rank."""
+
+    def __init__(self, group: Any, rank: int) -> None:
+        self._group, self._rank = group, rank
+
+    def rank(self) -> int:
+        return self._rank
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+
+def grid_now() -> Grid:
+    """This process's place, as `parallel_state` has it."""
+    chunks: int | None = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    return Grid(
+        parallel_state.get_pipeline_model_parallel_group().rank(),
+        parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_world_size(),
+        chunks or 1,
+    )
+
+
+@contextmanager
+def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
+    """Build a model chunk inside this block as the stage that the schedule has on this rank.
+
+    `parallel_state` says whether it is the first or last stage, and megatron-core's modules which layers it has. Does
+    nothing where the schedule places chunks as Megatron does.
+
+    Args:
+        schedule: the one that `forward_backward_func` gets.
+        vp_stage: number of the chunk, as megatron-core's modules take it; None or 0 where a rank has one.
+
+    Raises:
+        ScheduleError, JobError: the schedule is for another number of ranks or chunks.
+    """
+    grid = grid_now()
+    stages = stages_of_rank(schedule_in(schedule, grid, 4 * grid.ranks), grid.rank)
+    seen = stages[vp_stage or 0] % grid.ranks
+    if seen == grid.rank:
+        yield
+        return
+    group = parallel_state._PIPELINE_MODEL_PARALLEL_GROUP
+    parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = _OtherRank(group, seen)
+    try:
+        with seen_as_rank(seen):
+            yield
+    finally:
+        parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = group
+
+
+@contextmanager
+def seen_as_rank(rank: int) -> Iterator[None]:
+    """`parallel_state` says meanwhile that this process has another rank of its pipeline."""
+    before = parallel_state._MPU_PIPELINE_MODEL_PARALLEL_RANK
+    parallel_state.set_pipeline_model_parallel_rank(rank)
+    try:
+        yield
+    finally:
+        parallel_state.set_pipeline_model_parallel_rank(before)

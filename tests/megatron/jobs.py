@@ -1,0 +1,390 @@
+"""Megatron jobs in processes over gloo: each iteration by megatron-core's own loop and by recycle's, side by side.
+
+`Jobs` starts its processes once; a `Case` says what one comparison trains. Each process builds its chunks the way
+Megatron jobs do, with the weights that recycle's initialisation gives to the same names, so that the gradients of
+different placements compare by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from recycle.ir.schedule import Schedule
+from recycle.job import Job
+from tests.exec.drive import small_job
+from tests.exec.megatron_reference import shims
+from tests.warm import warm_context
+
+SEQUENCE, ROWS = 32, 2
+DEADLINE_SECONDS = 15
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        schedule: what recycle's loop gets; None for megatron-core's own.
+        model: further keys of `[model]`.
+        config: further fields of TransformerConfig, set after it was made, as training scripts do.
+        ddp: further fields of DistributedDataParallelConfig.
+        mode: "train", "evaluate" (forward only) or "tokens" (`calculate_per_token_loss`).
+        own: the module is `OwnModule`, which megatron-core has no layer in, and not a GPTModel.
+        iterations: with weights that a plain gradient step changes after each.
+    """
+
+    schedule: Schedule | str | None
+    ranks: int = 2
+    replicas: int = 1
+    chunks: int = 1
+    micro_batches: int = 4
+    tensor_parallel: int = 1
+    model: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    mode: str = "train"
+    own: bool = False
+    iterations: int = 1
+
+    @property
+    def processes(self) -> int:
+        return self.ranks * self.replicas * self.tensor_parallel
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a case gave.
+
+    Attributes:
+        gradients: of each data-parallel replica, by name in the whole model (and tensor rank, if there are several), of
+            the last iteration.
+        kept: what the loss function kept, of each replica's last stage, of all iterations.
+        split: per rank, how many layers still have recycle's backward afterwards.
+    """
+
+    gradients: list[dict[str, torch.Tensor]]
+    kept: list[list[Any]]
+    split: list[int]
+
+
+class Jobs:
+    """Processes for cases of at most `count` workers; use as a context manager."""
+
+    def __init__(self, count: int = 4) -> None:
+        self._store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        warm = warm_context()
+        self._processes, self._pipes = [], []
+        for rank in range(count):
+            ours, theirs = warm.Pipe()
+            process = warm.Process(target=_serve, args=(rank, self._store.port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        self._runs = 0
+
+    def run(self, case: Case) -> Result:
+        """Run a case. Raises RuntimeError with the text of the first error of a process."""
+        answers = self.call(run_case, case)
+        gradients: list[dict[str, torch.Tensor]] = [{} for _ in range(case.replicas)]
+        kept: list[list[Any]] = [[] for _ in range(case.replicas)]
+        for replica, named, rank_kept, _ in answers:
+            gradients[replica] |= {name: torch.from_numpy(values) for name, values in named.items()}
+            kept[replica] += rank_kept
+        return Result(gradients, kept, [answer[3] for answer in answers])
+
+    def call(self, function: Callable[..., Any], case: Case) -> list[Any]:
+        """`function(case)` in the case's processes, with torch.distributed up; its results by rank."""
+        self._runs += 1
+        members = self._pipes[: case.processes]
+        assert len(members) == case.processes, "too few processes were started"
+        for pipe in members:
+            pipe.send((self._runs, function, case))
+        answers = []
+        for pipe in members:
+            number = 0
+            while number != self._runs:  # one that failed late may have left its answer
+                assert pipe.poll(2 * DEADLINE_SECONDS), "a process gives no answer"
+                number, answer = pipe.recv()
+            answers.append(answer)
+        for answer in answers:
+            if isinstance(answer, str):
+                raise RuntimeError(answer)
+        return answers
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(rank: int, port: int, pipe: Any) -> None:
+    faulthandler.dump_traceback_later(600, exit=True)
+    torch.set_num_threads(1)
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils
+
+    # Megatron's own recomputation keeps the GPU's random state beside the CPU's; here there is none.
+    random._get_cuda_rng_state = lambda *_, **__: torch.zeros(0)
+    random._set_cuda_rng_state = lambda *_, **__: None
+    moe_utils.te_general_gemm = None  # the name is missing where Transformer Engine is
+    with contextlib.suppress(EOFError), shims():
+        while (order := pipe.recv()) is not None:
+            run, function, case = order
+            try:
+                _join(rank, port, run, case)
+                pipe.send((run, function(case)))
+            except Exception as error:
+                traceback.print_exc()
+                pipe.send((run, f"{type(error).__name__}: {error}"))
+                _leave()  # which wakes the others
+    os._exit(0)  # leaving torch's groups in order would wait for processes that are gone
+
+
+def _leave() -> None:
+    from megatron.core import parallel_state
+
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+def _join(rank: int, port: int, run: int, case: Case) -> None:
+    from megatron.core import parallel_state
+
+    _leave()
+    store = torch.distributed.PrefixStore(f"run{run}", torch.distributed.TCPStore("127.0.0.1", port, is_master=False))
+    torch.distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=case.processes, timeout=timedelta(seconds=DEADLINE_SECONDS)
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=case.tensor_parallel,
+        pipeline_model_parallel_size=case.ranks,
+        virtual_pipeline_model_parallel_size=case.chunks if case.chunks > 1 else None,
+    )
+
+
+def build(case: Case) -> tuple[list[Any], dict[str, torch.nn.Parameter]]:
+    """The chunks of this process in DDP, and their parameters by name in the whole model."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+
+    from recycle.exec.model.config import transformer_config
+    from recycle.megatron import as_stage
+
+    job = small_job(model={"layers": 8, "sequence": SEQUENCE, **case.model}, tensor_parallel=case.tensor_parallel)
+    config = transformer_config(
+        job,
+        pipeline_model_parallel_size=case.ranks,
+        virtual_pipeline_model_parallel_size=case.chunks if case.chunks > 1 else None,
+        batch_p2p_comm=False,
+        calculate_per_token_loss=case.mode == "tokens",
+    )
+    config.finalize_model_grads_func = finalize_model_grads
+    for name, value in case.config.items():
+        setattr(config, name, value)
+    chunks, named = [], {}
+    for chunk in range(case.chunks):
+        number = chunk if case.chunks > 1 else None
+        with as_stage(case.schedule, number) if case.schedule is not None else contextlib.nullcontext():
+            ends = [
+                is_end(ignore_virtual=False, vp_stage=number)
+                for is_end in (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)
+            ]
+            module, of_module = (own_module if case.own else gpt_model)(config, job, ends, number)
+        named |= of_module
+        ddp = DistributedDataParallelConfig(**{"grad_reduce_in_fp32": True, **case.ddp})
+        chunks.append(DistributedDataParallel(config, ddp, module))
+    if ddp.overlap_grad_reduce:
+        config.no_sync_func = [chunk.no_sync for chunk in chunks]
+        config.grad_sync_func = [chunk.start_grad_sync for chunk in chunks] if ddp.align_param_gather else None
+        if case.chunks == 1:
+            config.no_sync_func = chunks[0].no_sync
+            config.grad_sync_func = config.grad_sync_func and config.grad_sync_func[0]
+    if case.tensor_parallel > 1:
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        named = {f"{name} of tensor rank {rank}": parameter for name, parameter in named.items()}
+    return chunks, named
+
+
+def gpt_model(
+    config: Any, job: Job, ends: Sequence[bool], number: int | None
+) -> tuple[Any, dict[str, torch.nn.Parameter]]:
+    """megatron-core's own model, with weights that depend on their names alone."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    from recycle.exec.model.gpt import layer_spec
+    from recycle.exec.model.weights import global_names, initialise
+
+    module = GPTModel(
+        config=config,
+        transformer_layer_spec=layer_spec(config),
+        vocab_size=job.model.vocabulary,
+        max_sequence_length=SEQUENCE,
+        pre_process=ends[0],
+        post_process=ends[1],
+        share_embeddings_and_output_weights=job.model.tied,
+        position_embedding_type="learned_absolute" if job.model.kind == "gpt" else "rope",
+        vp_stage=number,
+    )
+    first_layer = get_transformer_layer_offset(config, number)
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    initialise(module, job.model, first_layer, rank, job.grid.tensor_parallel)
+    return module, global_names(module, first_layer)
+
+
+class OwnModule(torch.nn.Module):
+    """A script's own module: plain torch layers, one of which is used twice."""
+
+    def __init__(self, config: Any, first: bool, last: bool) -> None:
+        super().__init__()
+        self.config, self.model_type = config, None
+        self.pre_process, self.post_process = first, last
+        self.share_embeddings_and_output_weights = False
+        self.table = torch.nn.Embedding(256, config.hidden_size) if first else None
+        self.up = torch.nn.Linear(config.hidden_size, 96)
+        self.norm = torch.nn.LayerNorm(96)
+        self.down = torch.nn.Linear(96, config.hidden_size)
+        self.twice = torch.nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.head = torch.nn.Linear(config.hidden_size, 256) if last else None
+        self._entry: torch.Tensor | None = None
+
+    def set_input_tensor(self, entry: list[torch.Tensor]) -> None:
+        self._entry = entry[0]
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+        entry = self._entry if self.table is None else self.table(input_ids.t().contiguous())
+        output = entry + self.down(torch.nn.functional.gelu(self.norm(self.up(entry))))
+        output = output + self.twice(torch.tanh(self.twice(output)))
+        if self.head is None:
+            return output
+        logits = self.head(output).transpose(0, 1)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(
+            labels
+        )
+
+
+def own_module(
+    config: Any, job: Job, ends: Sequence[bool], number: int | None
+) -> tuple[Any, dict[str, torch.nn.Parameter]]:
+    """`OwnModule`, its weights drawn by its stage."""
+    from megatron.core import parallel_state
+
+    stage = parallel_state.get_pipeline_model_parallel_rank() + (number or 0) * config.pipeline_model_parallel_size
+    torch.manual_seed(stage)
+    module = OwnModule(config, *ends)
+    return module, {f"{stage}.{name}": parameter for name, parameter in module.named_parameters()}
+
+
+def half(loss: torch.Tensor) -> torch.Tensor:
+    """A loss scale, as mixed precision has one."""
+    return 0.5 * loss
+
+
+class Timers:
+    """Stands in for Megatron-LM's timers; counts starts, and refuses what is not in pairs."""
+
+    def __init__(self) -> None:
+        self.starts: dict[str, int] = {}
+        self._running: set[str] = set()
+
+    def __call__(self, name: str, log_level: int = 0) -> Any:
+        def start(barrier: bool = False) -> None:
+            assert name not in self._running
+            self._running.add(name)
+            self.starts[name] = self.starts.get(name, 0) + 1
+
+        return SimpleNamespace(start=start, stop=lambda: self._running.remove(name))
+
+
+def batches(replica: int, iteration: int, count: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """(number, tokens, mask) of each micro-batch; later positions of some are masked."""
+    for index in range(count):
+        generator = torch.Generator().manual_seed(1000 * iteration + 100 * replica + index)
+        tokens = torch.randint(0, 256, (ROWS, SEQUENCE + 1), generator=generator)
+        mask = torch.ones(ROWS, SEQUENCE)
+        mask[:, SEQUENCE - 3 * index :] = 0.0
+        yield index, tokens, mask
+
+
+def forward_step(case: Case) -> Callable[..., Any]:
+    """A script's forward step."""
+    positions = torch.arange(SEQUENCE).expand(ROWS, -1)
+
+    def step(data: Iterator[Any], model: torch.nn.Module) -> Any:
+        number, tokens, mask = next(data)
+        output = model(
+            input_ids=tokens[:, :-1], position_ids=positions, attention_mask=None, labels=tokens[:, 1:].contiguous()
+        )
+
+        def loss(losses: torch.Tensor) -> tuple[Any, ...]:
+            total, count = (losses * mask).sum(), mask.sum().int()
+            kept = {"number": number, "loss": float(total), "tokens": int(count)}
+            return (total, count, kept) if case.mode == "tokens" else (total / count, kept)
+
+        return output, loss
+
+    return step
+
+
+def run_case(case: Case) -> tuple[int, dict[str, np.ndarray], list[Any], int]:
+    """One process's part of `Jobs.run`."""
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from recycle.megatron import forward_backward_func
+
+    chunks, named = build(case)
+    torch.manual_seed(parallel_state.get_pipeline_model_parallel_rank())  # for dropout
+    loop = get_forward_backward_func() if case.schedule is None else forward_backward_func(case.schedule)
+    replica = parallel_state.get_data_parallel_rank()
+    kept: list[Any] = []
+    for iteration in range(case.iterations):
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        data = [batches(replica, iteration, case.micro_batches) for _ in chunks]
+        with torch.set_grad_enabled(case.mode != "evaluate"):
+            kept += loop(
+                forward_step_func=forward_step(case),
+                data_iterator=data if len(chunks) > 1 else data[0],
+                model=chunks,
+                num_microbatches=case.micro_batches,
+                seq_length=SEQUENCE,
+                micro_batch_size=ROWS,
+                forward_only=case.mode == "evaluate",
+            )
+        if iteration < case.iterations - 1:
+            with torch.no_grad():
+                for parameter in named.values():
+                    parameter -= 0.1 * parameter.main_grad
+    left = sum("_forward_impl" in vars(module) for chunk in chunks for module in chunk.modules())
+    return replica, {name: one.main_grad.numpy().copy() for name, one in named.items()}, kept, left
+
+
+def differing(ours: Sequence[Mapping[str, torch.Tensor]], theirs: Sequence[Mapping[str, torch.Tensor]]) -> list[str]:
+    """Names whose gradients are not the same bits, or that only one side has, on any replica."""
+    found = set()
+    for one, other in zip(ours, theirs, strict=True):
+        found |= one.keys() ^ other.keys()
+        found |= {name for name in one.keys() & other.keys() if not torch.equal(one[name], other[name])}
+    return sorted(found)

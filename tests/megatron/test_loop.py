@@ -1,0 +1,269 @@
+"""recycle's schedules in Megatron's loop: gradients and losses are those of megatron-core's own, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from recycle.ir.families import one_f_one_b, zb_h1
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Instruction
+from recycle.ir.schedule import Schedule
+from recycle.shape import Shape, Worker
+from tests.megatron.jobs import Case, Jobs, Result, Timers, batches, build, differing, forward_step, half
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("megatron-loop")]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    with Jobs(4) as started:
+        yield started
+
+
+_THEIRS: dict[str, Result] = {}
+
+
+def theirs(jobs: Jobs, case: Case) -> Result:
+    """What megatron-core's own loop gives for a case, kept."""
+    own = replace(case, schedule=None)
+    if repr(own) not in _THEIRS:
+        _THEIRS[repr(own)] = jobs.run(own)
+    return _THEIRS[repr(own)]
+
+
+def require_equal(jobs: Jobs, case: Case, count: int) -> Result:
+    """Run a case, and hold it against megatron-core's own loop; `count` parameters have gradients, none all 0."""
+    ours, others = jobs.run(case), theirs(jobs, case)
+    assert differing(ours.gradients, others.gradients) == []
+    assert ours.kept == others.kept
+    assert ours.split == [0] * case.processes
+    assert [len(named) for named in ours.gradients] == [count] * case.replicas
+    assert all(gradient.any() for named in ours.gradients for gradient in named.values())
+    return ours
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2"])
+def test_gradients_and_losses_are_those_of_megatrons_1f1b(jobs: Jobs, schedule: str, ranks: int, replicas: int) -> None:
+    case = Case(schedule, ranks, replicas, micro_batches=6)
+    result = require_equal(jobs, case, 101)
+    assert [one["number"] for one in result.kept[0]] == list(range(6))
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "dualpipe-v"])
+def test_two_chunks_per_rank_give_the_gradients_of_megatrons_interleaved_1f1b(
+    jobs: Jobs, schedule: str, ranks: int, replicas: int
+) -> None:
+    require_equal(jobs, Case(schedule, ranks, replicas, chunks=2, micro_batches=8), 101)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [({"kind": "llama"}, 51), ({"kind": "mixtral"}, 171)],
+    ids=["llama", "mixtral"],
+)
+def test_other_families_too(jobs: Jobs, model: dict[str, Any], count: int) -> None:
+    require_equal(jobs, Case("zb-h1", model=model), count)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        {"deallocate_pipeline_outputs": True},
+        {"grad_scale_func": half},
+        {"hidden_dropout": 0.1},
+    ],
+    ids=["full recomputation", "outputs let go", "loss scale", "dropout"],
+)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_what_the_models_config_asks_for_is_done(jobs: Jobs, schedule: str, config: dict[str, Any]) -> None:
+    require_equal(jobs, Case(schedule, config=config, model={"layers": 4}), 53)
+
+
+def test_a_loss_scale_reaches_the_gradients(jobs: Jobs) -> None:
+    plain, scaled = (
+        jobs.run(Case("zb-h1", config=config, model={"layers": 4})) for config in ({}, {"grad_scale_func": half})
+    )
+    assert differing(plain.gradients, [{name: 2 * one for name, one in scaled.gradients[0].items()}]) == []
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("zb-v", 2)])
+@pytest.mark.parametrize("align", [False, True])
+def test_reductions_that_overlap_begin_when_their_gradients_are_whole(
+    jobs: Jobs, schedule: str, chunks: int, align: bool
+) -> None:
+    # From the second iteration on DDP starts a bucket's reduction by what its hooks counted in the first.
+    ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000, "align_param_gather": align}
+    case = Case(schedule, 2, 2, chunks, ddp=ddp, iterations=2, model={"layers": 4})
+    result = require_equal(jobs, case, 53)
+    assert differing(jobs.run(replace(case, ddp={})).gradients, result.gradients) == []
+
+
+def test_a_loss_per_token_is_divided_by_all_tokens(jobs: Jobs) -> None:
+    result = require_equal(jobs, Case("zb-h1", 2, 2, mode="tokens"), 101)
+    assert {one["tokens"] for one in result.kept[0]} == {64, 58, 52, 46}
+
+
+def test_tensor_ranks_split_their_own_parts(jobs: Jobs) -> None:
+    require_equal(jobs, Case("zb-h1", 2, tensor_parallel=2), 2 * 101)
+
+
+def test_layers_of_the_scripts_own_are_split_along_the_graph(jobs: Jobs) -> None:
+    require_equal(jobs, Case("zb-h1", own=True, micro_batches=5), 2 * 7 + 3)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-v", 2), ("interleaved", 2)])
+def test_evaluation_runs_forwards_only(jobs: Jobs, schedule: str, chunks: int) -> None:
+    case = Case(schedule, chunks=chunks, micro_batches=4, mode="evaluate")
+    ours, others = jobs.run(case), theirs(jobs, case)
+    assert ours.kept == others.kept
+    assert len(ours.kept[0]) == 4
+    assert not any(gradient.any() for gradient in ours.gradients[0].values())
+
+
+def test_evaluation_may_take_another_number_of_micro_batches_than_the_schedule_has(jobs: Jobs) -> None:
+    case = Case(zb_h1(Shape(1, 2, 4)), micro_batches=3, mode="evaluate")
+    assert jobs.run(case).kept == theirs(jobs, case).kept
+
+
+def fused_in_places(schedule: Schedule) -> Schedule:
+    """The schedule with an I and its W in one B wherever they stand side by side."""
+    programs: dict[Worker, list[Instruction]] = {}
+    for worker in schedule.live:
+        program = programs[worker] = []
+        for one in schedule.program(worker):
+            before = program[-1] if program else None
+            if (
+                isinstance(one, BackwardWeight)
+                and isinstance(before, BackwardInput)
+                and before.micro_batch == one.micro_batch
+            ):
+                program[-1] = Backward(one.stage, one.micro_batch)
+            else:
+                program.append(one)
+    return Schedule.build(schedule.shape, programs)
+
+
+def test_a_schedule_of_ones_own_may_have_both_kinds_of_backward(jobs: Jobs) -> None:
+    schedule = fused_in_places(zb_h1(Shape(2, 2, 4)))
+    assert {Backward, BackwardInput} <= {type(one) for w in schedule.live for one in schedule.program(w)}
+    ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000}
+    require_equal(jobs, Case(schedule, 2, 2, ddp=ddp, iterations=2), 101)
+
+
+def test_a_b_that_is_the_last_to_run_before_a_w_starts_no_reduction_early(jobs: Jobs) -> None:
+    schedule = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 0F1 0I0 0B1 0W0", "0.1": "1F0 1I0 1F1 1B1 1W0"})
+    ddp = {"overlap_grad_reduce": True, "bucket_size": 20_000}
+    case = Case(schedule, 2, 2, micro_batches=2, ddp=ddp, iterations=3)
+    # Two addends sum to the same bits in either order.
+    require_equal(jobs, case, 101)
+
+
+def _timed(case: Case) -> dict[str, int]:
+    from recycle.megatron import forward_backward_func
+
+    chunks, _ = build(case)
+    timers = chunks[0].config.timers = Timers()
+    forward_backward_func(case.schedule)(
+        forward_step_func=forward_step(case),
+        data_iterator=batches(0, 0, case.micro_batches),
+        model=chunks,
+        num_microbatches=case.micro_batches,
+        seq_length=32,
+        micro_batch_size=2,
+    )
+    return timers.starts
+
+
+def test_megatrons_timers_run(jobs: Jobs) -> None:
+    for starts in jobs.call(_timed, Case("zb-h1", model={"layers": 4})):
+        assert starts["forward-backward"] == starts["all-grads-sync"] == 1
+        assert starts["forward-compute"] == 4
+        assert starts["backward-compute"] == 8
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            Case(one_f_one_b(Shape(1, 4, 4))),
+            r"ScheduleError: the schedule has 4 ranks \(P\), Megatron's parallel_state 2",
+        ),
+        (Case("zb-v"), r"ScheduleError: zb-v: needs chunks = 2 \(rank r hosts stages r and 2 P - 1 - r\), got 1"),
+        (Case(one_f_one_b(Shape(1, 2, 8))), "has 8 micro-batches, the call num_microbatches = 4; a family by its name"),
+        (Case(one_f_one_b(Shape(3, 2, 4))), "the schedule has 3 pipelines, the job 1 data-parallel replicas"),
+        (
+            Case(Schedule.from_text(Shape(1, 2, 1), {"0.0": "0F0", "0.1": "1F0 1B0"}), micro_batches=1),
+            "ScheduleError: the schedule does not pass check: .* of stage 0 is missing for micro-batch 0.0",
+        ),
+        (
+            Case(
+                Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F1 0F0 0B1 0B0", "0.1": "1F1 1B1 1F0 1B0"}),
+                micro_batches=2,
+            ),
+            "worker 0.0: 0F0.1 comes where 0F0.0 should; data iterators hand out micro-batches in order",
+        ),
+        (
+            Case(
+                Schedule.from_text(
+                    Shape(2, 2, 1),
+                    {"0.0": "0F0.0 0F1.0 0B0.0 0B1.0", "0.1": "1F0.0 1F1.0 1B0.0 1B1.0"},
+                    failed=["1.0", "1.1"],
+                ),
+                2,
+                2,
+                micro_batches=1,
+            ),
+            r"the schedule has failed workers \(1.0 1.1\); in Megatron's loop every worker must live",
+        ),
+        (
+            Case("zb-h1", config={"variable_seq_lengths": True}),
+            "RunError: config.variable_seq_lengths is set: transfers have one shape; switch it off",
+        ),
+        (Case("no-such", 2), "schedule no-such: is neither a file nor a family"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_first_call_in_one_line(jobs: Jobs, case: Case, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message) as refusal:
+        jobs.run(case)
+    assert "\n" not in str(refusal.value)
+
+
+def _called(case: Case, chunks: list[Any]) -> None:
+    from recycle.megatron import forward_backward_func
+
+    forward_backward_func("zb-v")(
+        forward_step_func=forward_step(case),
+        data_iterator=[iter(()), iter(())],
+        model=chunks,
+        num_microbatches=4,
+        seq_length=32,
+        micro_batch_size=2,
+    )
+
+
+def _misplaced(case: Case) -> None:
+    _called(case, build(replace(case, schedule=None))[0])
+
+
+def _tied(case: Case) -> None:
+    chunks, _ = build(case)
+    for chunk in chunks:
+        chunk.module.share_embeddings_and_output_weights = True
+    _called(case, chunks)
+
+
+def test_chunks_that_lie_elsewhere_than_in_the_schedule_are_refused(jobs: Jobs) -> None:
+    # Rank 1 has stages 1 and 2 of the V, and was given the last stage.
+    with pytest.raises(RuntimeError, match=r"has post_process = (False|True), expected (True|False); build each chunk"):
+        jobs.call(_misplaced, Case("zb-v", chunks=2))
+
+
+def test_a_weight_that_both_chunks_of_a_rank_share_is_refused(jobs: Jobs) -> None:
+    with pytest.raises(RuntimeError, match="share a weight and lie in two chunks of one rank"):
+        jobs.call(_tied, Case("zb-v", ranks=1, chunks=2))
