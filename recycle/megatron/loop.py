@@ -229,7 +229,6 @@ def _require_fit(models: Sequence[Any], order: Order, config: Any) -> None:
         raise RunError("config.cuda_graph_impl is set: the loop captures no CUDA graphs; switch it off")
     if get_model_type(models[0]) == ModelType.encoder_and_decoder:
         raise RunError("model: encoder and decoder hand on two tensors; a schedule's stages hand on one")
-    ends = {0, order.all_stages - 1}
     for model, stage in zip(models, order.stages, strict=True):
         for name, wanted in (("pre_process", stage == 0), ("post_process", stage == order.all_stages - 1)):
             found = _attribute(model, name)
@@ -238,11 +237,7 @@ def _require_fit(models: Sequence[Any], order: Order, config: Any) -> None:
                     f"model: the chunk of stage {stage} has {name} = {found}, expected {wanted}; build each chunk"
                     " inside recycle.megatron.as_stage(schedule, vp_stage)"
                 )
-        if (
-            _attribute(model, "share_embeddings_and_output_weights")
-            and len(order.stages) > 1
-            and ends <= {*order.stages}
-        ):
+        if order.ends_meet and _attribute(model, "share_embeddings_and_output_weights"):
             raise RunError(
                 "model: embedding and output layer share a weight and lie in two chunks of one rank, whose gradients"
                 " megatron-core does not add up; untie them, or take a schedule on a loop"

@@ -59,6 +59,7 @@ class Order:
         program: computes and transfers, in order.
         stages: the stage of each model chunk.
         all_stages: S.
+        ends_meet: whether first and last stage are chunks of one rank.
         settled: the computes with which gradients of a chunk are whole: with its last I those of what is computed in I,
             with its last W those of what is computed in W. A chunk that has none of these is left out.
     """
@@ -66,6 +67,7 @@ class Order:
     program: tuple[Instruction, ...]
     stages: tuple[int, ...]
     all_stages: int
+    ends_meet: bool
     settled: frozenset[Compute]
 
 
@@ -88,7 +90,8 @@ def training_order(given: Given, grid: Grid, micro_batches: int) -> Order:
     pipeline = grid.replica if schedule.shape.pipelines > 1 else 0
     own = lower(schedule).program(Worker(pipeline, grid.rank))
     program = tuple(one for one in own if not isinstance(one, ReduceGradients | OptimizerStep))
-    return Order(program, stages_of_rank(schedule, grid.rank), schedule.shape.stages, _settled(program))
+    stages = stages_of_rank(schedule, grid.rank)
+    return Order(program, stages, schedule.shape.stages, _ends_meet(schedule), _settled(program))
 
 
 def evaluation_order(given: Given, grid: Grid, micro_batches: int) -> Order:
@@ -108,7 +111,7 @@ def evaluation_order(given: Given, grid: Grid, micro_batches: int) -> Order:
         placement={str(worker): stages for worker, stages in hosted.items()},
     )
     own = add_transfers(forwards)[0].program(Worker(0, grid.rank))
-    return Order(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, frozenset())
+    return Order(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, _ends_meet(schedule), frozenset())
 
 
 def schedule_in(given: Given, grid: Grid, micro_batches: int) -> Schedule:
@@ -133,6 +136,11 @@ def stages_of_rank(schedule: Schedule, rank: int) -> tuple[int, ...]:
             f" one of the stages {ranks} c to {ranks} c + {ranks - 1}"
         )
     return stages
+
+
+def _ends_meet(schedule: Schedule) -> bool:
+    ends = {0, schedule.shape.stages - 1}
+    return len(ends) > 1 and any(ends <= {*schedule.stages_of(worker)} for worker in schedule.live)
 
 
 def _require_shape(schedule: Schedule, grid: Grid) -> None:
