@@ -41,26 +41,33 @@ class HubArchitecture:
 
 
 ARCHITECTURES = (
-    HubArchitecture("LlamaForCausalLM", "llama", "llama", defaults={"rms_norm_eps": 1e-6}),
+    HubArchitecture(
+        "LlamaForCausalLM", "llama", "llama", defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
+    ),
     HubArchitecture(
         "Qwen2ForCausalLM",
         "qwen2",
         "qwen",
         {"qk_layernorm": False, "add_qkv_bias": True},
-        {"num_key_value_heads": 32, "rms_norm_eps": 1e-6},
+        {"num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
     ),
     HubArchitecture(
         "Qwen3ForCausalLM",
         "qwen3",
         "qwen",
         {"qk_layernorm": True, "add_qkv_bias": False},
-        {"num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6},
+        {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
     ),
     HubArchitecture(
         "MixtralForCausalLM",
         "mixtral",
         "mixtral",
-        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
     ),
 )
 
@@ -74,9 +81,9 @@ class _Config(msgspec.Struct):
     num_hidden_layers: Positive
     num_attention_heads: Positive
     rms_norm_eps: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    max_position_embeddings: Positive
     num_key_value_heads: Positive | None = None
     head_dim: Positive | None = None
-    max_position_embeddings: Positive = 2048
     tie_word_embeddings: bool = False
     rope_theta: float = 10000.0
     rope_scaling: dict[str, Any] | None = None

@@ -250,7 +250,6 @@ def _config(model: ModelSection, architecture: HubArchitecture, imported: Path |
     if imported is None or not imported.is_file():
         return config_json(model, architecture)
     config = read_object(imported)
-    positions = config.get("max_position_embeddings")
-    if not isinstance(positions, int) or positions < model.sequence:
+    if model_of(config, str(imported)).sequence < model.sequence:
         config["max_position_embeddings"] = model.sequence
     return config

@@ -35,7 +35,8 @@ def test_a_config_of_transformers_4_and_one_of_5_are_the_same_model() -> None:
 
 
 def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
-    short = {key: LLAMA[key] for key in LLAMA if key not in ("rms_norm_eps", "num_key_value_heads")}
+    left_out = ("rms_norm_eps", "num_key_value_heads", "max_position_embeddings")
+    short = {key: LLAMA[key] for key in LLAMA if key not in left_out}
     short |= {"num_attention_heads": 32, "hidden_size": 64}
     found = {one.name: model_of(short | {"architectures": [one.name]}, "c") for one in ARCHITECTURES}
     figures = {
@@ -49,6 +50,7 @@ def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
         "MixtralForCausalLM": (8, 2, 1e-5),
     }
     assert [model.rotary_base for model in found.values()] == [1e4, 1e4, 1e4, 1e6]
+    assert [model.sequence for model in found.values()] == [2048, 32768, 32768, 131072]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from recycle.exec.checkpoint.checkpoint import verify_files
+from recycle.exec.checkpoint.checkpoint import verify_files, write_manifest
 from recycle.hugging_face.conversion import export_model, import_model
 from tests.hugging_face.hub_models import MODELS, TOGETHER, hub_model, logits_of
 from tests.hugging_face.written import same_bits, stored
@@ -37,6 +38,17 @@ def test_tensors_config_and_logits_come_back(name: str, tmp_path: Path) -> None:
     assert same_bits(stored(back), stored(folder))
     assert (back / "config.json").read_text() == (folder / "config.json").read_text()
     assert torch.equal(logits_of(back, TOKENS), expected)
+
+
+def test_a_run_with_longer_sequences_than_the_model_had_says_so_in_its_config(tmp_path: Path) -> None:
+    hub_model("llama").save_pretrained(tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "checkpoint")
+    manifest = verify_files(tmp_path / "checkpoint").manifest
+    longer = manifest.identity["[model]"] | {"sequence": 80}
+    write_manifest(tmp_path / "checkpoint", msgspec.structs.replace(manifest, identity={"[model]": longer}))
+    export_model(tmp_path / "checkpoint", tmp_path / "back")
+    had, has = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("model", "back"))
+    assert has == had | {"max_position_embeddings": 80}
 
 
 @pytest.mark.parametrize("is_legacy", [True, False])
