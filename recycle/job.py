@@ -238,11 +238,16 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         model, count = self.model, self.grid.tensor_parallel
         ffn = model.ffn if model.ffn is not None else 4 * model.hidden
         groups = int(config_of(model).get("num_query_groups", model.heads))
+        pad = (
+            f"pad it to {-(-model.vocabulary // count) * count}"
+            if model.weights is None
+            else "its weights have as many"
+        )
         for key, value, remedy in (
             ("heads", model.heads, "each tensor rank has as many"),
             ("ffn", ffn, "each tensor rank has as many units"),
             ("config num_query_groups", groups, "each tensor rank has as many"),
-            ("vocabulary", model.vocabulary, f"pad it to {-(-model.vocabulary // count) * count}"),
+            ("vocabulary", model.vocabulary, pad),
         ):
             if value % count:
                 raise JobError(f"[model] {key}: {value} is not divisible by tensor_parallel = {count}; {remedy}")

@@ -92,6 +92,15 @@ def test_a_key_that_contradicts_the_weights_is_one_line(folder: Path, model: str
         load(folder.parent, model)
 
 
+def test_a_vocabulary_that_tensor_ranks_cannot_share_is_not_to_be_padded(folder: Path) -> None:
+    with pytest.raises(JobError, match=r"vocabulary: 300 is not divisible by tensor_parallel = 7; its weights have as"):
+        msgspec.structs.replace(
+            (job := load(folder.parent)),
+            grid=msgspec.structs.replace(job.grid, tensor_parallel=7),
+            model=msgspec.structs.replace(job.model, heads=7, hidden=56, ffn=49, config={}),
+        ).validate()
+
+
 def test_weights_that_are_none_are_one_line(folder: Path) -> None:
     root = folder.parent
     with pytest.raises(JobError, match=r"job.toml: \[model\] weights: \S+/none: is no checkpoint, it has no manifest"):

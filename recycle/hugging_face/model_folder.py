@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recycle.errors import JobError, RecycleError
-from recycle.files import read_whole, write_whole
+import msgspec
+
+from recycle.errors import JobError, RecycleError, errors_as
+from recycle.files import decoded, read_whole, write_whole
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CARRIED = (
@@ -21,6 +23,21 @@ CARRIED = (
     *("generation_config.json", "LICENSE", "LICENSE.txt", "USE_POLICY.md", "NOTICE"),
 )
 """Files that come with weights and go with them."""
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int] | list[Any]
+
+
+class _Token(msgspec.Struct):
+    id: int
+
+
+class _Tokenizer(msgspec.Struct):
+    """What a tokenizer.json says of its tokens."""
+
+    model: _Vocabulary
+    added_tokens: list[_Token] | None = None
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -64,13 +81,11 @@ def require_tokenizer_within(folder: Path, vocabulary: int) -> None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return
-    found = read_object(path)
-    model = found.get("model")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    numbers = list(words.values()) if isinstance(words, dict) else list(range(len(words or ())))
-    added = found.get("added_tokens") or []
-    numbers += [token.get("id") for token in added if isinstance(token, dict)]
-    count = max((number for number in numbers if isinstance(number, int)), default=-1) + 1
+    with errors_as(JobError, str(path)):
+        found = decoded(read_whole(path, JobError), _Tokenizer, JobError)
+    words = found.model.vocab
+    numbers = words.values() if isinstance(words, dict) else range(len(words))
+    count = max((*numbers, *(token.id for token in found.added_tokens or ())), default=-1) + 1
     if count > vocabulary:
         raise JobError(
             f"{path}: has {count} tokens, and the model's vocabulary is {vocabulary} ({CONFIG}: vocab_size); take the"

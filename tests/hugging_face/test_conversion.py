@@ -104,6 +104,16 @@ def test_a_tokenizer_with_more_tokens_than_the_vocabulary_is_refused(tmp_path: P
     import_model(write_model(folder, vocab_size=300), tmp_path / "checkpoint")
 
 
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": []}, "added_tokens": 1}']
+)
+def test_a_tokenizer_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(JobError, match=r"tokenizer.json: (not valid JSON|Expected|Object missing)"):
+        import_model(folder, tmp_path / "checkpoint")
+
+
 def test_a_tied_models_second_copy_and_old_buffers_are_left_out(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", tie_word_embeddings=True)
     tensors = stored(folder)
