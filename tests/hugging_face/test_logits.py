@@ -11,10 +11,13 @@ import torch
 from recycle.exec import run
 from recycle.exec.data import load_batches
 from recycle.exec.model.optimizer import decays
-from recycle.hugging_face.conversion import import_model
+from recycle.hugging_face.conversion import export_model, import_model
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.job import Job
-from tests.hugging_face.hub_models import MODELS, TOGETHER, hub_model
+from tests.exec.checkpoint.test_checkpoint import store
+from tests.exec.drive import build_pipeline, small_job
+from tests.exec.model.test_families import sharpened
+from tests.hugging_face.hub_models import MODELS, TOGETHER, hub_model, logits_of
 from tests.hugging_face.ours import job_file, our_logits
 
 pytestmark = [pytest.mark.slow, TOGETHER]
@@ -97,3 +100,27 @@ def test_bf16_trains_from_weights_that_are_kept_in_fp32(tmp_path: Path) -> None:
         found[precision] = run(one_f_one_b(job.shape), job, steps=2).losses
     assert found["bf16"] == pytest.approx(found["fp32"], rel=2e-2)
     assert found["bf16"] != found["fp32"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "llama", "rotary_scaling": 8.0, "rotary_base": 5e5, "config": {"num_query_groups": 2}},
+        {"kind": "qwen", "tied": True},
+        {"kind": "mixtral", "ffn": 40, "config": {"num_moe_experts": 4, "moe_router_topk": 3}},
+    ],
+    ids=lambda model: model["kind"],
+)
+def test_a_model_that_recycle_drew_is_one_that_transformers_loads(model: dict[str, Any], tmp_path: Path) -> None:
+    job = small_job(1, 2, 2, model={"layers": 2, "hidden": 32, "heads": 4, "sequence": 24} | model)
+    pipeline = build_pipeline(job)
+    sharpened(pipeline)
+    folder = store(tmp_path, job, 0, pipeline)
+    found = export_model(folder, tmp_path / "exported")
+    assert (found.stored, found.carried) == (("F32",), [])
+    theirs = logits_of(tmp_path / "exported", TOKENS)
+    ours = our_logits(job_file(tmp_path / "job.toml", folder), TOKENS)
+    assert float((ours - theirs).abs().max()) <= LOGITS_WITHIN
+    assert float(theirs.std()) > 0.5
+    import_model(tmp_path / "exported", tmp_path / "again")
+    assert torch.equal(our_logits(job_file(tmp_path / "job.toml", tmp_path / "again"), TOKENS), ours)
