@@ -10,6 +10,7 @@ import pytest
 
 from recycle import Job
 from recycle.exec import run
+from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import one_f_one_b
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines
 from tests.exec.model.test_families import MODELS, family_job
@@ -19,29 +20,77 @@ from tests.exec.tensor_workers import TensorWorkers, in_halves, whole_gradients
 pytestmark = pytest.mark.process
 
 STEPS = 9
-RUNS = {name: MODELS[name] for name in ("llama 3.1", "qwen 3", "mixtral")}
-FAULTS = ("kill:1.1@2", "rejoin:1.1@4", "stop:0.0@6.{phase}")
+FAMILIES: dict[str, dict[str, Any]] = {"gpt": {"kind": "gpt", "config": {}}, **MODELS}
+STRUCK_IN = ("forward", "backward", "reduce", "commit", "step", "stepped", "evaluation", "acknowledge", "form")
 TOLERANCE = 3e-7
 """Of gradients against those without tensor parallelism, whose sums have another order."""
 
 
-def run_job(model: dict[str, Any]) -> Job:
+def run_job(model: dict[str, Any], tensor_parallel: int = 1) -> Job:
     small = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
     keys = {key: value for key, value in (small | model).items() if key != "config"}
-    of = job(2, 2, 2, kind=model["kind"], model=keys, train={"clip": 1e9})
+    of = job(
+        2,
+        2,
+        2,
+        kind=model["kind"],
+        shape={"tensor_parallel": tensor_parallel},
+        model=keys,
+        train={"clip": 1e9},
+        eval={"every": 4, "batches": 1},
+    )
     return msgspec.structs.replace(of, model=msgspec.structs.replace(of.model, config=model["config"]))
 
 
-@pytest.mark.parametrize(("name", "phase"), list(zip(RUNS, ("backward", "reduce", "step"), strict=True)))
-def test_a_killed_rejoined_and_stopped_run_has_the_bits_of_the_calm_one(launch: Run, name: str, phase: str) -> None:
-    of = run_job(RUNS[name])
-    struck = launch(of, STEPS, *(fault.format(phase=phase) for fault in FAULTS))
-    assert kinds(struck).count("fault") == 2
+def cases(quick: dict[str, str]) -> list[Any]:
+    """Every family struck in every phase; `quick` has the phase that is on every change, the others are soaks."""
+    return [
+        pytest.param(name, phase, marks=() if quick[name] == phase else pytest.mark.soak)
+        for name in quick
+        for phase in STRUCK_IN
+    ]
+
+
+def struck_by(phase: str, killed: str) -> list[str]:
+    """A death, a return, and a worker that stops in this phase: a generation begins with step 4, and an evaluation
+    follows step 7."""
+    step = {"evaluation": 7, "acknowledge": 4, "form": 4}.get(phase, 6)
+    return [f"kill:{killed}@2", "rejoin:1.1@4", f"stop:0.0@{step}.{phase}"]
+
+
+def assert_same(struck: RunResult, calm: RunResult) -> None:
+    assert kinds(struck).count("detected") == 2
     assert kinds(struck).count("rejoined") == 1
-    calm = run(one_f_one_b(of.shape), of, steps=STEPS)
     assert struck.losses == calm.losses
+    assert struck.evaluations == calm.evaluations
+    assert sorted(calm.evaluations) == [3, 7, 8]
     for worker, digests in struck.digests.items():
         assert digests == calm.digests[worker]
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    cases({"gpt": "form", "llama 3.1": "backward", "qwen 3": "reduce", "mixtral": "step"}),
+)
+def test_a_killed_rejoined_and_stopped_run_has_the_bits_of_the_calm_one(launch: Run, name: str, phase: str) -> None:
+    of = run_job(FAMILIES[name])
+    struck = launch(of, STEPS, *struck_by(phase, "1.1"))
+    assert_same(struck, run(one_f_one_b(of.shape), of, steps=STEPS))
+
+
+@pytest.fixture(scope="module")
+def calm_runs() -> dict[str, RunResult]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"), cases({"gpt": "forward", "llama": "stepped", "qwen 3": "evaluation", "mixtral": "backward"})
+)
+def test_with_two_tensor_ranks_too(launch: Run, calm_runs: dict[str, RunResult], name: str, phase: str) -> None:
+    of = run_job(FAMILIES[name], 2)
+    if name not in calm_runs:
+        calm_runs[name] = launch(of, STEPS)
+    assert_same(launch(of, STEPS, *struck_by(phase, "1.1t1")), calm_runs[name])
 
 
 @pytest.fixture(scope="module")
