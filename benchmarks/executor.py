@@ -50,12 +50,15 @@ layers = 4
 hidden = 512
 heads = 8
 sequence = 256
+{model}
 [data]
 micro_batch_size = {rows}
 [train]
 accumulation = "{accumulation}"
 clip = 1e9
 """
+MODELS = {"gpt": "", "llama": 'kind = "llama"\nffn = 1376\nconfig = {num_query_groups = 4}'}
+"""Family -> its keys of `[model]`."""
 VARIANTS = {
     "1F1B": (one_f_one_b, True, "fast"),
     "1F1B, barrier": (one_f_one_b, False, "fast"),
@@ -72,8 +75,9 @@ CASES = {
     "P2-m8": ((1, 2, 8), ("1F1B", "1F1B, exact")),
     "P4-m8": ((1, 4, 8), ("1F1B", "1F1B, exact")),
     "D2-P2-m4": ((2, 2, 4), ("1F1B", "1F1B, exact")),
+    "llama-P2-m4": ((1, 2, 4), ("1F1B", "1F1B, barrier", "1F1B, exact", "ZB-H1", "ZB-H1, barrier")),
 }
-"""Name -> ((D, P, m), variants)."""
+"""Name, which begins with the family where it is not "gpt" -> ((D, P, m), variants)."""
 
 
 def main() -> None:
@@ -81,6 +85,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=25, help="iterations per round and variant")
     parser.add_argument("--only", choices=[*CASES, "exact"], help="one case alone")
+    parser.add_argument("--family", choices=MODELS, default="gpt", help="of the comparison of exact with fast")
     arguments = parser.parse_args()
     server = ForkServer("gpt")
     try:
@@ -97,16 +102,17 @@ def compare(
     name: str, size: tuple[int, int, int], variants: tuple[str, ...], server: ForkServer, arguments: argparse.Namespace
 ) -> None:
     """Print the ratios of every variant to megatron-core's 1F1B, for one shape."""
+    family = name.partition("-")[0] if name.partition("-")[0] in MODELS else "gpt"
     theirs: list[float] = []
     parts: list[Profile] = []
     ours: dict[str, list[float]] = {variant: [] for variant in variants}
-    with MegatronReference(job_of(size)) as megatron:
+    with MegatronReference(job_of(size, family=family)) as megatron:
         shims = megatron.shim_cost(20)
         for _ in range(arguments.rounds):
             starts = [times[WARM_UP:] for times in megatron.train(arguments.steps)]
             theirs.append(statistics.median(after - before for times in starts for before, after in pairwise(times)))
             for variant in variants:
-                seconds, profile = our_seconds(size, variant, server, arguments.steps)
+                seconds, profile = our_seconds(size, variant, server, arguments.steps, family=family)
                 ours[variant].append(seconds)
                 if variant == "ZB-H1":
                     parts.append(profile)
@@ -154,26 +160,31 @@ def exact_cost(server: ForkServer, arguments: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {"1F1B": [], "1F1B, exact": []}
     for _ in range(arguments.rounds):
         for variant, found in seconds.items():
-            found.append(our_seconds((1, 2, 4), variant, server, arguments.steps, rows=4)[0])
-    print("\nexact against fast: P2-m4, hidden 512, 1,024 tokens per micro-batch")
+            found.append(our_seconds((1, 2, 4), variant, server, arguments.steps, 4, arguments.family)[0])
+    print(f"\nexact against fast: {arguments.family}, P2-m4, hidden 512, 1,024 tokens per micro-batch")
     print(line("1F1B, exact", seconds["1F1B, exact"], seconds["1F1B"]))
 
 
-def job_of(size: tuple[int, int, int], accumulation: str = "fast", rows: int = 1) -> Job:
+def job_of(size: tuple[int, int, int], accumulation: str = "fast", rows: int = 1, family: str = "gpt") -> Job:
     pipelines, ranks, micro_batches = size
     text = JOB.format(
-        pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, rows=rows, accumulation=accumulation
+        pipelines=pipelines,
+        ranks=ranks,
+        micro_batches=micro_batches,
+        rows=rows,
+        accumulation=accumulation,
+        model=MODELS[family],
     )
     return Job.from_toml(text)
 
 
 def our_seconds(
-    size: tuple[int, int, int], variant: str, server: ForkServer, steps: int, rows: int = 1
+    size: tuple[int, int, int], variant: str, server: ForkServer, steps: int, rows: int = 1, family: str = "gpt"
 ) -> tuple[float, Profile]:
     """Median seconds from one iteration to the next, and what each kind of instruction took."""
-    family, staggered, accumulation = VARIANTS[variant]
-    job = job_of(size, accumulation, rows)
-    schedule: Schedule = family(job.shape)
+    build, staggered, accumulation = VARIANTS[variant]
+    job = job_of(size, accumulation, rows, family)
+    schedule: Schedule = build(job.shape)
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     try:
         result = train(

@@ -145,6 +145,11 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             raise JobError(f"[model] heads: {self.model.heads} heads do not divide hidden = {self.model.hidden}")
         self._validate_named()
         self._validate_family()
+        if self.grid.sequence_parallel:
+            if self.grid.tensor_parallel == 1:
+                raise JobError("[shape] sequence_parallel: needs tensor_parallel of at least 2")
+            if self.model.provider is not None or self.model.kind == "emulated":
+                raise JobError("[shape] sequence_parallel: is for models that recycle builds; set it to false")
         if self.model.kind != "emulated" and self.model.provider is None:
             self._validate_tensor_parallel()
         self._validate_data(self.data)
@@ -243,6 +248,16 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             if model.weights is None
             else "its weights have as many"
         )
+        if self.grid.sequence_parallel:
+            if "num_moe_experts" in config_of(model):
+                raise JobError(
+                    "[shape] sequence_parallel: the router of a mixture of experts looks at all tokens; set it to false"
+                )
+            if model.sequence % count:
+                raise JobError(
+                    f"[model] sequence: {model.sequence} is not divisible by tensor_parallel = {count}, and"
+                    " [shape] sequence_parallel gives each tensor rank as many tokens"
+                )
         for key, value, remedy in (
             ("heads", model.heads, "each tensor rank has as many"),
             ("ffn", ffn, "each tensor rank has as many units"),

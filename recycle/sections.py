@@ -33,7 +33,8 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[shape]`: size of the job.
 
     With `tensor_parallel` T a worker is T processes, each with a T-th of its stages' attention heads, feed-forward
-    units and vocabulary, which T must divide. They fail as one: see docs/tensor-parallel.md.
+    units and vocabulary, which T must divide. They fail as one: see docs/tensor-parallel.md. With `sequence_parallel`
+    each also holds a T-th of every sequence wherever a layer does not need the whole.
     """
 
     pipelines: Positive
@@ -41,6 +42,7 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: Positive
     chunks: Positive = 1
     tensor_parallel: Positive = 1
+    sequence_parallel: bool = False
 
 
 class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -190,6 +190,7 @@ class _Worker:
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+        from recycle.architecture import is_rotary
         from recycle.exec.model.config import transformer_config
         from recycle.exec.model.gpt import layer_spec
         from recycle.exec.model.weights import global_names, initialise
@@ -220,7 +221,8 @@ class _Worker:
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),
             share_embeddings_and_output_weights=False,
-            position_embedding_type="learned_absolute",
+            position_embedding_type="rope" if is_rotary(job.model) else "learned_absolute",
+            rotary_base=job.model.rotary_base,
         )
         first_layer = get_transformer_layer_offset(config, pp_rank=pipeline_rank)
         initialise(model, job.model, first_layer)

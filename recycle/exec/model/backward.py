@@ -5,7 +5,11 @@ gradient and leaves (input, output gradient) in a `WeightGradientStore`. W compu
 micro-batch from there. Without a recording store the same backward computes them at once: that is B. Both ways the
 gradient goes to the store's sink and never to `.grad`, so I + W and B hand over the same bits.
 
-Assumes: no sequence parallelism, no fused gradient accumulation, no gradient output buffer; each is refused. Layers
+With sequence parallelism a layer that needs whole sequences gathers its input in F, and again in W, which so holds this
+rank's part alone (sequence_parallel.py).
+
+Assumes: no fused gradient accumulation, no gradient output buffer, no sequence parallelism in another group than
+recycle's; each is refused. Layers
 of other libraries are split along the autograd graph where a user brings them (graph_split.py).
 Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradient in I, by autograd.
 Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
@@ -26,6 +30,8 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from recycle.errors import RunError
+from recycle.exec.model.sequence_parallel import begin_reduce_scatter, gathered
+from recycle.exec.model.tensor_group import TensorGroup
 from recycle.shape import MicroBatch
 
 TESTED_VERSIONS = ("0.16.1",)
@@ -62,7 +68,12 @@ class WeightGradientStore:
             self._recording = None
 
     def put(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor, gradient: torch.Tensor
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        inputs: torch.Tensor,
+        gradient: torch.Tensor,
+        sequences: TensorGroup | None = None,
     ) -> None:
         """Compute the gradients of `weight` and `bias`, or note them down while recording.
 
@@ -71,9 +82,10 @@ class WeightGradientStore:
             bias: [out], or None.
             inputs: of the layer, [..., in].
             gradient: of the loss by the layer's output, [..., out].
+            sequences: the group of which each rank has a part of the input's sequences; None where it is whole.
         """
         # The saved input still carries the graph below it; kept undetached it would keep that graph alive until W.
-        work = partial(self._compute, weight, bias, inputs.detach(), gradient.detach())
+        work = partial(self._compute, weight, bias, inputs.detach(), gradient.detach(), sequences=sequences)
         if self._recording is None:
             work()
         else:
@@ -111,8 +123,15 @@ class WeightGradientStore:
     # A gradient with a graph, once summed, would keep its micro-batch's activations; this holds for the sink too.
     @torch.no_grad()
     def _compute(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor, gradient: torch.Tensor
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        inputs: torch.Tensor,
+        gradient: torch.Tensor,
+        sequences: TensorGroup | None,
     ) -> None:
+        if sequences is not None:
+            inputs = gathered(inputs, sequences)
         rows = gradient.reshape(-1, gradient.shape[-1])
         self._product(weight, rows, inputs.reshape(-1, inputs.shape[-1]))
         if bias is not None:
@@ -134,26 +153,31 @@ class _SplitLinear(torch.autograd.Function):
         weights: tuple[torch.Tensor, torch.Tensor | None],
         store: WeightGradientStore,
         reduce_group: Any,
+        sequences: TensorGroup | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs)
         # Not saved: where a layer runs again, a saved one comes back as another tensor, and the store knows this one.
         weight, bias = ctx.weights = weights
-        ctx.store, ctx.reduce_group = store, reduce_group
-        output = torch.matmul(inputs, weight.t())
+        ctx.store, ctx.reduce_group, ctx.sequences = store, reduce_group, sequences
+        output = torch.matmul(inputs if sequences is None else gathered(inputs, sequences), weight.t())
         return output if bias is None else output + bias
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         (inputs,) = ctx.saved_tensors
         weight, bias = ctx.weights
         input_gradient = gradient.matmul(weight)
+        if ctx.sequences is not None:
+            scattering = begin_reduce_scatter(input_gradient, ctx.sequences)
+            ctx.store.put(weight, bias, inputs, gradient, ctx.sequences)
+            return scattering(), None, None, None, None, None
         pending = None
         if ctx.reduce_group is not None:
             pending = torch.distributed.all_reduce(input_gradient, group=ctx.reduce_group, async_op=True)
         ctx.store.put(weight, bias, inputs, gradient)
         if pending is not None:
             pending.wait()
-        return input_gradient, None, None, None, None
+        return input_gradient, None, None, None, None, None
 
 
 class _SplitForward:
@@ -176,15 +200,15 @@ class _SplitForward:
         tp_group: Any = None,
     ) -> torch.Tensor:
         refused = {
-            "sequence_parallel": sequence_parallel,
+            "sequence_parallel in this group": sequence_parallel and not isinstance(tp_group, TensorGroup),
             "gradient_accumulation_fusion": gradient_accumulation_fusion,
             "defer_embedding_wgrad_compute": grad_output_buffer is not None,
         }
         _refuse(self._layer, refused)
-        group = tp_group if allreduce_dgrad else None
+        group, sequences = tp_group if allreduce_dgrad else None, tp_group if sequence_parallel else None
         anchor = None if input.requires_grad else weight
         output: torch.Tensor = _SplitLinear.apply(  # type: ignore[no-untyped-call]
-            input, anchor, (weight, bias), self._store, group
+            input, anchor, (weight, bias), self._store, group, sequences
         )
         return output
 
@@ -243,7 +267,8 @@ def _linears(model: torch.nn.Module) -> dict[str, Any]:
         _refuse(
             name,
             {
-                "sequence_parallel": layer.sequence_parallel,
+                "sequence_parallel in this group": layer.sequence_parallel
+                and not isinstance(layer.tp_group, TensorGroup),
                 "gradient_accumulation_fusion": layer.gradient_accumulation_fusion,
                 "defer_embedding_wgrad_compute": layer.config.defer_embedding_wgrad_compute,
                 "experts in a group of processes": layer.explicit_expert_comm,

@@ -41,6 +41,7 @@ _SAID_ELSEWHERE = {
     "hidden_dropout": "[model] dropout says it",
     "attention_dropout": "[model] attention_dropout says it",
     "tensor_model_parallel_size": "[shape] tensor_parallel says it",
+    "sequence_parallel": "[shape] sequence_parallel says it",
     **dict.fromkeys(("recompute_granularity", "recompute_method", "recompute_num_layers"), "[model] recompute says it"),
     **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16"), "[train] precision says it"),
     **dict.fromkeys(
@@ -131,7 +132,6 @@ _UNSUPPORTED: Mapping[str, str] = {
         _OWN_ATTENTION,
     ),
     **dict.fromkeys(("fp16", "enable_autocast", "autocast_dtype"), '[train] precision is "fp32" or "bf16"'),
-    "sequence_parallel": "every tensor rank has whole sequences here",
     "moe_enable_routing_replay": "which experts a token goes to is not kept between runs",
     "moe_router_topk_limited_devices": _NO_GROUP,
     "gradient_accumulation_fusion": "it adds to one buffer in the order of execution, inside I",

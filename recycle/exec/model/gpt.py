@@ -5,7 +5,7 @@ They are drawn, or those of a checkpoint.
 The part runs on any device: the local layer spec with a core attention around torch's `scaled_dot_product_attention`
 and no fused kernel. A mixture of experts has all experts of a layer in the part and drops no token.
 
-Limits: no context or expert parallelism, and tensor parallelism without sequence parallelism.
+Limits: no context or expert parallelism; a mixture of experts has no sequence parallelism.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle.architecture import is_rotary
 from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.config import transformer_config
+from recycle.exec.model.sequence_parallel import cut_sequences
 from recycle.exec.model.stored_weights import read_weights
 from recycle.exec.model.weights import initialise
 from recycle.job import Job
@@ -68,6 +69,8 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0) -> GPTModel:
         if isinstance(module, MoELayer):
             # It refuses tensor ranks that have all tokens; with all experts on each, nothing is sent between them.
             module.attn_tp_group = module.ep_group
+    if job.grid.sequence_parallel:
+        cut_sequences(part)
     first_layer, tensor = sum(layers[:stage]), (tensor_rank, job.grid.tensor_parallel)
     if job.model.weights is None:
         initialise(part, job.model, first_layer, *tensor)

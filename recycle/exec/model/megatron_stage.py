@@ -79,6 +79,7 @@ class MegatronStage(Stage):
         from recycle.exec.model.backward import WeightGradientStore, split_linears
         from recycle.exec.model.graph_split import GraphSplit
         from recycle.exec.model.part import Part
+        from recycle.exec.model.sequence_parallel import partly_computed
         from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head
 
         self._type = PRECISIONS[job.train.precision]
@@ -99,7 +100,11 @@ class MegatronStage(Stage):
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
         halves = gated(part)
-        self._of_each_head = of_each_head(part) if job.grid.tensor_parallel > 1 else set()
+        self._summed: set[torch.nn.Parameter] = set()
+        if job.grid.tensor_parallel > 1:
+            self._summed = of_each_head(part)
+        if job.grid.sequence_parallel:
+            self._summed |= partly_computed(part) - cut.keys()
         self._halved = {name for name, parameter in self.parameters.items() if parameter in halves}
         self._cuts = {name: cut[parameter] for name, parameter in self.parameters.items() if parameter in cut}
         self._optimizer = Optimizer(parameters, job.train, self._type)
@@ -357,7 +362,7 @@ class MegatronStage(Stage):
 
     def _accumulate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         accumulator, position = self._place[parameter]
-        if parameter in self._of_each_head:
+        if parameter in self._summed:
             from megatron.core.parallel_state import get_tensor_model_parallel_group
 
             gradient = gradient.contiguous()

@@ -6,6 +6,7 @@ import torch
 from megatron.core import parallel_state
 
 from recycle.errors import RunError
+from recycle.exec.model.sequence_parallel import install
 from recycle.exec.model.tensor_group import TensorGroup
 
 
@@ -30,6 +31,7 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     if tensor_group is not None:
+        install()
         parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
         parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())
         parallel_state.set_tensor_model_parallel_rank(tensor_group.rank())

@@ -62,7 +62,8 @@ class Part:
         self.module, self._index, self._is_last = module, index, index == job.shape.stages - 1
         self._is_megatrons = hasattr(module, "set_input_tensor")
         self._loss = providers.loss or (masked_sum if self._is_megatrons else cross_entropy)
-        standard = (model.sequence, rows, model.hidden)
+        cut = tensor[1] if job.grid.sequence_parallel else 1
+        standard = (model.sequence // cut, rows, model.hidden)
         self.message_shape: tuple[int, ...] = tuple(getattr(module, MESSAGE_SHAPE, standard))
         self._positions = torch.arange(model.sequence, device=device).expand(rows, model.sequence)
         first_layer = sum(job.layers_per_stage()[:index])
@@ -76,7 +77,7 @@ class Part:
             }
         config: Any = getattr(module, "config", None)
         draws = is_provided or config.hidden_dropout or config.attention_dropout
-        self._dropout = DropoutSeeds(module, first_layer, model.seed, device, tensor) if draws else None
+        self._dropout = DropoutSeeds(module, first_layer, model.seed, device, tensor, cut > 1) if draws else None
         if job.recompute_of(index) == "layers":
             recompute_layers(module, bool(draws))
         elif job.recompute_of(index) == "selective":

@@ -26,7 +26,7 @@ TOLERANCE = 3e-7
 """Of gradients against those without tensor parallelism, whose sums have another order."""
 
 
-def run_job(model: dict[str, Any], tensor_parallel: int = 1) -> Job:
+def run_job(model: dict[str, Any], tensor_parallel: int = 1, sequences: bool = False) -> Job:
     small = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
     keys = {key: value for key, value in (small | model).items() if key != "config"}
     of = job(
@@ -34,7 +34,7 @@ def run_job(model: dict[str, Any], tensor_parallel: int = 1) -> Job:
         2,
         2,
         kind=model["kind"],
-        shape={"tensor_parallel": tensor_parallel},
+        shape={"tensor_parallel": tensor_parallel, "sequence_parallel": sequences},
         model=keys,
         train={"clip": 1e9},
         eval={"every": 4, "batches": 1},
@@ -93,19 +93,51 @@ def test_with_two_tensor_ranks_too(launch: Run, calm_runs: dict[str, RunResult],
     assert_same(launch(of, STEPS, *struck_by(phase, "1.1t1")), calm_runs[name])
 
 
+@pytest.mark.parametrize(
+    ("name", "phase"), [("qwen 2", "reduce"), pytest.param("gpt", "evaluation", marks=pytest.mark.soak)]
+)
+def test_with_sequences_cut_between_tensor_ranks_too(
+    launch: Run, calm_runs: dict[str, RunResult], name: str, phase: str
+) -> None:
+    """Dropout of what is cut draws by tensor rank, and the same again after a death."""
+    of = run_job(FAMILIES[name] | {"dropout": 0.1}, 2, sequences=True)
+    calm = launch(of, STEPS)
+    assert_same(launch(of, STEPS, *struck_by(phase, "1.1t1")), calm)
+    whole = launch(run_job(FAMILIES[name], 2), 1)
+    without_dropout = launch(run_job(FAMILIES[name], 2, sequences=True), 1)
+    assert without_dropout.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert calm.losses[0] != pytest.approx(whole.losses[0], rel=1e-5)
+
+
 @pytest.fixture(scope="module")
 def pair() -> Iterator[TensorWorkers]:
     with TensorWorkers(2) as workers:
         yield workers
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen 3", "mixtral"])
-def test_two_tensor_ranks_have_the_gradients_of_one_and_the_same_bits_split_up(pair: TensorWorkers, name: str) -> None:
-    of = family_job(MODELS[name])
+@pytest.mark.parametrize(
+    ("name", "keys", "sequences"),
+    [
+        ("llama", {}, False),
+        ("qwen 3", {}, False),
+        ("mixtral", {}, False),
+        ("gpt", {"tied": True}, True),
+        ("llama", {}, True),
+        ("qwen 3", {}, True),
+        ("qwen 2", {"recompute": "full"}, True),
+        ("llama", {"recompute": "layers"}, True),
+    ],
+)
+def test_two_tensor_ranks_have_the_gradients_of_one_and_the_same_bits_split_up(
+    pair: TensorWorkers, name: str, keys: dict[str, Any], sequences: bool
+) -> None:
+    of = family_job(FAMILIES[name] | keys)
     stages = build_pipeline(of)
     loss = run_pipelines([stages], 0, of.shape.micro_batches)
     gradients = in_halves(gradients_by_name(stages), stages)
-    parted = msgspec.structs.replace(of, grid=msgspec.structs.replace(of.grid, tensor_parallel=2))
+    parted = msgspec.structs.replace(
+        of, grid=msgspec.structs.replace(of.grid, tensor_parallel=2, sequence_parallel=sequences)
+    )
     parts = pair.iterate(parted)
     assert parts[0].report.loss == parts[1].report.loss == pytest.approx(loss, rel=1e-6)
     whole = whole_gradients(parts)

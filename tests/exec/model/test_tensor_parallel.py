@@ -206,6 +206,24 @@ def test_a_run_goes_on_with_tensor_parallelism_from_a_checkpoint_without(
     assert names == {f"stage-000{stage}{rank}-1-of-1.safetensors" for stage in (0, 1) for rank in ("", "t1")}
 
 
+def test_a_run_goes_on_with_its_sequences_cut_and_its_checkpoints_are_the_same(
+    healthy: RunResult, runs: Any, tmp_path: Path
+) -> None:
+    of = gpt(2, 2, 2, 2, shape={"sequence_parallel": True}, train={"checkpoint_every": 3})
+    result = runs(of, interrupted(healthy, tmp_path / "run"), resume=True)
+    assert result.losses == pytest.approx(healthy.losses, rel=1e-6)
+    assert result.losses[:3] == healthy.losses[:3]
+    assert healthy.directory is not None
+    ours, theirs = (
+        {path.name: path.stat().st_size for path in (of / "checkpoints" / "step-00000004").iterdir()}
+        for of in (tmp_path / "run", healthy.directory)
+    )
+    assert {name for name in ours if name.endswith(".safetensors")} == {
+        name for name in theirs if name.endswith(".safetensors")
+    }
+    assert all(ours[name] == theirs[name] for name in ours if name.endswith(".safetensors"))
+
+
 EMULATED = {"shape": {"tensor_parallel": 3}}
 
 
@@ -249,6 +267,21 @@ def test_one_process_cannot_be_several_tensor_ranks() -> None:
 def test_what_cannot_be_cut_is_refused(model: dict[str, Any], says: str) -> None:
     with pytest.raises(JobError, match=says):
         gpt(tensor_parallel=3, model=model)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"tensor_parallel": 1}, r"\[shape\] sequence_parallel: needs tensor_parallel of at least 2"),
+        ({"model": {"sequence": 15}}, r"\[model\] sequence: 15 is not divisible by tensor_parallel = 2"),
+        ({"model": {"kind": "mixtral", "ffn": 48}}, r"\[shape\] sequence_parallel: the router of a mixture"),
+        ({"model": {"kind": "emulated"}}, r"\[shape\] sequence_parallel: is for models that recycle builds"),
+        ({"model": {"provider": "a:b"}}, r"\[shape\] sequence_parallel: is for models that recycle builds"),
+    ],
+)
+def test_sequences_that_cannot_be_cut_are_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        gpt(shape={"sequence_parallel": True}, **keys)
 
 
 @pytest.mark.parametrize(
