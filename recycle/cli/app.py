@@ -32,6 +32,8 @@ COMMANDS = (
     "tokenize",
     "import-hf",
     "export-hf",
+    "import-megatron",
+    "export-megatron",
     "profile",
     "compare",
     "view",

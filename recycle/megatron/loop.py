@@ -24,6 +24,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model, get_model_config, get_model_type
 
 from recycle.errors import RunError
+from recycle.exec.membership.messages import Computed
 from recycle.exec.model.stage import Stage
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import BackwardInput
@@ -64,10 +65,15 @@ def forward_backward_func(schedule: Given) -> ForwardBackward:
 
 
 class ForwardBackward:
-    """See `forward_backward_func`."""
+    """See `forward_backward_func`.
+
+    Attributes:
+        computed: F, I, W and B of the last call by stage, with the seconds that they took this process.
+    """
 
     def __init__(self, schedule: Given) -> None:
         self._schedule = schedule
+        self.computed: list[Computed] = []
         self._orders: dict[tuple[bool, int, Grid], Order] = {}
         self._chunks: dict[tuple[int, ...], tuple[list[Any], list[ModelChunk]]] = {}
 
@@ -157,6 +163,7 @@ class ForwardBackward:
             for instruction in order.program:
                 interpreter.execute(instruction)
             lanes.finish()
+            self.computed = interpreter.compute
 
     def _sync_parameters(self, call: Call, chunks: Sequence[ModelChunk]) -> None:
         """Start to gather each chunk's parameters where DDP leaves that to the loop (`align_param_gather`)."""

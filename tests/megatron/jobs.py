@@ -50,6 +50,7 @@ class Case:
     chunks: int = 1
     micro_batches: int = 4
     tensor_parallel: int = 1
+    sequence: int = SEQUENCE
     model: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     ddp: Mapping[str, Any] = field(default_factory=dict)
@@ -104,8 +105,12 @@ class Jobs:
             kept[replica] += rank_kept
         return Result(gradients, kept, [answer[3] for answer in answers])
 
-    def call(self, function: Callable[..., Any], case: Case) -> list[Any]:
-        """`function(case)` in the case's processes, with torch.distributed up; its results by rank."""
+    def call(self, function: Callable[..., Any], case: Case, seconds: float = 2 * DEADLINE_SECONDS) -> list[Any]:
+        """`function(case)` in the case's processes, with torch.distributed up; its results by rank.
+
+        Args:
+            seconds: that a process may take.
+        """
         self._runs += 1
         members = self._pipes[: case.processes]
         assert len(members) == case.processes, "too few processes were started"
@@ -115,7 +120,7 @@ class Jobs:
         for pipe in members:
             number = 0
             while number != self._runs:  # one that failed late may have left its answer
-                assert pipe.poll(2 * DEADLINE_SECONDS), "a process gives no answer"
+                assert pipe.poll(seconds), "a process gives no answer"
                 number, answer = pipe.recv()
             answers.append(answer)
         for answer in answers:
@@ -190,7 +195,7 @@ def build(case: Case) -> tuple[list[Any], dict[str, torch.nn.Parameter]]:
     from recycle.exec.model.config import transformer_config
     from recycle.megatron import as_stage
 
-    job = small_job(model={"layers": 8, "sequence": SEQUENCE, **case.model}, tensor_parallel=case.tensor_parallel)
+    job = small_job(model={"layers": 8, "sequence": case.sequence, **case.model}, tensor_parallel=case.tensor_parallel)
     config = transformer_config(
         job,
         pipeline_model_parallel_size=case.ranks,
@@ -240,7 +245,7 @@ def gpt_model(
         config=config,
         transformer_layer_spec=layer_spec(config),
         vocab_size=job.model.vocabulary,
-        max_sequence_length=SEQUENCE,
+        max_sequence_length=job.model.sequence,
         pre_process=ends[0],
         post_process=ends[1],
         share_embeddings_and_output_weights=job.model.tied,
@@ -317,19 +322,21 @@ class Timers:
         return SimpleNamespace(start=start, stop=lambda: self._running.remove(name))
 
 
-def batches(replica: int, iteration: int, count: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+def batches(
+    replica: int, iteration: int, count: int, sequence: int = SEQUENCE
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """(number, tokens, mask) of each micro-batch; later positions of some are masked."""
     for index in range(count):
         generator = torch.Generator().manual_seed(1000 * iteration + 100 * replica + index)
-        tokens = torch.randint(0, 256, (ROWS, SEQUENCE + 1), generator=generator)
-        mask = torch.ones(ROWS, SEQUENCE)
-        mask[:, SEQUENCE - 3 * index :] = 0.0
+        tokens = torch.randint(0, 256, (ROWS, sequence + 1), generator=generator)
+        mask = torch.ones(ROWS, sequence)
+        mask[:, sequence - 3 * index :] = 0.0
         yield index, tokens, mask
 
 
 def forward_step(case: Case) -> Callable[..., Any]:
     """A script's forward step."""
-    positions = torch.arange(SEQUENCE).expand(ROWS, -1)
+    positions = torch.arange(case.sequence).expand(ROWS, -1)
 
     def step(data: Iterator[Any], model: torch.nn.Module) -> Any:
         number, tokens, mask = next(data)
@@ -362,14 +369,14 @@ def run_case(case: Case) -> tuple[int, dict[str, np.ndarray], list[Any], int]:
     for iteration in range(case.iterations):
         for chunk in chunks:
             chunk.zero_grad_buffer()
-        data = [batches(replica, iteration, case.micro_batches) for _ in chunks]
+        data = [batches(replica, iteration, case.micro_batches, case.sequence) for _ in chunks]
         with torch.set_grad_enabled(case.mode != "evaluate"):
             kept += loop(
                 forward_step_func=forward_step(case),
                 data_iterator=data if len(chunks) > 1 else data[0],
                 model=chunks,
                 num_microbatches=case.micro_batches,
-                seq_length=SEQUENCE,
+                seq_length=case.sequence,
                 micro_batch_size=ROWS,
                 forward_only=case.mode == "evaluate",
             )

@@ -12,6 +12,15 @@ from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.exec.model.weights import cut_dimensions, gated, global_names
 
 
+def named_weights(part: torch.nn.Module, first_layer: int = 0) -> dict[str, torch.Tensor]:
+    """Views of a part's parameters by the names that they have in checkpoints, the halves of gated layers apart."""
+    halves, found = gated(part), dict[str, torch.Tensor]()
+    for name, parameter in global_names(part, first_layer).items():
+        pieces = zip(HALVES, parameter.chunk(2), strict=True) if parameter in halves else [("", parameter)]
+        found |= {name + half: piece for half, piece in pieces}
+    return found
+
+
 @torch.no_grad()
 def read_weights(
     part: torch.nn.Module, checkpoint: Path, first_layer: int, tensor_rank: int, tensor_parallel: int

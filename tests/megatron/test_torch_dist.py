@@ -1,0 +1,202 @@
+"""Weights that were trained here go to Megatron's own checkpoint format and back, to the bit, at any T, P and V."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recycle import Job
+from recycle.errors import RecycleError
+from recycle.exec.launch.launcher import train
+from recycle.exec.model.stored_tensors import StoredTensors
+from recycle.ir.families import one_f_one_b
+from tests.cli.command import Command
+from tests.cli.conftest import command as command
+from tests.conftest import Servers
+from tests.hugging_face.ours import our_logits
+from tests.megatron.jobs import SEQUENCE, Case, Jobs, build
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("megatron-loop")]
+
+JOB = """
+[shape]
+pipelines = 1
+ranks = 2
+micro_batches = 2
+tensor_parallel = 2
+[model]
+kind = "{kind}"
+layers = 4
+hidden = 64
+heads = 4
+sequence = 32
+[train]
+learning_rate = 1e-2
+checkpoint_every = 2
+"""
+TOKENS = torch.arange(SEQUENCE)[None] * 5 % 256
+COUNTS = {"gpt": 53, "llama": 27}
+"""Parameters of the whole model."""
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    with Jobs(4) as started:
+        yield started
+
+
+@pytest.fixture(scope="module", params=["gpt", "llama"])
+def trained(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a run of two steps, of two pipeline and two tensor ranks; its job lies beside it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    path = folder / "job.toml"
+    path.write_text(JOB.format(kind=request.param))
+    job = Job.load(path)
+    train(job, folder / "run", steps=2, schedule=one_f_one_b(job.shape), server=servers[request.param])
+    return folder / "run" / "checkpoints" / "step-00000001"
+
+
+def case_of(checkpoint: Path, **sizes: Any) -> Case:
+    kind = Job.load(checkpoint.parents[2] / "job.toml").model.kind
+    return Case(None, model={"kind": kind, "layers": 4}, **sizes)
+
+
+def _loaded(case: Case, folder: Path) -> list[Any]:
+    """This process's chunks, with what megatron-core's own loader reads."""
+    from megatron.core import dist_checkpointing, parallel_state
+
+    chunks, _ = build(case)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            parameter.data.fill_(7.0)
+    metadata = {"dp_cp_group": group}
+    state = {
+        f"model{number}": chunk.module.sharded_state_dict(metadata=metadata) for number, chunk in enumerate(chunks)
+    }
+    read = dist_checkpointing.load(state, str(folder))
+    assert read["iteration"] == 2
+    for number, chunk in enumerate(chunks):
+        chunk.module.load_state_dict(read[f"model{number}"])
+    return chunks
+
+
+def _loads_as_here(folder: Path, checkpoint: Path, case: Case) -> int:
+    """Parameters of this process that are the bits which recycle reads from its own checkpoint; else -1."""
+    from megatron.core import parallel_state
+
+    from recycle.exec.model.stored_weights import read_weights
+
+    equal = 0
+    for theirs in _loaded(case, folder):
+        first_layer = theirs.module.decoder.layers[0].layer_number - 1
+        read = {name: parameter.detach().clone() for name, parameter in theirs.module.named_parameters()}
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        read_weights(theirs.module, checkpoint, first_layer, rank, case.tensor_parallel)
+        for name, parameter in theirs.module.named_parameters():
+            if not torch.equal(parameter, read[name]):
+                return -1
+            equal += 1
+    return equal
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"ranks": 1}, {"ranks": 4}, {"ranks": 1, "tensor_parallel": 4}, {"ranks": 2, "tensor_parallel": 2, "chunks": 2}],
+    ids=["whole", "P = 4", "T = 4", "T = P = V = 2"],
+)
+def test_megatron_loads_what_was_trained_here(
+    jobs: Jobs, trained: Path, command: Command, tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    told = command("export-megatron", trained, "-o", tmp_path / "there", "--json").json
+    assert told["iteration"] == 2
+    assert (tmp_path / "there" / "latest_checkpointed_iteration.txt").read_text() == "2"
+    case = case_of(trained, **sizes)
+    equal = jobs.call(partial(_loads_as_here, tmp_path / "there" / "iter_0000002", trained), case)
+    assert min(equal) > 0
+    assert sum(equal) == COUNTS[case.model["kind"]] * case.tensor_parallel
+
+
+def _logits(folder: Path, case: Case) -> np.ndarray:
+    (chunk,) = _loaded(case, folder)
+    with torch.no_grad():
+        found: torch.Tensor = chunk.module(
+            input_ids=TOKENS, position_ids=torch.arange(SEQUENCE)[None], attention_mask=None
+        )
+    return found.numpy()
+
+
+def test_logits_are_ours_to_the_bit(jobs: Jobs, trained: Path, command: Command, tmp_path: Path) -> None:
+    command("export-megatron", trained, "-o", tmp_path / "there")
+    (theirs,) = jobs.call(partial(_logits, tmp_path / "there" / "iter_0000002"), case_of(trained, ranks=1))
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[shape]\npipelines = 1\nranks = 2\nmicro_batches = 1\n[model]\nweights = "{trained}"\nsequence = 32\n'
+    )
+    assert np.array_equal(our_logits(Job.load(job), TOKENS).numpy(), theirs)
+    assert theirs.std() > 0
+
+
+def _saved(there: Path, back: Path, case: Case) -> None:
+    """Megatron's own saver writes, split as the case says, what its loader has read."""
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    (chunk,) = _loaded(case, there)
+    filesystem_async._process_memory = lambda: 0  # it only logs that, and asks a package that recycle does without
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if torch.distributed.get_rank() == 0:
+        back.mkdir()
+    torch.distributed.barrier()
+    state = {"model": chunk.module.sharded_state_dict(metadata={"dp_cp_group": group}), "iteration": 5}
+    multiprocessing.current_process()._config["daemon"] = False  # the saver has a process that writes
+    dist_checkpointing.save(state, str(back))
+    for child in multiprocessing.active_children():
+        child.terminate()
+
+
+def test_what_megatron_saves_comes_back(jobs: Jobs, trained: Path, command: Command, tmp_path: Path) -> None:
+    command("export-megatron", trained, "-o", tmp_path / "there")
+    case = case_of(trained, ranks=2, tensor_parallel=2)
+    there = tmp_path / "there" / "iter_0000002"
+    jobs.call(partial(_saved, there, tmp_path / "iter_0000005"), case)
+    job = trained.parents[2] / "job.toml"
+    lines = command(
+        "import-megatron", tmp_path / "iter_0000005", "--job", job, "-o", tmp_path / "back"
+    ).out.splitlines()
+    assert lines[0].endswith(" parameters, of iteration 5")
+    assert lines[1] == f'start from it with [model] weights = "{tmp_path / "back"}"'
+    before, after = (
+        StoredTensors(sorted(folder.glob("*.safetensors")), RecycleError) for folder in (trained, tmp_path / "back")
+    )
+    assert len(after.places) > 20
+    for name, place in after.places.items():
+        assert torch.equal(before.whole(name, place.shape), after.read(name)), name
+
+
+def test_bad_input_is_one_line(trained: Path, command: Command, tmp_path: Path) -> None:
+    job, target = trained.parents[2] / "job.toml", tmp_path / "target"
+    assert command("export-megatron", tmp_path, "-o", target).refused("is no checkpoint, it has no manifest.json")
+    command("export-megatron", trained, "-o", tmp_path / "there")
+    assert command("export-megatron", trained, "-o", tmp_path / "there").refused("there: exists already; remove it")
+    arguments = ("--job", job, "-o", target)
+    assert command("import-megatron", tmp_path / "none", *arguments).refused("none: there is no such folder")
+    assert command("import-megatron", tmp_path, *arguments).refused("is no distributed checkpoint of Megatron's")
+    other = tmp_path / "other.toml"
+    other.write_text(job.read_text().replace("layers = 4", "layers = 2"))
+    arguments = ("--job", other, "-o", target)
+    assert command("import-megatron", tmp_path / "there", *arguments).refused("by the job's [model] it is [2")
+    inside = tmp_path / "there" / "iter_0000002"
+    (inside / ".metadata").write_bytes(b"no pickle")
+    arguments = ("--job", job, "-o", target)
+    assert command("import-megatron", inside, *arguments).refused("iter_0000002: cannot be read (")
+    (inside / "metadata.json").write_text('{"sharded_backend": "zarr"}')
+    assert command("import-megatron", inside, *arguments).refused("is of the format 'zarr'; convert it to torch_dist")
+    assert not target.exists()
