@@ -47,3 +47,4 @@ def _draw(schedule: Schedule, profile: Profile | None, title: str) -> Any:
 
 
 Schedule.drawn_by = _draw
+Job.planned_by = "recycle.cli.planner:plan_for_training"

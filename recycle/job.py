@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -28,7 +28,14 @@ _MOST_BYTES, _MOST_ACTIVATIONS = 2**20, 2**31
 
 
 class Job(Sections, frozen=True, forbid_unknown_fields=True):
-    """One training job. Read with `Job.load`; built in code by passing the sections."""
+    """One training job. Read with `Job.load`; built in code by passing the sections.
+
+    Attributes:
+        planned_by: `module:function` that makes plans for runs which are given none; set by the public API, since the
+            planner stands above the job and beside the executor.
+    """
+
+    planned_by: ClassVar[str]
 
     def without_weights(self) -> Self:
         """The job for processes whose state is another one than that which `[model] weights` names."""

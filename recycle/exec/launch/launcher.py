@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def train(
         steps: iterations to run; the job's own number, which the learning rate follows, when left out.
         schedule: a schedule of one's own for as long as the workers that it leaves alive are the live ones.
         faults: to strike on purpose.
-        planner: makes the schedule of any other set of live workers; a module-level function.
+        planner: makes the schedule of any other set of live workers; a module-level function. That of `recycle train`
+            where neither a schedule nor a planner is given.
         observer: is called with commits and events.
         server: forks the workers; one of its own when left out. Several runs may share one, to import once.
         resume: go on from the newest complete checkpoint of the run directory, in this job's shape.
@@ -118,6 +120,8 @@ def train(
         RunError: the run cannot go on.
     """
     job = Providers(model, data, loss, evaluation).named_in(job)
+    if schedule is None and planner is None:
+        planner = _usual_planner()
     directory = directory or tempfile.mkdtemp(prefix="recycle-")
     trained = job.without_weights() if resume else job
     request = request_run(trained, steps=steps, schedule=schedule, planner=planner, faults=faults, observer=observer)
@@ -152,6 +156,13 @@ def train(
         processes.end(patience=job.membership.dead_after)
         metrics = run_directory.metrics
     return RunResult(metrics, run_directory.events, runtime.digests, run_directory.path)
+
+
+def _usual_planner() -> Planner:
+    """The one that the public API names."""
+    module, _, function = Job.planned_by.partition(":")
+    planner: Planner = getattr(import_module(module), function)
+    return planner
 
 
 def _erase(store: RunStore) -> None:

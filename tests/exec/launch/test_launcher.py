@@ -22,6 +22,7 @@ from recycle.exec.launch.observer import Observer
 from recycle.exec.processes.processes import ForkServer
 from recycle.job import price
 from recycle.runs import read_lines, read_logs
+from tests.conftest import Servers
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 pytestmark = pytest.mark.process
@@ -47,6 +48,15 @@ def test_an_impossible_job_is_refused_before_anything_starts(
 def test_no_steps_are_refused(launch: Run, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="steps must be at least 1, got 0"):
         launch(job(3, 2, 2), 0, directory=tmp_path / "run")
+
+
+def test_a_job_that_is_handed_in_alone_is_planned_as_the_command_plans_it(
+    launch: Run, servers: Servers, tmp_path: Path
+) -> None:
+    of, fault = job(2, 2, 2), "kill:1.1@1"
+    alone = train(of, tmp_path / "run", steps=STEPS, faults=[parse_fault(fault)], server=servers["emulated"])
+    assert alone.losses == launch(of, STEPS, fault, planner=plan_for_training).losses
+    assert [line["live_workers"] for line in alone.metrics] == [4, 3, 3]
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(launch: Run, tmp_path: Path) -> None:
