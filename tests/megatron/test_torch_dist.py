@@ -160,6 +160,7 @@ def _saved(there: Path, back: Path, case: Case) -> None:
     dist_checkpointing.save(state, str(back))
     for child in multiprocessing.active_children():
         child.terminate()
+    filesystem_async._results_queue = None
 
 
 def test_what_megatron_saves_comes_back(jobs: Jobs, trained: Path, command: Command, tmp_path: Path) -> None:
