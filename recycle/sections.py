@@ -65,10 +65,14 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
     `limit = "auto"` is what a worker's device has, as the profile says: with a measured one what was free on the GPU
     that it was measured on, or on a CPU the machine's memory in equal parts for the workers that the job starts on a
     machine; with the analytic one the GPU's memory. A tenth is left to what is not counted.
+
+    `state_limit` is what a worker of an elastic layout may hold of parameters and optimizer state, over what the
+    largest fault-free stage has; without bytes in the profile that counts units of the model.
     """
 
     limit: int | list[int] | str | None = None
     weight_stash: Share = 1.0
+    state_limit: Annotated[float, Meta(ge=1.0)] = 1.25
 
 
 class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +84,9 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     `iterations_between_changes`, must exceed the seconds of copying the stage. Off by default, since `recycle train`
     does not move workers. A change every 1,000 iterations is what large jobs see: 419 unexpected interruptions in 54
     days (Llama 3, arXiv 2407.21783) are one in three hours, at some ten seconds an iteration.
+
+    With `layout = "elastic"` the model is cut anew for the live workers where that is faster than re-routing alone:
+    `recycle plan` shows it, `recycle train` cannot run it yet.
     """
 
     seconds: Annotated[float, Meta(ge=0.01)] = 30.0
@@ -90,6 +97,7 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     reroute: bool = True
     ahead: Count = 2
     move: bool = False
+    layout: Literal["fixed", "elastic"] = "fixed"
     iterations_between_changes: Annotated[float, Meta(gt=0)] = 1000.0
 
 

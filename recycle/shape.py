@@ -7,10 +7,10 @@ the text that files, the command line and errors use.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recycle.errors import JobError
 
@@ -59,6 +59,8 @@ class Shape:
         ranks: P, workers per pipeline.
         micro_batches: m, micro-batches per pipeline and iteration.
         chunks: V, stages per worker; the model has P * V stages.
+        cut: the units of the model in each stage, first to last, where workers host unlike parts: the model has as
+            many stages as entries then, and a schedule's placement says who hosts which. Empty: P * V stages.
 
     Raises:
         JobError: a size is not a whole number of at least 1, or the job is larger than any that exists.
@@ -68,17 +70,20 @@ class Shape:
     ranks: int
     micro_batches: int
     chunks: int = 1
+    cut: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            try:
-                size = 0 if isinstance(value, bool) else index(value)
-            except TypeError:
-                size = 0
+        for name in ("pipelines", "ranks", "micro_batches", "chunks"):
+            size = _size(getattr(self, name))
             if size < 1:
-                raise JobError(f"shape: {name} must be a whole number of at least 1, got {value!r}")
+                raise JobError(f"shape: {name} must be a whole number of at least 1, got {getattr(self, name)!r}")
             object.__setattr__(self, name, size)  # an int, where NumPy counted
+        cut = tuple(map(_size, self.cut)) if isinstance(self.cut, list | tuple) else (0,)
+        if not all(cut) or (cut and self.chunks > 1):
+            raise JobError(
+                f"shape: cut must list how many units each stage has, at least 1, with chunks = 1; got {self.cut!r}"
+            )
+        object.__setattr__(self, "cut", cut)
         copies, cells = self.stages * self.pipelines, self.stages * max(self.global_micro_batches, self.worker_count)
         if copies > _MOST_COPIES or cells > _MOST_CELLS:
             raise JobError(
@@ -88,8 +93,28 @@ class Shape:
 
     @property
     def stages(self) -> int:
-        """S = P * V."""
-        return self.ranks * self.chunks
+        """S = P * V, or the entries of `cut`."""
+        return len(self.cut) or self.ranks * self.chunks
+
+    @property
+    def units(self) -> int:
+        """Units of the model: those of `cut`, else one per stage."""
+        return sum(self.cut) or self.stages
+
+    @property
+    def stage_sizes(self) -> list[float]:
+        """Of each stage over a fault-free one's: units over U / P where there is a cut, else 1."""
+        return [units * self.ranks / self.units for units in self.cut] or [1.0] * self.stages
+
+    def to_json(self) -> dict[str, Any]:
+        """What `Shape(**...)` takes back, as JSON values; `cut` only where there is one."""
+        sizes = {name: getattr(self, name) for name in ("pipelines", "ranks", "micro_batches", "chunks")}
+        return sizes | ({"cut": list(self.cut)} if self.cut else {})
+
+    @classmethod
+    def from_json(cls, sizes: Mapping[str, Any]) -> Shape:
+        """What `to_json` gave. Raises JobError, and TypeError for names that are not those of a shape."""
+        return cls(**sizes)
 
     @property
     def worker_count(self) -> int:
@@ -129,5 +154,13 @@ class Shape:
         return worker
 
     def __str__(self) -> str:
-        chunks = f" V={self.chunks}" if self.chunks > 1 else ""
-        return f"D={self.pipelines} P={self.ranks} m={self.micro_batches}{chunks}"
+        stages = f" V={self.chunks}" if self.chunks > 1 else f" S={self.stages}" if self.cut else ""
+        return f"D={self.pipelines} P={self.ranks} m={self.micro_batches}{stages}"
+
+
+def _size(value: Any) -> int:
+    """`value` as an int, where it is a whole number of at least 1; else 0."""
+    try:
+        return 0 if isinstance(value, bool) else max(0, index(value))
+    except TypeError:
+        return 0

@@ -142,7 +142,7 @@ def _salvage(content: bytes, name: str) -> tuple[Schedule, list[str]] | None:
         return None
     try:
         file: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
-        shape, programs = Shape(**file["shape"]), file["programs"]
+        shape, programs = Shape.from_json(file["shape"]), file["programs"]
         left_out: list[str] = []
         kept = {}
         for worker, text in programs.items():
@@ -189,7 +189,9 @@ def _content(contents: str, name: str) -> bytes:
 def _stated_shape(content: bytes) -> Shape | None:
     """The shape that a native file says it has; None where it does not say, or wrongly: reading it then tells."""
     try:
-        return Shape(**msgspec.json.decode(entries(content, ScheduleError)["shape"], type=dict[str, int]))
+        return Shape.from_json(
+            msgspec.json.decode(entries(content, ScheduleError)["shape"], type=dict[str, int | list[int]])
+        )
     except (RecycleError, KeyError, TypeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -42,5 +41,5 @@ def convert(
     schedule = formats.read(source, from_format)
     formats.write(schedule, target, written, priced)
     count = len(schedule.columns)
-    about = {"file": str(target), "format": written, "shape": asdict(schedule.shape), "instructions": count}
+    about = {"file": str(target), "format": written, "shape": schedule.shape.to_json(), "instructions": count}
     print(json.dumps(about) if as_json else f"{target}: {schedule.shape}, {count} instructions")

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +34,13 @@ from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
 
 INTERRUPTED = 130
+
+
+class Layout(StrEnum):
+    """The words of --layout."""
+
+    fixed = "fixed"
+    elastic = "elastic"
 
 
 def plan(
@@ -65,6 +73,9 @@ def plan(
     move: Annotated[
         bool | None, typer.Option("--move/--no-move", help="Whether live workers may change stage; else as in the job.")
     ] = None,
+    layout: Annotated[
+        Layout | None, typer.Option(help="Whether the model may be cut anew for the live workers; else as in the job.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Plan the schedule of a job around its dead workers, with a proven lower bound and the gap to it.
@@ -95,6 +106,8 @@ def plan(
     if processes is not None and processes < 1:
         raise PlanError(f"plan: --processes: must be at least 1, got {processes}")
     loaded = Job.load(job)
+    if layout is not None:
+        loaded = replace(loaded, planner=replace(loaded.planner, layout=layout.value))
     if move is not None:
         loaded = replace(loaded, planner=replace(loaded.planner, move=move))
     if profile is not None:
@@ -107,6 +120,9 @@ def plan(
     dead = [priced.shape.require(worker, "plan: --failed") for worker in named]
     with errors_as(PlanError, "plan: --failed"):
         Problem.of(priced, dead)
+    if priced.planner.layout == "elastic" and (failures is not None or library is not None):
+        what = "--library" if failures is None else "--failures"
+        raise PlanError(f"plan: {what}: elastic layouts are planned for one set of dead workers: give --failed alone")
     processes = processes or len(os.sched_getaffinity(0))
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
@@ -141,10 +157,30 @@ def _one(
         print(json.dumps(made.summary()))
         return
     _plan_table(made, "Plan" + (f" without {', '.join(map(str, sorted(set(failed))))}" if failed else ""))
-    for step in made.moves:
-        print(f"{step.worker} takes over {step.role}: copies {step.bytes:g} bytes from {step.source}")
+    _print_layout(made)
     if output is not None:
         print(f"{output}: written, hash {made.hash}")
+
+
+def _print_layout(made: Plan) -> None:
+    """Who hosts what in an elastic layout, and which worker copies what from whom."""
+    for number, chain in enumerate(made.schedule.metadata.get("layout", [])):
+        begin, parts = 0, []
+        for worker, units in zip(chain["workers"], chain["units"], strict=True):
+            parts.append(f"{worker}: {begin}-{begin + units - 1}")
+            begin += units
+        print(f"chain {number}, {chain['micro_batches']} micro-batches, units by worker: {', '.join(parts)}")
+    if made.fixed_bound is not None:
+        print(
+            f"no schedule of the given stages is faster than {made.fixed_bound:g}, none of any layout than"
+            f" {made.lower_bound:g}"
+        )
+    for step in made.moves:
+        copied = f"copies {step.bytes:g} bytes from {step.source}"
+        if step.units:
+            print(f"{step.worker} takes on units {step.units[0]}-{step.units[1] - 1}: {copied}")
+        else:
+            print(f"{step.worker} takes over {step.role}: {copied}")
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from recycle.errors import JobError
+from recycle.cut import profile_of_cut, units_of
+from recycle.errors import JobError, errors_as
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.pricing import byte_limit
@@ -75,7 +76,9 @@ def job_limits(schedule: Schedule, file: Path, job_file: Path) -> tuple[Profile,
         JobError: their shapes differ.
     """
     job = price(Job.load(job_file))
-    if schedule.shape != job.shape:
+    if replace(schedule.shape, cut=()) != job.shape:
         raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")
-    limit = byte_limit(job, job.prices)
-    return (job.prices, job.limits, None) if limit is None else (job.prices, None, limit)
+    limit, whole = byte_limit(job, job.prices), units_of(job) if schedule.shape.cut else ()
+    with errors_as(JobError, str(file)):
+        prices = profile_of_cut(job.prices, schedule.shape, whole)
+    return (prices, job.limits, None) if limit is None else (prices, None, limit)

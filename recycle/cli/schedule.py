@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
 from inspect import signature
 from pathlib import Path
@@ -84,7 +84,7 @@ def schedule(
         built = lowered(built)
     if output is not None:
         formats.write(built, output)
-        about = {"file": str(output), "family": family, "shape": asdict(shape), "instructions": len(built.columns)}
+        about = {"file": str(output), "family": family, "shape": shape.to_json(), "instructions": len(built.columns)}
         print(json.dumps(about) if as_json else f"{output}: {family}, {shape}, {len(built.columns)} instructions")
     elif as_json or not sys.stdout.isatty():
         print(built.dumps(), end="")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from recycle.cut import profile_of_cut
 from recycle.errors import JobError, ScheduleError
 from recycle.ir.memory import require_limits
 from recycle.ir.rules import Finding, Inspection, Rule, all_rules
@@ -63,7 +64,7 @@ def check(
         JobError: `limits` has not one number per rank, a limit is negative or no number, or a list of `profile` has not
             one entry per stage.
     """
-    shape, profile = schedule.shape, profile or Profile.uniform()
+    shape, profile = schedule.shape, profile_of_cut(profile or Profile.uniform(), schedule.shape)
     if limits is not None:
         require_limits(limits, shape.ranks)
     if byte_limit is not None and not (isinstance(byte_limit, int | float | np.number) and byte_limit >= 0):

@@ -23,7 +23,8 @@ TOLERANCE = 1e-9
 def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[Floats, Floats]:
     """(added at its start, freed at its end) of each row, in activations or in bytes.
 
-    What holds an activation (F, R) adds 1, or what its stage's weighs. Each row frees the share that its kind's `frees`
+    What holds an activation (F, R) adds 1 (in a cut of the model its stage's share of a fault-free one), or what its
+    stage's weighs. Each row frees the share that its kind's `frees`
     says, a part of a W its share of that; an overlapped pair adds what its forward and frees what its backward does.
     What is left of a kind with `released_by` goes with the instruction that makes that value. In bytes, a forward that
     is run again adds only what that needs, and the backward that runs it again the rest. In a forward-only schedule a
@@ -31,7 +32,7 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
     """
     c, shape = schedule.columns, schedule.shape
     stage = np.clip(c.stage, 0, shape.stages - 1)
-    weight, again = np.ones(shape.stages), np.zeros(shape.stages)
+    weight, again = np.array(shape.stage_sizes), np.zeros(shape.stages)
     if in_bytes:
         weight = np.array(profile.per_stage("activation", shape.stages))
         again = weight - np.array(profile.per_stage("recomputed_from", shape.stages))

@@ -3,7 +3,8 @@
     {"format": "recycle-schedule", "version": 1, "shape": {...}, "optimizer": "staggered", "failed": ["1.2"],
      "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}
 
-`placement` is null when chunk c of rank r is on stage c * P + r, else worker -> stages. `"buckets": N` stands behind
+`placement` is null when chunk c of rank r is on stage c * P + r, else worker -> stages. In `shape`, `cut` lists the
+units of each stage where these are not P * V stages alike, and is left out else. `"buckets": N` stands behind
 `ties` where the gradients of each stage are reduced in N buckets, and is left out where they are in one;
 `"forward_only": true` stands there in a schedule that evaluates, and in no other. This module knows the file's text and
 what it must hold; `Schedule.dumps` and `Schedule.loads` turn a schedule into it and back.
@@ -36,7 +37,7 @@ class NativeFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     format: str = FORMAT
     version: int = VERSION
-    shape: dict[str, int]
+    shape: dict[str, int | list[int]]
     optimizer: Literal["staggered", "barrier"] = "staggered"
     failed: list[str] = []
     placement: dict[str, list[int]] | None = None

@@ -7,7 +7,7 @@ what every hot path works on; instruction objects are made on demand for people 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import index
 from pathlib import Path
@@ -43,7 +43,9 @@ Placement = tuple[tuple[int, ...], ...]
 
 
 def loop_placement(shape: Shape) -> Placement:
-    """Chunk c of rank r on stage c * P + r: one stage per rank when V = 1."""
+    """Chunk c of rank r on stage c * P + r: one stage per rank when V = 1. Nothing where the shape has a cut."""
+    if shape.cut:
+        return ((),) * shape.worker_count
     stages = [tuple(range(r, shape.stages, shape.ranks)) for r in range(shape.ranks)]
     return tuple(stages[worker.rank] for worker in shape.workers())
 
@@ -268,7 +270,7 @@ class Schedule:
         usual = self.placement == loop_placement(self.shape)
         placement = {str(w): list(stages) for w, stages in zip(self.shape.workers(), self.placement, strict=True)}
         return native.NativeFile(
-            shape=asdict(self.shape),
+            shape=self.shape.to_json(),
             optimizer=self.optimizer,
             failed=[str(worker) for worker in sorted(self.failed)],
             placement=None if usual else placement,
@@ -285,7 +287,7 @@ class Schedule:
         with errors_as(ScheduleError, name):
             file = native.decode(text)
             return cls.from_text(
-                Shape(**file.shape),
+                Shape.from_json(file.shape),
                 file.programs,
                 placement=None if file.placement is None else dict(file.placement.items()),
                 failed=file.failed,

@@ -23,6 +23,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from recycle.cut import profile_of_cut
 from recycle.errors import JobError, ScheduleError, ScheduleWarning
 from recycle.ir.chains import (
     chain_ends,
@@ -360,7 +361,7 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
         JobError: the times add up to what no number holds, or do not fit the schedule (see `durations`).
         ScheduleError: the order has a cycle and could never finish (`check` shows where).
     """
-    profile = profile or Profile.uniform()
+    profile = profile_of_cut(profile or Profile.uniform(), schedule.shape)
     graph = event_graph(lower(schedule), serialised)
     if not graph.is_acyclic:
         stuck = np.setdiff1d(np.arange(graph.dependencies.rows), graph.order)

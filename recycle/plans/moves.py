@@ -28,12 +28,17 @@ class Move(msgspec.Struct, frozen=True):
         role: the dead position that it takes over.
         source: the live worker of that position's stage from which it copies.
         bytes: what it copies: static bytes of all stages of that position; 0 when the profile does not know.
+        units: in an elastic layout, the units of the model that it copies: from the first up to but without the last.
+            `role` is then its own position. Else empty: all of the position's stages.
+        seconds: that the copy takes once its source has sent what it sends before.
     """
 
     worker: str
     role: str
     source: str
     bytes: float
+    units: tuple[int, ...] = ()
+    seconds: float = 0.0
 
 
 class Arrangement(NamedTuple):

@@ -55,6 +55,7 @@ class Plan:
         profile: digest of the profile that it was planned with.
         limits: activations that the worker of each rank may hold; None when there is no limit.
         planner: the `[planner]` section and what the search came to.
+        fixed_bound: the same for the given stages, where `lower_bound` holds for every layout; else None.
         moves: workers that change stage before this schedule can run. It is then in the names of the *positions*: what
             a mover leaves is among the failed workers, what it takes over is not. Plans in role names have none.
     """
@@ -68,6 +69,7 @@ class Plan:
     limits: tuple[float, ...] | None = None
     planner: Mapping[str, Any] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
+    fixed_bound: float | None = None
 
     @property
     def shape(self) -> Shape:
@@ -81,8 +83,12 @@ class Plan:
     @property
     def gap(self) -> float:
         """(period - lower bound) / lower bound; 0 for a plan that is proven optimal."""
-        excess = self.period - self.lower_bound
-        return 0.0 if excess <= 1e-9 * max(1.0, self.period) else excess / max(self.lower_bound, 1e-300)
+        return self.gap_to(self.lower_bound)
+
+    def gap_to(self, bound: float) -> float:
+        """(period - bound) / bound; 0 where they are the same."""
+        excess = self.period - bound
+        return 0.0 if excess <= 1e-9 * max(1.0, self.period) else excess / max(bound, 1e-300)
 
     @cached_property
     def hash(self) -> str:
@@ -91,7 +97,10 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """The figures as `recycle plan --json` prints them."""
-        return {**figures(self), "moves": [msgspec.to_builtins(move) for move in self.moves]}
+        elastic: dict[str, Any] = {} if self.fixed_bound is None else {"fixed_bound": self.fixed_bound}
+        if "layout" in self.schedule.metadata:
+            elastic["layout"] = self.schedule.metadata["layout"]
+        return {**figures(self), **elastic, "moves": [msgspec.to_builtins(move) for move in self.moves]}
 
     def text(self) -> str:
         """The plan file's text: a native schedule file."""
@@ -165,6 +174,7 @@ class _Metadata(msgspec.Struct):
     limits: tuple[float, ...] | None = None
     planner: dict[str, Any] = {}
     moves: tuple[Move, ...] = ()
+    fixed_bound: float | None = None
 
 
 def schedule_hash(schedule: Schedule) -> str:

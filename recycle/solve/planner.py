@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,7 @@ from recycle.solve.deadline import Deadline, Stop
 from recycle.solve.exact import time_indexed
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.incumbent import Progress, is_met
+from recycle.solve.layout.elastic import elastic_plan
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES
@@ -91,6 +93,11 @@ def plan(
     """
     begun = time.perf_counter()
     job, failed = price(job), frozenset(failed)
+    if job.planner.layout == "elastic" and not quick:
+        if seconds is None and steps is None and (steps := job.planner.steps) is None:
+            seconds = job.planner.seconds
+        planned = partial(plan, processes=processes, stop=stop, progress=progress)
+        return elastic_plan(job, failed, planned, seconds=seconds, steps=steps, stop=stop)
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
     if not job.prices.are_peers_alike:

@@ -30,7 +30,7 @@ from recycle.ir.lower import add_transfers
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import durations, event_graph
 from recycle.profile import Profile
-from recycle.shape import MicroBatch, Shape, Worker
+from recycle.shape import Shape, Worker
 
 Computed = tuple[float, tuple[int, ...]]
 """When a worker has computed, in seconds from the start; the stages that it hosts."""
@@ -52,17 +52,6 @@ def shape_for(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -
 def even_shares(micro_batches: int, pipelines: int) -> list[int]:
     """Shares that differ by one at most, the larger ones first."""
     return [micro_batches // pipelines + (k < micro_batches % pipelines) for k in range(pipelines)]
-
-
-def assign_micro_batches(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatch]]:
-    """The micro-batches that each pipeline runs, in order; `shares` of them, which add up to all of the shape's."""
-    m = shape.micro_batches
-    kept = [min(share, m) for share in shares] + [0] * (shape.pipelines - len(shares))
-    spare = (MicroBatch(k, j) for k in range(shape.pipelines) for j in range(kept[k], m))
-    return [
-        [MicroBatch(k, j) for j in range(kept[k])] + [next(spare) for _ in range(share - kept[k])]
-        for k, share in enumerate(shares)
-    ]
 
 
 def reduce_order(hosted: Iterable[Iterable[int]], weights: Sequence[float]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from math import inf, sqrt
 from msgspec.structs import replace
 
 from recycle import analytic
+from recycle.cut import units_of
 from recycle.errors import JobError
 from recycle.job import Job, PricedJob, price
 from recycle.layers import Layer, stage_bytes, stage_profile
@@ -114,7 +115,7 @@ class Setting:
     @property
     def split(self) -> Split:
         """Layers per stage for the job's number of ranks: as it states them, else balanced."""
-        stated = _layers_per_stage(self.job)
+        stated = units_of(self.job)
         fits = self.shape.chunks == 1 and sum(stated) == len(self.layers)
         return stated if fits else self.balanced(self.shape.ranks)
 
@@ -167,7 +168,7 @@ class Setting:
 
     def state_per_stage(self, split: Split | None = None) -> list[float]:
         """Bytes that a new host of each stage copies; of the job's own P * V stages where no split is given."""
-        return [sum(layer.state for layer in stage) for stage in self.stages(split or _layers_per_stage(self.job))]
+        return [sum(layer.state for layer in stage) for stage in self.stages(split or units_of(self.job))]
 
     @cached_property
     def least_ranks(self) -> int:
@@ -298,17 +299,13 @@ def _spread(job: Job, profile: Profile) -> tuple[Layer, ...]:
     """The prices of each stage in even parts over its layers."""
     columns = {name: profile.per_stage(name, job.shape.stages) for name in _PRICES}
     layers: list[Layer] = []
-    for stage, count in enumerate(_layers_per_stage(job)):
+    for stage, count in enumerate(units_of(job)):
         whole = {name: column[stage] for name, column in columns.items()}
         whole["step"] += whole.pop("reduce")
         message = whole.pop("message")
         each = {name: price / count for name, price in whole.items()}
         layers += [Layer(**each, state=each["static"], message=message)] * count
     return tuple(layers)
-
-
-def _layers_per_stage(job: Job) -> Split:
-    return (1,) * job.shape.stages if job.model == ModelSection() else tuple(job.layers_per_stage())
 
 
 def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:

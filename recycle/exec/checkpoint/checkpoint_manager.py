@@ -132,11 +132,10 @@ class CheckpointManager:
         error = next((part.error for part in saved if part.error), "")
         if not error:
             files = {name: stored for part in saved for name, stored in part.files.items()}
-            shape = {key: getattr(self._job.shape, key) for key in self._job.shape.__slots__}
             manifest = Manifest(
                 commit.step,
                 msgspec.structs.replace(commit, **PLAIN),
-                shape,
+                self._job.shape.to_json(),
                 checkpoint.identity(self._job),
                 checkpoint.course(self._job, self._text_digest),
                 files,

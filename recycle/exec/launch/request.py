@@ -149,6 +149,11 @@ def check_request(
 ) -> str | None:
     """Refuse what cannot work before any process starts; returns sha256 of the text to train on. Raises JobError."""
     text_digest = None
+    if job.planner.layout == "elastic":
+        raise JobError(
+            '[planner] layout: "elastic" can be planned ("recycle plan") and not be trained yet; write "fixed": the'
+            " micro-batches of dead workers then go to their peers"
+        )
     if steps < 1:
         raise JobError(f"steps must be at least 1, got {steps}")
     longest = profiled_seconds(price(job))

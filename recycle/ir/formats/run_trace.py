@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +42,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
 def write_parts(parts: Iterable[Trace], shape: Shape, events: Iterable[Mapping[str, Any]], path: str | Path) -> None:
     """Write a trace that comes in parts, of which one at a time is held; each process's in order."""
-    other = {"format": FORMAT, "version": VERSION, "shape": asdict(shape), "clock": "seconds since run start"}
+    other = {"format": FORMAT, "version": VERSION, "shape": shape.to_json(), "clock": "seconds since run start"}
     write_whole(path, chrome.document(other, chain(_slices(parts), map(_instant, events))))
 
 
@@ -107,7 +106,7 @@ class _Instant(msgspec.Struct, frozen=True, tag_field="ph", tag="i"):
 class _Other(msgspec.Struct, frozen=True):
     format: str
     version: int
-    shape: dict[str, int]
+    shape: dict[str, int | list[int]]
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -128,7 +127,7 @@ def parse_trace(content: bytes, name: str) -> Trace:
     if (other.format, other.version) != (FORMAT, VERSION):
         raise ScheduleError(f'{name}: otherData must say "format": "{FORMAT}", "version": {VERSION}')
     try:
-        shape = Shape(**other.shape)
+        shape = Shape.from_json(other.shape)
     except (TypeError, JobError) as error:
         raise ScheduleError(f"{name}: otherData.shape: {error}") from None
     builder, events = TraceBuilder(shape), []

@@ -22,7 +22,8 @@ from recycle.ir.instruction import Backward, Compute, Forward, Instruction
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Worker
-from recycle.systems.joint_iteration import assign_micro_batches, shape_for, with_updates
+from recycle.solve.layout.joint import micro_batches_of
+from recycle.systems.joint_iteration import shape_for, with_updates
 
 Hosts = tuple[int, ...]
 """The rank that runs each stage of a pipeline: its own, or the one before."""
@@ -141,9 +142,10 @@ def iteration(pipelines: Sequence[Hosts], shares: Sequence[int], eager: bool = T
     """
     stages = len(pipelines[0])
     shape = shape_for(len(pipelines), stages, sum(shares))
+    dealt = micro_batches_of(shape, shares, range(len(shares)))
     programs = {
         Worker(k, rank): _program(hosts, rank, mine, eager)
-        for k, (hosts, mine) in enumerate(zip(pipelines, assign_micro_batches(shape, shares), strict=True))
+        for k, (hosts, mine) in enumerate(zip(pipelines, dealt, strict=True))
         for rank in sorted(set(hosts))
     }
     computing = Schedule.build(

@@ -12,14 +12,15 @@ they do), else one rank per stage. Positions that shallower pipelines leave empt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Compute, Forward, Instruction
+from recycle.ir.instruction import Instruction
 from recycle.ir.schedule import Schedule
-from recycle.shape import MicroBatch, Shape, Worker
-from recycle.systems.joint_iteration import assign_micro_batches, shape_for, with_updates
+from recycle.shape import Shape, Worker
+from recycle.solve.layout.joint import expanded, hosted, micro_batches_of
+from recycle.systems.joint_iteration import shape_for, with_updates
 from recycle.systems.setting import Split
 
 
@@ -49,12 +50,12 @@ def iteration(splits: Sequence[Split], shares: Sequence[int]) -> tuple[Schedule,
     shape = shape_for(len(splits), ranks, sum(shares), len(common) // ranks)
     programs: dict[Worker, list[Instruction]] = {}
     placement: list[tuple[int, ...]] = [()] * shape.worker_count
-    for k, (split, mine) in enumerate(zip(splits, assign_micro_batches(shape, shares), strict=True)):
+    for k, (split, mine) in enumerate(zip(splits, micro_batches_of(shape, shares, range(len(shares))), strict=True)):
         plain = one_f_one_b(Shape(1, len(split), len(mine)))
         for rank, stages in enumerate(hosted(split, common)):
             worker = Worker(k, rank)
             placement[shape.worker_index(worker)] = stages
-            programs[worker] = list(_expanded(plain.program(Worker(0, rank)), stages, mine))
+            programs[worker] = list(expanded(plain.program(Worker(0, rank)), stages, mine))
     schedule = Schedule.build(
         shape,
         programs,
@@ -64,20 +65,3 @@ def iteration(splits: Sequence[Split], shares: Sequence[int]) -> tuple[Schedule,
         metadata={"system": "oobleck", "splits": [list(split) for split in splits]},
     )
     return with_updates(schedule, common), common
-
-
-def hosted(split: Split, common: Split) -> Iterator[tuple[int, ...]]:
-    """The schedule's stages that each stage of a pipeline consists of."""
-    ends = list(accumulate(common))
-    for begin, end in pairwise([0, *accumulate(split)]):
-        yield tuple(stage for stage, at in enumerate(ends) if begin < at <= end)
-
-
-def _expanded(
-    program: Sequence[Instruction], hosts: tuple[int, ...], micro_batches: Sequence[MicroBatch]
-) -> Iterator[Instruction]:
-    """A pipeline stage's program in the schedule's stages: forwards downwards, backwards upwards."""
-    for one in program:
-        assert isinstance(one, Compute)
-        for stage in hosts if isinstance(one, Forward) else hosts[::-1]:
-            yield type(one)(stage, micro_batches[one.micro_batch.index])

@@ -29,9 +29,10 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import load_compiled
 from recycle.layers import ring_seconds, stage_bytes
 from recycle.shape import Shape
+from recycle.solve.layout.joint import hosted
 from recycle.systems.joint_iteration import computed, ends_of_1f1b, reduce_order, synchronised
 from recycle.systems.oobleck.instantiate import Rule, distribute, instantiate
-from recycle.systems.oobleck.iteration import common_cut, hosted, iteration
+from recycle.systems.oobleck.iteration import common_cut, iteration
 from recycle.systems.oobleck.placement import Members, Range, assign_nodes, copied, places, reconfigure
 from recycle.systems.oobleck.template import Template, templates
 from recycle.systems.setting import Setting

@@ -40,7 +40,7 @@ def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
     for stage in stages:
         files |= checkpoint.write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
     commit = Commit(step, FACTS.loss, FACTS.grad_norm, None, recent=FACTS.recent)
-    shape = {key: getattr(job.shape, key) for key in job.shape.__slots__}
+    shape = job.shape.to_json()
     made = Manifest(step, commit, shape, checkpoint.identity(job), checkpoint.course(job, None), files)
     checkpoint.write_manifest(folder, made)
     return folder

@@ -1,0 +1,66 @@
+"""Elastic layouts beside re-routing: the period of plans without dead workers, over what live workers can do at all.
+
+    python benchmarks/elastic.py             # all rows, some five minutes on 2 cores
+    python benchmarks/elastic.py --rows 3
+
+Units take F = I = W = 1 per fault-free stage, workers hold 1.25 times the fault-free state and the activations of 2 P
+micro-batches. The bound is all work over all live workers; "re-routing, bound" is the best that the given stages can
+do, "re-routing" the planner's own plan of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+
+from recycle.job import Job, price
+from recycle.shape import Worker
+from recycle.solve.planner import plan
+
+ROWS = (
+    (4, 8, 64, 64, 1, "anywhere"),
+    (4, 8, 64, 64, 3, "in one pipeline"),
+    (4, 8, 64, 64, 3, "spread"),
+    (4, 8, 64, 32, 1, "anywhere"),
+    (4, 8, 64, 16, 1, "anywhere"),
+    (2, 8, 32, 32, 1, "anywhere"),
+    (8, 4, 64, 32, 1, "anywhere"),
+    (8, 4, 64, 32, 4, "spread"),
+    (16, 16, 256, 96, 1, "anywhere"),
+    (16, 16, 256, 96, 13, "spread"),
+    (24, 64, 256, 128, 77, "spread"),
+)
+"""D, P, m, layers, dead workers, where."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=len(ROWS), help="how many rows, from the first")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each plan")
+    parser.add_argument("--seed", type=int, default=1, help="of the dead workers")
+    options = parser.parse_args()
+    print("| D, P, m, layers | dead | elastic / bound | re-routing, bound | re-routing | units copied | CPU seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for D, P, m, layers, count, where in ROWS[: options.rows]:
+        text = f"[shape]\npipelines = {D}\nranks = {P}\nmicro_batches = {m}\n[memory]\nlimit = {2 * P}\n"
+        job = price(Job.from_toml(f'{text}[model]\nlayers = {layers}\n[planner]\nlayout = "elastic"\n'))
+        fixed = price(Job.from_toml(f"{text}[model]\nlayers = {layers}\n"))
+        chance = random.Random(options.seed)
+        among = [Worker(0, rank) for rank in range(P)] if where == "in one pipeline" else list(job.shape.workers())
+        dead = chance.sample(among, count)
+        begun = time.process_time()
+        made = plan(job, dead, seconds=options.seconds)
+        seconds = time.process_time() - begun
+        rerouted = plan(fixed, dead, seconds=options.seconds / 4)
+        bound, copied = made.lower_bound, sum(move.units[1] - move.units[0] for move in made.moves if move.units)
+        print(
+            f"| {D}, {P}, {m}, {layers} | {count} {where} | {made.period / bound:.3f}"
+            f" | {(made.fixed_bound or rerouted.lower_bound) / bound:.3f} | {rerouted.period / bound:.3f}"
+            f" | {copied} | {seconds:.1f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Chains: rows of live workers, each of which hosts a whole model, cut so that its slowest worker has least to do.
+
+A chain of n workers whose slowest does b seconds of a micro-batch runs one micro-batch every b seconds. Of all ways to
+make chains of the live workers those are wanted that together run most micro-batches a second: for each number of
+chains that is a knapsack over their lengths. Micro-batches then go to chains in proportion to their pace, in whole
+numbers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from recycle.solve.layout.units import Units
+from recycle.solve.problem import TOLERANCE
+
+Cut = tuple[int, ...]
+"""Units of each worker of a chain, first to last."""
+_MOST_CELLS = 2**26
+"""Of the knapsack's table: chains times live workers times lengths."""
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Chains that run an iteration together.
+
+    Attributes:
+        cuts: of each chain.
+        shares: micro-batches of each chain.
+        seconds: that the busiest worker computes.
+    """
+
+    cuts: tuple[Cut, ...]
+    shares: tuple[int, ...]
+    seconds: float
+
+
+def best_cut(units: Units, workers: int) -> tuple[Cut, float] | None:
+    """(how so many workers share the model so that the slowest has least to do, seconds of the slowest).
+
+    None where they cannot hold it, or are more than there are units.
+    """
+    count = len(units)
+    if workers > count:
+        return None
+    seconds, static = (np.concatenate([[0.0], np.cumsum(of)]) for of in (units.seconds, units.static))
+
+    def ends(most: float) -> list[int]:
+        """Where each worker's part ends when it takes as many units as it may; too many parts: it cannot be done."""
+        at = [0]
+        while at[-1] < count and len(at) <= workers:
+            by_time = np.searchsorted(seconds, seconds[at[-1]] + most * (1 + TOLERANCE), "right") - 1
+            by_room = np.searchsorted(static, static[at[-1]] + units.most_static, "right") - 1
+            end = int(min(by_time, by_room))
+            if end == at[-1]:
+                break
+            at.append(end)
+        return at
+
+    low, high = max(seconds[-1] / workers, float(units.seconds.max())), float(seconds[-1])
+    if ends(high)[-1] < count:
+        return None
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if ends(middle)[-1] == count else (middle, high)
+    even = _even(units, workers)
+    if even is None or even[1] > high * (1 + TOLERANCE):
+        at = ends(high)
+        while len(at) <= workers:  # whoever has most gives half of it away
+            longest = max(pairwise(at), key=lambda part: part[1] - part[0])
+            at = sorted([*at, sum(longest) // 2])
+        cut = tuple(b - a for a, b in pairwise(at))
+        even = cut, max(float(seconds[b] - seconds[a]) for a, b in pairwise(at))
+    return even
+
+
+def _even(units: Units, workers: int) -> tuple[Cut, float] | None:
+    """The cut into parts of as many units as can be, whose workers hold as little as can be; None without room."""
+    at = [len(units) * w // workers for w in range(workers + 1)]
+    if max(float(units.static[a:b].sum()) for a, b in pairwise(at)) > units.most_static:
+        return None
+    return tuple(b - a for a, b in pairwise(at)), max(float(units.seconds[a:b].sum()) for a, b in pairwise(at))
+
+
+def shares_of(seconds: Sequence[float], micro_batches: int) -> tuple[list[int], float]:
+    """(micro-batches of each chain, seconds of the busiest worker), so that all end as early as can be.
+
+    Args:
+        seconds: a micro-batch takes of each chain's slowest worker.
+    """
+    ideal = micro_batches / sum(1 / each for each in seconds)
+    shares = [int(ideal / each) for each in seconds]
+    waiting = [((share + 1) * each, k) for k, (share, each) in enumerate(zip(shares, seconds, strict=True))]
+    heapq.heapify(waiting)
+    for _ in range(micro_batches - sum(shares)):
+        _, k = heapq.heappop(waiting)
+        shares[k] += 1
+        heapq.heappush(waiting, ((shares[k] + 1) * seconds[k], k))
+    return shares, max(share * each for share, each in zip(shares, seconds, strict=True))
+
+
+def candidates(units: Units, workers: int, micro_batches: int) -> list[Chains]:
+    """The best chains of each number that `workers` live workers can make, the fastest first.
+
+    Chains of one iteration differ in how much of their time is warm-up and tail, which is not counted here.
+    """
+    options: dict[int, tuple[Cut, float]] = {}
+    for length in range(1, min(workers, len(units)) + 1):
+        found = best_cut(units, length)
+        if found is not None and all(found[1] < other[1] * (1 - TOLERANCE) for other in options.values()):
+            options[length] = found
+    if not options:
+        return []
+    lengths = np.array(list(options))
+    pace = np.array([1 / seconds for _, seconds in options.values()])
+    most = min(workers // int(lengths.min()), micro_batches, max(1, _MOST_CELLS // (workers * len(lengths))))
+    best = np.full(workers + 1, -np.inf)
+    best[0] = 0.0
+    chosen: list[np.ndarray] = []
+    found_chains = []
+    for chains in range(1, most + 1):
+        tries = np.full((len(lengths), workers + 1), -np.inf)
+        for row, (length, gain) in enumerate(zip(lengths.tolist(), pace.tolist(), strict=True)):
+            tries[row, length:] = best[: workers + 1 - length] + gain
+        chosen.append(tries.argmax(axis=0))
+        best = tries.max(axis=0)
+        if not np.isfinite(best).any():
+            break
+        used, mine = int(best.argmax()), []
+        for turn in range(chains - 1, -1, -1):
+            mine.append(int(lengths[chosen[turn][used]]))
+            used -= mine[-1]
+        mine.sort(reverse=True)
+        shares, seconds = shares_of([options[n][1] for n in mine], micro_batches)
+        found_chains.append(Chains(tuple(options[n][0] for n in mine), tuple(shares), seconds))
+    return sorted(found_chains, key=lambda one: (one.seconds, -len(one.cuts)))

@@ -1,0 +1,115 @@
+"""Plans of elastic layouts: how near to what the live workers can do at all, valid, within memory, and as files."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from recycle.cut import profile_of_cut
+from recycle.errors import PlanError
+from recycle.ir.check import check
+from recycle.ir.simulate import simulate
+from recycle.job import Job, PricedJob, price
+from recycle.plans import Plan
+from recycle.shape import Worker
+from recycle.solve.planner import plan
+
+JOB = """
+[shape]
+pipelines = {D}
+ranks = {P}
+micro_batches = {m}
+[memory]
+limit = {limit}
+[model]
+layers = {layers}
+[planner]
+seconds = {seconds}
+layout = "elastic"
+"""
+
+
+def job(D: int, P: int, m: int, layers: int, seconds: float = 6.0, more: str = "") -> PricedJob:
+    return price(Job.from_toml(JOB.format(D=D, P=P, m=m, layers=layers, limit=2 * P, seconds=seconds) + more))
+
+
+def require_sound(made: Plan, its_job: PricedJob) -> None:
+    """The plan is valid, its figures are the simulator's, nobody is over a limit, and it reads back."""
+    schedule = made.schedule
+    whole = its_job.layers_per_stage()
+    prices = profile_of_cut(its_job.prices, schedule.shape, whole)
+    assert check(schedule, profile=prices, limits=its_job.limits) == []
+    timeline = simulate(schedule, prices)
+    assert (timeline.period, timeline.makespan) == (made.period, made.makespan)
+    assert made.lower_bound <= made.period * (1 + 1e-9)
+    assert Plan.from_text(made.text()) == made
+    most = its_job.memory.state_limit * max(whole)
+    for chain in schedule.metadata.get("layout", []):
+        assert max(chain["units"]) <= most
+        assert sum(chain["units"]) == sum(whole)
+
+
+@pytest.mark.search
+@pytest.mark.parametrize(
+    ("D", "P", "m", "layers", "dead", "most"),
+    [
+        (4, 8, 64, 64, ["1.2"], 1.03),
+        (4, 8, 64, 64, ["2.1", "2.4", "2.6"], 1.05),
+        (4, 8, 64, 64, ["0.3", "1.7", "3.0"], 1.05),
+        (2, 8, 32, 32, ["0.5"], 1.06),
+        (8, 4, 64, 32, ["3.2"], 1.03),
+    ],
+)
+def test_live_workers_come_near_to_all_that_they_can_do(
+    D: int, P: int, m: int, layers: int, dead: list[str], most: float
+) -> None:
+    mine = job(D, P, m, layers)
+    made = plan(mine, [Worker.parse(name) for name in dead])
+    require_sound(made, mine)
+    assert made.lower_bound == pytest.approx(3 * D * m * P / (D * P - len(dead)))
+    assert made.period <= most * made.lower_bound
+    assert made.fixed_bound is not None
+    assert made.fixed_bound > made.period, "re-routing alone cannot reach it"
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("seed", range(6))
+def test_random_jobs_are_planned_no_worse_than_by_re_routing(seed: int) -> None:
+    chance = random.Random(seed)
+    D, P = chance.choice([(2, 3), (3, 3), (3, 4), (2, 5)])
+    per_rank = chance.choice([1, 2, 3])
+    times = f"[times]\nforward = {chance.choice(['1.0', str([1.0 + r for r in range(P)])])}\n"
+    mine = job(D, P, chance.choice([4, 9, 16]), per_rank * P, seconds=2.0, more=times + "step = 0.25\nlink = 0.1\n")
+    mortal = [worker for worker in mine.shape.workers() if worker.pipeline < D - 1]
+    dead = chance.sample(mortal, chance.randint(1, D - 1))
+    made = plan(mine, dead)
+    require_sound(made, mine)
+    fixed = plan(price(Job.from_toml(mine_fixed(mine))), dead, seconds=0.5)
+    assert made.period <= 1.02 * fixed.period, "both against the clock"
+    for move in made.moves:
+        assert Worker.parse(move.worker) not in dead
+        assert Worker.parse(move.source) not in dead
+
+
+def mine_fixed(mine: PricedJob) -> str:
+    """The job with its given stages."""
+    forward = mine.times.forward
+    D, P, m = mine.shape.pipelines, mine.shape.ranks, mine.shape.micro_batches
+    text = JOB.format(D=D, P=P, m=m, limit=2 * P, layers=mine.model.layers, seconds=2)
+    times = f"[times]\nforward = {forward}\nstep = {mine.times.step}\nlink = {mine.times.link}\n"
+    return text.replace('"elastic"', '"fixed"') + times
+
+
+@pytest.mark.search
+def test_steps_make_it_repeatable() -> None:
+    mine = job(3, 4, 12, 12)
+    first, second = (plan(mine, [Worker(1, 2)], steps=200) for _ in range(2))
+    assert first.hash == second.hash
+    assert first.moves == second.moves
+
+
+def test_several_chunks_are_refused() -> None:
+    text = JOB.format(D=2, P=2, m=4, limit=8, layers=4, seconds=1).replace("ranks", "chunks = 2\nranks")
+    with pytest.raises(PlanError, match=r"\[planner\] layout: .* one chunk per worker, the job has 2"):
+        plan(price(Job.from_toml(text)), [Worker(0, 1)])

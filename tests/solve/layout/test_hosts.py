@@ -1,0 +1,68 @@
+"""Who plays which position: everybody once, and as little is copied as can be."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+from recycle.solve.layout.hosts import Range, _matched, assign, moves_to, ranges_of
+from recycle.solve.layout.units import Units
+
+EIGHT = Units((2, 2, 2, 2), np.ones(8), np.zeros(8), np.full(8, 10.0), True, 40.0)
+
+
+def new_units(wanted: Range, had: Range) -> int:
+    return len(set(range(*wanted)) - set(range(*had)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_other_matching_in_order_copies_less(seed: int) -> None:
+    chance = random.Random(seed)
+    ranges = sorted((a, a + chance.randint(1, 3)) for a in (chance.randint(0, 9) for _ in range(6)))
+    wanted, had = sorted(chance.sample(ranges, 4)), ranges
+    cost = [[new_units(want, have) for have in had] for want in wanted]
+    found = _matched(wanted, had)
+    assert sorted(set(found)) == found
+    best = min(sum(cost[i][j] for i, j in enumerate(js)) for js in itertools.combinations(range(len(had)), len(wanted)))
+    assert sum(cost[i][j] for i, j in enumerate(found)) == best
+
+
+def test_whole_pipelines_stay_as_they_are() -> None:
+    shape = Shape(3, 4, 1)
+    chains, homes = assign(EIGHT, list(shape.workers()), [(2, 2, 2, 2)] * 3)
+    assert sorted(map(tuple, chains)) == [tuple(Worker(k, r) for r in range(4)) for k in range(3)]
+    assert homes == [mine[0].pipeline for mine in chains]
+    assert moves_to(EIGHT, shape, list(shape.workers()), chains, [(2, 2, 2, 2)] * 3, Profile()) == ((), 0.0)
+
+
+def test_a_shorter_chain_copies_only_what_its_workers_lack() -> None:
+    """Pipeline 0 lost rank 1: its three workers take 3, 3 and 2 units, and each lacks one at most."""
+    shape, dead = Shape(2, 4, 1), Worker(0, 1)
+    live = [worker for worker in shape.workers() if worker != dead]
+    cuts = [(2, 2, 2, 2), (3, 3, 2)]
+    chains, _ = assign(EIGHT, live, cuts)
+    assert chains == [[Worker(1, r) for r in range(4)], [Worker(0, 0), Worker(0, 2), Worker(0, 3)]]
+    moves, seconds = moves_to(EIGHT, shape, live, chains, cuts, Profile(bandwidth=5.0))
+    told = [(move.worker, move.source, move.units, move.bytes, move.seconds) for move in moves]
+    assert told == [("0.0", "1.1", (2, 3), 10.0, 2.0), ("0.2", "1.1", (3, 4), 10.0, 2.0)]
+    assert seconds == 4.0, "both come from 1.1, the only one that is left of rank 1"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_everybody_plays_one_position_at_most(seed: int) -> None:
+    chance = random.Random(seed)
+    shape = Shape(4, 4, 1)
+    live = sorted(chance.sample(list(shape.workers()), 13))
+    cuts = [(2, 2, 2, 2), (3, 3, 2), (3, 3, 2)]
+    chains, homes = assign(EIGHT, live, cuts)
+    everybody = [worker for mine in chains for worker in mine]
+    assert [len(mine) for mine in chains] == [4, 3, 3]
+    assert len(set(everybody)) == len(everybody)
+    assert set(everybody) <= set(live)
+    assert len(set(homes)) == 3
+    assert ranges_of(cuts[1]) == [(0, 3), (3, 6), (6, 8)]

@@ -1,0 +1,39 @@
+"""A cut of the model has the prices of the fault-free stages that its units come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from recycle.cut import profile_of_cut
+from recycle.errors import JobError
+from recycle.profile import Profile
+from recycle.shape import Shape
+
+
+def test_numbers_are_those_of_a_fault_free_stage_and_lie_evenly_on_its_units() -> None:
+    cut = profile_of_cut(Profile(2.0, 4.0, 6.0, step=1.0, message=7.0, workspace=5.0), Shape(1, 2, 3, cut=(1, 4, 3)))
+    assert cut.forward == [0.5, 2.0, 1.5]
+    assert cut.backward_weight == [1.5, 6.0, 4.5]
+    assert (cut.step, cut.activation) == ([0.25, 1.0, 0.75], [0.25, 1.0, 0.75])
+    assert (cut.message, cut.workspace) == ([7.0] * 3, [5.0] * 3)
+
+
+def test_lists_are_taken_where_the_units_lie() -> None:
+    """Of stages with 3 and 5 units, the second part has one unit of the first and three of the second."""
+    prices = Profile([3.0, 10.0], [3.0, 10.0], [3.0, 10.0], message=[1.0, 2.0], workspace=[8.0, 9.0])
+    cut = profile_of_cut(prices, Shape(1, 2, 1, cut=(2, 4, 2)), (3, 5))
+    assert cut.forward == [2.0, 1.0 + 6.0, 4.0]
+    assert cut.message == [1.0, 2.0, 2.0]
+    assert cut.workspace == [8.0, 9.0, 9.0]
+
+
+def test_what_lists_the_stages_of_the_cut_stands_as_it_is() -> None:
+    shape = Shape(1, 2, 1, cut=(1, 1, 2))
+    once = profile_of_cut(Profile(2.0, 2.0, 2.0), shape)
+    assert profile_of_cut(once, shape) == once
+    assert profile_of_cut(Profile(3.0), Shape(1, 2, 1)) == Profile(3.0)
+
+
+def test_units_that_do_not_add_up_are_refused() -> None:
+    with pytest.raises(JobError, match="the cut has 4 units, the fault-free stages 5"):
+        profile_of_cut(Profile(), Shape(1, 2, 1, cut=(2, 2)), (2, 3))
