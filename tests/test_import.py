@@ -18,7 +18,18 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "mip", "dash", "numba", "plotly", "megatron")
 TORCH = {"torch", "megatron"}
 WORDS = ("errors", "child", "shape", "files", "manifest", "endpoints", "named", "nodes")
-JOB = ("job", "initial_weights", "architecture", "pricing", "sections", "profile", "layers", "footprint", "analytic")
+JOB = (
+    "job",
+    "cut",
+    "initial_weights",
+    "architecture",
+    "pricing",
+    "sections",
+    "profile",
+    "layers",
+    "footprint",
+    "analytic",
+)
 LAYERS: dict[str, tuple[str, ...]] = {
     **{f"recycle.{name}": tuple(f"recycle.{other}" for other in WORDS) for name in WORDS},
     **{f"recycle.{name}": tuple(f"recycle.{other}" for other in (*WORDS, *JOB)) for name in JOB},

@@ -42,7 +42,7 @@ NATIVE = {
     "of 10^30 ranks": (plan('"ranks": 2', f'"ranks": {10**30}'), "too large"),
     "of 1e999 ranks": (plan('"ranks": 2', '"ranks": 1e999'), "Number out of range"),
     "of -2 ranks": (plan('"ranks": 2', '"ranks": -2'), "ranks must be a whole number of at least 1, got -2"),
-    "of half a rank": (plan('"ranks": 2', '"ranks": 0.5'), "Expected `int`, got `float`"),
+    "of half a rank": (plan('"ranks": 2', '"ranks": 0.5'), "Expected `int | array`, got `float`"),
     "with more stages than memory": (plan('"ranks": 2', '"ranks": 1048576'), "pairs of worker and stage"),
     "of a negative stage": (plan("0F0.1", "-1F0.1"), "worker 0.0, position 1: '-1F0.1' is not an instruction"),
     "of a giant micro-batch": (plan("0F0.1", f"0F0.{10**30}"), "worker 0.0, position 1:"),
