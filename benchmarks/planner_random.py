@@ -78,7 +78,7 @@ def drawn(family: str, number: int, seed: int, largest: int = 16) -> tuple[Price
     if draw.random() < 0.5:
         for key in ("forward", "backward_input", "backward_weight"):
             times[key] = [round(draw.uniform(0.6, 1.6), 1) for _ in range(shape.stages)]
-    made = msgspec.convert({"shape": asdict(shape), "times": times, "memory": {"limit": limit}}, type=Job)
+    made = msgspec.convert({"shape": shape.to_json(), "times": times, "memory": {"limit": limit}}, type=Job)
     made.validate()
     job = price(made)
     left = [shape.pipelines - 1] * shape.ranks
