@@ -23,7 +23,8 @@ from tests.exec.runs import Run, job, kinds
 
 pytestmark = pytest.mark.process
 
-OF = job(3, 2, 2, planner={"ahead": 0, "steps": 10}, membership={"hung_after": 1.5})
+OF = job(3, 2, 2, planner={"ahead": 0, "steps": 10}, membership={"hung_after": 1.5, "warm_up": 20.0})
+"""A process that is stopped before its first answer is overdue after both together, which a test must outlast."""
 NOBODY: frozenset[Worker] = frozenset()
 SOME = frozenset({Worker(0, 0), Worker(1, 1)})
 HERE = "RECYCLE_TEST_PROCESS"
