@@ -29,6 +29,7 @@ COMMANDS = (
     "plan",
     "train",
     "agent",
+    "drain",
     "tokenize",
     "import-hf",
     "export-hf",

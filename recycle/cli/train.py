@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +27,8 @@ from recycle.shape import Shape
 if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
 
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a run that SIGTERM has ended before its last iteration."""
 KINDS_HELP = "; ".join(f"{kind.example}: {kind.does}" for kind in KINDS.values()) + f". Phases: {', '.join(PHASES)}."
 
 FaultOption = Annotated[
@@ -82,6 +89,9 @@ def train(
 ) -> None:
     """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
 
+    SIGTERM ends the run after the iteration at hand, with a checkpoint to resume from (exit code 143); a second one
+    ends it at once.
+
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
     """
 
@@ -103,24 +113,46 @@ def train(
     fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = run or (newest_run(runs, name) if resume else fresh)
     lines = ProgressLines(count, described.shape)
-    try:
-        result = launcher.train(
-            described,
-            directory,
-            steps=steps,
-            schedule=own,
-            faults=faults,
-            planner=plan_for_training,
-            observer=lines,
-            resume=resume,
-        )
-    except KeyboardInterrupt:
-        print(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
-        print(f"go on from its newest checkpoint with: recycle train {job} --resume --run {directory}")
-        raise typer.Exit(130) from None
+    with end_at_termination() as stop:
+        try:
+            result = launcher.train(
+                described,
+                directory,
+                steps=steps,
+                schedule=own,
+                faults=faults,
+                planner=plan_for_training,
+                observer=lines,
+                resume=resume,
+                stop=stop,
+            )
+        except KeyboardInterrupt:
+            print(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
+            print(f"go on from its newest checkpoint with: recycle train {job} --resume --run {directory}")
+            raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
+    if result.ended_early:
+        print(f"ended after step {lines.last} as told; go on with: recycle train {job} --resume --run {directory}")
+        raise typer.Exit(TERMINATED)
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
+
+
+@contextmanager
+def end_at_termination() -> Iterator[threading.Event]:
+    """An event that the first SIGTERM to this process sets; a second one interrupts it like Ctrl-C."""
+    stop = threading.Event()
+
+    def told(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGTERM, told)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _steps(result: RunResult) -> str:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +55,50 @@ def test_progress_is_a_line_per_step_and_one_per_failure_and_rejoin(command: Com
     assert sum("worker 1.1 re-joined at step 4, state copied from 0.1" in line for line in lines) == 1
     done = "done: 6 steps (6 with the barrier; 0 undone); run directory run; see it with: recycle view run"
     assert lines[-1] == done
+
+
+@pytest.mark.process
+def test_sigterm_ends_a_run_with_a_checkpoint_that_it_goes_on_from_to_the_same_bits(
+    command: Command, job: Path, tmp_path: Path
+) -> None:
+    """Without it the job would keep none: it has none every so many steps."""
+    job.write_text(f"{EMULATED}seconds_per_unit = 0.02".replace("[train]\nsteps = 6\n", "") + "\n[train]\nsteps = 9\n")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+
+    def terminate() -> None:
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") > 2) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    told = threading.Thread(target=terminate)
+    told.start()
+    outcome = command("train", job, "--run", "run")
+    told.join()
+    assert outcome.status == 143
+    count = metrics.read_text().count("\n")
+    assert 3 <= count < 9
+    assert (
+        f"ended early after step {count - 1}, as it was told to; it can go on from step-{count - 1:08d}" in outcome.out
+    )
+    go_on = f"ended after step {count - 1} as told; go on with: recycle train {job} --resume --run run"
+    assert outcome.out.splitlines()[-1] == go_on
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert command("train", job, "--resume", "--run", "run").status == 0
+    assert command("train", job, "--run", "calm").status == 0
+    losses, calm = (
+        [(line["step"], line["loss"]) for line in map(json.loads, path.read_text().splitlines())]
+        for path in (metrics, tmp_path / "calm" / "metrics.jsonl")
+    )
+    assert losses == calm
+
+
+@pytest.mark.process
+def test_a_drain_of_what_cannot_be_drained_is_one_line(command: Command, job: Path) -> None:
+    assert command("drain", "nowhere", "1.1").refused("nowhere: there is no run here")
+    assert command("train", job, "--run", "run").status == 0
+    assert command("drain", "run", "1.1").refused("run: this run has ended")
+    assert command("drain", "run", "1.1", "--in", "-1").status == 2
 
 
 @pytest.mark.process

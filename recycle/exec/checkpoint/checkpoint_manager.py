@@ -65,15 +65,21 @@ class CheckpointManager:
         self._stages = stages
         self._pending: dict[int, _Pending] = {}
         self._announced: list[int] = []
+        self._keeps_last = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+
+    def keep_last(self) -> None:
+        """The state at the end is kept however long the run is, because it ends early."""
+        self._keeps_last = True
 
     def due(self, step: int, is_last: bool) -> bool:
         """Whether the state after `step` is kept: every so often, and at the end of a run that is long enough."""
-        every = self._job.train.checkpoint_every
-        if not every or step + 1 < every:
-            return False
-        if not is_last and ((step + 1) % every or self._pending):
-            return False
+        if not (is_last and self._keeps_last):
+            every = self._job.train.checkpoint_every
+            if not every or step + 1 < every:
+                return False
+            if not is_last and ((step + 1) % every or self._pending):
+                return False
         self._store.delete(self._keys(step))
         checkpoint.remove(folder_of(self._root, step))  # what an attempt before a restart left of it
         return True
@@ -183,6 +189,11 @@ class CheckpointManager:
                     pending.finishing.result()
             self.tick((), max(self._pending, default=0))
         return checkpoint.newest(self._root, warn)
+
+    def folder_of(self, step: int) -> str | None:
+        """Name of the folder of the complete checkpoint of a step; None when there is none."""
+        folder = folder_of(self._root, step)
+        return folder.name if (folder / MANIFEST).exists() else None
 
     def start_over(self) -> None:
         """Training goes back to a checkpoint: forget those that are being written and what was announced."""

@@ -84,6 +84,7 @@ class FaultKind:
         strike: called in the worker's process at the fault's point, with its injector and the fault's number in the
             run; None for a kind that strikes no worker.
         ends: the worker is dead afterwards.
+        announced: the run is told before it ends, and loses nothing.
         outvoted: only if three hosts of its stage or more live, so that most of them can say who is wrong.
         phases: where it may strike instead of in the middle of the iteration.
         position: position in a program at which a fault of a phase (None for no phase) strikes.
@@ -100,6 +101,7 @@ class FaultKind:
     example: str
     strike: Callable[[FaultInjector, int, Fault], None] | None
     ends: bool = True
+    announced: bool = False
     outvoted: bool = False
     phases: tuple[str, ...] = PHASES
     position: Callable[[Sequence[Instruction], str | None], int] = middle_of_phase
@@ -193,6 +195,12 @@ KINDS = {
         strike=lambda injector, number, fault: os.kill(os.getpid(), signal.SIGKILL),
         argument=Argument("a delay in seconds", 0.0, 3600.0),
         argument_is_delay=True,
+    ),
+    "drain": FaultKind(
+        does="SIGTERM: the worker is told to leave, and does after that iteration or the next",
+        example="drain:1.1@5",
+        strike=lambda injector, number, fault: os.kill(os.getpid(), signal.SIGTERM),
+        announced=True,
     ),
     "stop": FaultKind(
         does="SIGSTOP: the process is there and does nothing",

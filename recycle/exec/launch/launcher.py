@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from recycle.errors import RunError
 from recycle.exec.checkpoint.resume import find_earlier
 from recycle.exec.data.provided import DataProvider
 from recycle.exec.faults.faults import Fault
+from recycle.exec.launch.contact import leave_contact, remove_contact
 from recycle.exec.launch.observer import Observer
 from recycle.exec.launch.request import request_run
 from recycle.exec.launch.run_directory import RunDirectory
@@ -46,12 +48,14 @@ class RunResult:
         events: as in `events.jsonl`.
         digests: worker -> stage -> sha256 of the stage's final state (parameters and optimizer), of all tensor ranks.
         directory: the run directory, None for a run that wrote none.
+        ended_early: it was told to end before its last iteration, and can be resumed.
     """
 
     metrics: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     digests: dict[str, dict[int, str]] = field(default_factory=dict)
     directory: Path | None = None
+    ended_early: bool = False
 
     @property
     def losses(self) -> list[float]:
@@ -95,6 +99,7 @@ def train(
     data: DataProvider | None = None,
     loss: LossFunction | None = None,
     evaluation: DataProvider | None = None,
+    stop: threading.Event | None = None,
 ) -> RunResult:
     """Train a job on this machine, through the faults that are asked for or happen.
 
@@ -114,6 +119,8 @@ def train(
         model, data, loss: functions of one's own, at the top of a module, as `[model] provider`, `[data] provider` and
             `[train] loss` name them (see docs/models.md).
         evaluation: likewise `[eval] data.provider`.
+        stop: set from a signal handler or another thread, has the run end with the iteration at hand or the next, and a
+            checkpoint of its state.
 
     Raises:
         JobError, ScheduleError: the request is impossible; no process was started.
@@ -141,6 +148,8 @@ def train(
         store, url, name = host_store(job.membership)
         closing.callback(Listener(store.clone(), waker).close)
         closing.callback(_erase, store)
+        leave_contact(run_directory.path, url, name)
+        closing.callback(remove_contact, run_directory.path)
         specification = request.specification(run_directory, stages, store=url, run=name, address="127.0.0.1")
         workers = sorted(job.shape.workers())
         processes = LocalProcesses(server, specification, workers, waker, job.grid.tensor_parallel)
@@ -151,11 +160,13 @@ def train(
         closing.callback(runtime.close)
         runtime.begin(earlier)
         while not runtime.over:
+            if stop is not None and stop.is_set() and not runtime.ends_early:
+                runtime.end_early()
             runtime.tick()
             processes.wait(job.membership.heartbeat / 2)
         processes.end(patience=job.membership.dead_after)
         metrics = run_directory.metrics
-    return RunResult(metrics, run_directory.events, runtime.digests, run_directory.path)
+    return RunResult(metrics, run_directory.events, runtime.digests, run_directory.path, runtime.ends_early)
 
 
 def _usual_planner() -> Planner:

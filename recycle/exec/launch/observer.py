@@ -36,6 +36,9 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
         + ("all steps are done" if e.get("over") else f"step {e['step']} starts again without it")
     ),
     "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
+    "drained": lambda e: (
+        f"worker {e['worker']} has left, {e['seconds']:.2f} s after it was told to; step {e['step']} starts without it"
+    ),
     "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
     "replanned": lambda e: (
         f"step {e['step']} runs another plan: {e['cause']}; period {e['period_before']:g} -> {e['period']:g}"
@@ -47,6 +50,10 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"goes on at step {e['step']} from checkpoint {e['checkpoint']} with {len(e['live'])} workers"
     ),
     "corrupt": lambda e: f"step {e['step']}: {e['what']}",
+    "stopped": lambda e: (
+        f"ended early after step {e['step']}, as it was told to; "
+        + (f"it can go on from {e['checkpoint']}" if e["checkpoint"] else "without a checkpoint")
+    ),
     "warning": lambda e: f"warning: {e['message']}",
     "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",
 }

@@ -21,6 +21,7 @@ from typing import Any
 
 from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import Earlier
+from recycle.exec.launch.contact import LOCK
 from recycle.exec.launch.line_log import LineLog
 from recycle.exec.membership.messages import RunInfo
 from recycle.files import read_whole, require_text, write_whole
@@ -82,7 +83,7 @@ class RunDirectory:
             raise JobError(f"{self.path}: cannot be written ({error.strerror})") from None
 
     def _take(self) -> int:
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

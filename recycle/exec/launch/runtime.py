@@ -53,6 +53,7 @@ class CoordinatorRuntime:
         restarts: how often a worker that died is started again without being asked for.
 
     Attributes:
+        ends_early: the run was told to end before its last iteration, unless it had come there.
         over: the run has ended, and the workers have left their digests.
         digests: worker -> stage -> sha256 of the stage's final state, once the run is over.
     """
@@ -77,7 +78,7 @@ class CoordinatorRuntime:
         self._announced = ""
         self._line: dict[str, Any] = {}
         self._observers: list[Observer] = [request.observer]
-        self.over = False
+        self.over = self.ends_early = False
         self.digests: dict[str, dict[int, str]] = {}
         directory.warn = self._warn
         self._plans = PlanService(job, request.planner, directory.plans, waker, request.schedule, self._warn)
@@ -179,13 +180,22 @@ class CoordinatorRuntime:
             self._start()
         elif self.coordinator.phase is not GenerationPhase.FINISHED:
             self._start_dead_workers()
-            self._checkpoints.tick([str(worker) for worker in self.coordinator.live], self.coordinator.record.committed)
+            writers = self.coordinator.live | self.coordinator.departures.leaving
+            self._checkpoints.tick([str(worker) for worker in writers], self.coordinator.record.committed)
             try:
                 self.coordinator.tick()
             except StageLost as lost:
                 self._go_back(lost, self.coordinator.live)
+            if self.coordinator.departures.everybody and not self.ends_early:
+                self.end_early()
         if self.coordinator.phase is GenerationPhase.FINISHED:
             self._finish()
+
+    def end_early(self) -> None:
+        """Have the run end with the iteration at hand, or the next if that has begun, and keep its state."""
+        self.ends_early = True
+        self._checkpoints.keep_last()
+        self.coordinator.end_early()
 
     def _start(self) -> None:
         """Start all workers once their nodes are there, from the checkpoint that was gone back to, if any; wait for
@@ -246,6 +256,8 @@ class CoordinatorRuntime:
         taking_part = self.coordinator.live | self.coordinator.awaited | self._request.absent
         coming: list[Worker] = []
         for worker in sorted(self._workers - taking_part):
+            if self.coordinator.departures.is_gone(worker):
+                continue
             if self._processes.running(worker):
                 if self.coordinator.is_ready(worker):
                     self.coordinator.admit(worker)
@@ -261,17 +273,23 @@ class CoordinatorRuntime:
 
     def _finish(self) -> None:
         """After the last iteration: wait for the last checkpoint and all workers' digests, then merge the trace."""
-        live = self.coordinator.live
+        departures = self.coordinator.departures
+        departures.watch()
+        live = self.coordinator.live | departures.leaving
         for worker in self._job.shape.workers():
             if worker not in live and self._processes.running(worker):
                 self._processes.kill(worker)  # it came back too late and waits for a generation that never comes
         left = [str(worker) for worker in sorted(live) if self._processes.running(worker)]
         self._checkpoints.tick(left, self.coordinator.record.committed)
         digests = self.coordinator.final_digests()
-        if digests is None or self._checkpoints.busy:
+        if digests is None or self._checkpoints.busy or departures.leaving:
             return
         self.digests = digests
         self._pass_on_warning()
+        self.ends_early = self.coordinator.next_step < self._request.steps
+        if self.ends_early:
+            step = self.coordinator.record.committed
+            self._event("stopped", step=step, checkpoint=self._checkpoints.folder_of(step))
         self._merge_traces()
         self.over = True
 

@@ -19,6 +19,7 @@ import msgspec
 from recycle.errors import RunError
 from recycle.exec.membership import schema
 from recycle.exec.membership.commit import evaluate
+from recycle.exec.membership.departures import Departures
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
@@ -89,6 +90,7 @@ class Coordinator:
     _judge: Judge = field(init=False)
     _forming: Forming = field(init=False)
     _rejoins: Rejoins = field(init=False)
+    departures: Departures = field(init=False)
     _joined: set[Worker] = field(default_factory=set)
     _registered: GenerationRecord | None = None
     _attempts: int = 0
@@ -107,6 +109,7 @@ class Coordinator:
         self._judge = Judge(self.job, self.steps, self.log, self.keeps)
         self._forming = Forming(self.store, self.job.membership, self.now)
         self._rejoins = Rejoins(self.processes, self.is_ready, self.log, self.now, self.job.membership.rejoin_deadline)
+        self.departures = Departures(self.shape, self.store, self.processes, self.plans, self.log, self.now)
 
     def expect_rejoins(self, rejoins: Iterable[tuple[Worker, int]]) -> None:
         """Workers that, once dead, shall take part again from the start of an iteration on, or soon after.
@@ -120,6 +123,10 @@ class Coordinator:
     def admit(self, worker: Worker) -> None:
         """`worker`, whose new process is ready, shall take part from the next boundary on."""
         self._rejoins.expect(worker, self.next_step, started=True)
+
+    def end_early(self) -> None:
+        """The run ends with the next iteration after which all workers can stop together."""
+        self._judge.end_early()
 
     @property
     def awaited(self) -> set[Worker]:
@@ -141,7 +148,7 @@ class Coordinator:
             if record.evaluated is not None and record.evaluated.step == record.committed:
                 key = schema.EvaluatedKey(record.generation, record.committed)
                 self.store.compare_set(key, None, record.evaluated)
-            if record.commit.finished and not record.is_evaluation_due:
+            if self.next_step >= self.steps and not record.is_evaluation_due:
                 self._enter(GenerationPhase.FINISHED)
                 return
         if self.store.read(schema.PermissionKey(record.generation, "run")) != GO:
@@ -175,12 +182,13 @@ class Coordinator:
         self._waited += min(now - self._ticked, self.job.membership.heartbeat)  # a pause of this process is nobody's
         self._ticked = now
         lost = {worker: how for worker, how in self.processes.gone().items() if worker in self.live}
+        self.departures.look(self.live, self._joined, self.next_step)
         if self.phase is not GenerationPhase.BETWEEN or self.record.generation:
             lost |= self._detector.lost(self.live, self._heartbeats(), self.now())
         # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
         while self.phase is GenerationPhase.RUNNING and self._decide():
             pass
-        lost = {worker: how for worker, how in lost.items() if worker in self.live}
+        lost = {worker: how for worker, how in (self.departures.overdue() | lost).items() if worker in self.live}
         if lost and not self._finished():
             self._lose(lost)
         self._rejoins.start(self.live, self.next_step, self.record.generation, self.phase is GenerationPhase.RUNNING)
@@ -229,9 +237,7 @@ class Coordinator:
         """Fence the lost workers and end the generation."""
         for worker, how in sorted(lost.items()):
             self.processes.kill(worker)
-            self._forget_ready(worker)  # its process may take a while to end, and is not one that waits to join
-            self.live.discard(worker)
-            self._joined.discard(worker)
+            self._take_out(worker)
             self.log("detected", worker=str(worker), step=self.next_step, cause=how)
         self._attempts = 0
         self._forming.forgive()
@@ -244,6 +250,12 @@ class Coordinator:
                     f"stage {stage} has no live host left after step {self.record.committed}: its parameters are lost"
                     f" with worker {self._ended_as(max(lost), lost)}"
                 )
+
+    def _take_out(self, worker: Worker) -> None:
+        """The worker takes no part any more."""
+        self._forget_ready(worker)  # its process may take a while to end, and is not one that waits to join
+        self.live.discard(worker)
+        self._joined.discard(worker)
 
     def _ended_as(self, worker: Worker, lost: Mapping[Worker, str]) -> str:
         """The worker and how it ended; of an error of its own with the last line of its log, which says what it was."""
@@ -265,6 +277,7 @@ class Coordinator:
         self._joined.clear()
         self._detector = FailureDetector(self.job)
         self._rejoins.start_over()
+        self.departures.start_over()
         self._attempts, self._repeated = 0, None
         self._judge.start_over()
         self._forming.forgive()
@@ -296,7 +309,9 @@ class Coordinator:
         self._enter(GenerationPhase.BETWEEN)
 
     def _propose(self) -> None:
-        """Between generations: admit the workers that are awaited, then propose as soon as a plan exists."""
+        """Between generations: let go who leaves, admit who is awaited, then propose as soon as a plan exists."""
+        for worker in self.departures.release(self.live, self.next_step):
+            self._take_out(worker)
         if not self._rejoins.settled(self.live, self.next_step, self._admit):
             return
         plan = self.plans.ready(self._failed)
@@ -513,7 +528,9 @@ class Coordinator:
         failed = self._failed
         self.plans.observe(failed, step, reports.times())
         better = [step + 1] if self.plans.has_better(failed) else []
-        return [*better, *(rejoin.step for rejoin in self._rejoins.awaited(self.live))]
+        self.departures.look(self.live, self._joined, step)  # a tick may commit several iterations
+        leaving = [step + 1] if self.departures.is_prepared else []
+        return [*better, *leaving, *(rejoin.step for rejoin in self._rejoins.awaited(self.live))]
 
     def _follow(self, verdict: Repeat | Fence | GoBack) -> None:
         """End the generation as the verdict on an iteration asks for."""

@@ -15,11 +15,14 @@ from recycle.exec.membership.members import split_member
 from recycle.exec.membership.messages import GO, Commit, Evaluated, EvaluationReport, Formed, GenerationRecord, Report
 from recycle.exec.membership.progress import Progress
 from recycle.exec.membership.store import Store
+from recycle.shape import Worker
 
 INTERRUPT_SECONDS = 0.02
 LOOK_SECONDS = 5.0
 """How often who waits for a generation to begin or end looks whether it has missed that: a generation's keys are
 deleted once a later one runs."""
+FIRST_LOOK_SECONDS = 0.1
+"""When who waits for a generation to begin looks first, then after ever longer pauses: it may be one that leaves."""
 
 
 class GenerationOver(Exception):
@@ -60,20 +63,27 @@ class Member:
         self._begun = threading.Condition()
         self._generation = self._first = generation
         self.over = threading.Event()
+        self._incarnation = 0
         for target, client in ((self._beat, store.clone()), (self._watch, store.clone())):
             threading.Thread(target=self._until_lost, args=(target, client, heartbeat), daemon=True).start()
 
     def ready(self, incarnation: int) -> None:
         """Start-up of this position's `incarnation`-th process is done."""
+        self._incarnation = incarnation
         self.store.set(schema.ReadyKey(self.name, incarnation), True)
 
-    def next_record(self) -> GenerationRecord:
-        """Wait for the next generation that this worker has a part in and that is not over yet."""
+    def next_record(self) -> GenerationRecord | None:
+        """Wait for the next generation that this worker has a part in and that is not over yet; None when it may leave,
+        as it was told to."""
         self.progress.begins("settle")
         self.progress.set_waiting(True)
+        looks = FIRST_LOOK_SECONDS
         while True:
             begun = self.store.read(schema.BegunKey()) or 0
-            record = self.store.wait(schema.ProposalKey(max(begun, self._generation + 1)), LOOK_SECONDS)
+            record = self.store.wait(schema.ProposalKey(max(begun, self._generation + 1)), looks)
+            looks = min(2 * looks, LOOK_SECONDS)
+            if (record is None or self.worker not in record.live) and self._may_leave():
+                return None
             if record is None:
                 continue
             with self._begun:
@@ -83,6 +93,9 @@ class Member:
             if self.worker in record.live and not self.store.has_all([schema.StopKey(self._generation)]):
                 self.progress.set_waiting(False)
                 return record
+
+    def _may_leave(self) -> bool:
+        return self.store.has_all([schema.LeaveKey(Worker.parse(self.worker), self._incarnation)])
 
     def acknowledge(self, took_back: bool) -> None:
         """Ready to form the generation; whether this process took back a step, which was not committed, for that."""

@@ -180,6 +180,22 @@ class Saved(Struct, frozen=True):
     error: str = ""
 
 
+class Notice(Struct, frozen=True):
+    """Tells a worker to leave.
+
+    Attributes:
+        incarnation: number of its process that is meant; None for whichever it has when the coordinator reads this.
+        seconds: from then until it is killed; None for no deadline.
+        by_signal: its machine or its owner wants it gone; else somebody who asks the run.
+        refused: why it stays, as the coordinator answers; empty as long as it does not.
+    """
+
+    incarnation: int | None = None
+    seconds: float | None = None
+    by_signal: bool = False
+    refused: str = ""
+
+
 class RunInfo(Struct, frozen=True, kw_only=True):
     """What all agents of a run agree on.
 

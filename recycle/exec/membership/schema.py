@@ -34,6 +34,7 @@ from recycle.exec.membership.messages import (
     Formed,
     GenerationRecord,
     Heartbeat,
+    Notice,
     Permission,
     Report,
     RunInfo,
@@ -293,6 +294,17 @@ class HeartbeatKey(
     """The heartbeat of a process; read by whoever looks for silence, followed by nobody."""
 
     member: str
+
+
+class NoticesKey(Decision[dict[str, Notice]], writer=Writer.WORKER):
+    """The workers that were told to leave, and what has come of that (departures.py)."""
+
+
+class LeaveKey(Note[bool], writer=Writer.COORDINATOR):
+    """This process of the worker takes no part any more, and may end."""
+
+    worker: Worker
+    incarnation: int
 
 
 class SavedKey(Note[Saved], writer=Writer.WORKER):

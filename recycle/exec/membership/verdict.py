@@ -58,11 +58,16 @@ class Judge:
 
     def __init__(self, job: PricedJob, steps: int, log: Log, keeps: Callable[[int, bool], bool]) -> None:
         self._job, self._steps, self._log, self._keeps = job, steps, log, keeps
+        self._last, self._ends_early = steps - 1, False
         self._retried = self._disagreed = self._gone_back = -1
 
     def start_over(self) -> None:
         """Training has gone back to a checkpoint: iterations behind it may be repeated once more."""
         self._retried = self._disagreed = -1
+
+    def end_early(self) -> None:
+        """The run ends with the next iteration after which all workers can stop together."""
+        self._ends_early = True
 
     def judge(
         self,
@@ -80,7 +85,10 @@ class Judge:
                 are to take over: all stop after the one before, or as soon as they can.
         """
         step, before, mode = record.committed + 1, record.commit, record.mode
-        is_last = step + 1 >= self._steps
+        soonest = soonest_end(step, mode, before)
+        if self._ends_early:
+            self._last = min(self._last, soonest)
+        is_last = step >= self._last
         try:
             commit = decide(self._job, step, reports, before.recent if before is not None else ())
         except Disagreement as found:
@@ -93,15 +101,14 @@ class Judge:
             return Repeat(f"its gradient, of norm {commit.grad_norm:.4g}, has to be clipped")
         if not finite and self._job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
-        soonest = soonest_end(step, mode, before)
         return msgspec.structs.replace(
             commit,
             mode=mode,
             next_mode=commit.next_mode if commit.next_mode in record.periods else "barrier",
-            last=min([self._steps - 1, *(max(change - 1, soonest) for change in changes(step))]),
+            last=min([self._last, *(max(change - 1, soonest) for change in changes(step))]),
             finished=is_last,
             checkpoint=self._keeps(step, is_last),
-            evaluate=self._job.is_evaluated(step, is_last),
+            evaluate=self._job.is_evaluated(step, step + 1 >= self._steps),
         )
 
     def _settle(self, found: Disagreement, holders: Collection[Worker]) -> Fence | Repeat | GoBack:

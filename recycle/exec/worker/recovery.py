@@ -69,18 +69,21 @@ class WorkerLoop:
         self._streams = streams_of(self.transport.settings.device)
         self._undone: int | None = None  # the step that was taken back last, until a generation forms
 
-    def run(self) -> None:
-        """Take part in generations until the last iteration is committed."""
+    def run(self) -> bool:
+        """Take part in generations until the last iteration is committed; False when this worker leaves before, as it
+        was told to."""
         while True:
             record = self.member.next_record()
+            if record is None:
+                return False
             self._settle(record)
             self.saver.keep(record, record.commit, self._updates)
             if record.commit is not None and record.commit.finished and not record.is_evaluation_due:
-                return
+                return True
             commit = self._live_through(record)
             self.saver.keep(record, commit, self._updates)
             if commit is not None and commit.finished:
-                return
+                return True
 
     def _settle(self, record: GenerationRecord) -> None:
         """Roll forward or undo, so that every stage is at the committed iteration."""

@@ -1,6 +1,7 @@
 """A worker process: forked by the fork server, one per live worker and tensor rank.
 
 It connects to the run's store, builds its stages, reports that it is ready and takes part in generations (recovery.py).
+SIGTERM has it leave at the next boundary (termination.py).
 It ends with the launcher or agent that started it, never the other way round.
 """
 
@@ -20,6 +21,7 @@ import torch
 from recycle.errors import RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import folder_of, load
 from recycle.exec.faults.injector import start_injector
+from recycle.exec.membership.departures import announce
 from recycle.exec.membership.member import Member
 from recycle.exec.membership.members import member_name
 from recycle.exec.membership.stores import open_store
@@ -32,6 +34,7 @@ from recycle.exec.transport.transports import transport_of
 from recycle.exec.worker.recovery import WorkerLoop
 from recycle.exec.worker.saver import Saver
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
+from recycle.exec.worker.termination import Termination
 from recycle.exec.worker.trace_log import TraceLog, trace_every
 from recycle.job import Job
 from recycle.runs import log_path
@@ -45,6 +48,7 @@ def run_worker(text: str) -> None:
         text: its specification.
     """
     specification = msgspec.json.decode(text, type=WorkerSpecification)
+    termination = Termination()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     run, worker, tensor_rank = specification.run, Worker.parse(specification.worker), specification.tensor_rank
@@ -83,6 +87,9 @@ def run_worker(text: str) -> None:
         specification.generation,
         transport.device_state,
     )
+    notices = store.clone()
+    leaves = {worker: specification.incarnation}
+    termination.listen(lambda: announce(notices, leaves, by_signal=True), end)
     try:
         stages = build_stages(job, run.stages[worker.rank], device, tensor_group)
     except (RuntimeError, MemoryError, OverflowError) as error:  # torch's way to say that there is no memory
@@ -100,7 +107,7 @@ def run_worker(text: str) -> None:
         trace = TraceLog(log_path(run.directory, worker), run.started, member.warn, every)
     at = -1 if specification.restored is None else specification.restored
     try:
-        WorkerLoop(
+        is_finished = WorkerLoop(
             job=job,
             member=member,
             stages=stages,
@@ -116,6 +123,8 @@ def run_worker(text: str) -> None:
         saver.close()
         if trace is not None:
             trace.close()
+        if not is_finished:
+            return
         member.progress.begins("digest")
         member.leave_digests({stage.index: stage.state_digest() for stage in stages.values()})
     except RunError as error:

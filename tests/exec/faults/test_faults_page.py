@@ -36,6 +36,7 @@ LIMITS = {
     "nan": "the end of the iteration",
     "flip": "the end of the iteration",
     "rejoin": "–",
+    "drain": "–",
     "slow": "–",
 }
 
