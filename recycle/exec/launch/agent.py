@@ -23,6 +23,7 @@ from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership import schema
+from recycle.exec.membership.endings import with_last_lines
 from recycle.exec.membership.etcd_client import Lease, LeaseEnded
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.members import members_of
@@ -228,8 +229,8 @@ class _Agent:
             self._relay.forget(members_of(gone, self._job.grid.tensor_parallel))
             self._relay.flush()  # what they have said counts, and stands before their end
         for worker, how in gone.items():
-            tail = "" if "killed by" in how else f"; its last lines: {self._processes.tail(worker)}"
-            self._store.set(schema.EndedKey(worker), (self._processes.incarnation(worker), how + tail))
+            said = with_last_lines(how, "" if "killed by" in how else self._processes.tail(worker))
+            self._store.set(schema.EndedKey(worker), (self._processes.incarnation(worker), said))
 
     def _do_as_asked(self) -> bool:
         """Start and kill as the coordinator asks; whether all was done."""

@@ -26,6 +26,7 @@ from recycle.exec.launch.restart import Restart
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.membership.commit import finite_or_none
 from recycle.exec.membership.coordinator import Coordinator, GenerationPhase, StageLost
+from recycle.exec.membership.endings import with_last_lines
 from recycle.exec.membership.failure_detector import FailureDetector
 from recycle.exec.membership.heartbeats import HeartbeatReader
 from recycle.exec.membership.interfaces import Processes
@@ -240,7 +241,7 @@ class CoordinatorRuntime:
             tail = self._processes.tail(worker)
             if how.endswith(REFUSED_THE_JOB):
                 raise JobError(tail.rpartition(" ends: ")[2] or message)
-            raise RunError(f"{message}; its last lines: {tail}" if tail else message)
+            raise RunError(with_last_lines(message, tail))
         self._event("detected", worker=str(worker), step=self.coordinator.next_step, cause=f"{how} during start-up")
         self._go_back(StageLost(message), self.coordinator.live - {worker})
 

@@ -20,6 +20,7 @@ from recycle.errors import RunError
 from recycle.exec.membership import schema
 from recycle.exec.membership.commit import evaluate
 from recycle.exec.membership.departures import Departures
+from recycle.exec.membership.endings import last_line
 from recycle.exec.membership.failure_detector import FailureDetector, whom_to_fence
 from recycle.exec.membership.forming import GRACE_SECONDS, Again, Forming, TookBack
 from recycle.exec.membership.heartbeats import ReadHeartbeats, read_heartbeats
@@ -259,10 +260,8 @@ class Coordinator:
 
     def _ended_as(self, worker: Worker, lost: Mapping[Worker, str]) -> str:
         """The worker and how it ended; of an error of its own with the last line of its log, which says what it was."""
-        how, _, lines = lost[worker].partition("; its last lines: ")
-        if how.startswith("ended"):
-            lines = lines or self.processes.tail(worker)
-        last = lines.rpartition(" | ")[2]
+        is_own = lost[worker].startswith("ended")
+        how, last = last_line(lost[worker], self.processes.tail(worker) if is_own else "")
         return f"{worker}, which {how} ({last})" if last else f"{worker}, {how}"
 
     def start_over(self, live: set[Worker], committed: int, commit: Commit) -> None:

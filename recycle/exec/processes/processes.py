@@ -14,6 +14,7 @@ import msgspec
 
 from recycle.child import Child
 from recycle.errors import RunError
+from recycle.exec.membership.endings import LINE_SEPARATOR, with_last_lines
 from recycle.exec.membership.members import member_name
 from recycle.exec.processes.forkserver import PRELOADED
 from recycle.exec.processes.waker import Waker
@@ -123,7 +124,7 @@ class ForkServer:
         code = self._child.process.poll()
         if code is not None:
             tail = _tail(self._log) if self._log is not None else ""
-            raise RunError(f"the fork server {_how(code)}; its last lines: {tail}")
+            raise RunError(f"the fork server {with_last_lines(_how(code), tail)}")
 
     def close(self) -> None:
         """End the server; its workers die with it."""
@@ -318,7 +319,7 @@ def _unnoted_status(pid: int, descriptor: int) -> int | None:
 
 def _tail(log: Path, lines: int = 8) -> str:
     with contextlib.suppress(OSError):
-        return " | ".join(log.read_text(errors="replace").splitlines()[-lines:])
+        return LINE_SEPARATOR.join(log.read_text(errors="replace").splitlines()[-lines:])
     return ""
 
 

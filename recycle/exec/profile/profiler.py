@@ -30,6 +30,7 @@ import torch
 from recycle.child import Child
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.request import check_request
+from recycle.exec.membership.endings import LINE_SEPARATOR, with_last_lines
 from recycle.exec.membership.launcher_store import LauncherStore
 from recycle.exec.processes.processes import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
@@ -211,7 +212,7 @@ class _Measuring(Child):
         yield from super().lines()
         self._errors.seek(0)
         output = self._errors.read().decode(errors="replace").splitlines()
-        raise RunError(f"the measuring process ended; its last lines: {' | '.join(output[-4:])}")
+        raise RunError(with_last_lines("the measuring process ended", LINE_SEPARATOR.join(output[-4:])))
 
     def close(self) -> None:
         super().close()
