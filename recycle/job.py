@@ -6,6 +6,7 @@ does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `explain_jo
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import tomllib
@@ -380,6 +381,8 @@ def _text(path: str | Path) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
+    if text.lstrip().startswith("{"):
+        raise JobError("is JSON, and a job file is TOML; a plan or schedule goes to recycle check, simulate or view")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers of over 4300 digits, nesting
@@ -413,10 +416,36 @@ def _place(message: str, job: type[Job]) -> str:
     """msgspec's "... - at `$.shape.ranks`" as "[shape] ranks: ...", with the words that the key takes, if it does."""
     match = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, flags=re.DOTALL)
     if match is None:
-        return message
+        return _about_keys(message, job, "") or message
     section, _, key = match[2].partition(".")
     where = f"[{section}]" + (f" {key}" if key else "") if section else "top level"
+    if not key and (said := _about_keys(match[1], job, section)) is not None:
+        return said
     return f"{where}: {match[1][0].lower()}{match[1][1:]}{_remedy(job, section, key)}"
+
+
+def _about_keys(message: str, job: type[Job], section: str) -> str | None:
+    """What is said of a key that is missing or unknown, with the remedy; None when msgspec's words are not of keys."""
+    match = re.fullmatch(r"Object (missing required|contains unknown) field `([^`]*)`", message)
+    if match is None:
+        return None
+    key, known = match[2], _keys(job, section)
+    named = f"[{section}] {key}" if section else f"[{key}]"
+    if match[1] == "missing required":
+        example = "; write for example pipelines = 3, ranks = 4, micro_batches = 6 below [shape]"
+        return f"{named}: is missing" + (example if "shape" in (key, section) else "")
+    close = difflib.get_close_matches(key, known, 1)
+    what = "key" if section else "section"
+    hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(known)}"
+    return f"{named}: there is no such {what}; {hint}"
+
+
+def _keys(job: type[Job], section: str) -> list[str]:
+    """The keys of a section of the job file; its sections for ""."""
+    found: Any = msgspec.inspect.type_info(job)
+    if section:
+        found = next(each.type for each in found.fields if each.encode_name == section)
+    return [each.encode_name for each in getattr(found, "fields", ())]
 
 
 def _remedy(job: type[Job], section: str, key: str) -> str:

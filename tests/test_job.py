@@ -43,7 +43,11 @@ def test_a_limit_in_bytes_becomes_activations_by_the_profile(tmp_path: Path) -> 
     [
         ("[shape]\nranks = 4\nmicro_batches = 6\n", r"\[shape\].*pipelines"),
         ("[shape]\npipelines = 0\nranks = 4\nmicro_batches = 6\n", r"\[shape\] pipelines: .*>= 1"),
-        (SHAPE + "rank = 3\n", r"\[shape\]: .*`rank`"),
+        (SHAPE + "rank = 3\n", r"""\[shape\] rank: there is no such key; did you mean "ranks"\?$"""),
+        (SHAPE + "[modell]\n", r"""\[modell\]: there is no such section; did you mean "model"\?$"""),
+        (SHAPE + "[eval]\nxyz = 1\n", r"\[eval\] xyz: there is no such key; known are every, batches, "),
+        ("[times]\nforward = 1\n", r"\[shape\]: is missing; write for example pipelines = 3, "),
+        ('{"pipelines": 3}', "is JSON, and a job file is TOML"),
         (SHAPE + "[times]\nforward = [1, 2]\n", r"\[times\] forward: lists 2 stages, the shape has 4"),
         (SHAPE + "[times]\nforward = nan\n", r"\[times\] forward: must be finite"),
         (SHAPE + "[times]\nbackward_input = -1\n", r"\[times\] backward_input: must be finite and at least 0"),

@@ -36,6 +36,8 @@ STEPS_OFFERED = 500
 """Executed steps of a run that can be chosen to compare."""
 REFRESH_SECONDS = 4.0
 """Between two readings of a run that goes on."""
+_NAMED_RUNS = 5
+"""Of a folder of runs, in the line that asks for one of them."""
 
 
 @dataclass(frozen=True)
@@ -394,6 +396,18 @@ def is_run_directory(path: Path) -> bool:
     return path.is_dir() and any((path / name).exists() for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
 
 
+def _what_it_is(folder: Path) -> str:
+    """Says of a folder that it is not a run directory, and which it holds, the newest first."""
+    runs = [path for path in folder.iterdir() if not path.is_symlink() and is_run_directory(path)]
+    if not runs:
+        return "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
+    newest = sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
+    names = ", ".join(str(path) for path in newest[:_NAMED_RUNS])
+    more = f" and {len(runs) - _NAMED_RUNS} more" if len(runs) > _NAMED_RUNS else ""
+    what = "a run; name it" if len(runs) == 1 else "several runs; name those to see"
+    return f"holds {what}: {names}{more}"
+
+
 def load_run(path: str | Path) -> Run:
     """Read a run directory.
 
@@ -402,8 +416,7 @@ def load_run(path: str | Path) -> Run:
     """
     path = Path(path)
     if not is_run_directory(path):
-        what = "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
-        raise RecycleError(f"{path}: {what if path.is_dir() else 'no such run directory'}")
+        raise RecycleError(f"{path}: {_what_it_is(path) if path.is_dir() else 'no such run directory'}")
     problems: list[str] = []
     job, shape, profile = _job(path, problems)
     metrics = _metrics(path, problems)

@@ -99,7 +99,7 @@ def load_source(path: str | Path) -> Run | ScheduleFile:
     """
     path = Path(path)
     if path.is_dir():
-        return load_run(path)
+        return load_run(path.parent / path.readlink() if path.is_symlink() else path)
     if not path.exists():
         raise RecycleError(f"{path}: no such file or run directory")
     if path.name == TRACE:

@@ -112,6 +112,7 @@ def plan(
         loaded = replace(loaded, planner=replace(loaded.planner, move=move))
     if profile is not None:
         loaded = replace(loaded, times=replace(loaded.times, profile=str(profile)))
+    _require_bearable(loaded.shape, failures)
     priced = price(loaded)
     with errors_as(PlanError, f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
         Problem.of(priced)
@@ -132,6 +133,16 @@ def plan(
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
     effort = {"processes": processes, "seconds": within}
     _many(priced, failures, library, threshold if drifting else None, as_json, effort, again)
+
+
+def _require_bearable(shape: Shape, failures: int | None) -> None:
+    """Raises PlanError when so many dead always leave a stage without a host."""
+    most = shape.ranks * (shape.pipelines - 1)
+    if failures is not None and failures > most:
+        raise PlanError(
+            f"plan: --failures: at most {most} of the {shape.worker_count} workers can be dead while every stage has a"
+            f" host, got {failures}"
+        )
 
 
 def _one(

@@ -79,7 +79,8 @@ def train(
     run: Annotated[
         Path | None,
         typer.Option(
-            help="Run directory, fresh; else runs/<job>-<time>. With --resume the one to go on in; else the newest."
+            help="Run directory, fresh; else runs/JOB-TIME, to which runs/latest leads."
+            " With --resume the one to go on in; else the newest."
         ),
     ] = None,
     resume: Annotated[

@@ -322,10 +322,25 @@ class Timeline:
         return text_grid(self.schedule, self.start, self.end, width)
 
     def show(self, width: int = 120) -> str:
-        """Print the timeline as text, a lane per worker, and return it."""
-        text = self.text(width)
+        """Print the timeline as text, a lane per worker, and return it; a notebook does not print it a second time."""
+        text = _Printed(self.text(width))
         print(text)
         return text
+
+    def _repr_svg_(self) -> str | None:
+        """The lanes, for notebooks; None where there are too many operations for a picture."""
+        drawn: str | None = self.schedule.show(self.profile)._repr_svg_()
+        return drawn
+
+    def __repr__(self) -> str:
+        return f"<Timeline of {self.schedule!r}: makespan {self.makespan:g}, period {self.period:g}>"
+
+
+class _Printed(str):
+    """Text that has been printed, so that a notebook which ends with it shows nothing more."""
+
+    def _ipython_display_(self) -> None:
+        return None
 
 
 def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:

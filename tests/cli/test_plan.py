@@ -302,10 +302,13 @@ def test_workers_named_twice_count_once(run):
     assert {**once, "seconds": 0} == {**twice, "seconds": 0}
 
 
-def test_more_failures_than_there_are_workers_are_all_there_can_be(run, tmp_path):
-    status, out, _ = run(TINY, "--failures", 10**9, "--library", tmp_path / "plans", "--json")
+def test_as_many_failures_as_every_stage_bears_are_all_there_can_be(run, tmp_path):
+    status, out, _ = run(TINY, "--failures", 4, "--library", tmp_path / "plans", "--json")
     assert (status, json.loads(out)["complete"]) == (0, True)
     assert [row["vector"] for row in json.loads(out)["table"]][-1] == [2, 2]
+    status, out, error = run(TINY, "--failures", 5, "--library", tmp_path / "more", "--json")
+    assert (status, out, (tmp_path / "more").exists()) == (2, "", False)
+    assert "at most 4 of the 6 workers can be dead while every stage has a host, got 5" in error
 
 
 def test_a_tiny_budget_gives_the_best_checked_plan_with_its_gap(run, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle import Profile, RecycleError, Schedule, Shape
+from recycle import Profile, RecycleError, Schedule, Shape, simulate
 from recycle.ir.families import one_f_one_b
 
 
@@ -24,6 +24,15 @@ def test_a_schedule_shows_its_lanes(broken: Schedule, tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert repr(picture).startswith("<Picture of <Schedule D=3 P=2 m=2")
     assert len(picture.figure().data) > 2
+
+
+def test_a_timeline_shows_its_lanes_and_prints_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(forward=2.0))
+    assert timeline._repr_svg_() == one_f_one_b(Shape(1, 2, 2)).show(Profile.uniform(forward=2.0))._repr_svg_()
+    assert repr(timeline).endswith(f"makespan {timeline.makespan:g}, period {timeline.period:g}>")
+    shown = timeline.show()
+    assert capsys.readouterr().out == shown + "\n"
+    assert type(shown)._ipython_display_(shown) is None  # IPython prints what a cell ends with, unless told not to
 
 
 def test_times_are_those_of_the_profile() -> None:

@@ -143,8 +143,23 @@ def test_sources_are_recognised(run_dir: Path, schedule_file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("absent", "no such file or run directory"), (".", "not a run directory"), ("run/trace.json", "view its folder")],
+    [("absent", "no such file or run directory"), (".", "holds a run; name it"), ("run/trace.json", "view its folder")],
 )
 def test_what_is_neither_is_refused_with_the_reason(run_dir: Path, name: str, message: str) -> None:
     with pytest.raises(RecycleError, match=message):
         load_source(run_dir.parent / name)
+
+
+def test_a_folder_of_runs_names_them_and_the_link_to_the_newest_opens(run_dir: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(run_dir, runs / "one")
+    with pytest.raises(RecycleError, match=r"runs: holds a run; name it: .*runs/one$"):
+        load_source(runs)
+    (runs / "latest").symlink_to("one")
+    source = load_source(runs / "latest")
+    assert isinstance(source, Run)
+    assert source.path == runs / "one"
+    for number in range(6):
+        (runs / str(number) / "logs").mkdir(parents=True)
+    with pytest.raises(RecycleError, match=r"runs: holds several runs; name those to see: .* and 2 more$"):
+        load_source(runs)

@@ -29,6 +29,9 @@ from recycle.job import Job
 from recycle.manifest import HUGGING_FACE, carried_files
 from recycle.runs import EVENTS, TRACE, read_lines
 
+LATEST = "latest"
+"""The link in a folder `runs` that leads to the run which was started last in it."""
+
 
 class RunDirectory:
     """Opens a fresh run directory, or one to go on in. One process at a time has it open, or the agents of one run.
@@ -75,6 +78,7 @@ class RunDirectory:
                 self._keep_beside_weights(Path(job.model.weights))
             if shared is not None:
                 write_whole(self.path / "run", f"{shared.identity}\n")
+            self._point_latest_here()
             self._metrics = LineLog(self.path / "metrics.jsonl", self._is_shared)
             self._events = LineLog(self.path / "events.jsonl", self._is_shared)
             if earlier is not None:
@@ -90,6 +94,17 @@ class RunDirectory:
             os.close(descriptor)
             raise JobError(f"{self.path}: another `recycle train` is running in it") from None
         return descriptor
+
+    def _point_latest_here(self) -> None:
+        """Make `runs/latest` lead to a run directory in a folder `runs`; what is no link there is left alone."""
+        latest = self.path.parent / LATEST
+        if self.path.parent.name != "runs" or (latest.exists() and not latest.is_symlink()):
+            return
+        scratch = latest.with_name(f".{LATEST}.{os.getpid()}")
+        with contextlib.suppress(OSError):  # a file system without links is no reason not to train
+            scratch.unlink(missing_ok=True)
+            scratch.symlink_to(self.path.name)
+            os.replace(scratch, latest)
 
     def _keep_beside_weights(self, checkpoint: Path) -> None:
         """Keep what came with the weights that the run starts from, so that its checkpoints can be exported with it."""

@@ -135,7 +135,9 @@ def _recognise(path: str, content: bytes) -> str:
     if len(fitting) != 1:
         fitting = [name for name in fitting or FORMATS if FORMATS[name].recognises(content)] or fitting
     if not fitting:
-        raise ScheduleError(f"{path}: neither suffix nor content is that of a known format: {_known()}")
+        raise ScheduleError(
+            f"{path}: is not a schedule file: its suffix and content are of no known format: {_known()}"
+        )
     return fitting[0]
 
 

@@ -80,7 +80,7 @@ def test_paths_in_it_are_relative_to_the_job_file(tmp_path: Path) -> None:
     [
         ("every = -1", r"\[eval\] every: expected `int` >= 0"),
         ("batches = 0", r"\[eval\] batches: expected `int` >= 1"),
-        ("often = 1", r"\[eval\]: object contains unknown field `often`"),
+        ("often = 1", r"\[eval\] often: there is no such key; known are every, "),
         ('every = 1\ndata = {kind = "megatron"}', r'\[eval\]: \[data\] path: kind = "megatron" needs the path'),
         (
             'every = 1\ndata = {kind = "gpt-dataset", path = "a", split = "1"}',

@@ -101,7 +101,7 @@ def test_a_format_is_known_by_suffix_then_by_content(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     assert formats.read(tmp_path / "plan") == schedule
     assert formats.read(tmp_path / "plan", "native") == schedule
-    with pytest.raises(ScheduleError, match=r"notes\.txt: neither suffix nor content .* native \(\.json\)"):
+    with pytest.raises(ScheduleError, match=r"notes\.txt: is not a schedule file: .* native \(\.json\)"):
         formats.read(tmp_path / "notes.txt")
     with pytest.raises(ScheduleError, match=r"'xml' is not a format: known are native"):
         formats.read(tmp_path / "plan", "xml")
