@@ -1,9 +1,9 @@
-"""Pictures of every page of the viewer in headless Chromium, to be looked at, and those that the README shows.
+"""Pictures of every page of the viewer in headless Chromium, to be looked at, and those that docs/viewer.md shows.
 
     python docs/screenshots.py [--out FOLDER] [--only NAME,…]
 
 Each page, also empty and with errors, is opened as a user would, in light and dark at 1280 and 2560 pixels. The
-README's go to `docs/pictures`, in light at 1280; the others to FOLDER. Trains an emulated job of six workers with a
+latter go to `docs/pictures`, in light at 1280; the others to FOLDER. Trains an emulated job of six workers with a
 kill and a re-join for the page of a run. Needs Debian's `chromium` and Playwright for Python: pip install
 'recycle-pipeline[test]'.
 """
@@ -36,8 +36,8 @@ from viz.sources import load_source, schedule_source
 from viz.what_if import WhatIf
 
 ROOT = Path(__file__).parent.parent
-README = {"timeline": (0, 1030), "compare": (310, 1130), "what-if": (0, 1460), "large": (140, 1330)}
-"""Pictures that the README shows, and where they begin and how high they are, pixels."""
+SHOWN = {"timeline": (0, 1030), "compare": (310, 1130), "what-if": (0, 1460), "large": (140, 1330)}
+"""Pictures that docs/viewer.md shows, and where they begin and how high they are, pixels."""
 WIDTHS, SCHEMES, HEIGHT = (1280, 2560), ("light", "dark"), 1500
 JOB = """
 [shape]
@@ -87,9 +87,9 @@ def main() -> int:
                 page.wait_for_timeout(400)
                 path = arguments.out / f"{name}-{width}-{scheme}.png"
                 page.screenshot(path=path)
-                if name in README and (width, scheme) == (WIDTHS[0], SCHEMES[0]):
+                if name in SHOWN and (width, scheme) == (WIDTHS[0], SCHEMES[0]):
                     clip = dict(
-                        zip(("x", "y", "width", "height"), (0, README[name][0], width, README[name][1]), strict=True)
+                        zip(("x", "y", "width", "height"), (0, SHOWN[name][0], width, SHOWN[name][1]), strict=True)
                     )
                     page.screenshot(path=ROOT / "docs" / "pictures" / f"{name}.png", clip=clip)
                 page.close()

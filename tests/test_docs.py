@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from collections.abc import Iterator
+from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recycle import ScheduleError, Shape, check
+from recycle.cli import main
+from recycle.cli.app import COMMANDS, command_of
 from recycle.ir import families
 from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
@@ -125,3 +130,58 @@ def test_the_readme_example_runs_and_draws_its_timeline(capsys: pytest.CaptureFi
     (code,) = blocks("README.md", "python")
     exec(compile(code, "README.md", "exec"), {})
     assert "  1.1 xxx" in capsys.readouterr().out
+
+
+def printed_commands() -> Iterator[tuple[str, list[str]]]:
+    """(where it is printed, its words after "recycle") of each command of README, docs and --help."""
+    lines = [(page.name, line) for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) for line in page.open()]
+    for name in COMMANDS:
+        text = getdoc(command_of(name).callback) or ""
+        lines += [(f"recycle {name} --help", line.removeprefix("Example: ")) for line in text.splitlines()]
+    for place, line in lines:
+        found = re.match(r"\**(?:\$ )?recycle ([a-z].*?)(?:\*\*.*)?$", line.strip())
+        if found and found[1].split()[0] in COMMANDS:
+            words = shlex.split(re.sub(r"[\[\]]", "", found[1]), comments=True)
+            yield place, ["1" if word in ("N", "SECONDS") else word for word in words]
+
+
+def test_every_printed_command_has_arguments_that_its_command_takes() -> None:
+    found = list(printed_commands())
+    assert len(found) > 60
+    assert {words[0] for _, words in found} == set(COMMANDS)
+    for place, (name, *arguments) in found:
+        try:
+            command_of(name).make_context(name, arguments)
+        except Exception as error:
+            pytest.fail(f"{place}: recycle {name} {' '.join(arguments)}: {error}")
+
+
+def test_the_first_commands_of_the_readme_run_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    first = (ROOT / "README.md").read_text().split("## A first run")[1].split("##")[0]
+    commands = re.findall(r"^    (?:\$ )?recycle ((?:plan|schedule|view .*--export) .*)$", first, flags=re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(command, comments=True))
+        assert ended.value.code == 0, command
+    printed = capsys.readouterr().out
+    assert re.search(r"^0 0 1 0 +27 +29 +27 +optimal", printed, flags=re.MULTILINE)
+    drawn = [path.read_text() for path in (tmp_path / "failure.svg", ROOT / "docs" / "pictures" / "failure.svg")]
+    assert [re.findall("period [0-9.]+", picture) for picture in drawn] == [["period 27", "period 27"]] * 2
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 100
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
+    broken = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []

@@ -241,11 +241,17 @@ def weight_share(profile: Profile, shape: Shape) -> float:
 
 @dataclass(frozen=True)
 class Panel:
-    """One timeline of a picture; `span` makes its time axis longer than the table, to compare panels."""
+    """One timeline of a picture.
+
+    Attributes:
+        span: makes its time axis longer than the table, to compare panels.
+        period: time from its start to that of the next iteration in steady state, where pictures may bracket it.
+    """
 
     title: str
     table: LaneTable
     span: float | None = None
+    period: float | None = None
 
 
 def on_one_axis(panels: Sequence[Panel]) -> list[Panel]:

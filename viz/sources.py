@@ -42,7 +42,8 @@ class ScheduleFile:
 
     def panels(self) -> list[Panel]:
         """Its timeline; none where no instruction takes time."""
-        return [Panel(self.name, self.lanes)] if len(self.lanes) else []
+        period = self.timeline.period if self.timeline is not None else None
+        return [Panel(self.name, self.lanes, period=period)] if len(self.lanes) else []
 
     def choices(self, place: int) -> dict[str, str]:
         return {f"file/{place}": self.name} if self.timeline is not None else {}

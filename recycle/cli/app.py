@@ -55,10 +55,11 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that `args` call, and what is left of them; only here its file is imported."""
         name, _, left = super().resolve_command(ctx, args)
-        return name, _load(str(name)), left
+        return name, command_of(str(name)), left
 
 
-def _load(name: str) -> Any:
+def command_of(name: str) -> Any:
+    """The command `name`, whose file this imports."""
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     function = name.replace("-", "_")
     single.command(name)(_naming_its_job(getattr(import_module(f"recycle.cli.{function}"), function)))

@@ -98,6 +98,9 @@ def _panel(panel: Panel, left: float, top: float, width: float) -> list[str]:
                 _rect(left, middle - 13, width, 26, f'class="failed" fill="url(#failed-hatch)" stroke="{FAILURE}"/>')
             )
     parts += [_operation(table, box, left, lanes_top, pixels) for box in boxes(table) if box.end > box.start]
+    if panel.period:
+        shown = f"period {panel.period * scale:.4g}" + (f" {unit}" if unit else "")
+        parts += _bracket(left, left + panel.period * pixels, lanes_top, shown)
     for lane in np.flatnonzero(table.failed).tolist():
         middle = lanes_top + LANE * (lane + 0.5)
         at_end = table.offsets[lane + 1] > table.offsets[lane]
@@ -105,6 +108,17 @@ def _panel(panel: Panel, left: float, top: float, width: float) -> list[str]:
         parts.append(_rect(x - 24, middle - 9, 48, 18, f'rx="3" fill="{FAILURE}"/>'))
         parts.append(_text(x, middle + 4, "failed", 'text-anchor="middle" font-weight="600"'))
     return parts
+
+
+def _bracket(left: float, right: float, bottom: float, text: str) -> list[str]:
+    """A bracket above the lanes from one time to another, with what it spans behind its middle."""
+    path = f"M{_number(left)} {_number(bottom - 2)}v-7H{_number(right)}v7"
+    middle, width = left + 0.75 * (right - left), CHARACTER * len(text) + 8
+    return [
+        f'<path class="period" d="{path}" fill="none" stroke="{INK}"/>',
+        _rect(middle - width / 2, bottom - 16, width, 13, f'fill="{PAPER}"/>'),
+        _text(middle, bottom - 5, text, 'text-anchor="middle" font-weight="600"'),
+    ]
 
 
 def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels: float) -> str:
