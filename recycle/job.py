@@ -158,6 +158,8 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
                 raise JobError("[shape] sequence_parallel: needs tensor_parallel of at least 2")
             if self.model.provider is not None or self.model.kind == "emulated":
                 raise JobError("[shape] sequence_parallel: is for models that recycle builds; set it to false")
+        if self.grid.expert_parallel:
+            self._validate_expert_parallel()
         if self.model.kind != "emulated" and self.model.provider is None:
             self._validate_tensor_parallel()
         self._validate_data(self.data)
@@ -245,6 +247,21 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             raise JobError(
                 f'[data] reset_positions: kind = "{self.model.kind}" has rotary positions, which megatron-core counts'
                 f" through a sample; leave it out"
+            )
+
+    def _validate_expert_parallel(self) -> None:
+        count, experts = self.grid.tensor_parallel, config_of(self.model).get("num_moe_experts")
+        if count == 1:
+            raise JobError("[shape] expert_parallel: needs tensor_parallel of at least 2")
+        if self.model.provider is not None or experts is None:
+            raise JobError(
+                '[shape] expert_parallel: is for mixtures of experts that recycle builds, such as kind = "mixtral"; set'
+                " it to false"
+            )
+        if int(experts) % count:
+            raise JobError(
+                f"[model.config] num_moe_experts: {experts} is not divisible by tensor_parallel = {count}, and"
+                " [shape] expert_parallel gives each tensor rank as many experts"
             )
 
     def _validate_tensor_parallel(self) -> None:

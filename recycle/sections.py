@@ -34,7 +34,8 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     With `tensor_parallel` T a worker is T processes, each with a T-th of its stages' attention heads, feed-forward
     units and vocabulary, which T must divide. They fail as one: see docs/tensor-parallel.md. With `sequence_parallel`
-    each also holds a T-th of every sequence wherever a layer does not need the whole.
+    each also holds a T-th of every sequence wherever a layer does not need the whole. With `expert_parallel` each has a
+    T-th of the experts of every layer, whole; else each has all of them.
     """
 
     pipelines: Positive
@@ -43,6 +44,7 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     chunks: Positive = 1
     tensor_parallel: Positive = 1
     sequence_parallel: bool = False
+    expert_parallel: bool = False
 
 
 class TimesSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -79,6 +79,7 @@ def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFact
         observer: Observer | None = None,
         planner: Any = plan_for_training,
         directory: Path | None = None,
+        resume: bool = False,
     ) -> RunResult:
         kind = job.model.kind
         result = train(
@@ -90,6 +91,7 @@ def launch(servers: dict[str, ForkServer], tmp_path_factory: pytest.TempPathFact
             planner=planner,
             observer=observer,
             server=servers[kind],
+            resume=resume,
         )
         print(f"{kind}, {steps} steps, {faults or 'no faults'}:", *result.events, sep="\n  ")  # shown if the test fails
         return result

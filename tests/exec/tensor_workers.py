@@ -35,13 +35,13 @@ class Part:
 
     Attributes:
         gradients: mean gradients by name in the whole model.
-        cuts: name -> dimension along which it is cut.
+        cuts: name -> dimension along which it is cut; None for what this tensor rank alone has, whole.
         report: as for a commit.
         digests: of the states after a step with these gradients.
     """
 
     gradients: dict[str, np.ndarray]
-    cuts: dict[str, int]
+    cuts: dict[str, int | None]
     report: Report
     digests: list[str]
 
@@ -85,14 +85,12 @@ class TensorWorkers:
 
 def whole_gradients(parts: list[Part]) -> dict[str, torch.Tensor]:
     """The gradients of the whole model, put together from those of all tensor ranks."""
-    return {
-        name: torch.from_numpy(
-            np.concatenate([part.gradients[name] for part in parts], parts[0].cuts[name])
-            if name in parts[0].cuts
-            else parts[0].gradients[name]
-        )
-        for name in parts[0].gradients
-    }
+    found = {}
+    for name in {name: None for part in parts for name in part.gradients}:
+        holders = [part for part in parts if name in part.gradients]
+        pieces, dimension = [part.gradients[name] for part in holders], holders[0].cuts.get(name)
+        found[name] = torch.from_numpy(pieces[0] if dimension is None else np.concatenate(pieces, dimension))
+    return found
 
 
 def in_halves(gradients: dict[str, torch.Tensor], stages: list[MegatronStage]) -> dict[str, torch.Tensor]:

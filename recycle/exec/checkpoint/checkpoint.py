@@ -134,7 +134,7 @@ def writer_of(stage: int, rank: int, record: GenerationRecord) -> str:
 
 
 def stored_names(
-    named: Mapping[str, torch.Tensor], cuts: Mapping[str, int], tensor: tuple[int, int]
+    named: Mapping[str, torch.Tensor], cuts: Mapping[str, int | None], tensor: tuple[int, int]
 ) -> dict[str, torch.Tensor]:
     """What a tensor rank writes of a stage's state, by the names that it has in a checkpoint.
 
@@ -147,9 +147,9 @@ def stored_names(
     return {_stored(name, cuts, rank, size): value for name, value in named.items() if name in cuts or rank == 0}
 
 
-def _stored(name: str, cuts: Collection[str], rank: int, size: int) -> str:
+def _stored(name: str, cuts: Mapping[str, int | None], rank: int, size: int) -> str:
     """The name of what tensor rank `rank` of `size` has of a tensor."""
-    return part_name(name, rank, size) if size > 1 and name in cuts else name
+    return part_name(name, rank, size) if size > 1 and cuts.get(name) is not None else name
 
 
 def write_stage(
@@ -337,13 +337,14 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
             cuts = stage.cuts()
             for name, live in stage.named_state(stage.state_tensors()).items():
                 mine = _stored(name, cuts, tensor_rank, tensor_parallel)
-                if mine in there or name not in cuts:
+                dimension = cuts.get(name)
+                if mine in there or dimension is None:
                     state[mine] = live
                     continue
                 names = _whole(name, cuts, sizes, there)
                 pieces = [torch.empty(there[part].size, dtype=live.dtype) for part in names]
                 state |= dict(zip(names, pieces, strict=True))
-                joined.append((live, cuts[name], pieces))
+                joined.append((live, dimension, pieces))
             load_tensors(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
             for live, dimension, pieces in joined:
                 live.copy_(torch.cat(pieces, dimension).chunk(tensor_parallel, dimension)[tensor_rank])
@@ -351,7 +352,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
         raise RunError(f"{folder}: cannot be loaded: {error}") from None
 
 
-def _whole(name: str, cuts: Collection[str], sizes: Iterable[int], there: Collection[str]) -> list[str]:
+def _whole(name: str, cuts: Mapping[str, int | None], sizes: Iterable[int], there: Collection[str]) -> list[str]:
     """The names under which a checkpoint has all of `name`, first part to last.
 
     Args:

@@ -166,6 +166,10 @@ class _Agent:
         self._lost.clear()
         return Lease(self._store.client.clone(), self._job.membership, self._lose)
 
+    def _renew_lease(self) -> None:
+        self._lease.close()
+        self._lease = self._take_lease()
+
     def _lose(self) -> None:
         self._lost.set()
         self._waker.wake()
@@ -185,7 +189,13 @@ class _Agent:
     def _arrive(self) -> None:
         """Announce this node. An agent that was here before may take a term to be forgotten."""
         deadline = time.monotonic() + self._job.membership.lease + 2
-        while not self._announce():
+        while True:
+            try:
+                if self._announce():
+                    return
+            except LeaseEnded:  # this process or etcd stood still since it was taken
+                self._renew_lease()
+                continue
             if time.monotonic() > deadline:
                 raise JobError(f"node {self._node} has an agent already in run {self._run!r}")
             time.sleep(0.2)
@@ -199,8 +209,7 @@ class _Agent:
         """The lease has ended: this process stood still, or etcd did, or was cut off. Raises RunError if given up."""
         self._give_up_role()
         failures = self._lease.failures
-        self._lease.close()
-        self._lease = self._take_lease()
+        self._renew_lease()
         try:
             is_there = self._announce()
         except LeaseEnded:

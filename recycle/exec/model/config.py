@@ -42,6 +42,7 @@ _SAID_ELSEWHERE = {
     "attention_dropout": "[model] attention_dropout says it",
     "tensor_model_parallel_size": "[shape] tensor_parallel says it",
     "sequence_parallel": "[shape] sequence_parallel says it",
+    "expert_model_parallel_size": "[shape] expert_parallel says it",
     **dict.fromkeys(("recompute_granularity", "recompute_method", "recompute_num_layers"), "[model] recompute says it"),
     **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16"), "[train] precision says it"),
     **dict.fromkeys(
@@ -90,7 +91,7 @@ _UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("context_parallel_size", "hierarchical_context_parallel_sizes", "hybrid_context_parallel"),
-            *("expert_model_parallel_size", "expert_tensor_parallel_size", "cp_comm_type"),
+            *("expert_tensor_parallel_size", "cp_comm_type"),
             *("overlap_moe_expert_parallel_comm", "moe_shared_expert_overlap", "moe_token_dispatcher_type"),
             *("moe_flex_dispatcher_backend", "distribute_saved_activations"),
         ),
@@ -178,7 +179,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
     }
     settings |= further_fields(config_of(model))
     if "num_moe_experts" in settings:
-        # A worker has all experts of its layers: each tensor rank computes all of them, on the same tokens.
+        # A worker has all experts of its layers, each of them whole on all its tensor ranks or on one of them.
         settings |= {"expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "allgather"}
         settings.setdefault("moe_ffn_hidden_size", settings["ffn_hidden_size"])
     try:

@@ -3,9 +3,9 @@
 They are drawn, or those of a checkpoint.
 
 The part runs on any device: the local layer spec with a core attention around torch's `scaled_dot_product_attention`
-and no fused kernel. A mixture of experts has all experts of a layer in the part and drops no token.
+and no fused kernel. A mixture of experts drops no token; its tensor ranks have all experts each, or share them.
 
-Limits: no context or expert parallelism; a mixture of experts has no sequence parallelism.
+Limits: no context parallelism; a mixture of experts has no sequence parallelism.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -23,6 +22,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle.architecture import is_rotary
 from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.config import transformer_config
+from recycle.exec.model.expert_parallel import groups_with_shared_experts, prepare_mixtures
+from recycle.exec.model.fused import fuse
 from recycle.exec.model.sequence_parallel import cut_sequences
 from recycle.exec.model.stored_weights import read_weights
 from recycle.exec.model.weights import initialise
@@ -64,11 +65,10 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0) -> GPTModel:
         rotary_base=job.model.rotary_base,
         rope_scaling=job.model.rotary_scaling is not None,
         rope_scaling_factor=job.model.rotary_scaling or 1.0,
+        pg_collection=groups_with_shared_experts() if job.grid.expert_parallel else None,
     )
-    for module in part.modules():
-        if isinstance(module, MoELayer):
-            # It refuses tensor ranks that have all tokens; with all experts on each, nothing is sent between them.
-            module.attn_tp_group = module.ep_group
+    prepare_mixtures(part)
+    fuse(part)
     if job.grid.sequence_parallel:
         cut_sequences(part)
     first_layer, tensor = sum(layers[:stage]), (tensor_rank, job.grid.tensor_parallel)

@@ -15,7 +15,7 @@ import torch
 from recycle.exec.data.ahead import BatchesAhead
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.model.accumulate import ACCUMULATORS, Accumulator, ExactSum, Layout
-from recycle.exec.model.optimizer import SHAPED, Optimizer, decays
+from recycle.exec.model.optimizer import COUNTED, SHAPED, Optimizer, decays
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.stage import Stage
 from recycle.ir.instruction import (
@@ -77,6 +77,7 @@ class MegatronStage(Stage):
         evaluation: Batches | None = None,
     ) -> None:
         from recycle.exec.model.backward import WeightGradientStore, split_linears
+        from recycle.exec.model.expert_parallel import own_experts
         from recycle.exec.model.graph_split import GraphSplit
         from recycle.exec.model.part import Part
         from recycle.exec.model.sequence_parallel import partly_computed
@@ -106,7 +107,9 @@ class MegatronStage(Stage):
         if job.grid.sequence_parallel:
             self._summed |= partly_computed(part) - cut.keys()
         self._halved = {name for name, parameter in self.parameters.items() if parameter in halves}
-        self._cuts = {name: cut[parameter] for name, parameter in self.parameters.items() if parameter in cut}
+        alone: dict[torch.nn.Parameter, int | None] = dict.fromkeys(own_experts(part))
+        places = alone | cut
+        self._cuts = {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places}
         self._optimizer = Optimizer(parameters, job.train, self._type)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
         bound, shapes = job.train.gradient_exponent, [parameter.shape for parameter in parameters]
@@ -269,8 +272,9 @@ class MegatronStage(Stage):
     def replicated(self) -> Collection[int]:
         return self._replicated
 
-    def cuts(self) -> Mapping[str, int]:
-        return {
+    def cuts(self) -> Mapping[str, int | None]:
+        counts = {f"{COUNTED}{name}": None for name, dimension in self._cuts.items() if dimension is None}
+        return counts | {
             f"{prefix}{name}{half}": dimension
             for prefix in SHAPED
             for name, dimension in self._cuts.items()

@@ -24,6 +24,8 @@ from recycle.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
 """Before a parameter's name: what of the state has its shape, see `Optimizer.named_state`."""
+COUNTED = "step."
+"""Before a parameter's name: how many steps it has taken."""
 
 
 def clip_factor(clip: float, norm_squared: float) -> float:
@@ -173,5 +175,5 @@ class Optimizer:
             named |= {f"{prefix}{name}": view for name, view in zip(names, self.layout.views(tensor), strict=True)}
         for name, offset in zip(names, self.layout.offsets, strict=True):
             group = int(offset >= self._parts[1].start)
-            named[f"step.{name}"] = counts[group : group + 1]
+            named[f"{COUNTED}{name}"] = counts[group : group + 1]
         return named

@@ -166,8 +166,11 @@ class Stage(ABC):
         """Places in `gradient_norms_squared` of the numbers that all tensor ranks of a worker have in common."""
         return ()
 
-    def cuts(self) -> Mapping[str, int]:
-        """Names of `named_state` whose tensors are cut between tensor ranks -> the dimension along which."""
+    def cuts(self) -> Mapping[str, int | None]:
+        """Names of `named_state` whose tensors are cut between tensor ranks -> the dimension along which.
+
+        None for a tensor that this tensor rank alone has, whole.
+        """
         return {}
 
     @abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.mlp import MLP
 
+from recycle.exec.model.expert_parallel import first_expert
 from recycle.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02
@@ -23,6 +25,7 @@ SHARED_WEIGHT = "embedding.word_embeddings.weight"
 """The weight that a tied output layer uses too, and the name of its copy on the last stage."""
 LAYERS = "layers"
 """Name of the list of layers in a part, at any depth: its places count from the part's first layer on."""
+_EXPERT = re.compile(r"(\.local_experts\.)(\d+)")
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 _CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
     ColumnParallelLinear: {"weight": 0, "bias": 0},
@@ -30,7 +33,7 @@ _CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
     VocabParallelEmbedding: {"weight": 0},
 }
 """Layer -> its parameters that are cut between tensor ranks -> along which dimension; all ranks hold every other, and
-every expert of a mixture whole.
+every expert of a mixture whole, unless they share these.
 megatron-core marks a parameter only where it initialises it itself."""
 
 
@@ -52,7 +55,7 @@ def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, t
 
 
 def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
-    """The parameters of a part by their name in the whole model, where layers count from 0.
+    """The parameters of a part by their name in the whole model, where layers count from 0, and experts in a layer.
 
     Args:
         part: whose layers count from 0 too.
@@ -60,6 +63,7 @@ def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
     """
     layers = layers_of(part, first_layer)
     is_tied = getattr(part, "share_embeddings_and_output_weights", False)
+    expert = first_expert(part)
     names: dict[str, torch.nn.Parameter] = {}
     for name, parameter in part.named_parameters():
         for inside, (outside, _) in layers.items():
@@ -68,6 +72,8 @@ def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
                 break
         if name == "output_layer.weight" and is_tied:
             name = SHARED_WEIGHT
+        if expert:
+            name = _EXPERT.sub(lambda found: f"{found[1]}{int(found[2]) + expert}", name)
         names[name] = parameter
     return names
 

@@ -9,15 +9,22 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from recycle import Job, RunError
 from recycle.endpoints import parse_endpoints
+from recycle.exec import run
 from recycle.exec.launch.agent import own_address
+from recycle.exec.launch.launcher import RunResult
 from recycle.exec.membership.etcd_store import EtcdStore
+from recycle.exec.model.build import build_stages
+from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
+from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.etcd_server import EtcdServer
 from tests.exec.membership.test_etcd_store import keys
 from tests.exec.runs import Run, job, processes_writing_below
@@ -27,7 +34,7 @@ pytestmark = pytest.mark.process
 STEPS = 100
 Start = Callable[..., Cluster]
 MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
-CALM = {"dead_after": 60.0}
+CALM = {"dead_after": 60.0, "transport": "auto"}
 NODES_OF_ONE = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 1}, "train": {"checkpoint_every": 4}}
 
 
@@ -61,21 +68,32 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     assert not processes_writing_below(str(tmp_path / "run"))
 
 
-_REFERENCE: dict[tuple[str, int], tuple[list[float], dict[str, dict[str, str]]]] = {}
+_REFERENCE: dict[tuple[str, int], RunResult] = {}
 
 
-def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, kind: str = "emulated") -> None:
-    """Every step once, with the loss and at the end the state of a fault-free run on one machine, to the last bit."""
-    if (kind, steps) not in _REFERENCE:
-        run = launch(small(kind, membership=CALM), steps)
-        _REFERENCE[kind, steps] = run.losses, {w: {str(s): d for s, d in of.items()} for w, of in run.digests.items()}
-    losses, digests = _REFERENCE[kind, steps]
+def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: Job | None = None) -> None:
+    """Every step once, with the losses and at the end the state of a fault-free run on one machine, to the last bit.
+
+    Args:
+        of: the job, which runs with the patience of `CALM`.
+    """
+    calm = _with(of or small(), "membership", **CALM)
+    key = calm.to_toml(), steps
+    if key not in _REFERENCE:
+        _REFERENCE[key] = launch(calm, steps)
+    reference = _REFERENCE[key]
     metrics = cluster.lines("metrics")
     assert [line["step"] for line in metrics] == list(range(steps))
-    assert [line["loss"] for line in metrics] == losses
+    assert [line["loss"] for line in metrics] == reference.losses
+    assert {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line} == reference.evaluations
+    digests = {worker: {str(stage): of for stage, of in found.items()} for worker, found in reference.digests.items()}
     final = cluster.events("finished")[-1]["digests"]
     assert final
     assert final == {worker: digests[worker] for worker in final}
+
+
+def _with(of: Job, section: str, **keys: Any) -> Job:
+    return msgspec.structs.replace(of, **{section: msgspec.structs.replace(getattr(of, section), **keys)})
 
 
 def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
@@ -147,13 +165,21 @@ def test_a_worker_of_two_processes_fails_and_comes_back_as_one(start: Start, lau
 
 
 @pytest.mark.soak
-def test_a_real_gpt_trains_through_the_death_of_the_coordinators_node(start: Start, launch: Run) -> None:
-    cluster = start(small("gpt"), steps=12)
-    cluster.reach_step(3)
+def test_a_real_llama_with_weights_goes_on_through_evaluations_and_the_death_of_the_coordinators_node(
+    start: Start, launch: Run, tmp_path: Path
+) -> None:
+    of = small("llama")
+    weights = store(tmp_path / "weights", of, 0, list(build_stages(of, [0, 1]).values()))
+    of = small("llama", model={"weights": str(weights), "seed": 5}, eval={"every": 2, "batches": 2})
+    cluster = start(of, 12, faults=["kill:1.1@3.evaluation"])
+    cluster.reach(lambda: bool(cluster.events("rejoined")), "the return of the worker")
     cluster.kill(cluster.coordinator())
     cluster.finish()
-    assert_same_training(cluster, launch, 12, "gpt")
+    assert_same_training(cluster, launch, 12, of)
     assert len(cluster.events("coordinator")) == 1
+    assert [event["fault"] for event in cluster.events("fault")] == ["kill:1.1@3.evaluation"]
+    drawn = run(one_f_one_b(of.shape), _with(of, "model", weights=None), steps=1)
+    assert drawn.losses != [line["loss"] for line in cluster.lines("metrics")][:1]
 
 
 @pytest.mark.soak
@@ -207,13 +233,16 @@ def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launc
 
 
 def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
-    """A kill, a connection cut between two nodes, of which each silences its end, and a worker's fault on itself."""
-    faults = ["kill:1.1@3", "cut=0.0:2.0@8", "exception:0.1@12"]
-    limits = MEMBERSHIP | {"dead_after": 3.0}
-    cluster = start(small(membership=limits), faults=[*faults, "rejoin:1.1@6"])
+    """A kill in an evaluation, a connection cut between two nodes, and a worker's fault on itself.
+
+    Of the connection each of the nodes silences its end.
+    """
+    faults = ["kill:1.1@3.evaluation", "cut=0.0:2.0@8", "exception:0.1@12"]
+    of = small(membership=MEMBERSHIP | {"dead_after": 3.0}, eval={"every": 4, "batches": 2})
+    cluster = start(of, faults=[*faults, "rejoin:1.1@6"])
     cluster.reach(lambda: {"0.1", "1.1", "2.0"} <= rejoined(cluster).keys(), "the return of all three")
     cluster.finish()
-    assert_same_training(cluster, launch)
+    assert_same_training(cluster, launch, of=of)
     assert [event["fault"] for event in cluster.events("fault")] == faults
     detected = {event["worker"]: event["cause"].split(";")[0] for event in cluster.events("detected")}
     assert detected == {

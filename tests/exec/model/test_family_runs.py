@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +27,8 @@ TOLERANCE = 3e-7
 """Of gradients against those without tensor parallelism, whose sums have another order."""
 
 
-def run_job(model: dict[str, Any], tensor_parallel: int = 1, sequences: bool = False) -> Job:
+def run_job(model: dict[str, Any], tensor_parallel: int = 1, shared: str = "") -> Job:
+    """A job whose tensor ranks share sequences or experts, if `shared` is "sequence" or "expert"."""
     small = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
     keys = {key: value for key, value in (small | model).items() if key != "config"}
     of = job(
@@ -34,7 +36,7 @@ def run_job(model: dict[str, Any], tensor_parallel: int = 1, sequences: bool = F
         2,
         2,
         kind=model["kind"],
-        shape={"tensor_parallel": tensor_parallel, "sequence_parallel": sequences},
+        shape={"tensor_parallel": tensor_parallel} | ({f"{shared}_parallel": True} if shared else {}),
         model=keys,
         train={"clip": 1e9},
         eval={"every": 4, "batches": 1},
@@ -84,9 +86,13 @@ def calm_runs() -> dict[str, RunResult]:
     return {}
 
 
-@pytest.mark.parametrize(("name", "phase"), cases({"gpt": "", "llama": "stepped", "qwen 3": "", "mixtral": "backward"}))
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    cases({"gpt": "", "llama": "stepped", "qwen 3": "", "mixtral": "", "mixtral, experts shared": "backward"}),
+)
 def test_with_two_tensor_ranks_too(launch: Run, calm_runs: dict[str, RunResult], name: str, phase: str) -> None:
-    of = run_job(FAMILIES[name], 2)
+    family, _, is_shared = name.partition(", ")
+    of = run_job(FAMILIES[family], 2, "expert" if is_shared else "")
     if name not in calm_runs:
         calm_runs[name] = launch(of, STEPS)
     assert_same(launch(of, STEPS, *struck_by(phase, "1.1t1")), calm_runs[name])
@@ -99,11 +105,11 @@ def test_with_sequences_cut_between_tensor_ranks_too(
     launch: Run, calm_runs: dict[str, RunResult], name: str, phase: str
 ) -> None:
     """Dropout of what is cut draws by tensor rank, and the same again after a death."""
-    of = run_job(FAMILIES[name] | {"dropout": 0.1}, 2, sequences=True)
+    of = run_job(FAMILIES[name] | {"dropout": 0.1}, 2, "sequence")
     calm = launch(of, STEPS)
     assert_same(launch(of, STEPS, *struck_by(phase, "1.1t1")), calm)
     whole = launch(run_job(FAMILIES[name], 2), 1)
-    without_dropout = launch(run_job(FAMILIES[name], 2, sequences=True), 1)
+    without_dropout = launch(run_job(FAMILIES[name], 2, "sequence"), 1)
     assert without_dropout.losses == pytest.approx(whole.losses, rel=1e-6)
     assert calm.losses[0] != pytest.approx(whole.losses[0], rel=1e-5)
 
@@ -115,28 +121,29 @@ def pair() -> Iterator[TensorWorkers]:
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "sequences"),
+    ("name", "keys", "shared"),
     [
-        ("llama", {}, False),
-        ("qwen 3", {}, False),
-        ("mixtral", {}, False),
-        ("gpt", {"tied": True}, True),
-        ("llama", {}, True),
-        ("qwen 3", {}, True),
-        ("qwen 2", {"recompute": "full"}, True),
-        ("llama", {"recompute": "layers"}, True),
+        ("llama", {}, ""),
+        ("qwen 3", {}, ""),
+        ("mixtral", {}, ""),
+        ("mixtral", {}, "expert"),
+        ("mixtral", {"recompute": "layers"}, "expert"),
+        ("gpt", {"tied": True}, "sequence"),
+        ("llama", {}, "sequence"),
+        ("qwen 3", {}, "sequence"),
+        ("qwen 2", {"recompute": "full"}, "sequence"),
+        ("llama", {"recompute": "layers"}, "sequence"),
     ],
 )
 def test_two_tensor_ranks_have_the_gradients_of_one_and_the_same_bits_split_up(
-    pair: TensorWorkers, name: str, keys: dict[str, Any], sequences: bool
+    pair: TensorWorkers, name: str, keys: dict[str, Any], shared: str
 ) -> None:
     of = family_job(FAMILIES[name] | keys)
     stages = build_pipeline(of)
     loss = run_pipelines([stages], 0, of.shape.micro_batches)
     gradients = in_halves(gradients_by_name(stages), stages)
-    parted = msgspec.structs.replace(
-        of, grid=msgspec.structs.replace(of.grid, tensor_parallel=2, sequence_parallel=sequences)
-    )
+    sharing = {f"{shared}_parallel": True} if shared else {}
+    parted = msgspec.structs.replace(of, grid=msgspec.structs.replace(of.grid, tensor_parallel=2, **sharing))
     parts = pair.iterate(parted)
     assert parts[0].report.loss == parts[1].report.loss == pytest.approx(loss, rel=1e-6)
     whole = whole_gradients(parts)
@@ -145,3 +152,25 @@ def test_two_tensor_ranks_have_the_gradients_of_one_and_the_same_bits_split_up(
     apart = pair.iterate(parted, weights_last=True)
     assert [part.digests for part in parts] == [part.digests for part in apart]
     assert [part.report.norms for part in parts] == [part.report.norms for part in apart]
+
+
+def test_tensor_ranks_that_share_experts_have_each_expert_once(pair: TensorWorkers) -> None:
+    of = family_job(FAMILIES["mixtral"])
+    parted = msgspec.structs.replace(of, grid=msgspec.structs.replace(of.grid, tensor_parallel=2, expert_parallel=True))
+    parts = pair.iterate(parted)
+    experts = [{name for name in part.gradients if "local_experts" in name} for part in parts]
+    numbers = [{int(name.partition("local_experts.")[2].partition(".")[0]) for name in names} for names in experts]
+    assert numbers == [{0, 1}, {2, 3}]
+    assert all(part.cuts[name] is None for part, names in zip(parts, experts, strict=True) for name in names)
+    assert parts[0].report.replicated == parts[1].report.replicated
+
+
+def test_a_run_whose_experts_are_shared_goes_on_without_and_back(launch: Run, tmp_path: Path) -> None:
+    """Checkpoints are the same however experts were dealt out, moments and step counts included."""
+    model, directory = FAMILIES["mixtral"], tmp_path / "run"
+    for steps, of in ((2, run_job(model, 2, "expert")), (4, run_job(model)), (5, run_job(model, 2, "expert"))):
+        keeping = msgspec.structs.replace(of.train, checkpoint_every=1)
+        result = launch(msgspec.structs.replace(of, train=keeping), steps, directory=directory, resume=steps > 2)
+    calm = run(one_f_one_b(of.shape), run_job(model), steps=5)
+    for key, tolerance in (("loss", 1e-6), ("grad_norm", 1e-5)):
+        assert [line[key] for line in result.metrics] == pytest.approx([line[key] for line in calm.metrics], tolerance)

@@ -232,6 +232,10 @@ def test_any_field_of_megatron_cores_configuration_is_passed_on() -> None:
         ({"init_method": "normal"}, "init_method: cannot be set: it takes a function"),
         ({"moe_layer_freq": 2}, "moe_layer_freq: cannot be set: stages built by recycle have no such layers"),
         ({"sequence_parallel": True}, r"sequence_parallel: cannot be set: \[shape\] sequence_parallel says it"),
+        (
+            {"expert_model_parallel_size": 2},
+            r"expert_model_parallel_size: cannot be set: \[shape\] expert_parallel says it",
+        ),
     ],
 )
 def test_a_field_that_cannot_be_passed_on_is_refused_with_the_reason(config: dict[str, Any], complaint: str) -> None:

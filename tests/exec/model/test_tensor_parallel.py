@@ -285,6 +285,22 @@ def test_sequences_that_cannot_be_cut_are_refused(keys: dict[str, Any], says: st
 
 
 @pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"tensor_parallel": 1}, r"\[shape\] expert_parallel: needs tensor_parallel of at least 2"),
+        ({}, r"\[shape\] expert_parallel: is for mixtures of experts that recycle builds"),
+        (
+            {"tensor_parallel": 3, "model": {"kind": "mixtral"}},
+            r"num_moe_experts: 8 is not divisible by tensor_parallel = 3",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_shared_are_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        gpt(shape={"expert_parallel": True}, **keys)
+
+
+@pytest.mark.parametrize(
     ("fault", "says"),
     [
         ("kill:1.1t2@2", r"fault kill:1.1t2@2: tensor rank 2, but \[shape\] tensor_parallel = 2"),

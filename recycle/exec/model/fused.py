@@ -1,0 +1,166 @@
+"""Norms, rotary positions and gates of a layer, each as one step of the autograd graph and to the same bits.
+
+megatron-core without its GPU kernels writes each as several operations of torch, of whose backwards many copy a tensor
+of the activation's size, and keeps what these need. Here the same products and sums are made in the same order, without
+the copies, and a norm keeps its input alone. Where a result would have other bits nothing is replaced.
+
+Assumes: gradients that meet in one tensor are added in the order in which the graph brings them, so a norm hands on the
+two parts of its input's gradient one by one, as its operations would.
+Limits: RMSNorm in fp32 on the CPU (on a GPU torch has a kernel for it); SwiGLU without clamp and offset; rotary
+positions of all channels, not interleaved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.transformer import attention
+from megatron.core.transformer.mlp import MLP
+
+from recycle.exec.model.on_device import Rotary
+
+
+def fuse(part: torch.nn.Module) -> None:
+    """Replace the classes of the modules in `part`, those of experts too, that can be computed in one step."""
+    for module in part.modules():
+        if type(module) is torch.nn.RMSNorm and module.elementwise_affine:
+            module.__class__ = _Norm
+        elif type(module) is MLP and _is_swiglu(module.config):
+            module.__class__ = _GatedMLP
+        elif type(module) is RotaryEmbedding and not module.rotary_interleaved:
+            module.__class__ = _Angles
+
+
+class _Norm(torch.nn.RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_cpu or x.dtype != torch.float32 or len(self.normalized_shape) != 1:
+            return super().forward(x)
+        epsilon = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        normed: torch.Tensor = _RmsNorm.apply(x, x, self.weight, epsilon)  # type: ignore[no-untyped-call]
+        return normed
+
+
+class _RmsNorm(torch.autograd.Function):
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension; x is given once for each of its two uses."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        scale = x.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, scale, weight)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        x, scale, weight = ctx.saved_tensors
+        of_weight = (x * scale).mul_(gradient).sum_to_size(weight.shape)
+        weighted = gradient * weight
+        of_scale = (weighted * x).sum(-1, keepdim=True)
+        of_mean = (-0.5 * of_scale * scale.pow(3)) / x.shape[-1]
+        return weighted.mul_(scale), x * (2 * of_mean), of_weight, None
+
+
+class _GatedMLP(MLP):  # type: ignore[misc]
+    """megatron-core's feed-forward part, whose SwiGLU is one step."""
+
+    def forward(self, hidden_states: torch.Tensor, per_token_scale: torch.Tensor | None = None, **_: Any) -> Any:
+        both, bias = self.linear_fc1(hidden_states)
+        product: torch.Tensor = _SwiGLU.apply(both if bias is None else both + bias)  # type: ignore[no-untyped-call]
+        if per_token_scale is not None:
+            product = (product * per_token_scale.unsqueeze(-1)).to(product.dtype)
+        output, output_bias = self.linear_fc2(product)
+        if per_token_scale is not None and output_bias is not None:
+            output = output + output_bias.unsqueeze(0) * per_token_scale.unsqueeze(-1)
+            output_bias = None
+        return output, output_bias
+
+
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) * up of [..., gate and up side by side]."""
+
+    @staticmethod
+    def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        opened = torch.nn.functional.silu(gate)
+        ctx.save_for_backward(both, opened)
+        return opened * up
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        both, opened = ctx.saved_tensors
+        gate, up = both.chunk(2, dim=-1)
+        found = torch.empty_like(both)
+        of_gate, of_up = found.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=of_gate)
+        torch.mul(gradient, opened, out=of_up)
+        return found
+
+
+def _is_swiglu(config: Any) -> bool:
+    return (
+        config.gated_linear_unit
+        and config.activation_func is torch.nn.functional.silu
+        and config.activation_func_clamp_value is None
+        and config.glu_linear_offset == 0.0
+        and not config.bias_activation_fusion
+        and not config.use_te_activation_func
+    )
+
+
+class _Angles(Rotary):
+    """Rotary positions whose cosines and sines are computed once for all layers and micro-batches of a length."""
+
+    _last: tuple[tuple[Any, ...], Any] | None = None
+
+    def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
+        key = max_seq_len, offset, self.inv_freq.device
+        if self._last is None or self._last[0] != key:
+            angles = super().forward(max_seq_len, offset, packed_seq, cp_group)
+            angles.turns = angles.cos(), angles.sin()
+            self._last = key, angles
+        return self._last[1]
+
+
+class _Rotation(torch.autograd.Function):
+    """Pairs of channels, one from each half, turned by an angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(gradient, cos, sin, -1), None, None
+
+
+def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    (first, second), (of_first, of_second) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
+    turned = x * cos
+    left, right = turned.chunk(2, dim=-1)
+    if direction > 0:
+        left.sub_(second * of_first)
+        right.add_(first * of_second)
+    else:
+        left.add_(second * of_second)
+        right.sub_(first * of_first)
+    return turned
+
+
+_theirs = attention.apply_rotary_pos_emb
+
+
+def _apply_rotary(
+    x: torch.Tensor, angles: torch.Tensor, *arguments: Any, mscale: float = 1.0, **named: Any
+) -> torch.Tensor:
+    turns = getattr(angles, "turns", None)
+    if turns is None or angles.shape[-1] != x.shape[-1] or mscale != 1.0:
+        theirs: torch.Tensor = _theirs(x, angles, *arguments, mscale=mscale, **named)
+        return theirs
+    turned: torch.Tensor = _Rotation.apply(x, *(part.to(x.dtype) for part in turns))  # type: ignore[no-untyped-call]
+    return turned
+
+
+attention.apply_rotary_pos_emb = _apply_rotary  # angles of other models are megatron-core's to apply
