@@ -48,6 +48,7 @@ def run(folder: Path, *options: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_failure_that_passes_alone_is_forgiven_once_in_three_runs(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)

@@ -178,6 +178,7 @@ def checked_in_a_child(files: list[Path], memory: int) -> list[list[object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_gigabyte_of_nothing_and_what_is_no_file_end_at_once_in_little_memory(tmp_path: Path) -> None:
     for name in ("giant.json", "giant.csv", "giant"):

@@ -115,6 +115,7 @@ def test_plans_that_were_not_searched_are_said_to_be_the_list_schedulers(run, tm
     assert f"{len(hurried)} plans are the list scheduler's, made on the spot" in out
 
 
+@pytest.mark.soak
 @pytest.mark.search
 def test_where_all_vectors_are_too_many_that_is_said(run):
     wide = "[shape]\npipelines = 6\nranks = 6\nmicro_batches = 1\n[planner]\nsteps = 1\n"
@@ -127,6 +128,7 @@ def test_where_all_vectors_are_too_many_that_is_said(run):
     assert {sum(vector) for vector in vectors} >= set(range(10))
 
 
+@pytest.mark.soak
 @pytest.mark.search
 def test_a_new_profile_says_what_is_stale_and_plans_that_again(run, tmp_path):
     text = WORKED_EXAMPLE.replace("400000", "3000").replace("limit = 6", "limit = 4")

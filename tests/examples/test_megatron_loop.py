@@ -29,6 +29,7 @@ def losses(*arguments: str, processes: int = 2) -> list[float]:
     return [float(line.split()[-1]) for line in run.stdout.splitlines() if line.startswith("step ")]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_the_changed_line_changes_no_bit_of_the_losses() -> None:
     own = losses()

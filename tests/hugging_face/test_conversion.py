@@ -195,6 +195,7 @@ def started(folder: Path, target: Path) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_broken_off_import_leaves_no_checkpoint_and_does_not_hinder_the_next(tmp_path: Path) -> None:
     folder, target = write_model(tmp_path / "model"), tmp_path / "checkpoint"

@@ -76,7 +76,9 @@ def losses_of(model: Any, job: Job) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", ["llama 3.1", "qwen 2", "qwen 3", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama 3.1", *(pytest.param(name, marks=pytest.mark.soak) for name in ("qwen 2", "qwen 3")), "mixtral"]
+)
 def test_training_goes_on_as_with_transformers_and_torchs_adamw(name: str, tmp_path: Path) -> None:
     model = hub_model(name).train()
     model.save_pretrained(tmp_path / "model")

@@ -92,8 +92,24 @@ def test_a_loss_scale_reaches_the_gradients(jobs: Jobs) -> None:
     assert differing(plain.gradients, [{name: 2 * one for name, one in scaled.gradients[0].items()}]) == []
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("zb-v", 2)])
-@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "align"),
+    [
+        ("zb-h1", 1, False),
+        ("interleaved", 2, True),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in (
+                ("1f1b", 1, False),
+                ("1f1b", 1, True),
+                ("zb-h1", 1, True),
+                ("interleaved", 2, False),
+                ("zb-v", 2, False),
+                ("zb-v", 2, True),
+            )
+        ),
+    ],
+)
 def test_reductions_that_overlap_begin_when_their_gradients_are_whole(
     jobs: Jobs, schedule: str, chunks: int, align: bool
 ) -> None:

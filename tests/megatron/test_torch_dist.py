@@ -109,7 +109,12 @@ def _loads_as_here(folder: Path, checkpoint: Path, case: Case) -> int:
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"ranks": 1}, {"ranks": 4}, {"ranks": 1, "tensor_parallel": 4}, {"ranks": 2, "tensor_parallel": 2, "chunks": 2}],
+    [
+        {"ranks": 1},
+        pytest.param({"ranks": 4}, marks=pytest.mark.soak),
+        pytest.param({"ranks": 1, "tensor_parallel": 4}, marks=pytest.mark.soak),
+        {"ranks": 2, "tensor_parallel": 2, "chunks": 2},
+    ],
     ids=["whole", "P = 4", "T = 4", "T = P = V = 2"],
 )
 def test_megatron_loads_what_was_trained_here(

@@ -125,7 +125,7 @@ def test_an_exported_page_opens_from_disk_and_loads_nothing(browser: Any, run_di
     wait(browser, lambda: len(browser.find_elements("css selector", ".annotation-text")) >= 2)
     assert drawn(browser, "run0-3")["failed"] == ["1.1"]
     assert "F1.0" in drawn(browser, "run0-3")["rerouted"]
-    browser.execute_script("recycle.active = recycle.views.get('run0-3')")
+    browser.execute_script("recycle.active = recycle.views.get('run0-3'); recycle.active.used = true")
     browser.find_element("tag name", "body").send_keys("w", ".", "t", "m")
     status = "return recycle.views.get('run0-3').status.textContent"
     wait(browser, lambda: browser.execute_script(status).startswith("0F0.0; forward; worker 0.0, stage 0"))

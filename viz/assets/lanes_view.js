@@ -33,9 +33,12 @@
       this._theme();
       this._listen();
       recycle.toolbar(this);
-      if (recycle.views.has(this.name)) recycle.views.get(this.name).ended.abort();
+      const before = recycle.views.get(this.name), active = recycle.active;
+      before?.ended.abort();
       recycle.views.set(this.name, this);
-      recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
+      // Keys go to the first timeline of the page until another is used, in whatever order they are drawn.
+      const isInUse = active?.used && active !== before && active.root.isConnected;
+      if (!isInUse) recycle.active = recycle.views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
       recycle.restore(this);
       this.redraw();
     }

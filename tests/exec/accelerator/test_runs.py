@@ -69,7 +69,7 @@ def calm(launch: Run, of: Job, steps: int) -> RunResult:
     return _CALM[key]
 
 
-@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+@pytest.mark.parametrize("kind", [pytest.param("emulated", marks=pytest.mark.soak), "gpt"])
 def test_a_kill_and_a_rejoin_change_no_bit(kind: str, launch: Run) -> None:
     run = launch(over(Simulated, small(kind)), SHORT, "kill:1.1@3", "rejoin:1.1@6")
     assert same_training(run, calm(launch, small(kind), SHORT))
@@ -81,7 +81,7 @@ def test_a_kill_and_a_rejoin_change_no_bit(kind: str, launch: Run) -> None:
     ("name", "struck"),
     [
         ("kill", phases(KINDS["kill"])),
-        ("stall", some_phases("stall")),
+        pytest.param("stall", some_phases("stall"), marks=pytest.mark.soak),
         *(
             pytest.param(name, phases(KINDS[name]), marks=pytest.mark.soak)
             for name in ENDING
@@ -139,6 +139,7 @@ def test_a_trace_says_when_the_device_computed_and_not_when_its_host_said_so(lau
     assert min(figures) >= 0.9 * seconds
 
 
+@pytest.mark.soak
 def test_a_device_that_takes_long_to_be_idle_after_a_death_is_not_taken_to_hang(launch: Run) -> None:
     run = launch(over(Full, small(), hung_after=2.0), SHORT, f"kill:0.0@{STRUCK_AT}")
     assert same_training(run, calm(launch, small(), SHORT))
@@ -185,6 +186,7 @@ def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run)
     assert run.metrics[-1]["live_workers"] == 2
 
 
+@pytest.mark.soak
 def test_under_torchrun_the_losses_are_those_of_one_process(tmp_path: Path) -> None:
     of = Job.from_toml(
         "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nlayers = 2\nhidden = 32\nheads = 2\n"

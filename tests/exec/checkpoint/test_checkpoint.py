@@ -274,7 +274,9 @@ store(Path(sys.argv[1]), JOB, 11, [EmulatedStage(JOB, index) for index in (0, 1)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("places", [1, 2, 3])
+@pytest.mark.parametrize(
+    "places", [pytest.param(1, marks=pytest.mark.soak), 2, pytest.param(3, marks=pytest.mark.soak)]
+)
 def test_a_writer_killed_before_its_files_or_the_manifest_are_in_place_leaves_the_checkpoint_before(
     places: int, root: Path, stages: list[EmulatedStage]
 ) -> None:

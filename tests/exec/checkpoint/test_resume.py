@@ -109,7 +109,10 @@ def part(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("pipelines", "ranks", "micro_batches"), [(3, 2, 4), (2, 3, 6), (1, 1, 12)])
+@pytest.mark.parametrize(
+    ("pipelines", "ranks", "micro_batches"),
+    [(2, 3, 6), *(pytest.param(*each, marks=pytest.mark.soak) for each in ((3, 2, 4), (1, 1, 12)))],
+)
 def test_a_gpt_resumed_in_any_shape_has_the_losses_and_the_state_of_the_run_that_was_not_interrupted(
     pipelines: int, ranks: int, micro_batches: int, whole: Path, part: Path, launch: Any, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def begun(emulated: Path, tmp_path: Path, launch: Any) -> Path:
     return Path(shutil.copytree(directory, tmp_path / "run"))
 
 
+@pytest.mark.soak
 def test_a_stage_lost_twice_is_brought_back_twice_and_a_worker_that_returns_takes_part_again(
     begun: Path, emulated: Path, launch: Any
 ) -> None:
@@ -292,7 +296,7 @@ def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: Path, la
     assert_same_state(state(tmp_path / "run", 11), state(emulated, 11))
 
 
-@pytest.mark.parametrize("left", [["metrics"], []])
+@pytest.mark.parametrize("left", [["metrics"], pytest.param([], marks=pytest.mark.soak)])
 def test_a_run_that_ended_in_an_evaluation_is_evaluated_when_it_goes_on(
     left: list[str], launch: Any, tmp_path: Path
 ) -> None:
@@ -314,6 +318,7 @@ def test_a_run_that_ended_in_an_evaluation_is_evaluated_when_it_goes_on(
     assert events(run, "warning") == []
 
 
+@pytest.mark.soak
 def test_a_run_that_ended_in_its_last_evaluation_has_only_that_left_to_do(launch: Any, tmp_path: Path) -> None:
     of = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
     calm, run = launch(of, 6, tmp_path / "calm"), tmp_path / "run"

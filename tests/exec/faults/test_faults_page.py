@@ -75,7 +75,9 @@ def test_every_phase_is_struck_by_some_kind_on_every_change() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("name", ENDING)
+@pytest.mark.parametrize(
+    "name", [name if name in ("kill", "stop") else pytest.param(name, marks=pytest.mark.soak) for name in ENDING]
+)
 def test_a_kind_does_in_its_phases_what_its_row_of_the_page_says(
     name: str, whole: bool, strike: Launch, reference: RunResult
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_kind_does_in_its_phases_what_its_row_of_the_page_says(
     assert all(float(cell) <= limit(name) for cell in on_page[1:-1] if cell != "–")
 
 
+@pytest.mark.soak
 def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_do_what_the_page_says(
     strike: Launch, reference: RunResult
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_worker_that_fails_by_itself_leaves_its_last_lines_and_the_run_goes_on
         assert "in execute" in log
 
 
+@pytest.mark.soak
 def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_found(
     emulated: Job, launch: Run, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
     assert keys(etcd) <= before
 
 
+@pytest.mark.soak
 def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
     start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launc
     assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 2, 3}
 
 
+@pytest.mark.soak
 def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
     """A kill in an evaluation, a connection cut between two nodes, and a worker's fault on itself.
 
@@ -274,6 +276,7 @@ def test_a_coordinator_that_takes_over_goes_on_with_the_faults(start: Start, lau
     assert 60 in [event["step"] for event in cluster.events("rejoined") if event["worker"] == "1.1"]
 
 
+@pytest.mark.soak
 def test_without_a_checkpoint_a_lost_stage_is_the_end_and_says_so(start: Start, tmp_path: Path) -> None:
     cluster = start(small())
     cluster.reach_step(3)

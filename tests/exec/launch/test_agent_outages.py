@@ -74,6 +74,7 @@ def stop(server: EtcdServer | EtcdCluster, seconds: float) -> None:
     server.thaw()
 
 
+@pytest.mark.soak
 def test_an_etcd_that_stands_still_costs_no_worker_and_no_loss(own_etcd: EtcdServer, start: Start, launch: Run) -> None:
     """For less than a term, for longer, and for so long that every request of the time before has been given up."""
     cluster = start(three_nodes(), own_etcd)
@@ -99,6 +100,7 @@ def test_members_that_all_stand_still_cost_nothing_even_for_nearly_the_whole_tim
     assert_nobody_was_lost(cluster, launch)
 
 
+@pytest.mark.soak
 def test_an_etcd_that_stays_away_ends_every_agent_with_one_line(
     own_etcd: EtcdServer, start: Start, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_dial_that_fails_is_left_out_and_reported_once(tmp_path: Path, monkeyp
     assert warned == ["TensorBoard shows no more of this run: OSError: [Errno 28] No space left on device"]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_weights_and_biases_has_the_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")

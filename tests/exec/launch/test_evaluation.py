@@ -48,7 +48,7 @@ def test_workers_that_die_in_evaluations_change_no_bit(launch: Run, mode: str) -
     assert [line["step"] for line in struck.metrics] == list(range(STEPS))
 
 
-@pytest.mark.parametrize("family", ["1f1b", "interleaved"])
+@pytest.mark.parametrize("family", [pytest.param("1f1b", marks=pytest.mark.soak), "interleaved"])
 def test_a_gpt_is_evaluated_by_who_is_left_to_the_bits_of_one_process(launch: Run, family: str) -> None:
     chunks = 2 if family == "interleaved" else 1
     of = job(
@@ -99,12 +99,12 @@ def test_a_worker_comes_back_between_an_evaluation_and_the_next_step(launch: Run
 
 def test_a_stage_that_is_lost_in_an_evaluation_goes_on_from_the_checkpoint_and_evaluates_then(launch: Run) -> None:
     of = small(train={"clip": 1e9, "checkpoint_every": 2}, planner={"ahead": 0})
-    lost = [f"kill:{pipeline}.1@3.evaluation" for pipeline in range(3)]
-    struck, calm = launch(of, 6, *lost), launch(of, 6)
+    lost = [f"kill:{pipeline}.1@11.evaluation" for pipeline in range(3)]  # long after a checkpoint is complete
+    struck, calm = launch(of, 14, *lost), launch(of, 14)
     assert struck.losses == calm.losses
     assert struck.evaluations == calm.evaluations
     assert kinds(struck).count("restored") == 1
-    assert [line["step"] for line in struck.metrics] == list(range(6))
+    assert [line["step"] for line in struck.metrics] == list(range(14))
 
 
 def test_what_evaluations_ran_is_in_the_trace_beside_the_iterations(launch: Run) -> None:

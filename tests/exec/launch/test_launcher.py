@@ -185,7 +185,9 @@ def _descendants(pid: int) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGKILL, -9)]
+)
 def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     sent: signal.Signals, code: int, tmp_path: Path
 ) -> None:

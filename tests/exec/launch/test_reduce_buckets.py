@@ -31,8 +31,13 @@ def in_buckets(of: PricedJob, buckets: int) -> PricedJob:
     return of.with_sections(train=msgspec.structs.replace(of.train, reduce_buckets=buckets))
 
 
-@pytest.mark.parametrize("accumulation", ["exact", "fast"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("accumulation", "tied"),
+    [
+        ("exact", True),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in (("exact", False), ("fast", False), ("fast", True))),
+    ],
+)
 def test_any_number_of_buckets_trains_to_the_same_bits_in_one_process(accumulation: str, tied: bool) -> None:
     gpt = job(3, 2, 2, kind="gpt", model={"tied": tied}, train={"accumulation": accumulation})
     for family in (one_f_one_b, zb_h1):
@@ -75,7 +80,7 @@ def calm(gpt: PricedJob, launch: Run) -> RunResult:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("transport", ["gloo", SIMULATED])
+@pytest.mark.parametrize("transport", ["gloo", pytest.param(SIMULATED, marks=pytest.mark.soak)])
 def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
     transport: str, gpt: PricedJob, launch: Run
 ) -> None:
@@ -95,6 +100,7 @@ def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
     assert sum(text.startswith("1REDUCE_BUCKET/") for text in texts) >= 3 * 3 * whole
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_worker_that_stops_in_the_middle_of_its_buckets_is_worked_around(launch: Run) -> None:
     emulated = job(3, 2, 2, train={"clip": 1e9}, membership={"heartbeat": 0.1, "dead_after": 3.0})

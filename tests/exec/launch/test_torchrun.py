@@ -44,6 +44,7 @@ def test_the_losses_are_those_of_one_process_bit_for_bit(tmp_path: Path) -> None
     assert list(expected.evaluations) == [1, 2]
 
 
+@pytest.mark.soak
 def test_as_many_processes_as_workers_are_asked_for_in_one_line(tmp_path: Path) -> None:
     ended = torchrun(1, text=JOB, folder=tmp_path)
     assert "error: the schedule has 2 live workers, torchrun started 1 processes\n" in ended.stderr

@@ -92,7 +92,9 @@ def events(directory: Path) -> list[dict]:
     return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("kind", "bit"), [("emulated", 0), ("gpt", 0), ("gpt", 63)])
+@pytest.mark.parametrize(
+    ("kind", "bit"), [("emulated", 0), pytest.param("gpt", 0, marks=pytest.mark.soak), ("gpt", 63)]
+)
 def test_of_three_hosts_the_odd_one_is_fenced_and_the_losses_stay_the_same(kind: str, bit: int, launch: Run) -> None:
     """The lowest bit of an fp64 does not show in its square, nor does its sign, which is the highest."""
     of = job(3, 2, 2, kind=kind)

@@ -75,7 +75,9 @@ def _down_and_up(stages: int) -> list[tuple[str, int]]:
     return [("F", s) for s in range(stages)] + [("B", s) for s in reversed(range(stages))]
 
 
-@pytest.mark.parametrize("family", ["interleaved", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize(
+    "family", ["zb-v", *(pytest.param(each, marks=pytest.mark.soak) for each in ("interleaved", "dualpipe-v"))]
+)
 def test_processes_train_through_a_kill_and_a_rejoin_to_the_same_bits(
     family: str, gpt: Job, whole: RunResult, launch: Run
 ) -> None:
@@ -113,7 +115,7 @@ def eager(schedule: Schedule) -> Schedule:
     return Schedule.build(schedule.shape, programs, placement=schedule.placement)
 
 
-@pytest.mark.parametrize("family", [interleaved, zb_v])
+@pytest.mark.parametrize("family", [interleaved, pytest.param(zb_v, marks=pytest.mark.soak)])
 def test_a_stage_that_steps_before_its_neighbour_on_the_worker_reduces_is_undone_with_it(
     family: object, launch: Run
 ) -> None:

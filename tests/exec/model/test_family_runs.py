@@ -73,7 +73,7 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
 
 @pytest.mark.parametrize(
     ("name", "phase"),
-    cases({"gpt": "form", "llama 3.1": "backward", "qwen 3": "reduce", "mixtral": "step"}),
+    cases({"gpt": "", "llama 3.1": "backward", "qwen 3": "", "mixtral": "step"}),
 )
 def test_a_killed_rejoined_and_stopped_run_has_the_bits_of_the_calm_one(launch: Run, name: str, phase: str) -> None:
     of = run_job(FAMILIES[name])
@@ -88,7 +88,7 @@ def calm_runs() -> dict[str, RunResult]:
 
 @pytest.mark.parametrize(
     ("name", "phase"),
-    cases({"gpt": "", "llama": "stepped", "qwen 3": "", "mixtral": "", "mixtral, experts shared": "backward"}),
+    cases({"gpt": "", "llama": "", "qwen 3": "", "mixtral": "", "mixtral, experts shared": "backward"}),
 )
 def test_with_two_tensor_ranks_too(launch: Run, calm_runs: dict[str, RunResult], name: str, phase: str) -> None:
     family, _, is_shared = name.partition(", ")
@@ -99,7 +99,11 @@ def test_with_two_tensor_ranks_too(launch: Run, calm_runs: dict[str, RunResult],
 
 
 @pytest.mark.parametrize(
-    ("name", "phase"), [("qwen 2", "reduce"), pytest.param("gpt", "evaluation", marks=pytest.mark.soak)]
+    ("name", "phase"),
+    [
+        pytest.param("qwen 2", "reduce", marks=pytest.mark.soak),
+        pytest.param("gpt", "evaluation", marks=pytest.mark.soak),
+    ],
 )
 def test_with_sequences_cut_between_tensor_ranks_too(
     launch: Run, calm_runs: dict[str, RunResult], name: str, phase: str

@@ -160,6 +160,7 @@ def test_a_schedule_with_split_backward_gives_the_same_bits(healthy: RunResult, 
     assert_same_bits(result, healthy)
 
 
+@pytest.mark.soak
 def test_several_stages_of_a_worker_compute_in_one_group(runs: Any, tmp_path: Path) -> None:
     of = gpt(1, 2, 4, shape={"chunks": 2}, model={"layers": 4, "tied": True})
     one = gpt(1, 2, 4, 1, shape={"chunks": 2}, model={"layers": 4, "tied": True})
@@ -195,6 +196,7 @@ def test_a_run_goes_on_from_its_checkpoint_without_tensor_parallelism(
     assert result.losses[:3] == healthy.losses[:3]
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_with_tensor_parallelism_from_a_checkpoint_without(
     healthy: RunResult, runs: Any, tmp_path: Path
 ) -> None:

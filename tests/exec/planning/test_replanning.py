@@ -157,6 +157,7 @@ def test_every_commit_says_how_long_each_worker_computed_and_how_far_the_period_
                 assert seconds >= UNIT * (2 if key.endswith("B") else 1) * 0.99
 
 
+@pytest.mark.soak
 def test_drift_can_be_switched_off(launch: Run, tmp_path: Path) -> None:
     run = launch(emulated_job({"drift": 0}), 12, "slow=3:1.1@1-11", directory=tmp_path)
     assert run.losses == free(launch, STEPS).losses[:12]
@@ -164,6 +165,7 @@ def test_drift_can_be_switched_off(launch: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "profiles").exists()
 
 
+@pytest.mark.soak
 def test_a_schedule_of_ones_own_is_kept_however_slow_a_worker_is(emulated: Job, timed: RunResult, launch: Run) -> None:
     own = plan_of(timed, timed.metrics[0]["plan"])
     run = launch(emulated, 12, "slow=3:1.1@1-11", schedule=own)

@@ -34,7 +34,7 @@ def trained(directory: Path, soft: int, hard: int) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("limit", [16, 32, 79])
+@pytest.mark.parametrize("limit", [16, pytest.param(32, marks=pytest.mark.soak), 79])
 def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) -> None:
     done = trained(tmp_path, limit, limit)
     assert (done.returncode, done.stdout) == (2, "")
@@ -45,7 +45,7 @@ def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("soft", [32, 80])
+@pytest.mark.parametrize("soft", [32, pytest.param(80, marks=pytest.mark.soak)])
 def test_what_is_asked_for_is_enough_and_a_limit_that_may_be_raised_is(soft: int, tmp_path: Path) -> None:
     done = trained(tmp_path, soft, 80)
     assert done.returncode == 0, done.stderr

@@ -155,7 +155,7 @@ def test_a_kill_in_each_phase_of_a_staggered_iteration_changes_no_bit(phase: str
 
 
 class _Hold(Observer):
-    """Holds the launcher, and with it every commit, when a fault strikes, until workers have stepped.
+    """Holds the launcher, and with it every commit, when a fault strikes, until workers have stepped, or are killed.
 
     They do so once the step before is committed. So it is held first until everybody has stepped that one, and with it
     reported, and again behind its commit.
@@ -185,6 +185,8 @@ class _Hold(Observer):
             time.sleep(0.005)
 
     def _stepped(self, worker: str, step: int) -> bool:
+        if not processes_writing_below(f"{self.directory}/logs/{worker}."):
+            return True
         lines = read_lines(log_path(self.directory, Worker.parse(worker)))
         return any(line["step"] == step and line["instructions"][-1][0].endswith("STEP") for _, line in lines)
 

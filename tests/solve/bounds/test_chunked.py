@@ -93,7 +93,7 @@ def test_no_bound_is_above_the_optimum_of_an_exhaustive_search(shape, keys, opti
 
 
 @pytest.mark.search
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 3), st.integers(2, 4), st.integers(1, 3), st.integers(2, 3), st.booleans())
 def test_no_family_beats_the_bound_of_the_memory_that_it_takes(pipelines, ranks, groups, chunks, staggered):
     optimizer = "staggered" if staggered else "barrier"

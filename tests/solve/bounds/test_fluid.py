@@ -27,7 +27,7 @@ def window(problem, order, rank):
 
 
 @pytest.mark.search
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(small_jobs())
 def test_every_schedule_fits_through_the_fluid_of_its_own_window(case):
     problem = Problem.of(*case)

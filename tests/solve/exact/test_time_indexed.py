@@ -115,6 +115,7 @@ def test_no_bound_is_above_the_optimum(problem):
     assert solved.bound <= solved.period
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_an_open_case_keeps_its_start_and_what_is_proven():
     problem = Problem.of(worked_example(4), [DEAD])

@@ -83,6 +83,7 @@ def test_searching_never_makes_a_plan_worse(tmp_path):
     assert sum(entry.period for entry in entries) < sum(first.values())
 
 
+@pytest.mark.soak
 @pytest.mark.search
 def test_plans_with_a_gap_are_searched_once_more_where_that_is_asked_for(tmp_path):
     hurried, patient = (job(3, 4, 6, 4, chunks=2, steps=steps) for steps in (60, 6000))

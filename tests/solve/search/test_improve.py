@@ -27,7 +27,7 @@ def searched(made, dead, steps, seed=0):
 
 
 @pytest.mark.search
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(small_jobs())
 def test_search_keeps_schedules_valid_and_never_makes_them_worse(case):
     made, dead = case

@@ -25,7 +25,7 @@ def periods(problem):
 
 
 @pytest.mark.search
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(small_jobs())
 def test_every_policy_gives_a_schedule_without_findings(case):
     made, dead = case

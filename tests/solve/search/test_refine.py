@@ -30,7 +30,7 @@ def test_any_priorities_give_a_valid_schedule(case, seed, patience, weight_patie
 
 
 @pytest.mark.search
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(small_jobs())
 def test_refining_keeps_schedules_valid_and_never_makes_them_worse(case):
     made, dead = case

@@ -34,7 +34,9 @@ def test_a_healthy_iteration_and_its_copies(of: Job, fault_free: RunResult, eage
     assert {worker: sorted(stages) for worker, stages in result.digests.items()}["1.2"] == [2, 3]
 
 
-@pytest.mark.parametrize("dead", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "dead", [0, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak), 3]
+)
 def test_a_takeover_of_any_stage(of: Job, fault_free: RunResult, dead: int) -> None:
     hosts = after_losing(healthy(4), dead)
     assert hosts is not None
