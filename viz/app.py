@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -19,6 +19,7 @@ from viz.comparison import SystemComparison
 from viz.pages import lanes_view
 from viz.pages.page import TABS, Page, Workspace, keep_in_address
 from viz.pages.registry import open_pages
+from viz.protection import protect
 from viz.run import Run
 from viz.sources import ScheduleFile
 from viz.what_if import WhatIf
@@ -32,12 +33,14 @@ def build_app(
     *,
     comparisons: Mapping[str, SystemComparison] | None = None,
     is_example: bool = False,
+    allowed_hosts: Collection[str] = (),
 ) -> Dash:
     """The application that shows `sources`, with plans for any dead workers if there is a `what_if`; pages are tabs.
 
     Args:
         comparisons: of resilience systems, by name.
         is_example: nobody asked for these sources; a first page says so, and what can be shown.
+        allowed_hosts: names beside those of loopback under which the page may be opened, see `viz.protection`.
     """
     workspace = Workspace.of(sources, what_if=what_if, comparisons=comparisons or {}, is_example=is_example)
     pages = open_pages(workspace)
@@ -50,6 +53,7 @@ def build_app(
         assets_folder=str(files("viz") / "assets"),
         suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
     )
+    protect(app, allowed_hosts)
     # Browsers may keep assets for ever: the address of each carries the time of its last change.
     app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = 31_536_000
     # Dash calls a callable layout for every visit, so that a live run is shown as it is then.

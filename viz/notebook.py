@@ -9,7 +9,6 @@ from recycle.ir.schedule import Schedule
 from recycle.profile import Profile
 from viz.export import SVG_LIMIT, export
 from viz.figures.svg import svg
-from viz.lanes import Panel
 from viz.sources import ScheduleFile, schedule_source
 
 if TYPE_CHECKING:
@@ -25,8 +24,7 @@ class Picture:
     @property
     def svg(self) -> str:
         """The picture as SVG, "" when there are too many operations for one."""
-        lanes = self.source.lanes
-        return svg([Panel(self.source.name, lanes)]) if len(lanes) <= SVG_LIMIT else ""
+        return svg(self.source.panels()) if len(self.source.lanes) <= SVG_LIMIT else ""
 
     def figure(self) -> go.Figure:
         """The same as a Plotly figure, to zoom and hover. Needs plotly."""

@@ -39,6 +39,10 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option(help="Port on loopback; 0 takes any free one.")] = DEFAULT_PORT,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Answer under this name too, where a proxy brings the page elsewhere."),
+    ] = None,
     export_to: Annotated[
         Path | None, typer.Option("--export", metavar="FILE", help="Write a .html, .svg or .png instead of serving.")
     ] = None,
@@ -81,7 +85,10 @@ def view(
         if open_browser:
             webbrowser.open(address)
 
-    serve(build_app(sources, what_if, comparisons=comparisons, is_example=not paths), port, ready)
+    application = build_app(
+        sources, what_if, comparisons=comparisons, is_example=not paths, allowed_hosts=allow_host or ()
+    )
+    serve(application, port, ready)
 
 
 def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:

@@ -6,7 +6,9 @@ Needs Debian's `chromium` and `chromium-driver`; skipped where they are not inst
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,34 @@ def test_an_exported_page_holds_as_many_operations_as_there_are(browser: Any, tm
         browser.execute_script("return recycle.views.get('schedules-0-0').table.length") == 2 * 64 * 8 * 64 + 2 * 64 * 8
     )
     assert browser.get_log("browser") == []
+
+
+def test_another_page_can_neither_frame_nor_read_it(browser: Any, schedule_file: Path) -> None:
+    address = served(schedule_file)
+    page = f"<iframe src='{address}'></iframe>".encode()
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.get(f"http://localhost:{server.server_address[1]}")
+        read = f"""
+            const done = arguments[0];
+            fetch('{address}/_dash-layout').then(() => done('read'), () => done('refused'));
+        """
+        assert browser.execute_async_script(read) == "refused"
+        said = " ".join(entry["message"] for entry in browser.get_log("browser"))
+        assert "frame" in said.lower()
+        browser.switch_to.frame(browser.find_element("tag name", "iframe"))
+        assert "D=3" not in browser.page_source
+        browser.switch_to.default_content()
+        server.shutdown()
+    browser.get("about:blank")
+    browser.get_log("browser")

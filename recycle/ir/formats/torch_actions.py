@@ -9,8 +9,9 @@ actions alone say no shape, no placement and no peers, so these follow from all 
   where there is none, or it is the same rank, the transfer gets its own worker as peer, which no schedule may have.
 - torch leaves the optimizer to its caller, who steps when the rank's program is over. So where there is any
   REDUCE_GRAD, each rank gets a STEP for each of its stages at the end, last stage first, as `lower` puts them.
-- UNSHARD and RESHARD gather and free sharded parameters; a recycle worker holds its own whole. They are dropped and
-  counted in the metadata, under "dropped".
+- UNSHARD and RESHARD gather and free sharded parameters; a recycle worker holds its own whole. WAIT_SEND_F and
+  WAIT_SEND_B, of torch after 2.13, wait until a buffer that was sent can be used again; a SEND here never waits. All of
+  them are dropped and counted in the metadata, under "dropped".
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from recycle.ir.schedule import Placement, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 
 _CLASSES = {cls.token: cls for cls in KIND_CLASSES if cls.row.in_torch}
-_SHARDING = ("UNSHARD", "RESHARD")
-_TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
+_SHARDING, _WAITS = ("UNSHARD", "RESHARD"), ("WAIT_SEND_F", "WAIT_SEND_B")
+_TYPES = "|".join(sorted((*_CLASSES, *_SHARDING, *_WAITS), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 _OLD_BACKWARD = re.compile(r"([0-9]+)BW([0-9]+)")
@@ -52,7 +53,7 @@ OTHER_END: dict[type[Transfer], int] = {
 
 Program = list[Instruction]
 Actions = Sequence[Instruction | str]
-"""A rank's actions as `parse_action` gives them: instructions, and names of sharding actions."""
+"""A rank's actions as `parse_action` gives them: instructions, and names of actions for which none stands."""
 
 
 def looks_like_action(text: str) -> bool:
@@ -61,7 +62,7 @@ def looks_like_action(text: str) -> bool:
 
 
 def parse_action(text: str, worker: Worker) -> Instruction | str:
-    """The instruction that `text` writes on `worker`, or the name of a sharding action, which none stands for.
+    """The instruction that `text` writes on `worker`, or the name of an action for which none stands.
 
     A transfer gets `worker` itself as its peer; `schedule_of` puts in the one that follows from all ranks.
 
@@ -97,12 +98,16 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
         )
     stage, token, micro_batch = match.groups()
     cls = _CLASSES.get(token)
-    if cls is None or issubclass(cls, StageWide):
+    is_stage_wide = cls is not None and issubclass(cls, StageWide)
+    if token in _SHARDING or is_stage_wide:
         if micro_batch:
             raise ScheduleError(f"{_shown(whole)}: {token} takes no micro-batch, write {stage}{token}")
-        return token if cls is None else cls(int(stage))
-    if not micro_batch:
+    elif not micro_batch:
         raise ScheduleError(f"{_shown(whole)}: the micro-batch is missing, write for example {stage}{token}0")
+    if cls is None:
+        return token
+    if issubclass(cls, StageWide):
+        return cls(int(stage))
     home = MicroBatch(0, int(micro_batch))
     if issubclass(cls, Transfer):
         return cls(int(stage), home, worker)
@@ -113,7 +118,7 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
 def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
     """The schedule of what `parse_action` gave, rank by rank, and what to warn of.
 
-    Shape, placement, peers and steps are filled in, and sharding actions left out, as the module says.
+    Shape, placement, peers and steps are filled in, and actions for which none stands left out, as the module says.
 
     Raises:
         ScheduleError: the actions imply no shape.
@@ -132,7 +137,12 @@ def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
     if not dropped:
         return Schedule.build(shape, full, placement=placement), []
     counts = " and ".join(f"{count} {action}" for action, count in dropped.items())
-    warning = f"dropped {counts}: workers here hold their parameters whole"
+    reasons = {
+        "workers here hold their parameters whole": _SHARDING,
+        "a SEND here never waits": _WAITS,
+    }
+    why = " and ".join(reason for reason, actions in reasons.items() if any(action in dropped for action in actions))
+    warning = f"dropped {counts}: {why}"
     return Schedule.build(shape, full, placement=placement, metadata={"dropped": dict(dropped)}), [warning]
 
 

@@ -5,6 +5,7 @@
     cell   = [ action ]                   empty (a pause) in compute-only files alone; blanks around it are ignored
     action = leaf | "(" leaf ";" leaf ")OVERLAP_F_B"          in a pair one leaf is an F, the other a B
     leaf   = stage ( F | I | W | B | SEND_F | RECV_F | SEND_B | RECV_B ) micro_batch
+           | stage ( WAIT_SEND_F | WAIT_SEND_B ) micro_batch
            | stage ( REDUCE_GRAD | UNSHARD | RESHARD )        stage and micro_batch are digits
 
 Reading is stricter than torch's loader, which takes any cell that begins well. What the file does not say (shape,

@@ -145,6 +145,13 @@ def test_unshard_and_reshard_are_dropped_told_and_counted(caplog: pytest.LogCapt
     schedule = read("0UNSHARD,0F0,0B0,0RESHARD,0REDUCE_GRAD", "1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD")
     assert dict(schedule.metadata) == {"dropped": {"RESHARD": 2, "UNSHARD": 2}}
     assert caplog.messages == ["plan.csv: dropped 2 RESHARD and 2 UNSHARD: workers here hold their parameters whole"]
+
+
+def test_waits_for_sends_are_dropped_since_no_send_waits_here(caplog: pytest.LogCaptureFixture) -> None:
+    schedule = read("0F0,0SEND_F0,0WAIT_SEND_F0,0RECV_B0,0B0", "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0")
+    assert schedule.text() == read("0F0,0SEND_F0,0RECV_B0,0B0", "1RECV_F0,1F0,1B0,1SEND_B0").text()
+    assert dict(schedule.metadata) == {"dropped": {"WAIT_SEND_B": 1, "WAIT_SEND_F": 1}}
+    assert caplog.messages == ["plan.csv: dropped 1 WAIT_SEND_B and 1 WAIT_SEND_F: a SEND here never waits"]
     assert str(schedule.program(Worker(0, 0))[0]) == "0F0.0"
 
 
@@ -195,6 +202,7 @@ def test_a_file_that_implies_no_schedule_is_refused(text: str | bytes, complaint
         ("0BW0", "before October 2024.* write 0B0 for this one and 0I0 for its B"),
         ("0F", "the micro-batch is missing, write for example 0F0"),
         ("0SEND_F", "the micro-batch is missing, write for example 0SEND_F0"),
+        ("0WAIT_SEND_F", "the micro-batch is missing, write for example 0WAIT_SEND_F0"),
         ("0UNSHARD3", "UNSHARD takes no micro-batch, write 0UNSHARD"),
         ("0REDUCE_GRAD3", "REDUCE_GRAD takes no micro-batch, write 0REDUCE_GRAD"),
         ("(0F1;0B0)F", r"expected one F and one B of one level, for example \(0F1;0B0\)OVERLAP_F_B"),

@@ -1,0 +1,59 @@
+"""Pages of others get nothing from the viewer, neither under another name nor by a post; a frame: test_browser.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from viz.app import build_app
+from viz.sources import load_source
+
+
+@pytest.fixture
+def client(schedule_file: Path) -> Any:
+    return build_app([load_source(schedule_file)], allowed_hosts=["Viewer.example"]).server.test_client()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8050", 200),
+        ("localhost:9000", 200),
+        ("[::1]:8050", 200),
+        ("viewer.example", 200),
+        ("VIEWER.EXAMPLE:80", 200),
+        ("evil.example:8050", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.", 403),
+        ("[", 403),
+    ],
+)
+def test_only_names_of_this_machine_and_allowed_ones_are_answered(client: Any, host: str, status: int) -> None:
+    answers = [client.get(path, headers={"Host": host}) for path in ("/", "/_dash-layout", "/assets/lanes_view.js")]
+    assert [answer.status_code for answer in answers] == [status] * 3
+    if status == 403:
+        assert answers[0].text.startswith("recycle: ")
+        assert answers[0].text.endswith("--allow-host NAME\n")
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [(None, 400), ("http://localhost", 400), ("http://evil.example", 403), ("null", 403), ("http://localhost:81", 403)],
+)
+def test_posts_come_from_the_page_itself(client: Any, origin: str | None, status: int) -> None:
+    headers = {} if origin is None else {"Origin": origin}
+    answer = client.post("/_dash-update-component", data="no JSON", headers=headers)
+    assert (answer.status_code == 403) == (status == 403)
+
+
+def test_every_answer_says_what_a_browser_may_load(client: Any) -> None:
+    for path in ("/", "/assets/lanes_view.js", "/nothing-there"):
+        headers = client.get(path).headers
+        policy = dict(entry.split(" ", 1) for entry in headers["Content-Security-Policy"].split("; "))
+        assert policy["default-src"] == "'self'"
+        assert policy["frame-ancestors"] == "'none'"
+        assert "unsafe" not in policy["script-src"]
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["X-Content-Type-Options"] == "nosniff"

@@ -1,0 +1,70 @@
+"""What keeps other web pages away from the viewer, which has no password and can plan and read schedules.
+
+A page elsewhere may make its own name lead to 127.0.0.1 (DNS rebinding), post to this server, or put it into a frame.
+So only requests that name this machine, or a name that was allowed, are answered; posts have to come from the page
+itself; and browsers are told to run and load nothing but what this server sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from dash import Dash
+from flask import Response, request
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+_POLICY = {
+    "default-src": "'self'",
+    "style-src": "'self' 'unsafe-inline'",  # Plotly and Dash set styles of single elements
+    "img-src": "'self' data: blob:",
+    "font-src": "'self' data:",
+    "worker-src": "'self' blob:",
+    "object-src": "'none'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+
+
+def protect(app: Dash, allowed: Collection[str] = ()) -> None:
+    """Refuse requests under other names and posts of other pages with 403, and send browsers what they may load.
+
+    Args:
+        allowed: names or addresses beside those of loopback under which the viewer is reached, without a port: a
+            tunnel or proxy may have another one.
+    """
+    names = LOOPBACK | {name.lower() for name in allowed}
+
+    def refuse() -> Response | None:
+        host = _name(f"//{request.host}")
+        if host not in names:
+            return _refused(f"{host!r} is not a name of this viewer; allow it with: recycle view --allow-host NAME")
+        origin = request.headers.get("Origin")
+        if request.method != "GET" and origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+            return _refused(f"requests of {origin!r} are not answered")
+        return None
+
+    def tell(response: Response) -> Response:
+        scripts = " ".join(("'self'", *app.csp_hashes()))
+        policy = {**_POLICY, "script-src": scripts}
+        response.headers["Content-Security-Policy"] = "; ".join(f"{of} {what}" for of, what in policy.items())
+        response.headers["X-Frame-Options"] = "DENY"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
+
+    app.server.before_request(refuse)
+    app.server.after_request(tell)
+
+
+def _name(address: str) -> str:
+    try:
+        return (urlsplit(address).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _refused(why: str) -> Response:
+    return Response(f"recycle: {why}\n", 403, mimetype="text/plain")
