@@ -21,8 +21,6 @@ from viz.sources import ScheduleFile
 Source = Run | ScheduleFile
 SVG_LIMIT = 20_000
 """Operations beyond which an SVG is refused: viewers choke on it, and the lines would be thinner than a pixel."""
-PNG_WIDTH, PNG_LANE, PNG_HEIGHT = 1600, 24, 1200
-"""Pixels of a timeline's width and of a lane, and the height from which lanes become thinner."""
 
 
 def export(path: str | Path, sources: Sequence[Source]) -> None:
@@ -60,20 +58,14 @@ def write_svg(path: str | Path, sources: Sequence[Source]) -> None:
 
 
 def write_png(path: str | Path, sources: Sequence[Source]) -> None:
-    """Write the timelines of `sources` under each other as pixels: any number of operations, no text.
+    """Write the timelines of `sources` under each other as pixels, any number of operations.
 
     Raises:
         RecycleError: there is nothing to draw, or the file cannot be written.
     """
-    from viz.figures.raster import encode_png, raster, stacked
+    from viz.figures.sheet import sheet
 
-    shown = on_one_axis(_to_draw(path, sources))
-    pictures = []
-    for panel in shown:
-        lanes = panel.table.lanes
-        height = min(PNG_LANE * lanes, max(PNG_HEIGHT, lanes // 4))
-        pictures.append(raster(panel.table, PNG_WIDTH, height, panel.span))
-    write_whole(path, encode_png(stacked(pictures)))
+    write_whole(path, sheet(on_one_axis(_to_draw(path, sources))))
 
 
 def write_html(path: str | Path, sources: Sequence[Source]) -> None:

@@ -6,6 +6,7 @@ plans are stretched to seconds, by the job's profile where that says seconds, el
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -111,6 +112,22 @@ def stated_limits(schedule: Schedule) -> tuple[float, ...] | None:
         return None
     usable = all(isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0 for limit in stated)
     return tuple(float(limit) for limit in stated) if usable else None
+
+
+def stated_bound(timeline: Timeline) -> tuple[float, float] | None:
+    """(lower bound, gap) in the metadata of a plan, None where they are of other times than the timeline's.
+
+    A plan says by a hash which profile it was made for; of one without the period has to be the same.
+    """
+    metadata = timeline.schedule.metadata
+    bound, gap, period = (metadata.get(name) for name in ("lower_bound", "gap", "period"))
+    if not isinstance(bound, int | float) or not isinstance(gap, int | float):
+        return None
+    made_for = metadata.get("profile")
+    if isinstance(made_for, str):
+        return (bound, gap) if made_for == timeline.profile.digest() else None
+    is_same = isinstance(period, int | float) and math.isclose(period, timeline.period, rel_tol=1e-6)
+    return (bound, gap) if is_same else None
 
 
 def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:

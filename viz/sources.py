@@ -43,7 +43,8 @@ class ScheduleFile:
     def panels(self) -> list[Panel]:
         """Its timeline; none where no instruction takes time."""
         period = self.timeline.period if self.timeline is not None else None
-        return [Panel(self.name, self.lanes, period=period)] if len(self.lanes) else []
+        title = f"{self.name}: does not run to its end, drawn as far as it does" if self.problem else self.name
+        return [Panel(title, self.lanes, period=period)] if len(self.lanes) else []
 
     def choices(self, place: int) -> dict[str, str]:
         return {f"file/{place}": self.name} if self.timeline is not None else {}

@@ -68,6 +68,9 @@ def view(
         from viz.export import export
 
         export(export_to, sources)
+        for source in sources:
+            if isinstance(source, ScheduleFile) and source.problem:
+                typer.echo(f"{source.name}: {source.problem}", err=True)
         typer.echo(f"wrote {export_to}")
         return
     from viz.app import build_app, serve

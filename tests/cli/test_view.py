@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from recycle import RecycleError, Shape
+from recycle import RecycleError, Schedule, Shape
 from recycle.cli import main
 from recycle.ir.families import one_f_one_b
 from recycle.profile import Profile
@@ -100,6 +100,16 @@ def test_export_writes_the_file_and_says_so(
     assert not ended.value.code
     assert capsys.readouterr().out == f"wrote {tmp_path / 'plan.html'}\n"
     assert "Plotly.newPlot(" in (tmp_path / "plan.html").read_text()
+
+
+def test_what_does_not_run_is_exported_with_a_word_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stuck = {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"}
+    Schedule.from_text(Shape(1, 2, 1), stuck).save(tmp_path / "stuck.json")
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(tmp_path / "stuck.json"), "--export", str(tmp_path / "stuck.svg")])
+    assert not ended.value.code
+    assert capsys.readouterr().err.startswith("stuck.json: the schedule deadlocks: ")
+    assert "stuck.json: does not run to its end, drawn as far as it does" in (tmp_path / "stuck.svg").read_text()
 
 
 @pytest.mark.process

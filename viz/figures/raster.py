@@ -1,4 +1,4 @@
-"""Lanes as a PNG: the first picture on a page, the only one in browsers without a canvas, and `--export FILE.png`.
+"""Lanes as a PNG: the first picture on a page, the only one in browsers without a canvas, and in exported sheets.
 
 Where lanes and operations are wide enough each operation is its rectangle, as on the canvas; else every pixel column of
 a band of lanes is a stack of the exact shares of time spent in each colour. No text: what a picture cannot say in
@@ -7,7 +7,7 @@ pixels stands beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from io import BytesIO
 
 import numpy as np
@@ -139,18 +139,6 @@ def _failed(picture: Pixels, table: LaneTable, per_row: float) -> None:
             band[:] = _INDEX[FAILURE_BAND]
         band[(across[None, :] + np.arange(y0, y0 + len(band))[:, None]) % 9 < 3] = _INDEX[FAILURE_HATCH]
         band[[0, -1]] = _INDEX[FAILURE]
-
-
-def stacked(pictures: Sequence[Pixels], gap: int = 16) -> Pixels:
-    """Pictures of one width under each other on paper, `gap` pixels around each."""
-    width = max(picture.shape[1] for picture in pictures) + 2 * gap
-    height = sum(picture.shape[0] + gap for picture in pictures) + gap
-    whole = np.full((height, width), _INDEX[PAPER], dtype=np.uint8)
-    top = gap
-    for picture in pictures:
-        whole[top : top + picture.shape[0], gap : gap + picture.shape[1]] = picture
-        top += picture.shape[0] + gap
-    return whole
 
 
 def encode_png(picture: Pixels, *, clear: bool = False) -> bytes:

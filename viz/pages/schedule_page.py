@@ -9,6 +9,7 @@ from dash import html
 
 from recycle.ir.simulate import Timeline
 from viz.lane_cache import LaneCache
+from viz.operands import stated_bound
 from viz.pages import parts
 from viz.pages.lanes_view import explainer_of, lanes_address, lanes_view, pictures
 from viz.pages.page import Page, Workspace
@@ -90,10 +91,10 @@ class SchedulePage(Page):
         for name, measure in _MEASURES.items():
             cells = [measure(file.timeline) if file.timeline else None for file in self.files]
             rows.append([name, *cells])
-        for key in ("lower_bound", "gap"):
-            stated = [file.schedule.metadata.get(key) for file in self.files]
-            if any(isinstance(value, int | float) for value in stated):
-                rows.append([key.replace("_", " "), *(v if isinstance(v, int | float) else None for v in stated)])
+        if any("lower_bound" in file.schedule.metadata for file in self.files):
+            bounds = [_bound_and_gap(file) for file in self.files]
+            rows.append(["lower bound", *(bound for bound, _ in bounds)])
+            rows.append(["gap", *(gap for _, gap in bounds)])
         rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
         rows.append(["checker", *(_verdict(file) for file in self.files)])
         return ["", *(file.name for file in self.files)], rows
@@ -118,6 +119,14 @@ class SchedulePage(Page):
     def findings(self, file: ScheduleFile) -> html.Section:
         """What the checker says of a file."""
         return parts.findings(f"Findings in {file.name}", file.findings, FINDINGS_SHOWN)
+
+
+def _bound_and_gap(file: ScheduleFile) -> tuple[parts.Cell, parts.Cell]:
+    """What a plan states of the times on the page; that of other times proves nothing here."""
+    if "lower_bound" not in file.schedule.metadata:
+        return None, None
+    stated = stated_bound(file.timeline) if file.timeline is not None else None
+    return (stated[0], f"{stated[1]:.1%}") if stated is not None else ("of other times", None)
 
 
 def _most(values: Sequence[float | None]) -> float:
