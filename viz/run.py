@@ -138,8 +138,12 @@ class Run:
 
     @cached_property
     def steps(self) -> list[int]:
-        """All steps of which anything is known, ascending."""
-        return sorted({*self._metrics_of, *(self.trace.steps if self.trace else ())})
+        """All steps of which anything is known, ascending; of a run that goes on only those that are committed."""
+        traced = self.trace.steps if self.trace else ()
+        if self.live and self._metrics_of:
+            last = max(self._metrics_of)
+            traced = [step for step in traced if step <= last]
+        return sorted({*self._metrics_of, *traced})
 
     def generations_of(self, step: int) -> list[int]:
         """The generations in which `step` was tried, ascending; the last is the one that counted."""

@@ -347,6 +347,22 @@ def test_a_mistake_in_a_search_is_one_line_that_names_the_term(page: Page) -> No
         assert "\n" not in said
 
 
+def test_what_a_search_finds_is_outlined_while_it_is_typed(page: Page) -> None:
+    page.page.keyboard.press("/")
+    page.page.keyboard.type("kind:F stage:0")
+    page.page.wait_for_function(f"() => {VIEW}.matches && {VIEW}.matches.length === 6")
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent.startsWith('6 found: Enter selects the next')")
+    assert page(f"() => {VIEW}.selected") == -1
+    page.page.keyboard.type(" mb:9.9")
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent === 'No match for kind:F stage:0 mb:9.9'")
+    for _ in range(7):
+        page.page.keyboard.press("Backspace")
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent.startsWith('1 of 6: 0F')")
+    page.page.keyboard.press("Escape")
+    page.page.wait_for_function(f"() => !{VIEW}.matches")
+
+
 def test_times_of_a_search_are_those_of_the_axis_and_alike_to_a_millionth(page: Page) -> None:
     in_milliseconds = f"""query => {{
       const {{ table }} = {VIEW}, late = {{ start: table.start.map(t => t + 0.1), end: table.end.map(t => t + 0.1) }};
@@ -414,6 +430,15 @@ def test_lanes_by_stage_and_folded_groups(page: Page) -> None:
     column = page(COLUMN, int(x))
     upper = column[: len(column) // 2]
     assert sum(colour == palette.BACKWARD_INPUT.fill for colour in upper) / len(upper) == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_the_first_worker_of_a_group_can_be_selected_by_its_name(page: Page) -> None:
+    left, middle = page.point(page(f"() => {VIEW}.view.t0"), 0.5)
+    page.page.mouse.click(left - 12, middle)
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent === 'worker 0.0'")
+    rows = page(f"() => {VIEW}.rows.count")
+    page.page.mouse.click(left - page(f"() => {VIEW}.place.left") + 12, middle)  # the name of the pipeline
+    page.page.wait_for_function(f"rows => {VIEW}.rows.count < rows", arg=rows)
 
 
 def test_an_address_restores_the_view(page: Page) -> None:

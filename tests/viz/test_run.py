@@ -163,3 +163,13 @@ def test_a_folder_of_runs_names_them_and_the_link_to_the_newest_opens(run_dir: P
         (runs / str(number) / "logs").mkdir(parents=True)
     with pytest.raises(RecycleError, match=r"runs: holds several runs; name those to see: .* and 2 more$"):
         load_source(runs)
+
+
+def test_a_run_that_goes_on_has_the_steps_that_are_committed(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    path = make_run(tmp_path / "going-on", live=True)
+    assert load_run(path).steps == list(range(9))
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[:-2]))
+    run = load_run(path)
+    assert run.trace is not None
+    assert (run.trace.steps[-1], run.steps[-1]) == (8, 6)

@@ -1,6 +1,7 @@
 /* Keys of the timeline in use (the one last clicked or focused), its buttons, and the page that explains them. */
 (function (recycle) {
   "use strict";
+  const TYPING = 150; // milliseconds without a key, after which a search is tried
   const fast = (event) => (event.shiftKey ? 3 : 1);
   const isWork = (view) => (i) => view.table.isWork[view.table.kind[i]];
 
@@ -170,11 +171,22 @@
     search.addEventListener("keydown", (event) => {
       event.stopPropagation();
       if (event.key === "Escape") { search.value = ""; find(view, ""); search.blur(); }
+      if (event.key === "Enter" || event.key === "Escape") clearTimeout(search.waits);
       if (event.key === "Enter") find(view, search.value, event.shiftKey ? -1 : 1);
     });
+    search.addEventListener("input", () => { clearTimeout(search.waits); search.waits = setTimeout(() => outline(view, search.value), TYPING); });
     search.addEventListener("search", () => { if (!search.value && view.matches) find(view, ""); }); // its cross; late
     tools.append(search);
   };
+
+  /* Outlines what the query finds while it is typed; half a query is no mistake yet. */
+  function outline(view, query) {
+    let found;
+    try { found = recycle.search(view.table, query); } catch { found = null; }
+    view.matches = found && found.slice(0, 1000);
+    view.redraw();
+    view.announce(!found ? "" : found.length ? `${found.length} found: Enter selects the next, Shift+Enter the one before` : `No match for ${query}`);
+  }
 
   /* Selects the next operation that the query finds, and outlines the first thousand. */
   function find(view, query, dir = 1) {

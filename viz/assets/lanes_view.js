@@ -3,7 +3,7 @@
    the selection is written to a dcc.Store, from which the server makes the details. */
 (function (recycle) {
   "use strict";
-  const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, SEND = 60;
+  const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, SEND = 60, NAME = 7.5; // the last: pixels of a character of a lane's name
   recycle.views = new Map();
   recycle.element = (name, properties, ...children) => {
     const made = Object.assign(document.createElement(name), properties);
@@ -186,7 +186,7 @@
       const inside = px >= 0 && px < width && py >= 0 && py < height, lane = this.rows.lane(row);
       const gutter = px < 0 && py >= 0 && py < height;
       const operation = inside && lane >= 0 ? this.table.at(lane, t, y - row - 0.5) : -1;
-      return { t, row, lane, operation, inside, gutter };
+      return { t, row, lane, operation, inside, gutter, px };
     }
 
     _hover(event) {
@@ -241,10 +241,10 @@
       return gap ? this.selectGap(found.lane, ...gap) : this.clear();
     }
 
-    /* A click beside the axes folds a group; on a lane's own name it is sent to the server. */
-    _gutter({ row, lane }) {
-      const group = this.rows.groupAt(row);
-      if (group && this.rows.hasGroups && (row === group.top || lane < 0 || this.level === 0)) return this.fold(group.key);
+    /* A click beside the axes folds a group; on a lane's own name, which ends 8 pixels before them, it is sent to the server. */
+    _gutter({ row, lane, px }) {
+      const group = this.rows.groupAt(row), isName = lane >= 0 && px >= -(14 + NAME * this.table.labels[lane].length);
+      if (group && this.rows.hasGroups && ((row === group.top && !isName) || lane < 0 || this.level === 0)) return this.fold(group.key);
       if (lane >= 0) this.sendLane(lane);
       return undefined;
     }
