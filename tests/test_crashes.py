@@ -32,6 +32,7 @@ def test_alone(number):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("others", "late"),
     [(20, "1"), *(pytest.param(others, "0", marks=pytest.mark.soak) for others in (20, 1, 0))],

@@ -45,16 +45,16 @@ def require_equal(jobs: Jobs, case: Case, count: int) -> Result:
     return ours
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (2, 2)])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize(("ranks", "replicas"), [pytest.param(2, 1, marks=pytest.mark.soak), (4, 1), (2, 2)])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", pytest.param("zb-h2", marks=pytest.mark.soak)])
 def test_gradients_and_losses_are_those_of_megatrons_1f1b(jobs: Jobs, schedule: str, ranks: int, replicas: int) -> None:
     case = Case(schedule, ranks, replicas, micro_batches=6)
     result = require_equal(jobs, case, 101)
     assert [one["number"] for one in result.kept[0]] == list(range(6))
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (2, 2)])
-@pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize(("ranks", "replicas"), [pytest.param(2, 1, marks=pytest.mark.soak), (4, 1), (2, 2)])
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v", pytest.param("dualpipe-v", marks=pytest.mark.soak)])
 def test_two_chunks_per_rank_give_the_gradients_of_megatrons_interleaved_1f1b(
     jobs: Jobs, schedule: str, ranks: int, replicas: int
 ) -> None:

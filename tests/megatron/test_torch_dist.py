@@ -52,7 +52,7 @@ def jobs() -> Iterator[Jobs]:
         yield started
 
 
-@pytest.fixture(scope="module", params=["gpt", "llama"])
+@pytest.fixture(scope="module", params=[pytest.param("gpt", marks=pytest.mark.soak), "llama"])
 def trained(request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a run of two steps, of two pipeline and two tensor ranks; its job lies beside it."""
     folder = tmp_path_factory.mktemp(request.param)

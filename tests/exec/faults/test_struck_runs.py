@@ -89,7 +89,7 @@ class _Continue(Observer):
                 time.sleep(0.005)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_stopped_worker_that_goes_on_because_its_kill_was_lost_takes_part_in_nothing(
     at_once: bool, emulated: Job, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_worker_that_hangs_in_the_undo_where_all_others_only_wait_for_it_is_fo
     assert not processes_writing_below(str(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+@pytest.mark.parametrize("kind", ["emulated", pytest.param("gpt", marks=pytest.mark.soak)])
 def test_a_slow_worker_changes_no_bit_and_nobody_dies(kind: str, launch: Run, tmp_path: Path) -> None:
     """An emulated stage takes exactly its profile's 20 ms; of a real one only that its operations last longer."""
     of = job(2, 2, 2, kind=kind, model={"seconds_per_unit": 0.02})

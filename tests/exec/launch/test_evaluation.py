@@ -35,7 +35,7 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
         assert digests == calm.digests[worker]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["staggered", pytest.param("barrier", marks=pytest.mark.soak)])
 def test_workers_that_die_in_evaluations_change_no_bit(launch: Run, mode: str) -> None:
     of = small(train=MODES[mode])
     calm, struck = launch(of, STEPS), launch(of, STEPS, *KILLED)

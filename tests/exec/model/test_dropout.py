@@ -75,7 +75,9 @@ def test_the_random_state_of_the_process_stays() -> None:
     assert torch.rand(3).equal(expected)
 
 
-@pytest.mark.parametrize("model", [DROPS, DROPS | {"recompute": "full", "tied": True}])
+@pytest.mark.parametrize(
+    "model", [pytest.param(DROPS, marks=pytest.mark.soak), DROPS | {"recompute": "full", "tied": True}]
+)
 def test_a_run_through_a_kill_has_the_bits_of_one_process(model: dict, launch: Run) -> None:
     of = job(2, 2, 3, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
     one = job(1, 1, 6, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)

@@ -75,7 +75,7 @@ def wanted(plans: PlanService, failed: frozenset[Worker]) -> Ready:
     return ready
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.soak), signal.SIGSTOP])
 def test_a_process_that_dies_or_stands_still_is_replaced_and_asked_again(
     sent: signal.Signals, serve: Serve, started: list[int]
 ) -> None:

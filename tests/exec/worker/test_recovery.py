@@ -121,7 +121,9 @@ def test_the_trace_shows_who_ran_the_dead_workers_micro_batches(emulated: Job, l
     assert len(trace.generations_of(3)) == 2
 
 
-@pytest.mark.parametrize(("pipelines", "ranks", "micro_batches"), [(3, 2, 2), (2, 4, 4)])
+@pytest.mark.parametrize(
+    ("pipelines", "ranks", "micro_batches"), [(3, 2, 2), pytest.param(2, 4, 4, marks=pytest.mark.soak)]
+)
 def test_a_real_gpt_trains_through_a_kill_and_a_rejoin_bit_for_bit(
     pipelines: int, ranks: int, micro_batches: int, launch: Run
 ) -> None:

@@ -286,7 +286,7 @@ def test_norms_near_the_limit_keep_the_barrier_so_that_clipping_undoes_nothing(l
     assert_same_training(run, with_the_barrier(launch, of))
 
 
-@pytest.mark.parametrize("kind", ["emulated", "gpt"])
+@pytest.mark.parametrize("kind", ["emulated", pytest.param("gpt", marks=pytest.mark.soak)])
 def test_a_norm_that_nobody_saw_coming_undoes_the_step_and_the_repeated_one_is_clipped(
     kind: str, launch: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from recycle.ir.formats import torch_csv
 from tests.hostile import any_bytes, mutated, read_or_refused, restructured, retold
 
 CASES = Path(__file__).parents[2] / "cases"
-quick = settings(derandomize=True, max_examples=120, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+quick = settings(derandomize=True, max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
 
 SCHEDULES = (
     gpipe(Shape(1, 2, 2)),

@@ -50,7 +50,9 @@ def test_every_family_is_put_before_the_referee() -> None:
     assert len({name for name, _ in RUNS}) == len(FAMILIES)
 
 
-@pytest.mark.parametrize("communicates", [False, True], ids=["compute-only", "lowered"])
+@pytest.mark.parametrize(
+    "communicates", [pytest.param(False, marks=pytest.mark.soak), True], ids=["compute-only", "lowered"]
+)
 @pytest.mark.parametrize(("family", "shape"), RUNS, ids=str)
 def test_torch_gets_the_unpipelined_gradients_from_our_file(
     referee: Referee, family: str, shape: Shape, communicates: bool

@@ -17,7 +17,7 @@ from recycle.systems.oobleck.template import templates
 from recycle.systems.setting import Split
 from tests.systems.closed_forms import template_seconds
 
-quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+quick = settings(derandomize=True, max_examples=30, deadline=None, database=None)
 
 
 def test_stages_are_what_lies_between_any_two_cuts() -> None:

@@ -14,7 +14,7 @@ from recycle.systems.oobleck.oobleck import Oobleck, OobleckRunning
 from tests.systems.settings import setting
 
 NOBODY: frozenset[int] = frozenset()
-quick = settings(derandomize=True, max_examples=25, deadline=None, database=None)
+quick = settings(derandomize=True, max_examples=12, deadline=None, database=None)
 
 
 def begun(system: Oobleck, nodes: int | None = None) -> OobleckRunning:
