@@ -1,15 +1,16 @@
 """Prices of an elastic layout's stages: those of fault-free stages, spread over the units that they are made of.
 
 A layout cuts the model at other places than the P * V stages that a job is priced by (`Shape.cut`). Seconds and bytes
-of a fault-free stage lie evenly on its units; a message is that of the unit behind which it crosses, and a workspace
-that of the largest part of a stage.
+of a fault-free stage lie on its units by their weights, evenly where none are known; a message is that of the unit
+behind which it crosses, and a workspace that of the largest part of a stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 from recycle.errors import JobError
 from recycle.profile import Profile
@@ -21,9 +22,12 @@ _SPREAD = (
     *("activation", "recomputed_from", "static"),
 )
 _AT_A_PLACE = ("message", "workspace")
+_NO_WEIGHTS: Mapping[str, Sequence[float]] = MappingProxyType({})
 
 
-def profile_of_cut(profile: Profile, shape: Shape, whole: Sequence[int] = ()) -> Profile:
+def profile_of_cut(
+    profile: Profile, shape: Shape, whole: Sequence[int] = (), weights: Mapping[str, Sequence[float]] = _NO_WEIGHTS
+) -> Profile:
     """`profile` with an entry for each stage of `shape.cut`; itself where the shape has none.
 
     Lists with an entry for each stage of the cut stand as they are. A number, or a list over the ranks, is that of
@@ -32,6 +36,8 @@ def profile_of_cut(profile: Profile, shape: Shape, whole: Sequence[int] = ()) ->
     Args:
         whole: units of each fault-free stage; if left out one stage for each of the shape's ranks, with as many units
             in each (which need not be a whole number).
+        weights: of each unit by a price's name, for the share of a fault-free stage's price that lies on the unit; with
+            `whole` only.
 
     Raises:
         JobError: a list has another length, or `whole` has not as many units as the cut.
@@ -42,7 +48,8 @@ def profile_of_cut(profile: Profile, shape: Shape, whole: Sequence[int] = ()) ->
     if whole and sum(whole) != shape.units:
         raise JobError(f"shape: the cut has {shape.units} units, the fault-free stages {sum(whole)}")
     ends = [0.0, *accumulate(whole)] if whole else [shape.units * r / ranks for r in range(ranks + 1)]
-    parts = [_parts(begin, end, ends) for begin, end in pairwise([0, *accumulate(shape.cut)])]
+    cuts = list(pairwise([0, *accumulate(shape.cut)]))
+    parts = [_parts(begin, end, ends) for begin, end in cuts]
     changes: dict[str, list[float]] = {}
     for name in (*_SPREAD, *_AT_A_PLACE):
         value = getattr(profile, name)
@@ -53,6 +60,9 @@ def profile_of_cut(profile: Profile, shape: Shape, whole: Sequence[int] = ()) ->
             changes[name] = [of_rank[part[-1][0]] for part in parts]
         elif name == "workspace":
             changes[name] = [max(of_rank[rank] for rank, _ in part) for part in parts]
+        elif name in weights:
+            on_unit = _weighted(of_rank, weights[name], whole)
+            changes[name] = [sum(on_unit[begin:end]) for begin, end in cuts]
         else:
             changes[name] = [sum(of_rank[rank] * share for rank, share in part) for part in parts]
     return replace(profile, **changes)  # type: ignore[arg-type]
@@ -63,6 +73,15 @@ def units_of(job: Sections) -> tuple[int, ...]:
     return (1,) * job.shape.stages if job.model == ModelSection() else tuple(job.layers_per_stage())
 
 
+def _weighted(of_rank: Sequence[float], weights: Sequence[float], whole: Sequence[int]) -> list[float]:
+    """The price of each unit; evenly on the units of a stage that have no weight."""
+    found: list[float] = []
+    for price, (begin, end) in zip(of_rank, pairwise([0, *accumulate(whole)]), strict=True):
+        total = sum(weights[begin:end])
+        found += [price * each / total if total else price / (end - begin) for each in weights[begin:end]]
+    return found
+
+
 def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, float]]:
     """(fault-free stage, share of it) of the units from `begin` to `end`."""
     found = []
@@ -71,3 +90,37 @@ def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, f
         if inside > 1e-9:
             found.append((rank, inside / (last - first)))
     return found
+
+
+def balanced(weights: Sequence[float], parts: int) -> list[int]:
+    """How many neighbours each of so many parts takes, at least one, so that the heaviest part is as light as can be.
+
+    The heaviest part's weight is found by bisection; then each part takes what stays within it, from the first on, and
+    the largest parts are halved until there are enough.
+
+    Raises:
+        JobError: there are fewer weights than parts.
+    """
+    if not 1 <= parts <= len(weights):
+        raise JobError(f"{len(weights)} layer(s) cannot be cut into {parts} stages")
+    if len(set(weights)) == 1:
+        return [len(weights) * (part + 1) // parts - len(weights) * part // parts for part in range(parts)]
+
+    def cut(most: float) -> list[int]:
+        sizes, held = [0], 0.0
+        for weight in weights:
+            if sizes[-1] and held + weight > most:
+                sizes, held = [*sizes, 0], 0.0
+            sizes[-1] += 1
+            held += weight
+        return sizes
+
+    low, high = max(weights), sum(weights)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(cut(middle)) <= parts else (middle, high)
+    sizes = cut(high)
+    while len(sizes) < parts:  # the largest part gives half of it away
+        at = max(range(len(sizes)), key=lambda i: sizes[i])
+        sizes[at : at + 1] = [sizes[at] - sizes[at] // 2, sizes[at] // 2]
+    return sizes

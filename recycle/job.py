@@ -16,12 +16,13 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from recycle.architecture import config_of, is_rotary
+from recycle.cut import balanced
 from recycle.endpoints import parse_endpoints
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
 from recycle.initial_weights import require_model_of_weights, with_model_of_weights
 from recycle.named import require_name
-from recycle.pricing import activation_limits, parse_bytes, profile_of
+from recycle.pricing import activation_limits, layer_seconds, parse_bytes, profile_of
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, AUTO, OF_GPT_DATASET, DataSection, Sections
 
@@ -116,9 +117,14 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def _read(cls, keys: dict[str, Any]) -> Job:
         try:
-            return msgspec.convert(keys, type=cls)
+            job = msgspec.convert(keys, type=cls)
         except msgspec.ValidationError as error:
             raise JobError(_place(str(error), cls)) from None
+        if job.model.split != AUTO:
+            return job
+        with errors_as(JobError, "[model] split"):
+            split = balanced(layer_seconds(job), job.shape.stages)
+        return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=split))
 
     def validate(self) -> None:
         """Raise JobError for values that are well-typed but impossible together."""

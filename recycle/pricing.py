@@ -8,9 +8,24 @@ from __future__ import annotations
 import re
 
 from recycle import analytic
+from recycle.cut import profile_of_cut, units_of
 from recycle.errors import JobError
 from recycle.profile import Profile
 from recycle.sections import ANALYTIC, AUTO, Sections
+from recycle.shape import Shape
+
+_WEIGHED_BY = {
+    "forward": "forward",
+    "backward_input": "backward_input",
+    "backward_weight": "backward_weight",
+    "overlapped_pair": "seconds",
+    "redundant_forward": "forward",
+    "reduce": "gradients",
+    "step": "step",
+    "static": "static",
+    "activation": "activation",
+}
+"""What of an analytic layer says how much of a stage's price lies on it."""
 
 
 def profile_of(job: Sections) -> Profile:
@@ -32,6 +47,32 @@ def profile_of(job: Sections) -> Profile:
         step=times.step,
         weight_stash=job.memory.weight_stash,
     )
+
+
+def layer_seconds(job: Sections) -> list[float]:
+    """F + I + W of each layer as far as `[model] split = "auto"` looks: those of the analytic model for a job with a
+    profile, whose file lists the stages of a split that was there before; else 1 each."""
+    if job.times.profile is None or job.model.kind == "emulated":
+        return [1.0] * job.model.layers
+    return [layer.seconds for layer in analytic.layers(job)]
+
+
+def profile_of_layout(job: Sections, prices: Profile, shape: Shape) -> Profile:
+    """The job's prices with an entry for each stage of `shape.cut`; themselves where the shape has none.
+
+    Each unit has the share of its fault-free stage that it has in the analytic model where the job is priced by that:
+    the embedding then lies on the first layer, the head on the last. Else a stage's units are alike.
+
+    Raises:
+        JobError: as `profile_of_cut`, or layers do not divide over stages.
+    """
+    if not shape.cut:
+        return prices
+    weights: dict[str, list[float]] = {}
+    if job.times.profile == ANALYTIC:
+        layers = analytic.layers(job)
+        weights = {name: [float(getattr(layer, of)) for layer in layers] for name, of in _WEIGHED_BY.items()}
+    return profile_of_cut(prices, shape, units_of(job), weights)
 
 
 def activation_limits(job: Sections, profile: Profile | None = None) -> list[float] | None:

@@ -87,8 +87,8 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     does not move workers. A change every 1,000 iterations is what large jobs see: 419 unexpected interruptions in 54
     days (Llama 3, arXiv 2407.21783) are one in three hours, at some ten seconds an iteration.
 
-    With `layout = "elastic"` the model is cut anew for the live workers where that is faster than re-routing alone:
-    `recycle plan` shows it, `recycle train` cannot run it yet.
+    With `layout = "elastic"` live workers host other layers where that is faster than re-routing alone: `recycle plan`
+    shows it, `recycle train` cannot run it yet.
     """
 
     seconds: Annotated[float, Meta(ge=0.01)] = 30.0
@@ -105,6 +105,10 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[model]`: a GPT, or a model of another family. `split` lists the layers of each stage; else they divide evenly.
+
+    With `split = "auto"` the slowest stage is as fast as can be: with a profile, measured or analytic, by the analytic
+    model's seconds, which put the embedding on the first layer and the head on the last; else all layers are alike.
+    A job's file in the run directory has the list that this came to.
 
     With `tied` the output layer uses the embedding's weight: first and last stage hold it and reduce together.
     `dropout` is that of the embedding and the residual stream, `attention_dropout` (the same when left out) that of the
@@ -138,7 +142,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     sequence: Positive = 64
     vocabulary: Positive = 256
     ffn: Positive | None = None
-    split: list[Annotated[int, Meta(ge=0)]] | None = None
+    split: list[Annotated[int, Meta(ge=0)]] | Literal["auto"] | None = None
     tied: bool = False
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     attention_dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
@@ -413,6 +417,8 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     def layers_per_stage(self) -> list[int]:
         """Transformer layers of each stage, first to last. Raises JobError when they neither divide nor are stated."""
         stages, model = self.shape.stages, self.model
+        if isinstance(model.split, str):
+            raise JobError('[model] split: "auto" is resolved where a job is read: use Job.load or Job.from_toml')
         if model.split is not None:
             if len(model.split) != stages or sum(model.split) != model.layers:
                 raise JobError(

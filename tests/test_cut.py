@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from itertools import accumulate, combinations, pairwise
+
 import pytest
 
-from recycle.cut import profile_of_cut
+from recycle.cut import balanced, profile_of_cut
 from recycle.errors import JobError
 from recycle.profile import Profile
 from recycle.shape import Shape
@@ -37,3 +40,26 @@ def test_what_lists_the_stages_of_the_cut_stands_as_it_is() -> None:
 def test_units_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(JobError, match="the cut has 4 units, the fault-free stages 5"):
         profile_of_cut(Profile(), Shape(1, 2, 1, cut=(2, 2)), (2, 3))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_cut_has_a_lighter_heaviest_part(seed: int) -> None:
+    chance = random.Random(seed)
+    weights = [chance.choice([1.0, 1.0, 2.5, 4.0]) for _ in range(chance.randint(3, 9))]
+    parts = chance.randint(1, len(weights))
+    sizes = balanced(weights, parts)
+    assert len(sizes) == parts
+    assert sum(sizes) == len(weights)
+    assert min(sizes) >= 1
+
+    def heaviest(ends: tuple[int, ...]) -> float:
+        return max(sum(weights[a:b]) for a, b in pairwise([0, *ends, len(weights)]))
+
+    least = min(heaviest(ends) for ends in combinations(range(1, len(weights)), parts - 1))
+    assert heaviest(tuple(accumulate(sizes))[:-1]) == pytest.approx(least)
+
+
+def test_alike_layers_divide_as_evenly_as_can_be() -> None:
+    assert balanced([1.0] * 10, 4) == [2, 3, 2, 3]
+    with pytest.raises(JobError, match=r"3 layer\(s\) cannot be cut into 4 stages"):
+        balanced([1.0] * 3, 4)

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from recycle import Job, JobError, Profile
-from recycle.job import explain_job
+from recycle.job import explain_job, price
 from recycle.pricing import parse_bytes
 
 SHAPE = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n"
@@ -121,3 +122,22 @@ def test_a_limit_that_is_left_to_the_device_wants_a_profile_that_knows_it(tmp_pa
     assert Job.load(tmp_path / "job.toml").activation_limits() == [4.0] * 4
     with pytest.raises(JobError, match=r"\[memory\] limit: bytes need \[times\] profile"):
         Job.from_toml(SHAPE + '[memory]\nlimit = "auto"\n')
+
+
+def test_an_automatic_split_leaves_the_last_stage_room_for_the_head() -> None:
+    """A vocabulary of 50,000 beside 12 layers of width 1024: the head costs four layers."""
+    text = "[shape]\npipelines = 2\nranks = 4\nmicro_batches = 8\n[model]\nlayers = 12\nhidden = 1024\nheads = 16\n"
+    text += 'sequence = 1024\nvocabulary = 50000\nsplit = "auto"\n'
+    even = Job.from_toml(text)
+    assert even.model.split == [3, 3, 3, 3]
+    assert Job.from_toml(text.replace("layers = 12", "layers = 14")).model.split == [3, 4, 3, 4]
+    head = Job.from_toml(text + '[times]\nprofile = "analytic"\n')
+    assert head.model.split == [4, 4, 3, 1]
+    slowest = [max(price(job).prices.forward) for job in (head, with_even_split(head))]  # type: ignore[type-var]
+    assert slowest[0] < 0.75 * slowest[1]
+    with pytest.raises(JobError, match=r"\[model\] split: 3 layer\(s\) cannot be cut into 4 stages"):
+        Job.from_toml(text.replace("layers = 12", "layers = 3"))
+
+
+def with_even_split(job: Job) -> Job:
+    return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=None))

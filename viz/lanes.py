@@ -45,7 +45,7 @@ class LaneTable:
     Attributes:
         shape: size of the job.
         workers: worker of each lane: of a plan the role, of a trace the process.
-        labels: text of each lane.
+        labels: text of each lane; where the model is cut anew with the first and the last unit that its worker hosts.
         failed: whether each lane's worker is dead.
         offsets: operations of lane i are `offsets[i]` to `offsets[i + 1]`.
         start, end: time from the origin, float64.
@@ -164,7 +164,9 @@ class LaneTable:
         labels = []
         for worker in shape.workers():
             player = (players or {}).get(worker, worker)
-            labels.append(str(worker) if player == worker else f"{worker} (by {player})")
+            units = schedule.units_of(worker)
+            hosted = "" if units is None else f" \N{MIDDLE DOT} {units[0]}\N{EN DASH}{units[1] - 1}"
+            labels.append((str(worker) if player == worker else f"{worker} (by {player})") + hosted)
         return cls._build(
             shape,
             columns,

@@ -117,14 +117,15 @@ def stated_limits(schedule: Schedule) -> tuple[float, ...] | None:
 def stated_bound(timeline: Timeline) -> tuple[float, float] | None:
     """(lower bound, gap) in the metadata of a plan, None where they are of other times than the timeline's.
 
-    A plan says by a hash which profile it was made for; of one without the period has to be the same.
+    A plan says by a hash which profile it was made for; of one without, or whose stages are others than the profile's,
+    the period has to be the same.
     """
     metadata = timeline.schedule.metadata
     bound, gap, period = (metadata.get(name) for name in ("lower_bound", "gap", "period"))
     if not isinstance(bound, int | float) or not isinstance(gap, int | float):
         return None
     made_for = metadata.get("profile")
-    if isinstance(made_for, str):
+    if isinstance(made_for, str) and not timeline.schedule.shape.cut:
         return (bound, gap) if made_for == timeline.profile.digest() else None
     is_same = isinstance(period, int | float) and math.isclose(period, timeline.period, rel_tol=1e-6)
     return (bound, gap) if is_same else None

@@ -18,6 +18,7 @@ from recycle.ir.memory import held_activations
 from recycle.ir.simulate import Timeline, simulate
 from recycle.job import Job, price
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
+from recycle.pricing import profile_of_layout
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
 from viz.bounded_cache import BoundedCache
@@ -25,6 +26,7 @@ from viz.lanes import LaneTable
 
 Planner = Callable[[frozenset[Worker]], Plan]
 """Dead workers -> their plan, in the names of the processes. Raises PlanError where there is none."""
+Source = Literal["library", "planned"]
 KEPT, KEPT_ROWS = 16, 4_000_000
 """Answers that are kept, and rows of their timelines together; the last two always."""
 MOST_COUNTED = 2_000_000
@@ -47,7 +49,7 @@ class Answer:
     failed: frozenset[Worker]
     plan: Plan
     timeline: Timeline
-    source: Literal["library", "planned"]
+    source: Source
     seconds: float
 
     @cached_property
@@ -72,18 +74,25 @@ class WhatIf:
         job: prices and limits; None where only a library is known, whose plans are then timed in slots of 1.
         library: asked first.
         planner: asked where the library has no plan for the very failure vector.
+        rerouting: a planner that moves no layers, where `planner` may.
 
     Raises:
         RecycleError: there is neither a job nor a plan that states the shape.
     """
 
-    def __init__(self, job: Job | None, library: PlanLibrary | None, planner: Planner | None) -> None:
+    def __init__(
+        self,
+        job: Job | None,
+        library: PlanLibrary | None,
+        planner: Planner | None,
+        rerouting: Planner | None = None,
+    ) -> None:
         job = None if job is None else price(job)
-        self.job, self.library, self.planner = job, library, planner
+        self.job, self.library, self.planner, self.rerouting = job, library, planner, rerouting
         self.profile = job.prices if job else Profile.uniform()
         self.limits = job.limits if job else None
         self.shape = job.shape if job else self._shape_of_library()
-        self._answers: BoundedCache[frozenset[Worker], Answer] = BoundedCache(
+        self._answers: BoundedCache[tuple[frozenset[Worker], bool], Answer] = BoundedCache(
             KEPT_ROWS, lambda answer: len(answer.timeline.start), at_least=2, at_most=KEPT
         )
         self._lock = threading.Lock()
@@ -132,15 +141,29 @@ class WhatIf:
         """
         failed = frozenset(failed)
         require_hosts(self.shape, failure_vector(self.shape, failed))
+        return self._answered(failed, lambda: self._plan(failed), moving=True)
+
+    def without_moving(self, failed: Iterable[Worker]) -> Answer | None:
+        """The same where no layers may move; None where they never do. Raises PlanError as `answer`."""
+        failed, planner = frozenset(failed), self.rerouting
+        if planner is None:
+            return None
+        require_hosts(self.shape, failure_vector(self.shape, failed))
+        return self._answered(failed, lambda: (planner(failed), "planned"), moving=False)
+
+    def _answered(self, failed: frozenset[Worker], make: Callable[[], tuple[Plan, Source]], *, moving: bool) -> Answer:
         with self._lock:
-            if (known := self._answers.get(failed)) is not None:
+            if (known := self._answers.get((failed, moving))) is not None:
                 return known
             begun = time.perf_counter()
-            plan, source = self._plan(failed)
-            timeline = simulate(plan.schedule, self.profile)
-            return self._answers.put(failed, Answer(failed, plan, timeline, source, time.perf_counter() - begun))
+            plan, source = make()
+            shape, job = plan.schedule.shape, self.job
+            profile = profile_of_layout(job, self.profile, shape) if job else self.profile
+            timeline = simulate(plan.schedule, profile)
+            answer = Answer(failed, plan, timeline, source, time.perf_counter() - begun)
+            return self._answers.put((failed, moving), answer)
 
-    def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Literal["library", "planned"]]:
+    def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Source]:
         vector = failure_vector(self.shape, failed)
         kept = self.library.get(vector) if self.library and self.profile.are_peers_alike else None
         if kept is not None and kept.shape == self.shape:

@@ -175,12 +175,10 @@ def _one(
 
 def _print_layout(made: Plan) -> None:
     """Who hosts what in an elastic layout, and which worker copies what from whom."""
-    for number, chain in enumerate(made.schedule.metadata.get("layout", [])):
-        begin, parts = 0, []
-        for worker, units in zip(chain["workers"], chain["units"], strict=True):
-            parts.append(f"{worker}: {begin}-{begin + units - 1}")
-            begin += units
-        print(f"chain {number}, {chain['micro_batches']} micro-batches, units by worker: {', '.join(parts)}")
+    by_pipeline = groupby(made.schedule.metadata.get("layout", {}).items(), lambda item: item[0].split(".")[0])
+    for pipeline, hosts in by_pipeline:
+        parts = [f"{worker}: {begin}-{end - 1}" for worker, (begin, end) in hosts]
+        print(f"pipeline {pipeline}, units by worker: {', '.join(parts)}")
     if made.fixed_bound is not None:
         print(
             f"no schedule of the given stages is faster than {made.fixed_bound:g}, none of any layout than"

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from recycle.cut import profile_of_cut, units_of
 from recycle.errors import JobError, errors_as
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
-from recycle.pricing import byte_limit
+from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
 
 Times = Annotated[str | None, typer.Option(metavar="F,I,W", help="Times of one chunk; 1,1,1 if left out.")]
@@ -78,7 +77,7 @@ def job_limits(schedule: Schedule, file: Path, job_file: Path) -> tuple[Profile,
     job = price(Job.load(job_file))
     if replace(schedule.shape, cut=()) != job.shape:
         raise JobError(f"{file} has the shape {schedule.shape}, {job_file} has {job.shape}: they must be the same")
-    limit, whole = byte_limit(job, job.prices), units_of(job) if schedule.shape.cut else ()
+    limit = byte_limit(job, job.prices)
     with errors_as(JobError, str(file)):
-        prices = profile_of_cut(job.prices, schedule.shape, whole)
+        prices = profile_of_layout(job, job.prices, schedule.shape)
     return (prices, job.limits, None) if limit is None else (prices, None, limit)

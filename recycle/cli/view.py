@@ -25,6 +25,8 @@ from viz.sources import ScheduleFile, load_source, schedule_source
 from viz.what_if import Planner, WhatIf
 
 DEFAULT_PORT = 8050
+MOVING_SECONDS = 4.0
+"""For an answer where layers may move."""
 _NEEDED: dict[str, tuple[str, ...]] = {".svg": (), ".png": ("PIL",)}
 """Modules of the `viz` extra that an export needs, by its suffix; everything else needs all of them."""
 
@@ -114,12 +116,19 @@ def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[R
             job = price(Job.of_run(runs[0].path))
     if job is None and library is None:
         return None
-    return WhatIf(job, library, _planner(job) if job is not None else None)
+    if job is None:
+        return WhatIf(job, library, None)
+    moves = job.planner.layout == "elastic"
+    return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None)
 
 
 def _planner(job: PricedJob) -> Planner:
-    """The list scheduler for `job`, which answers within a second."""
-    return partial(plan, job, quick=True)
+    """The list scheduler for `job`, which answers within a second; where layers may move, a search of a few."""
+    return (
+        partial(plan, job, seconds=MOVING_SECONDS)
+        if job.planner.layout == "elastic"
+        else partial(plan, job, quick=True)
+    )
 
 
 def _warm_up(what_if: WhatIf) -> None:

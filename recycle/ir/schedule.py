@@ -241,6 +241,14 @@ class Schedule:
     def stages_of(self, worker: Worker) -> tuple[int, ...]:
         return self.placement[self.shape.worker_index(worker)]
 
+    def units_of(self, worker: Worker) -> tuple[int, int] | None:
+        """The units of the model that a worker hosts where the shape has a cut: from the first up to but without the
+        last. None without a cut, or where it hosts nothing."""
+        stages = self.stages_of(worker)
+        if not self.shape.cut or not stages:
+            return None
+        return sum(self.shape.cut[: min(stages)]), sum(self.shape.cut[: max(stages) + 1])
+
     def hosts(self, stage: int) -> list[Worker]:
         """The live workers that host `stage`."""
         return [worker for worker in self.live if stage in self.stages_of(worker)]

@@ -9,16 +9,20 @@ from collections.abc import Callable
 
 from recycle.systems.bamboo.bamboo import Bamboo
 from recycle.systems.checkpoint_restart import CheckpointRestart
+from recycle.systems.elaswave import ElasWave
 from recycle.systems.hot_spare import HotSpare, LiveMigration
 from recycle.systems.oobleck.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
+from recycle.systems.recycle_elastic import ElasticReCycle
 from recycle.systems.sample_dropping import SampleDropping
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Pause, Running, Stopped, System
 
 SYSTEMS: dict[str, Callable[[Setting], System]] = {
     "recycle": ReCycle,
+    "recycle_elastic": ElasticReCycle,
     "oobleck": Oobleck,
+    "elaswave": ElasWave,
     "bamboo": Bamboo,
     "hot_spare": HotSpare,
     "live_migration": LiveMigration,

@@ -29,6 +29,20 @@ def test_a_timeline_becomes_lanes_sorted_by_start(broken_timeline: Timeline) -> 
     assert table.lane.tolist() == [0] * 6 + [1] * 9 + [2] * 7 + [4] * 6 + [5] * 9
 
 
+def test_lanes_of_a_cut_say_which_layers_their_worker_hosts() -> None:
+    """Worker 0.0 hosts both parts of a model of five layers, 1.0 the first and 1.1 the second; 0.1 is dead."""
+    programs = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0", "1.0": "0F1.0 0B1.0", "1.1": "1F1.0 1B1.0"}
+    placement = {"0.0": (0, 1), "1.0": (0,), "1.1": (1,)}
+    shape = Shape(2, 2, 1, cut=(2, 3))
+    schedule = Schedule.from_text(shape, programs, placement=placement, failed=["0.1"])
+    assert LaneTable.from_timeline(simulate(schedule)).labels == (
+        "0.0 \u00b7 0\u20134",
+        "0.1",
+        "1.0 \u00b7 0\u20131",
+        "1.1 \u00b7 2\u20134",
+    )
+
+
 def test_rerouted_operations_carry_their_flag_and_home(broken_timeline: Timeline) -> None:
     table = LaneTable.from_timeline(broken_timeline)
     away = np.flatnonzero(table.has(Flag.REROUTED))

@@ -14,6 +14,7 @@ from recycle.plans import Plan, PlanLibrary
 from recycle.solve.library.filling import plan_library
 from recycle.solve.planner import plan
 from viz import what_if as what_if_module
+from viz.pages.plans_page import _moved, _what
 from viz.what_if import KEPT, WhatIf
 
 JOB = Job.from_toml("[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[memory]\nlimit = 3\n")
@@ -128,3 +129,21 @@ def test_peaks_of_a_librarys_plans_keep_to_the_limit(library: Path) -> None:
     entries = what_if.entries()
     assert [entry.failures for entry in entries] == [0, 1, 1]
     assert all(peak is not None and 0 < peak <= 3 for peak in what_if.peaks(entries))
+
+
+def test_where_layers_may_move_the_answer_without_moving_stands_beside() -> None:
+    text = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 6\n[model]\nlayers = 8\n[planner]\nlayout = 'elastic'\n"
+    job = Job.from_toml(text)
+    what_if = WhatIf(job, None, lambda failed: plan(job, failed, steps=5), lambda failed: plan(job, failed, quick=True))
+    moved = what_if.answer([Worker(0, 1)])
+    rerouted = what_if.without_moving([Worker(0, 1)])
+    assert rerouted is not None
+    assert moved.plan.moves
+    assert not rerouted.plan.moves
+    assert moved.plan.period < rerouted.plan.period
+    assert moved.timeline.period == moved.plan.period
+    assert what_if.answer([Worker(0, 1)]) is moved
+    assert what_if.without_moving([Worker(0, 1)]) is rerouted
+    first = moved.plan.moves[0]
+    assert f"{first.worker} copies {_what(first)} from {first.source}" in _moved(moved)
+    assert WhatIf(JOB, None, lambda failed: plan(JOB, failed, quick=True)).without_moving([]) is None

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from recycle.errors import RecycleError
+from recycle.plans import Move
 from recycle.shape import Worker
 from viz.lane_cache import Explainer, LaneCache
 from viz.pages import parts
@@ -24,6 +25,7 @@ BUTTONS = 512
 """Workers up to which each has a button; of more, lanes are pressed or names typed."""
 ENTRIES_SHOWN = 100
 HISTORY = 50
+MOVES_SHOWN = 8
 CHANGE_SHOWN = "Outlined: where the plan before had it, once lanes are high enough."
 
 FailureState = dict[str, Any]
@@ -149,6 +151,8 @@ class PlansPage(Page):
         now = self.what_if.answer(failed)
         before = self._before(state)
         columns: list[tuple[str, Answer]] = [(_title(failed), now)]
+        rerouted = self.what_if.without_moving(failed) if now.plan.moves else None
+        columns += [("without moving layers", rerouted)] if rerouted else []
         if before is not None:
             columns.append((f"before: {_title(before.failed)}", before))
         if failed and (before is None or before.failed):
@@ -159,13 +163,14 @@ class PlansPage(Page):
         crumbs = [*(html.Span(step) for step in trail), html.Span(_title(failed), className="now")]
         spoken: dict[str, Any] = {"role": "group", "aria-label": "Failed workers, step by step"}
         came = "from the library" if now.source == "library" else "planned now"
+        moved = f" {_moved(now)}" if now.plan.moves else ""
         idle = f" Idle: {', '.join(map(str, now.idle[:12]))}." if now.idle else ""
         return [
             html.Nav(crumbs, className="crumbs", **spoken),
             parts.card(
                 _title(failed).capitalize(),
                 parts.table(("", *(title for title, _ in columns)), rows),
-                caption=f"The plan is {came}, in {now.seconds:.2f} s.{idle}",
+                caption=f"The plan is {came}, in {now.seconds:.2f} s.{moved}{idle}",
             ),
         ]
 
@@ -341,6 +346,22 @@ def _vector(vector: Sequence[int]) -> str:
 
 def _gap(gap: float) -> str:
     return f"{gap:.1%}" if gap > 1e-9 else "optimal"
+
+
+def _moved(answer: Answer) -> str:
+    """Who takes on which layers from whom."""
+    moves = answer.plan.moves
+    told = [f"{move.worker} copies {_what(move)} from {move.source}" for move in moves[:MOVES_SHOWN]]
+    more = f"; and {len(moves) - MOVES_SHOWN} more" if len(moves) > MOVES_SHOWN else ""
+    amount = sum(move.bytes for move in moves)
+    return f"{'; '.join(told)}{more}" + (f" ({amount:g} bytes in all)." if amount else ".")
+
+
+def _what(move: Move) -> str:
+    if not move.units:
+        return move.role
+    first, last = move.units[0], move.units[1] - 1
+    return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
 def _memory(answer: Answer) -> str:

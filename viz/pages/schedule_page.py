@@ -7,7 +7,10 @@ from typing import Any
 
 from dash import html
 
+from recycle.errors import PlanError
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
+from recycle.plans import Move, Plan
 from viz.lane_cache import LaneCache
 from viz.operands import stated_bound
 from viz.pages import parts
@@ -43,6 +46,7 @@ class SchedulePage(Page):
                 parts.problems(problems),
                 parts.card("Timelines", *self.timelines(), parts.legend()),
                 parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION),
+                *(self.layout_of(file) for file in self.files),
                 *(self.per_worker(file) for file in self.files),
                 *(self.findings(file) for file in self.files if file.findings),
             ]
@@ -56,6 +60,7 @@ class SchedulePage(Page):
             shown.append(parts.problems([file.problem] if file.problem else []))
             shown.append(pictures(f"{self.prefix}-{place}", file.panels(), f"{file.name} holds no instruction."))
         shown.append(parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION))
+        shown += [self.layout_of(file) for file in self.files]
         return [*shown, *(self.findings(file) for file in self.files if file.findings)]
 
     def preloaded_lanes(self) -> list[str]:
@@ -116,6 +121,30 @@ class SchedulePage(Page):
             title += f": {WORKERS_SHOWN} of {file.schedule.shape.worker_count}, largest inner bubble first"
         return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 
+    def layout_of(self, file: ScheduleFile) -> Any:
+        """Which layers each worker of a cut hosts, which of these it had before, and what it copies from whom."""
+        schedule = file.schedule
+        if not schedule.shape.cut:
+            return []
+        moves = _moves(schedule)
+        rows: list[list[parts.Cell]] = []
+        for worker in schedule.live:
+            units, mine = schedule.units_of(worker), [move for move in moves if move.worker == str(worker)]
+            hosted = range(*(units or (0, 0)))
+            had = [unit for unit in hosted if not any(unit in range(*move.units) for move in mine)]
+            copied = ", ".join(f"{_range(range(*move.units))} from {move.source}" for move in mine)
+            amount = sum(move.bytes for move in mine)
+            rows.append([str(worker), _range(hosted), _range(had), copied, amount or None])
+        head = ("worker", "hosts layers", "of these it had", "copies layers", "bytes")
+        count = len({move.worker for move in moves})
+        title = f"Layout of {file.name}: {parts.counted(count, 'worker')} {'takes' if count == 1 else 'take'} on layers"
+        shown = [row for row in rows if row[3]] + [row for row in rows if not row[3]]
+        if len(shown) > WORKERS_SHOWN:
+            title += f"; {WORKERS_SHOWN} of {len(shown)} workers, those that copy first"
+        return html.Details(
+            [html.Summary(title), parts.table(head, shown[:WORKERS_SHOWN])], className="card", open=bool(moves)
+        )
+
     def findings(self, file: ScheduleFile) -> html.Section:
         """What the checker says of a file."""
         return parts.findings(f"Findings in {file.name}", file.findings, FINDINGS_SHOWN)
@@ -127,6 +156,21 @@ def _bound_and_gap(file: ScheduleFile) -> tuple[parts.Cell, parts.Cell]:
         return None, None
     stated = stated_bound(file.timeline) if file.timeline is not None else None
     return (stated[0], f"{stated[1]:.1%}") if stated is not None else ("of other times", None)
+
+
+def _moves(schedule: Schedule) -> tuple[Move, ...]:
+    """What the workers of a plan copy before it can run; nothing where the file is no plan."""
+    try:
+        return Plan.from_schedule(schedule).moves
+    except PlanError:
+        return ()
+
+
+def _range(units: Sequence[int]) -> str:
+    """The first and the last of neighbouring units."""
+    if len(units) < 2:
+        return str(units[0]) if units else ""
+    return f"{units[0]}\N{EN DASH}{units[-1]}"
 
 
 def _most(values: Sequence[float | None]) -> float:

@@ -1,43 +1,63 @@
-"""The plan of an elastic layout: chains of live workers where these are faster than re-routing alone.
+"""The plan of an elastic layout: the best of re-routing and of the hostings worth a try.
 
-Chains that would run alike are planned once, each by the planner of fixed stages as a job of one pipeline without
-failures, and copied. The period and all other figures are the simulator's, on the schedule of all chains together.
+Every hosting is list-scheduled, which already counts warm-up, tail and hand-overs; the best of them are simulated, and
+where the best are chains each kind of chain is planned by the planner of fixed stages as well, as a job of one pipeline
+without failures, and copied. The period and all other figures are the simulator's, on the schedule of all workers.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
 
-from recycle.cut import profile_of_cut
-from recycle.errors import PlanError
 from recycle.ir.check import check
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
+from recycle.nodes import node_of
 from recycle.plans import Plan
-from recycle.pricing import byte_limit
+from recycle.pricing import byte_limit, profile_of_layout
 from recycle.profile import Profile
-from recycle.sections import AnalyticSection, DataSection, ModelSection, ShapeSection, TrainSection
+from recycle.sections import AnalyticSection, DataSection, ModelSection, ShapeSection, TimesSection, TrainSection
 from recycle.shape import Shape, Worker
-from recycle.solve.deadline import Deadline, Stop
-from recycle.solve.layout.chains import Chains, Cut, candidates
-from recycle.solve.layout.hosts import assign, moves_to
-from recycle.solve.layout.joint import joint_schedule, micro_batches_of
+from recycle.solve.deadline import Deadline, Pace, Stop
+from recycle.solve.layout.chains import Cut
+from recycle.solve.layout.hostings import Hosting, hostings
+from recycle.solve.layout.hosts import moves_to
+from recycle.solve.layout.joint import joint_schedule
+from recycle.solve.layout.route_kernels import Legs
+from recycle.solve.layout.route_search import best_order, legs_of
+from recycle.solve.layout.routes import Routes
 from recycle.solve.layout.units import Units
+from recycle.solve.problem import Operations
 
-CLOSE = 1.01
-"""Chains within this factor of the fastest count as equally fast: those then come first that leave most in place."""
-TRIES = 3
-"""Ways to make chains that are planned to the end, at most."""
 FIXED_SHARE = 0.25
 """Of the time, what the plan of the given stages may take."""
+LISTED_SHARE, PLANNER_SHARE = 0.5, 0.7
+"""Of the rest, what list-scheduling hostings may take; and of what then is left, what planning chains may."""
+SIMULATED, LARGE = 3, 50_000
+"""Hostings whose schedules are made and simulated, at most; but one where it has more legs than this."""
+CLOSE = 1.01
+"""Plans within this factor of the shortest period count as equally good: the one then counts that copies least."""
 
 PlanOf = Callable[..., Plan]
 """The planner of fixed stages: `solve.planner.plan`, handed in since that stands above this folder."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Listed:
+    """A hosting with its routes, an order for them, and the order's period, an estimate from above."""
+
+    hosting: Hosting
+    routes: Routes
+    programs: Sequence[Operations]
+    period: float
+    copied: int
 
 
 def elastic_plan(
@@ -63,105 +83,195 @@ def elastic_plan(
     """
     begun = time.perf_counter()
     failed = frozenset(failed)
-    fixed_job = _fixed(job)
+    planner = msgspec.structs.replace(job.planner, layout="fixed")
     units = Units.of(job)
     live = [worker for worker in job.shape.workers() if worker not in failed]
     limit = Deadline(seconds, stop)
-    fixed = plan_of(fixed_job, failed, seconds=None if seconds is None else seconds * FIXED_SHARE, steps=steps)
-    speeds = [job.prices.speed_of(worker) for worker in live]
-    bound = units.bound(job.shape.global_micro_batches, speeds)
-    best = replace(fixed, lower_bound=bound, fixed_bound=fixed.lower_bound)
-    if fixed.gap_to(bound) > 0 and not job.prices.speed:
-        found = candidates(units, len(live), job.shape.global_micro_batches)
-        promising = [chains for chains in found if chains.seconds < best.period]
-        near = [chains for chains in promising if chains.seconds <= promising[0].seconds * CLOSE]
-        near.sort(key=lambda chains: (abs(len(chains.cuts) - job.shape.pipelines), chains.seconds))
-        for turn, chains in enumerate([*near, *promising[len(near) :]][:TRIES]):
-            if chains.seconds >= best.period or (turn and limit.left <= 0):
+    fixed = plan_of(
+        msgspec.structs.replace(job, planner=planner),
+        failed,
+        seconds=None if seconds is None else seconds * FIXED_SHARE,
+        steps=steps,
+    )
+    bound = units.bound(job.shape.global_micro_batches, [job.prices.speed_of(worker) for worker in live])
+    best = fixed
+    if fixed.gap_to(bound) > 0:
+        maker = _Maker(job, units, live, failed)
+        listed = maker.listed(fixed.period, limit.part(LISTED_SHARE))
+        plans = [fixed]
+        pace = Pace(limit)
+        for one in listed[: SIMULATED if listed and len(listed[0].routes) <= LARGE else 1]:
+            if not pace.is_over() and one.hosting.seconds < min(made.period for made in plans):
+                plans += maker.plan(one)
+        chains = min((one for one in listed if one.hosting.chains), key=lambda one: one.hosting.seconds, default=None)
+        shortest = min(made.period for made in plans)
+        if chains is not None and chains.hosting.seconds * CLOSE < shortest and not pace.is_over():
+            share = None if seconds is None else max(0.05, limit.left * PLANNER_SHARE)
+            plans += maker.plan(maker.by_planner(chains, plan_of, share, steps))
+        shortest = min(made.period for made in plans)
+        near = [made for made in plans if made.period <= shortest * CLOSE]
+        best = min(near, key=lambda made: (_copied(made), made.period))
+    return replace(
+        best, lower_bound=bound, fixed_bound=fixed.lower_bound, seconds=round(time.perf_counter() - begun, 3)
+    )
+
+
+def listed_plan(job: PricedJob, failed: Iterable[Worker], deadline: Deadline) -> Plan | None:
+    """The best plan of a hosting by list scheduling alone, whatever the given stages may reach; None without any.
+
+    Its bound is that of every layout.
+
+    Raises:
+        PlanError, JobError: as `elastic_plan`.
+    """
+    begun = time.perf_counter()
+    failed = frozenset(failed)
+    units = Units.of(job)
+    live = [worker for worker in job.shape.workers() if worker not in failed]
+    maker = _Maker(job, units, live, failed)
+    bound = units.bound(job.shape.global_micro_batches, [job.prices.speed_of(worker) for worker in live])
+    for one in maker.listed(float("inf"), deadline):
+        for made in maker.plan(one):
+            return replace(made, lower_bound=bound, seconds=round(time.perf_counter() - begun, 3))
+    return None
+
+
+def _copied(made: Plan) -> int:
+    return sum(move.units[1] - move.units[0] for move in made.moves if move.units)
+
+
+class _Maker:
+    """Makes plans of hostings for one job and one set of dead workers."""
+
+    def __init__(self, job: PricedJob, units: Units, live: Sequence[Worker], failed: frozenset[Worker]) -> None:
+        self.job, self.units, self.live, self.failed = job, units, live, failed
+        self.split = job.planner.decoupled
+        self.room = byte_limit(job, job.prices)
+
+    def listed(self, below: float, deadline: Deadline) -> list[_Listed]:
+        """The hostings whose list schedules fall below a period, the shortest period first."""
+        per_node = self.job.cluster.workers_per_node
+        nodes = node_of(self.job.shape, per_node) if per_node > 1 and self.job.shape.pipelines > 1 else {}
+        found: list[_Listed] = []
+        for hosting in hostings(self.units, self.job.shape, self.live, self.job.prices, nodes, below):
+            routes = hosting.routes()
+            order = best_order(routes, self._legs(routes), self.units, deadline.part(0.5))
+            if order is not None and order.period < below:
+                copied = hosting.copied(self.units)
+                found.append(_Listed(hosting, routes, order.programs, order.period, copied))
+            if deadline.is_over and found:
                 break
-            share = None if seconds is None else max(0.05, limit.left / (TRIES - turn))
-            made = _plan_of_chains(job, units, live, failed, chains, plan_of, share, steps)
-            if made.period < best.period:
-                best = replace(made, lower_bound=bound, fixed_bound=fixed.lower_bound)
-    return replace(best, seconds=round(time.perf_counter() - begun, 3))
+        return sorted(found, key=lambda one: (one.period, one.copied))
+
+    def _legs(self, routes: Routes) -> Legs:
+        job, in_bytes = self.job, self.room is not None
+        return legs_of(
+            routes, self.units, job.prices, job.shape, self._caps(routes), split=self.split, in_bytes=in_bytes
+        )
+
+    def _caps(self, routes: Routes) -> list[float]:
+        """What each worker may hold of activations: in those of a fault-free stage, or in bytes."""
+        if self.room is None:
+            limits = self.job.limits
+            return [float("inf") if limits is None else limits[worker.rank] for worker in routes.workers]
+        static, workspace = self.units.static, self.units.price("workspace")
+        return [
+            self.room - (float(static[a:b].sum()) if self.units.has_bytes else 0.0) - float(workspace[a:b].max())
+            for a, b in routes.units_of()
+        ]
+
+    def plan(self, one: _Listed) -> list[Plan]:
+        """The plan; none where its schedule is over a memory limit."""
+        job = self.job
+        schedule = joint_schedule(
+            job.shape,
+            one.routes,
+            one.programs,
+            one.routes.names(job.shape),
+            sorted(self.failed),
+            "staggered" if job.planner.staggered else "barrier",
+            split=self.split,
+        )
+        ties = ((0, schedule.shape.stages - 1),) if job.ties else ()
+        wanted = one.hosting.wanted
+        layout = {str(worker): list(part) for worker, part in sorted(wanted.items())}
+        schedule = replace(schedule, ties=ties).with_metadata(planner="recycle", layout=layout)
+        profile = profile_of_layout(job, job.prices, schedule.shape)
+        timeline = simulate(schedule, profile)
+        limits = job.limits
+        findings = check(schedule, profile=profile, limits=limits if self.room is None else None, byte_limit=self.room)
+        if any(finding.severity == "error" for finding in findings):
+            return []
+        moves, _ = moves_to(self.units, job.shape, self.live, wanted, job.prices)
+        made = Plan(
+            schedule=schedule,
+            makespan=timeline.makespan,
+            period=timeline.period,
+            lower_bound=0.0,
+            seconds=0.0,
+            profile=job.prices.digest(),
+            limits=None if limits is None else tuple(limits),
+            planner=msgspec.to_builtins(job.planner),
+            moves=moves,
+        )
+        return [made]
+
+    def by_planner(self, one: _Listed, plan_of: PlanOf, seconds: float | None, steps: int | None) -> _Listed:
+        """The same chains, each kind of chain planned by the planner of fixed stages."""
+        chains = one.hosting.chains
+        assert chains is not None
+        kinds: dict[Cut, int] = {}
+        for cut, share in zip(chains.cuts, chains.shares, strict=True):
+            kinds[cut] = max(share, kinds.get(cut, 0))
+        each = None if seconds is None else seconds / len(kinds)
+        alone: dict[Cut, Schedule] = {}
+        for cut, share in kinds.items():
+            alone[cut] = plan_of(self._chain_job(cut, share), (), seconds=each, steps=steps).schedule
+        return replace(one, programs=_programs_of(one, [alone[cut] for cut in chains.cuts], chains.cuts))
+
+    def _chain_job(self, cut: Cut, micro_batches: int) -> PricedJob:
+        """A chain as a job of one pipeline: each part of the cut is a rank."""
+        job = self.job
+        shape = Shape(1, len(cut), micro_batches, cut=cut)
+        prices: Profile = replace(profile_of_layout(job, job.prices, shape), links={}, speed={})
+        memory = job.memory
+        if isinstance(memory.limit, int | list):
+            least = memory.limit if isinstance(memory.limit, int) else min(memory.limit)
+            of_whole = len(self.units) / job.shape.ranks
+            limit = [max(1, int(least * of_whole / part + 1e-9)) for part in cut]
+            memory = msgspec.structs.replace(memory, limit=limit)
+        return msgspec.structs.replace(
+            job,
+            grid=ShapeSection(1, len(cut), micro_batches),
+            times=TimesSection(),
+            memory=memory,
+            planner=msgspec.structs.replace(job.planner, layout="fixed", move=False),
+            model=ModelSection(),
+            data=DataSection(),
+            train=TrainSection(),
+            analytic=AnalyticSection(),
+            prices=prices,
+        )
 
 
-def _fixed(job: PricedJob) -> PricedJob:
-    planner = msgspec.structs.replace(job.planner, layout="fixed")
-    return msgspec.structs.replace(job, planner=planner)
-
-
-def _plan_of_chains(
-    job: PricedJob,
-    units: Units,
-    live: Sequence[Worker],
-    failed: frozenset[Worker],
-    chains: Chains,
-    plan_of: PlanOf,
-    seconds: float | None,
-    steps: int | None,
-) -> Plan:
-    kinds: dict[Cut, int] = {}
-    for cut, share in zip(chains.cuts, chains.shares, strict=True):
-        kinds[cut] = max(share, kinds.get(cut, 0))
-    each = None if seconds is None else seconds / len(kinds)
-    alone: dict[Cut, Schedule] = {}
-    for cut, share in kinds.items():
-        alone[cut] = plan_of(_chain_job(job, units, cut, share), (), seconds=each, steps=steps).schedule
-    workers, homes = assign(units, live, chains.cuts)
-    micro_batches = micro_batches_of(job.shape, chains.shares, homes)
-    parts = [
-        (alone[cut], cut, mine, batches) for cut, mine, batches in zip(chains.cuts, workers, micro_batches, strict=True)
-    ]
-    schedule = joint_schedule(job.shape, parts, sorted(failed), alone[chains.cuts[0]].optimizer)
-    schedule = replace(schedule, ties=((0, schedule.shape.stages - 1),) if job.ties else ())
-    profile = profile_of_cut(job.prices, schedule.shape, units.whole)
-    schedule = schedule.with_metadata(planner="recycle", layout=_described(chains, workers))
-    timeline: Timeline = simulate(schedule, profile)
-    moves, _ = moves_to(units, job.shape, live, workers, chains.cuts, job.prices)
-    limits, room = job.limits, byte_limit(job, job.prices)
-    findings = check(schedule, profile=profile, limits=limits if room is None else None, byte_limit=room)
-    wrong = next((finding for finding in findings if finding.severity == "error"), None)
-    if wrong is not None:
-        raise PlanError(f"the planner made an invalid schedule of chains, which is a bug: {wrong.message}")
-    return Plan(
-        schedule=schedule,
-        makespan=timeline.makespan,
-        period=timeline.period,
-        lower_bound=0.0,
-        seconds=0.0,
-        profile=job.prices.digest(),
-        limits=None if limits is None else tuple(limits),
-        planner=msgspec.to_builtins(job.planner),
-        moves=moves,
-    )
-
-
-def _described(chains: Chains, workers: Sequence[Sequence[Worker]]) -> list[dict[str, object]]:
-    return [
-        {"workers": [str(worker) for worker in mine], "units": list(cut), "micro_batches": share}
-        for mine, cut, share in zip(workers, chains.cuts, chains.shares, strict=True)
-    ]
-
-
-def _chain_job(job: PricedJob, units: Units, cut: Cut, micro_batches: int) -> PricedJob:
-    """A chain as a job of one pipeline: each part of the cut is a rank."""
-    shape = Shape(1, len(cut), micro_batches, cut=cut)
-    prices: Profile = replace(profile_of_cut(job.prices, shape, units.whole), links={}, speed={})
-    memory = job.memory
-    if isinstance(memory.limit, int | list):
-        least = memory.limit if isinstance(memory.limit, int) else min(memory.limit)
-        of_whole = len(units) / job.shape.ranks
-        memory = msgspec.structs.replace(memory, limit=[max(1, int(least * of_whole / part + 1e-9)) for part in cut])
-    planner = msgspec.structs.replace(job.planner, layout="fixed", move=False)
-    return msgspec.structs.replace(
-        job,
-        grid=ShapeSection(1, len(cut), micro_batches),
-        memory=memory,
-        planner=planner,
-        model=ModelSection(),
-        data=DataSection(),
-        train=TrainSection(),
-        analytic=AnalyticSection(),
-        prices=prices,
-    )
+def _programs_of(one: _Listed, alone: Sequence[Schedule], cuts: Sequence[Cut]) -> list[Operations]:
+    """The programs of the routes' workers in operations of legs, from each chain's own schedule."""
+    routes, legs = one.routes, len(one.routes)
+    place = {worker: i for i, worker in enumerate(one.hosting.workers)}
+    first = np.flatnonzero(np.diff(routes.micro_batch, prepend=-1))
+    chain = np.array([one.hosting.groups[place[routes.workers[host]]] for host in routes.host[first].tolist()])
+    codes = np.zeros(256, dtype=np.int64)
+    codes[Forward.kind], codes[BackwardInput.kind], codes[BackwardWeight.kind] = 0, 1, 2
+    codes[Backward.kind] = 3
+    programs: dict[Worker, Operations] = {}
+    for k, (schedule, _) in enumerate(zip(alone, cuts, strict=True)):
+        mine = first[chain == k]
+        columns = schedule.columns
+        for rank in range(len(cuts[k])):
+            rows = slice(int(columns.offsets[rank]), int(columns.offsets[rank + 1]))
+            index = columns.index[rows].astype(np.int64)
+            kept = index < len(mine)
+            programs[routes.workers[routes.host[mine[0] + rank]]] = (
+                codes[columns.kind[rows][kept]] * legs + mine[index[kept]] + rank
+            )
+    return [programs[worker] for worker in routes.workers]

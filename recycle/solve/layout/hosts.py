@@ -1,4 +1,4 @@
-"""Who plays which position of which chain, so that little is copied.
+"""Who plays which position of which chain, or takes which range of units, so that little is copied.
 
 A worker keeps the units that it has. First whoever has just what a position wants takes it, in the chain of its own
 pipeline where that can be. What is left, positions and workers, are both brought into the order of their place in the
@@ -7,7 +7,7 @@ model and matched so that least is copied: a matching without crossings, as the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -68,6 +68,25 @@ def assign(units: Units, live: Sequence[Worker], cuts: Sequence[Cut]) -> tuple[l
     return [[taken[k, r] for r in range(len(cut))] for k, cut in enumerate(cuts)], homes
 
 
+def assign_ranges(units: Units, live: Sequence[Worker], wanted: Sequence[Range]) -> list[Worker]:
+    """The worker of each range: first those who have just what is wanted, then so that fewest units are copied.
+
+    Args:
+        live: workers that host what fault-free stages have; as many as there are ranges, or more.
+    """
+    had = ranges_of(units.whole)
+    waiting: dict[Range, list[Worker]] = {}
+    for worker in sorted(live, reverse=True):
+        waiting.setdefault(had[worker.rank], []).append(worker)
+    taken = {i: waiting[part].pop() for i, part in enumerate(wanted) if waiting.get(part)}
+    left = sorted((i for i in range(len(wanted)) if i not in taken), key=lambda i: sum(wanted[i]))
+    spare = [worker for workers in waiting.values() for worker in workers]
+    spare.sort(key=lambda worker: (sum(had[worker.rank]), worker.pipeline))
+    matched = _matched([wanted[i] for i in left], [had[worker.rank] for worker in spare])
+    taken |= {i: spare[which] for i, which in zip(left, matched, strict=True)}
+    return [taken[i] for i in range(len(wanted))]
+
+
 def _matched(wanted: Sequence[Range], had: Sequence[Range]) -> list[int]:
     """For each wanted range who takes it, in order, so that fewest units are new to whoever takes them."""
     most = np.full(len(had) + 1, 0.0)
@@ -89,38 +108,35 @@ def _matched(wanted: Sequence[Range], had: Sequence[Range]) -> list[int]:
 
 
 def moves_to(
-    units: Units,
-    shape: Shape,
-    live: Sequence[Worker],
-    chains: Sequence[Sequence[Worker]],
-    cuts: Sequence[Cut],
-    profile: Profile,
+    units: Units, shape: Shape, live: Sequence[Worker], wanted: Mapping[Worker, Range], profile: Profile
 ) -> tuple[tuple[Move, ...], float]:
     """(what each worker copies and from whom, seconds until all is there, each source sending one after the other).
 
     Each run of units that a worker has not comes from a live worker that had them: whoever can have sent it soonest.
+
+    Args:
+        wanted: the units of each worker, in the order in which copies are arranged.
     """
     had = ranges_of(units.whole)
     bytes_of = np.concatenate([[0.0], np.cumsum(units.static)]) if units.has_bytes else np.zeros(len(units) + 1)
     hosts = {rank: [worker for worker in live if worker.rank == rank] for rank in range(shape.ranks)}
     until = dict.fromkeys(live, 0.0)
     moves: list[Move] = []
-    for workers, cut in zip(chains, cuts, strict=True):
-        for worker, (begin, end) in zip(workers, ranges_of(cut), strict=True):
-            for rank, (first, last) in enumerate(had):
-                a, b = max(begin, first), min(end, last)
-                if a >= b or rank == worker.rank:
-                    continue
-                amount = float(bytes_of[b] - bytes_of[a])
-                peers = hosts[rank]
-                times = profile.copy_seconds(
-                    shape,
-                    [shape.worker_index(peer) for peer in peers],
-                    [shape.worker_index(worker)] * len(peers),
-                    amount,
-                )
-                done, source = min((until[peer] + float(time), peer) for peer, time in zip(peers, times, strict=True))
-                seconds = done - until[source]
-                until[source] = done
-                moves.append(Move(str(worker), str(worker), str(source), amount, (a, b), seconds))
+    for worker, (begin, end) in wanted.items():
+        for rank, (first, last) in enumerate(had):
+            a, b = max(begin, first), min(end, last)
+            if a >= b or rank == worker.rank:
+                continue
+            amount = float(bytes_of[b] - bytes_of[a])
+            peers = hosts[rank]
+            times = profile.copy_seconds(
+                shape,
+                [shape.worker_index(peer) for peer in peers],
+                [shape.worker_index(worker)] * len(peers),
+                amount,
+            )
+            done, source = min((until[peer] + float(time), peer) for peer, time in zip(peers, times, strict=True))
+            seconds = done - until[source]
+            until[source] = done
+            moves.append(Move(str(worker), str(worker), str(source), amount, (a, b), seconds))
     return tuple(moves), float(max(until.values(), default=0.0))

@@ -1,90 +1,82 @@
-"""The schedules of chains as one: its stages lie between the cuts of any chain.
+"""The schedule of an elastic layout: its stages lie between the ends of any legs.
 
-A worker hosts several such stages in a row, and runs their forwards, or backwards, one behind the other. So each
-micro-batch goes through its own chain's parts as it does in the chain's schedule, only the ends of parts are sent, and
-every unit is in one stage, whose gradients are summed over all its hosts, however the chains are cut.
+A worker hosts several such stages in a row, and runs a leg's forwards, or backwards, one behind the other. So only the
+ends of legs are sent, and every unit is in one stage, whose gradients are summed over all its hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
 
-from recycle.ir.instruction import Compute, Forward, Instruction, OptimizerStep, ReduceGradients
+import numpy as np
+
+from recycle.ir.columns import Columns
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, OptimizerStep, ReduceGradients
 from recycle.ir.schedule import Optimizer, Schedule
 from recycle.shape import MicroBatch, Shape, Worker
-from recycle.solve.layout.chains import Cut
-
-
-def common_cut(cuts: Sequence[Cut]) -> Cut:
-    """Units of each stage that lies between neighbouring cuts of any chain."""
-    ends = sorted({end for cut in cuts for end in accumulate(cut)})
-    return tuple(b - a for a, b in pairwise([0, *ends]))
-
-
-def hosted(cut: Cut, common: Cut) -> Iterator[tuple[int, ...]]:
-    """The stages of the common cut that each part of a chain consists of."""
-    ends = list(accumulate(common))
-    for begin, end in pairwise([0, *accumulate(cut)]):
-        yield tuple(stage for stage, at in enumerate(ends) if begin < at <= end)
-
-
-def expanded(
-    program: Sequence[Instruction], hosts: tuple[int, ...], micro_batches: Sequence[MicroBatch]
-) -> Iterator[Instruction]:
-    """A part's program in the stages that it consists of: forwards downwards, backwards upwards.
-
-    Args:
-        program: compute-only, of a chain by itself; micro-batches beyond those that are given are left out.
-    """
-    for one in program:
-        assert isinstance(one, Compute)
-        if one.micro_batch.index < len(micro_batches):
-            for stage in hosts if isinstance(one, Forward) else hosts[::-1]:
-                yield type(one)(stage, micro_batches[one.micro_batch.index])
-
-
-def micro_batches_of(shape: Shape, shares: Sequence[int], homes: Sequence[int]) -> list[list[MicroBatch]]:
-    """The micro-batches that each chain runs, in order: first those of its home, then what other homes have left.
-
-    Args:
-        shares: of each chain, which add up to all of the shape's.
-        homes: a pipeline for each chain, all different; chains beyond them have none.
-    """
-    m = shape.micro_batches
-    kept = [min(share, m) if k < len(homes) else 0 for k, share in enumerate(shares)]
-    own = dict(zip(homes, kept, strict=False))
-    spare = (MicroBatch(k, j) for k in range(shape.pipelines) for j in range(own.get(k, 0), m))
-    return [
-        [MicroBatch(homes[k], j) for j in range(kept[k])] + [next(spare) for _ in range(share - kept[k])]
-        for k, share in enumerate(shares)
-    ]
+from recycle.solve.layout.routes import Routes
+from recycle.solve.problem import Operations
 
 
 def joint_schedule(
     shape: Shape,
-    chains: Sequence[tuple[Schedule, Cut, Sequence[Worker], Sequence[MicroBatch]]],
+    routes: Routes,
+    programs: Sequence[Operations],
+    names: Sequence[MicroBatch],
     failed: Sequence[Worker],
     optimizer: Optimizer,
+    *,
+    split: bool,
 ) -> Schedule:
-    """One schedule of all chains, without transfers.
+    """One schedule of all legs, without transfers.
 
     Each worker reduces its first stage first: then no worker waits for one that is further down the model and so ends
     later. From the last stage on, workers that share stages with different neighbours would wait for each other in a
-    row from the end of the model to its beginning, and all stages would step together.
+    row from the end of the model to its beginning, and all stages would step together. With the barrier a stage steps
+    once all are reduced, so that steps follow all reduces.
 
     Args:
         shape: of the job.
-        chains: of each its own schedule of one pipeline, its cut, its workers and its micro-batches.
-        failed: dead workers. Live ones that are in no chain host nothing.
+        programs: operations of each worker of `routes`, `kind * legs + leg`, with F, I (or B), W and B as 0 to 3.
+        names: the micro-batch that goes each route.
+        failed: dead workers. Live ones that run nothing host nothing.
+        split: whether the backward pass is cut into I and W.
     """
-    common = common_cut([cut for _, cut, *_ in chains])
-    shape = Shape(shape.pipelines, shape.ranks, shape.micro_batches, cut=common)
-    programs: dict[Worker, list[Instruction]] = {}
+    cut = routes.common_cut()
+    shape = Shape(shape.pipelines, shape.ranks, shape.micro_batches, cut=cut)
+    ends = np.concatenate([[0], np.cumsum(cut)])
+    first, last = np.searchsorted(ends, routes.begin), np.searchsorted(ends, routes.end)
+    codes = np.array([cls.kind for cls in (Forward, BackwardInput if split else Backward, BackwardWeight, Backward)])
+    pipeline, index = (np.array([name[i] for name in names]) for i in (0, 1))
+    by_worker: list[dict[str, Operations]] = [dict.fromkeys(_COLUMNS, _NONE) for _ in range(shape.worker_count)]
     placement: dict[Worker | str, Sequence[int]] = {}
-    for schedule, cut, workers, micro_batches in chains:
-        for rank, (worker, stages) in enumerate(zip(workers, hosted(cut, common), strict=True)):
-            placement[worker] = stages
-            updates = [update for stage in sorted(stages) for update in (ReduceGradients(stage), OptimizerStep(stage))]
-            programs[worker] = [*expanded(schedule.program(Worker(0, rank)), stages, micro_batches), *updates]
-    return Schedule.build(shape, programs, placement=placement, failed=failed, optimizer=optimizer)
+    spans = routes.units_of()
+    for worker, program, (begin, end) in zip(routes.workers, programs, spans, strict=True):
+        stages = range(int(np.searchsorted(ends, begin)), int(np.searchsorted(ends, end)))
+        placement[worker] = tuple(stages)
+        kind, leg = np.divmod(program, len(routes))
+        sizes = last[leg] - first[leg]
+        offset = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        upwards = np.repeat(np.where(kind == 0, 1, -1), sizes)
+        stage = np.repeat(np.where(kind == 0, first[leg], last[leg] - 1), sizes) + upwards * offset
+        micro_batch = np.repeat(routes.micro_batch[leg], sizes)
+        together = optimizer == "barrier"
+        updates = np.tile(list(stages), 2) if together else np.repeat(list(stages), 2)
+        kinds = np.array([ReduceGradients.kind, OptimizerStep.kind])
+        update_kinds = np.repeat(kinds, len(stages)) if together else np.tile(kinds, len(stages))
+        none = np.full(len(updates), -1)
+        by_worker[shape.worker_index(worker)] = {
+            "kind": np.append(np.repeat(codes[kind], sizes), update_kinds),
+            "stage": np.append(stage, updates),
+            "pipeline": np.append(pipeline[micro_batch], none),
+            "index": np.append(index[micro_batch], none),
+        }
+    offsets = np.cumsum([0, *(len(rows["kind"]) for rows in by_worker)])
+    columns = {name: np.concatenate([rows[name] for rows in by_worker]) for name in _COLUMNS}
+    return Schedule.from_columns(
+        shape, Columns.from_arrays(offsets, **columns), placement=placement, failed=failed, optimizer=optimizer
+    )
+
+
+_COLUMNS = ("kind", "stage", "pipeline", "index")
+_NONE = np.zeros(0, dtype=np.int64)

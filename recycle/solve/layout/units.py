@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
 
 import numpy as np
 
-from recycle.cut import profile_of_cut, units_of
+from recycle.cut import units_of
 from recycle.errors import PlanError
 from recycle.job import PricedJob
+from recycle.pricing import profile_of_layout
 from recycle.solve.problem import TOLERANCE, Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Units:
     """The units of a job's model, first to last.
 
     Attributes:
         whole: units of each fault-free stage, by rank.
-        seconds: [units], F + I + W of one micro-batch.
-        update_seconds: [units], reduce and optimizer step.
-        static: [units], bytes of parameters, gradients and optimizer state; 1 each where the profile knows none.
-        has_bytes: whether `static` are bytes.
-        most_static: what a worker may hold of `static`: `[memory] state_limit` times the largest fault-free stage.
+        prices: [units] each, what a unit costs alone, by the names of `Profile`; what is left out is 0.
+        has_bytes: whether "static" is bytes of parameters, gradients and optimizer state; else 1 for each unit.
+        most_static: what a worker may hold of it: `[memory] state_limit` times the largest fault-free stage.
     """
 
     whole: tuple[int, ...]
-    seconds: Floats
-    update_seconds: Floats
-    static: Floats
+    prices: Mapping[str, Floats]
     has_bytes: bool
     most_static: float
 
@@ -42,34 +42,77 @@ class Units:
                 " set [shape] chunks = 1"
             )
         whole = units_of(job)
-        single = profile_of_cut(job.prices, replace(shape, cut=(1,) * sum(whole)), whole)
         count = sum(whole)
-        prices = {name: np.array(single.per_stage(name, count)) for name in (*_COMPUTE, "reduce", "step", "static")}
-        static = prices["static"] if prices["static"].any() else np.ones(count)
+        single = profile_of_layout(job, job.prices, replace(shape, cut=(1,) * count))
+        prices = {name: np.array(single.per_stage(name, count)) for name in _PRICES}
+        has_bytes = bool(prices["static"].any())
+        static = prices["static"] if has_bytes else np.ones(count)
         ends = np.cumsum(whole)
         heaviest = max(static[end - size : end].sum() for end, size in zip(ends, whole, strict=True))
-        return cls(
-            whole,
-            sum((prices[name] for name in _COMPUTE), np.zeros(count)),
-            prices["reduce"] + prices["step"],
-            static,
-            bool(prices["static"].any()),
-            float(job.memory.state_limit * heaviest) * (1 + TOLERANCE),
-        )
+        most = float(job.memory.state_limit * heaviest) * (1 + TOLERANCE)
+        return cls(whole, prices | {"static": static}, has_bytes, most)
 
     def __len__(self) -> int:
-        return len(self.seconds)
+        return sum(self.whole)
+
+    def price(self, name: str) -> Floats:
+        """[units], what each costs alone."""
+        return self.prices.get(name, np.zeros(len(self)))
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """[units], F + I + W of one micro-batch."""
+        return self.price("forward") + self.price("backward_input") + self.price("backward_weight")
+
+    @cached_property
+    def update_seconds(self) -> Floats:
+        """[units], reduce and optimizer step."""
+        return self.price("reduce") + self.price("step")
+
+    @property
+    def static(self) -> Floats:
+        """[units], bytes of parameters, gradients and optimizer state; 1 each where the profile knows none."""
+        return self.prices["static"]
+
+    def in_blocks(self, most: int) -> tuple[Units, list[int]]:
+        """(the model in blocks of neighbouring units, where each block begins and the last ends).
+
+        Every fault-free stage has as many blocks as keep their number within `most`, at least one, as even as can be.
+        """
+        each = max(1, most // len(self.whole))
+        ends = [0]
+        for size in self.whole:
+            begin, count = ends[-1], min(each, size)
+            ends += [begin + size * (i + 1) // count for i in range(count)]
+        prices = {name: np.add.reduceat(price, ends[:-1]) for name, price in self.prices.items()}
+        whole = tuple(min(each, size) for size in self.whole)
+        return replace(self, whole=whole, prices=prices), ends
 
     def bound(self, micro_batches: int, speeds: list[float]) -> float:
-        """A period that no layout of live workers can fall below: all work and updates, evenly on all of them.
+        """A period that no layout of live workers can fall below.
+
+        The larger of all work and updates spread evenly over all of them, and the way of one micro-batch: its F and I
+        through all units on the fastest worker, and the W and update of the first unit. Where all units take the same
+        on all workers, whole micro-batches of whole units are dealt to them.
 
         Args:
             micro_batches: of an iteration.
             speeds: factor on compute times of each live worker.
         """
-        pace = sum(1 / speed for speed in speeds)
+        if not speeds:
+            return 0.0
+        pace, fastest = sum(1 / speed for speed in speeds), min(speeds)
         work = micro_batches * float(self.seconds.sum())
-        return max(work / pace, (work + float(self.update_seconds.sum()) * min(speeds)) / pace if speeds else 0.0)
+        bounds = [work / pace, (work + float(self.update_seconds.sum()) * fastest) / pace]
+        way = float((self.price("forward") + self.price("backward_input")).sum()) * fastest
+        bounds.append(way + float(self.price("backward_weight")[0]) * fastest + float(self.update_seconds[0]))
+        if np.ptp(self.seconds) <= TOLERANCE * self.seconds.max() and fastest == max(speeds):
+            each = micro_batches * len(self) / len(speeds)
+            bounds.append(ceil(each - 1e-6) * float(self.seconds.min()) * fastest)
+        return max(bounds)
 
 
-_COMPUTE = ("forward", "backward_input", "backward_weight")
+_PRICES = (
+    *("forward", "backward_input", "backward_weight", "reduce", "step"),
+    *("static", "message", "activation", "workspace"),
+)

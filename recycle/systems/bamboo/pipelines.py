@@ -22,7 +22,7 @@ from recycle.ir.instruction import Backward, Compute, Forward, Instruction
 from recycle.ir.redundant_forward import RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Worker
-from recycle.solve.layout.joint import micro_batches_of
+from recycle.systems.common_stages import micro_batches_of
 from recycle.systems.joint_iteration import shape_for, with_updates
 
 Hosts = tuple[int, ...]

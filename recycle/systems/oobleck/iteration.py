@@ -19,7 +19,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Instruction
 from recycle.ir.schedule import Schedule
 from recycle.shape import Shape, Worker
-from recycle.solve.layout.joint import expanded, hosted, micro_batches_of
+from recycle.systems.common_stages import expanded, hosted, micro_batches_of
 from recycle.systems.joint_iteration import shape_for, with_updates
 from recycle.systems.setting import Split
 

@@ -29,7 +29,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.graph import load_compiled
 from recycle.layers import ring_seconds, stage_bytes
 from recycle.shape import Shape
-from recycle.solve.layout.joint import hosted
+from recycle.systems.common_stages import hosted
 from recycle.systems.joint_iteration import computed, ends_of_1f1b, reduce_order, synchronised
 from recycle.systems.oobleck.instantiate import Rule, distribute, instantiate
 from recycle.systems.oobleck.iteration import common_cut, iteration

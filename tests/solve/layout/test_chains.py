@@ -14,7 +14,7 @@ from recycle.solve.layout.units import Units
 
 def units(seconds: list[float], most: float) -> Units:
     count = len(seconds)
-    return Units((count,), np.array(seconds), np.zeros(count), np.ones(count), False, most)
+    return Units((count,), {"forward": np.array(seconds), "static": np.ones(count)}, False, most)
 
 
 def all_cuts(count: int, parts: int) -> list[tuple[int, ...]]:

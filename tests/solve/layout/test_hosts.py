@@ -10,14 +10,22 @@ import pytest
 
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
-from recycle.solve.layout.hosts import Range, _matched, assign, moves_to, ranges_of
+from recycle.solve.layout.hosts import Range, _matched, assign, assign_ranges, moves_to, ranges_of
 from recycle.solve.layout.units import Units
 
-EIGHT = Units((2, 2, 2, 2), np.ones(8), np.zeros(8), np.full(8, 10.0), True, 40.0)
+EIGHT = Units((2, 2, 2, 2), {"forward": np.ones(8), "static": np.full(8, 10.0)}, True, 40.0)
 
 
 def new_units(wanted: Range, had: Range) -> int:
     return len(set(range(*wanted)) - set(range(*had)))
+
+
+def wanted(chains: list[list[Worker]], cuts: list[tuple[int, ...]]) -> dict[Worker, Range]:
+    return {
+        worker: part
+        for mine, cut in zip(chains, cuts, strict=True)
+        for worker, part in zip(mine, ranges_of(cut), strict=True)
+    }
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -37,7 +45,7 @@ def test_whole_pipelines_stay_as_they_are() -> None:
     chains, homes = assign(EIGHT, list(shape.workers()), [(2, 2, 2, 2)] * 3)
     assert sorted(map(tuple, chains)) == [tuple(Worker(k, r) for r in range(4)) for k in range(3)]
     assert homes == [mine[0].pipeline for mine in chains]
-    assert moves_to(EIGHT, shape, list(shape.workers()), chains, [(2, 2, 2, 2)] * 3, Profile()) == ((), 0.0)
+    assert moves_to(EIGHT, shape, list(shape.workers()), wanted(chains, [(2, 2, 2, 2)] * 3), Profile()) == ((), 0.0)
 
 
 def test_a_shorter_chain_copies_only_what_its_workers_lack() -> None:
@@ -47,7 +55,7 @@ def test_a_shorter_chain_copies_only_what_its_workers_lack() -> None:
     cuts = [(2, 2, 2, 2), (3, 3, 2)]
     chains, _ = assign(EIGHT, live, cuts)
     assert chains == [[Worker(1, r) for r in range(4)], [Worker(0, 0), Worker(0, 2), Worker(0, 3)]]
-    moves, seconds = moves_to(EIGHT, shape, live, chains, cuts, Profile(bandwidth=5.0))
+    moves, seconds = moves_to(EIGHT, shape, live, wanted(chains, cuts), Profile(bandwidth=5.0))
     told = [(move.worker, move.source, move.units, move.bytes, move.seconds) for move in moves]
     assert told == [("0.0", "1.1", (2, 3), 10.0, 2.0), ("0.2", "1.1", (3, 4), 10.0, 2.0)]
     assert seconds == 4.0, "both come from 1.1, the only one that is left of rank 1"
@@ -66,3 +74,10 @@ def test_everybody_plays_one_position_at_most(seed: int) -> None:
     assert set(everybody) <= set(live)
     assert len(set(homes)) == 3
     assert ranges_of(cuts[1]) == [(0, 3), (3, 6), (6, 8)]
+
+
+def test_ranges_go_to_who_has_them_and_else_to_who_lacks_least() -> None:
+    """Of five workers, two have just what is wanted; 1.1 lacks unit 4, and 1.3 unit 5."""
+    live = [Worker(0, 0), Worker(0, 2), Worker(1, 1), Worker(1, 3), Worker(1, 0)]
+    ranges = [(0, 2), (3, 5), (4, 6), (5, 8)]
+    assert assign_ranges(EIGHT, live, ranges) == [Worker(0, 0), Worker(1, 1), Worker(0, 2), Worker(1, 3)]

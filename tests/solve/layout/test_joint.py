@@ -1,68 +1,78 @@
-"""Chains of different cuts as one schedule: valid, and no slower than the slowest of them."""
+"""Routes as one schedule: valid, every unit in one stage, and as fast as the order says."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
 import pytest
 
 from recycle.ir.check import check
-from recycle.ir.families import one_f_one_b, zb_h2
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.profile import Profile
 from recycle.shape import Shape, Worker
-from recycle.solve.layout.chains import Cut
-from recycle.solve.layout.joint import common_cut, hosted, joint_schedule, micro_batches_of
+from recycle.solve.deadline import Deadline
+from recycle.solve.layout.joint import joint_schedule
+from recycle.solve.layout.route_search import best_order, legs_of
+from recycle.solve.layout.routes import routes_of
+from recycle.solve.layout.units import Units
+from recycle.solve.problem import Operations
 
-
-def joint(cuts: list[Cut], shares: list[int], family: object = zb_h2, optimizer: str = "staggered") -> Schedule:
-    shape = Shape(len(cuts), max(map(len, cuts)), sum(shares) // len(cuts))
-    workers = [[Worker(k, r) for r in range(len(cut))] for k, cut in enumerate(cuts)]
-    batches = micro_batches_of(shape, shares, range(len(cuts)))
-    failed = [worker for worker in shape.workers() if worker.rank >= len(cuts[worker.pipeline])]
-    made = [family(Shape(1, len(cut), share)) for cut, share in zip(cuts, shares, strict=True)]  # type: ignore[operator]
-    return joint_schedule(shape, list(zip(made, cuts, workers, batches, strict=True)), failed, optimizer)  # type: ignore[arg-type]
-
-
-def test_stages_lie_between_the_cuts_of_any_chain() -> None:
-    assert common_cut([(3, 3), (2, 2, 2)]) == (2, 1, 1, 2)
-    assert list(hosted((3, 3), (2, 1, 1, 2))) == [(0, 1), (2, 3)]
-    assert list(hosted((2, 2, 2), (2, 1, 1, 2))) == [(0,), (1, 2), (3,)]
-
-
-def test_every_micro_batch_is_dealt_once_and_first_to_its_home() -> None:
-    dealt = micro_batches_of(Shape(4, 2, 4), [7, 6, 3], range(3))
-    assert [" ".join(map(str, mine)) for mine in dealt] == [
-        "0.0 0.1 0.2 0.3 2.3 3.0 3.1",
-        "1.0 1.1 1.2 1.3 3.2 3.3",
-        "2.0 2.1 2.2",
-    ]
-    elsewhere = micro_batches_of(Shape(3, 2, 2), [3, 2, 1], [2, 0])
-    assert [" ".join(map(str, mine)) for mine in elsewhere] == ["2.0 2.1 1.0", "0.0 0.1", "1.1"]
-
-
-@pytest.mark.parametrize("family", [one_f_one_b, zb_h2])
-@pytest.mark.parametrize(
-    ("cuts", "shares"), [([(4,) * 8, (5, 5, 5, 5, 4, 4, 4)], [36, 28]), ([(3, 3), (2, 2, 2), (1, 5)], [5, 6, 1])]
+SHAPE = Shape(2, 3, 6)
+UNITS = Units(
+    (2, 2, 2),
+    {name: np.ones(6) for name in ("forward", "backward_input", "backward_weight", "static", "activation")},
+    False,
+    4.0,
 )
-def test_it_is_valid_and_reads_back(family: object, cuts: list[Cut], shares: list[int]) -> None:
-    schedule = joint(cuts, shares, family)
-    assert check(lower(schedule)) == []
+WORKERS = [Worker(0, 0), Worker(0, 1), Worker(0, 2), Worker(1, 0), Worker(1, 2)]
+CHAINS = np.array([[7, 7, 0, 0, 0, 0], [0, 0, 7, 7, 0, 0], [0, 0, 0, 0, 7, 7], [5, 5, 5, 0, 0, 0], [0, 0, 0, 5, 5, 5]])
+HELPED = np.array([[8, 6, 0, 0, 0, 0], [0, 3, 9, 3, 0, 0], [0, 0, 0, 2, 6, 7], [4, 3, 3, 0, 0, 0], [0, 0, 0, 7, 6, 5]])
+
+
+def made(
+    quotas: Operations, split: bool = True, cap: float = 6.0, optimizer: Literal["staggered", "barrier"] = "staggered"
+) -> Schedule:
+    routes = routes_of(WORKERS, quotas, [worker.pipeline for worker in WORKERS])
+    legs = legs_of(routes, UNITS, Profile(), SHAPE, [cap] * len(routes.workers), split=split, in_bytes=False)
+    order = best_order(routes, legs, UNITS, Deadline(None))
+    assert order is not None
+    names = routes.names(SHAPE)
+    return joint_schedule(SHAPE, routes, order.programs, names, [Worker(1, 1)], optimizer, split=split)
+
+
+@pytest.mark.parametrize("optimizer", ["staggered", "barrier"])
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("quotas", [CHAINS, HELPED], ids=["chains", "helped"])
+def test_it_is_valid_and_reads_back(
+    quotas: Operations, split: bool, optimizer: Literal["staggered", "barrier"]
+) -> None:
+    schedule = made(quotas, split, optimizer=optimizer)
+    assert check(lower(schedule), limits=[6.0] * 3) == []
     assert Schedule.loads(schedule.dumps()) == schedule
-    assert schedule.shape.units == sum(cuts[0])
+    assert schedule.shape.units == 6
+    assert schedule.failed == {Worker(1, 1)}
 
 
-def test_chains_of_unlike_depth_do_not_hold_each_other_up() -> None:
-    """The busiest worker has 36 micro-batches of 4 units, and nobody waits for a reduce further down the model."""
-    schedule = joint([(4,) * 8, (5, 5, 5, 5, 4, 4, 4)], [36, 28])
-    each = Profile(*[[float(units) for units in schedule.shape.cut]] * 3)
-    assert simulate(schedule, each).period == 36 * 4 * 3
+def test_stages_lie_between_the_cuts_of_any_worker() -> None:
+    schedule = made(CHAINS)
+    assert schedule.shape.cut == (2, 1, 1, 2)
+    assert [schedule.stages_of(worker) for worker in WORKERS] == [(0,), (1, 2), (3,), (0, 1), (2, 3)]
+    assert schedule.hosts(1) == [Worker(0, 1), Worker(1, 0)]
+
+
+def test_a_worker_runs_a_leg_downwards_and_back_upwards() -> None:
+    schedule = made(CHAINS)
+    program = [str(one) for one in schedule.program(Worker(1, 0))]
+    first = program[0].split("F")[1]
+    assert program[:2] == [f"0F{first}", f"1F{first}"]
+    assert program.index(f"1I{first}") == program.index(f"0I{first}") - 1
+    assert program[-4:] == ["0REDUCE_GRAD", "0STEP", "1REDUCE_GRAD", "1STEP"]
 
 
 def test_activations_count_by_the_units_of_their_stage() -> None:
-    """ZB-H2 holds 2 P - 1 micro-batches on its first rank. Of 32 units on 16 ranks a fault-free stage has two."""
-    alike = joint([(4,) * 8, (4,) * 8], [32, 32])
-    assert simulate(alike).peak_activations[0] == 15
-    unlike = joint([(4,) * 8, (2,) * 16], [32, 32])
-    peaks = simulate(unlike).peak_activations
-    assert (peaks[0], peaks[16]) == (15 * 2, 31)
+    """A fault-free stage has two units, and three micro-batches of three units count 4.5."""
+    schedule = made(CHAINS, cap=4.5)
+    assert max(peak for peak in simulate(schedule).peak_activations if peak) <= 4.5

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recycle import Profile, Shape, Worker, check, lower, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.solve.layout.joint import hosted
+from recycle.systems.common_stages import hosted
 from recycle.systems.joint_iteration import computed, reduce_order, synchronised
 from recycle.systems.oobleck.iteration import common_cut, iteration
 from recycle.systems.oobleck.template import templates

@@ -1,0 +1,235 @@
+"""Hostings: which units each live worker hosts, and how many micro-batches of each unit it runs; the ways worth a try.
+
+chains     rows of workers, each a whole model cut anew; a chain's micro-batches stay in it
+soft cuts  the same, but neighbours in the model both host the units around their cut, and each micro-batch chooses
+helpers    ranges of any workers, with least copied: what is left over beside whole pipelines helps these
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
+from recycle.solve.layout.chains import Chains, candidates
+from recycle.solve.layout.hosts import Range, assign, assign_ranges, ranges_of
+from recycle.solve.layout.ranges import balanced, cheapest_ranges
+from recycle.solve.layout.routes import Routes, routes_of
+from recycle.solve.layout.units import Units
+from recycle.solve.problem import Operations
+
+LOADS = (1.02, 1.0025)
+"""Loads of the busiest worker over the even share, for which helpers are looked for."""
+CLOSE = 1.01
+"""Chains within this factor of the fastest count as equally fast: those then come first that leave most in place."""
+MOST_CHAINS = 3
+"""Ways to make chains that are tried, at most."""
+WORTH = 1.003
+"""Factor that soft cuts must save, in the load of the busiest worker."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hosting:
+    """Which units each worker hosts and runs.
+
+    Attributes:
+        workers: those that host something.
+        ranges: of each, its units.
+        groups: of each, its chain, or its pipeline.
+        quotas: [workers, units], micro-batches of each unit that it runs.
+        seconds: of the busiest worker.
+        chains: whether no two workers of a chain host the same unit, so that a chain can be planned by itself.
+    """
+
+    workers: tuple[Worker, ...]
+    ranges: tuple[Range, ...]
+    groups: tuple[int, ...]
+    quotas: Operations
+    seconds: float
+    chains: Chains | None = None
+
+    @property
+    def wanted(self) -> dict[Worker, Range]:
+        """The units of each worker, in the order of their groups."""
+        order = sorted(range(len(self.workers)), key=lambda i: (self.groups[i], self.ranges[i]))
+        return {self.workers[i]: self.ranges[i] for i in order}
+
+    def routes(self) -> Routes:
+        """The routes of its micro-batches."""
+        return routes_of(self.workers, self.quotas, self.groups)
+
+    def copied(self, units: Units) -> int:
+        """Units that workers host and did not before."""
+        had = ranges_of(units.whole)
+        return sum(_new(part, had[worker.rank]) for worker, part in zip(self.workers, self.ranges, strict=True))
+
+
+def hostings(
+    units: Units, shape: Shape, live: Sequence[Worker], profile: Profile, nodes: Mapping[Worker, int], below: float
+) -> Iterator[Hosting]:
+    """Ways to host the model on the live workers whose busiest worker has less than `below` to do.
+
+    Args:
+        nodes: of each worker: no unit's hosts all stand on one node, where another worker can take one's place.
+    """
+    speeds = [profile.speed_of(worker) for worker in live]
+    count = shape.global_micro_batches
+    if len(set(speeds)) == 1:
+        for chains in _of_interest(units, shape, len(live), count, below / speeds[0]):
+            made = _of_chains(units, live, chains, nodes)
+            yield made
+            soft = _softened(units, made, profile, count)
+            if soft is not None and soft.seconds * WORTH < made.seconds:
+                yield soft
+    had = [ranges_of(units.whole)[worker.rank] for worker in live]
+    least = count * float(units.seconds.sum()) / sum(1 / speed for speed in speeds)
+    seen: set[tuple[tuple[Worker, Range], ...]] = set()
+    hosts = _hosts_wanted(units, shape, len(live))
+    for factor in LOADS:
+        each = (cheapest_ranges(units, had, speeds, count, least * factor, n) for n in range(hosts, 0, -1))
+        wanted = next((one for one in each if one is not None), None)
+        if wanted is None:
+            continue
+        helped = _of_ranges(units, live, profile, wanted, count, nodes)
+        if helped is None or helped.seconds >= below:
+            continue
+        key = tuple(sorted(helped.wanted.items()))
+        if key not in seen:
+            seen.add(key)
+            yield helped
+
+
+def _hosts_wanted(units: Units, shape: Shape, live: int) -> int:
+    """How many hosts each unit is to have: two where there is room for them, so that no death loses its state."""
+    room = live * units.most_static / float(units.static.sum())
+    return 2 if shape.pipelines > 1 and room >= 2 else 1
+
+
+def _of_interest(units: Units, shape: Shape, live: int, micro_batches: int, below: float) -> list[Chains]:
+    promising = [chains for chains in candidates(units, live, micro_batches) if chains.seconds < below]
+    if not promising:
+        return []
+    near = [chains for chains in promising if chains.seconds <= promising[0].seconds * CLOSE]
+    near.sort(key=lambda chains: (abs(len(chains.cuts) - shape.pipelines), chains.seconds))
+    return [*near, *promising[len(near) :]][:MOST_CHAINS]
+
+
+def _of_chains(units: Units, live: Sequence[Worker], chains: Chains, nodes: Mapping[Worker, int]) -> Hosting:
+    rows, _ = assign(units, live, chains.cuts)
+    ranges = [part for cut in chains.cuts for part in ranges_of(cut)]
+    groups = [k for k, cut in enumerate(chains.cuts) for _ in cut]
+    quotas = np.zeros((len(ranges), len(units)), dtype=np.int64)
+    for i, (group, (begin, end)) in enumerate(zip(groups, ranges, strict=True)):
+        quotas[i, begin:end] = chains.shares[group]
+    workers = _apart(units, [worker for row in rows for worker in row], ranges, live, nodes)
+    return Hosting(tuple(workers), tuple(ranges), tuple(groups), quotas, chains.seconds, chains)
+
+
+def _softened(units: Units, made: Hosting, profile: Profile, micro_batches: int) -> Hosting | None:
+    """The same with a unit more on either side of each cut, where workers can hold them."""
+    upto = np.concatenate([[0.0], np.cumsum(units.static)])
+    ranges = []
+    for begin, end in made.ranges:
+        lower, upper = max(0, begin - 1), min(len(units), end + 1)
+        wider = [(lower, upper), (lower, end), (begin, upper)]
+        fitting = (part for part in wider if upto[part[1]] - upto[part[0]] <= units.most_static)
+        ranges.append(next(fitting, (begin, end)))
+    speeds = [profile.speed_of(worker) for worker in made.workers]
+    found = balanced(units, ranges, speeds, micro_batches)
+    if found is None:
+        return None
+    seconds, quotas = found
+    return _used(replace(made, ranges=tuple(ranges), quotas=quotas, seconds=seconds, chains=None))
+
+
+def _of_ranges(
+    units: Units,
+    live: Sequence[Worker],
+    profile: Profile,
+    wanted: Sequence[tuple[Range, float]],
+    micro_batches: int,
+    nodes: Mapping[Worker, int],
+) -> Hosting | None:
+    workers: list[Worker] = []
+    ranges: list[Range] = []
+    for speed in sorted({speed for _, speed in wanted}):
+        mine = [part for part, of in wanted if of == speed]
+        alike = [worker for worker in live if profile.speed_of(worker) == speed]
+        chosen = assign_ranges(units, alike, mine)
+        workers += _apart(units, chosen, mine, alike, nodes)
+        ranges += mine
+    found = balanced(units, ranges, [profile.speed_of(worker) for worker in workers], micro_batches, least=1)
+    if found is None:
+        return None
+    seconds, quotas = found
+    groups = tuple(worker.pipeline for worker in workers)
+    return _used(Hosting(tuple(workers), tuple(ranges), groups, quotas, seconds))
+
+
+def _used(made: Hosting) -> Hosting:
+    """The same without workers, and units at the ends of ranges, that run nothing."""
+    keep = [i for i in range(len(made.workers)) if made.quotas[i].any()]
+    ranges = []
+    for i in keep:
+        at = np.flatnonzero(made.quotas[i])
+        ranges.append((int(at[0]), int(at[-1]) + 1))
+    return replace(
+        made,
+        workers=tuple(made.workers[i] for i in keep),
+        groups=tuple(made.groups[i] for i in keep),
+        ranges=tuple(ranges),
+        quotas=made.quotas[keep],
+    )
+
+
+def _apart(
+    units: Units,
+    workers: Sequence[Worker],
+    ranges: Sequence[Range],
+    live: Sequence[Worker],
+    nodes: Mapping[Worker, int],
+) -> list[Worker]:
+    """The worker of each range, some exchanged so that fewer units have all their hosts on one node."""
+    chosen, had = list(workers), ranges_of(units.whole)
+    if not nodes:
+        return chosen
+
+    def together(of: Sequence[Worker]) -> list[int]:
+        on: list[set[int]] = [set() for _ in range(len(units))]
+        for worker, (begin, end) in zip(of, ranges, strict=True):
+            for u in range(begin, end):
+                on[u].add(nodes[worker])
+        return [u for u, each in enumerate(on) if len(each) < 2]
+
+    def new(of: Sequence[Worker]) -> int:
+        return sum(_new(part, had[worker.rank]) for worker, part in zip(of, ranges, strict=True))
+
+    spare = [worker for worker in live if worker not in set(chosen)]
+    while bad := together(chosen):
+        u = bad[0]
+        tries = []
+        for i in [i for i, (begin, end) in enumerate(ranges) if begin <= u < end]:
+            for j in range(len(chosen)):
+                if nodes[chosen[j]] != nodes[chosen[i]]:
+                    other = list(chosen)
+                    other[i], other[j] = other[j], other[i]
+                    tries.append((len(together(other)), new(other), other))
+            tries += [
+                (len(together(other)), new(other), other)
+                for worker in spare
+                if nodes[worker] != nodes[chosen[i]]
+                for other in [[*chosen[:i], worker, *chosen[i + 1 :]]]
+            ]
+        best = min(tries, key=lambda one: one[:2], default=None)
+        if best is None or best[0] >= len(bad):
+            return chosen
+        chosen = best[2]
+        spare = [worker for worker in live if worker not in set(chosen)]
+    return chosen
+
+
+def _new(part: Range, had: Range) -> int:
+    return part[1] - part[0] - max(0, min(part[1], had[1]) - max(part[0], had[0]))

@@ -1,0 +1,92 @@
+"""ReCycle with elastic stages: re-routing at once, and layers that move at the next boundary where that pays.
+
+A change is met as ReCycle meets it. At the next boundary of two iterations the layout for so many live workers is
+adopted (`solve.layout`, by list scheduling alone) where what it saves until the next change is due exceeds the pause of
+copying; groups form anew, and copies over disjoint pairs run side by side.
+
+Assumptions: workers are alike, so that the period of a layout depends on how many are alive, and is that of the first
+set of so many that was met; what is copied is counted from the fault-free layout each time, whatever was moved before;
+a dead worker of a moved layout costs what it costs in the given stages, until the next boundary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from recycle.plans import Plan
+from recycle.pricing import profile_of_layout
+from recycle.solve.deadline import Deadline
+from recycle.solve.layout.elastic import listed_plan
+from recycle.systems.recycle import ReCycle, RecycleRunning
+from recycle.systems.setting import Setting
+from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Timed
+
+
+class ElasticReCycle(ReCycle):
+    """Implements `recycle.systems.system.System`."""
+
+    name = "recycle_elastic"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._layouts: dict[int, Plan | None] = {}
+
+    def begin(self, live: Nodes) -> State | DoesNotFit:
+        state = super().begin(live)
+        plan = self._layout(state) if isinstance(state, RecycleRunning) else None
+        return self._moved(state, plan) if isinstance(state, RecycleRunning) and plan is not None else state
+
+    def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
+        if isinstance(state, RecycleRunning) and state.reconsider and not failed and not joined:
+            plan = self._layout(state)
+            assert plan is not None
+            amount, seconds = self._copies(plan)
+            pause = dataclasses.replace(self.setting.pause(detected=False), copy=seconds)
+            return Change(state=self._moved(state, plan), pause=pause, bytes=amount, event="move layers")
+        made = super().change(state, failed, joined)
+        after = made.state
+        if not isinstance(after, RecycleRunning) or (plan := self._layout(after)) is None:
+            return made
+        if made.loss is Loss.CHECKPOINT:  # everybody reads what it hosts
+            return dataclasses.replace(made, state=self._moved(after, plan))
+        seconds = self.setting.pauses.rebuild + self._copies(plan)[1]
+        pays = (after.period - plan.period) * self._iterations_until_change() > seconds
+        return dataclasses.replace(made, state=dataclasses.replace(after, reconsider=pays))
+
+    def _moved(self, state: RecycleRunning, plan: Plan) -> RecycleRunning:
+        hosts = sum(bool(stages) for stages in plan.schedule.placement)
+        return dataclasses.replace(
+            state,
+            period=plan.period,
+            reconsider=False,
+            idle=len(self.setting.slots(state.live)) - hosts,
+            schedules=lambda: self._timed(plan),
+        )
+
+    def _timed(self, plan: Plan) -> list[Timed]:
+        return [(plan.schedule, profile_of_layout(self.job, self.profile, plan.shape))]
+
+    def _layout(self, state: RecycleRunning) -> Plan | None:
+        """The layout for so many live workers; None where it is no faster than what runs, or where workers have
+        several chunks, for which no layouts are planned."""
+        count = len(self.setting.slots(state.live))
+        if self.job.shape.chunks > 1:
+            return None
+        if count not in self._layouts:
+            live = {self.job.shape.worker_at(slot) for slot in self.setting.slots(state.live)}
+            dead = frozenset(self.job.shape.workers()) - live
+            self._layouts[count] = listed_plan(self.job, dead, Deadline(None))
+        plan = self._layouts[count]
+        return plan if plan is not None and plan.period < state.period else None
+
+    def _copies(self, plan: Plan) -> tuple[float, float]:
+        """(bytes in all, seconds of the worker that sends or receives most)."""
+        busy: dict[str, float] = defaultdict(float)
+        total = 0.0
+        for move in plan.moves:
+            amount = sum(layer.state for layer in self.setting.layers[slice(*move.units)])
+            total += amount
+            for end in (f"from {move.source}", f"to {move.worker}"):
+                busy[end] += amount
+        return total, self.setting.copy_seconds(max(busy.values(), default=0.0))

@@ -1,0 +1,71 @@
+"""ReCycle whose layers move: re-routed at once, moved at the next boundary where that pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from recycle.ir.check import check
+from recycle.ir.simulate import simulate
+from recycle.job import Job
+from recycle.systems.recycle import ReCycle, RecycleRunning
+from recycle.systems.recycle_elastic import ElasticReCycle
+from recycle.systems.setting import Setting
+from recycle.systems.system import Loss
+
+
+def setting(bandwidth: float = 1e3) -> Setting:
+    """Three pipelines of four stages of four layers, whose bubbles hold no second worker's load."""
+    text = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 24\n[model]\nlayers = 16\n[memory]\nlimit = 8\n"
+    made = Setting.of(Job.from_toml(text))
+    layers = tuple(replace(layer, state=100.0) for layer in made.layers)
+    return replace(made, layers=layers, bandwidth=bandwidth)
+
+
+@pytest.mark.search
+def test_a_set_of_live_nodes_runs_the_faster_of_both() -> None:
+    ours, plain = ElasticReCycle(setting()), ReCycle(setting())
+    nodes = ours.setting.all_nodes
+    whole, other = ours.begin(nodes), plain.begin(nodes)
+    assert isinstance(whole, RecycleRunning)
+    assert isinstance(other, RecycleRunning)
+    assert whole.period <= other.period
+    moved, rerouted = ours.begin(nodes - {5}), plain.begin(nodes - {5})
+    assert isinstance(moved, RecycleRunning)
+    assert isinstance(rerouted, RecycleRunning)
+    assert rerouted.period >= 72 / 2 * 3
+    assert moved.period <= 1.06 * 72 * 4 * 3 / 11
+    for schedule, profile in moved.schedules():
+        assert check(schedule, profile=profile, limits=[8.0] * 4) == []
+        assert simulate(schedule, profile).period == moved.period
+
+
+@pytest.mark.search
+def test_a_failure_is_re_routed_first_and_layers_move_at_the_next_boundary() -> None:
+    system, plain = ElasticReCycle(setting()), ReCycle(setting())
+    nodes, gone = system.setting.all_nodes, frozenset({5})
+    struck = system.change(system.begin(nodes), gone, frozenset())  # type: ignore[arg-type]
+    alike = plain.change(plain.begin(nodes), gone, frozenset())  # type: ignore[arg-type]
+    assert isinstance(struck.state, RecycleRunning)
+    assert isinstance(alike.state, RecycleRunning)
+    assert (struck.loss, struck.event, struck.pause) == (Loss.ITERATION, "re-route", alike.pause)
+    assert struck.state.period == alike.state.period
+    assert struck.state.reconsider
+    moved = system.change(struck.state, frozenset(), frozenset())
+    assert isinstance(moved.state, RecycleRunning)
+    assert (moved.loss, moved.event, moved.state.reconsider) == (Loss.NOTHING, "move layers", False)
+    assert moved.state.period < struck.state.period
+    assert moved.bytes > 0
+    assert moved.bytes % 100 == 0
+    assert moved.pause.detect == 0
+    assert 0 < moved.pause.copy <= moved.bytes / 1e3
+
+
+@pytest.mark.search
+def test_layers_stay_where_copying_takes_longer_than_it_saves() -> None:
+    system = ElasticReCycle(setting(bandwidth=1e-4))
+    nodes, gone = system.setting.all_nodes, frozenset({5})
+    struck = system.change(system.begin(nodes), gone, frozenset())  # type: ignore[arg-type]
+    assert isinstance(struck.state, RecycleRunning)
+    assert not struck.state.reconsider
