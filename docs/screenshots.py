@@ -170,11 +170,11 @@ def large() -> Schedule:
 
 @cache
 def run(folder: Path) -> Path:
-    """A run of 24 iterations in which 1.1 is killed and comes back."""
+    """A run of 24 iterations in which 1.1 is killed and comes back, and 0.0 leaves."""
     server = ForkServer("emulated")
     try:
         small = Job.from_toml(RUN_JOB, "run")
-        faults = [parse_fault(text) for text in ("kill:1.1@8", "rejoin:1.1@16")]
+        faults = [parse_fault(text) for text in ("kill:1.1@8", "rejoin:1.1@16", "drain:0.0@18")]
         train(small, folder / "run", faults=faults, planner=plan_for_training, server=server)
         return folder / "run"
     finally:
@@ -300,6 +300,11 @@ def run_page(page: Any, folder: Path) -> None:
     drawn(page)
 
 
+def time_page(page: Any, folder: Path) -> None:
+    opened(page, served(lambda: build_app([load_source(run(folder))])), tab="Time of")
+    page.wait_for_selector("text=Where the time went")
+
+
 def empty_run(page: Any, folder: Path) -> None:
     path = folder / "just-begun"
     path.mkdir(exist_ok=True)
@@ -323,6 +328,7 @@ PICTURES: dict[str, Callable[[Any, Path], None]] = {
     "stuck": stuck,
     "unreadable": unreadable,
     "run": run_page,
+    "time": time_page,
     "empty-run": empty_run,
 }
 

@@ -35,7 +35,7 @@ _Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 """Since the run's start, as far as the merged trace goes: 30 years. Numbers without bounds overflow in pictures."""
 
 
-class _Iteration(msgspec.Struct, frozen=True):
+class LoggedIteration(msgspec.Struct, frozen=True):
     """One line of a process's trace log."""
 
     step: run_trace.Count
@@ -101,7 +101,18 @@ def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
     return builder.build(event for _, event in read_lines(Path(run_dir) / EVENTS))
 
 
-_Logged = tuple[Path, Worker, int, "_Iteration"]
+def read_iterations(run_dir: str | Path, shape: Shape) -> Iterator[LoggedIteration]:
+    """Every iteration, or batch of an evaluation, that a process has logged, process by process, in little memory.
+
+    Raises:
+        RecycleError: a whole line does not say what it must; the message names file and line.
+    """
+    for path in _logs(run_dir):
+        for _, _, _, iteration in _iterations(path, shape):
+            yield iteration
+
+
+_Logged = tuple[Path, Worker, int, "LoggedIteration"]
 
 
 def _logs(run_dir: str | Path) -> list[Path]:
@@ -124,14 +135,14 @@ def _iterations(path: Path, shape: Shape) -> Iterator[_Logged]:
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue
                 try:
-                    yield path, process, number, msgspec.convert(said, _Iteration, strict=False)
+                    yield path, process, number, msgspec.convert(said, LoggedIteration, strict=False)
                 except msgspec.ValidationError as error:
                     raise RecycleError(f"{path}: line {number}: {error}") from None
     except OSError as error:
         raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _add(builder: TraceBuilder, path: Path, process: Worker, number: int, iteration: _Iteration) -> None:
+def _add(builder: TraceBuilder, path: Path, process: Worker, number: int, iteration: LoggedIteration) -> None:
     try:
         role = builder.shape.require(Worker.parse(iteration.role), "role")
         for text, start, end in iteration.instructions:

@@ -38,7 +38,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
 LAYERS["recycle.tokens"] = LAYERS["recycle.files"]
 LAYERS["recycle.ir"] = LAYERS["recycle.job"]
 LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recycle.ir"])
-LAYERS["recycle.solve"] = LAYERS["viz"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.plans"])
+LAYERS["recycle.report"] = ()
+LAYERS["recycle.run_report"] = ("recycle.report", "recycle.runs", *LAYERS["recycle.runs"])
+LAYERS["recycle.solve"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.plans"])
+LAYERS["viz"] = ("recycle.plans", "recycle.run_report", *LAYERS["recycle.run_report"])
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
     *("data", "device", "transport", "model", "membership", "faults", "checkpoint", "worker", "processes", "planning"),
@@ -60,6 +63,8 @@ TORCHLESS = (
     "recycle.ir",
     "recycle.plans",
     "recycle.runs",
+    "recycle.report",
+    "recycle.run_report",
     "recycle.solve",
     "recycle.systems",
     "recycle.cli",

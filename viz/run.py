@@ -27,6 +27,8 @@ from recycle.ir.simulate import Timeline, simulate
 from recycle.ir.trace import Trace, executed_schedule
 from recycle.job import Job
 from recycle.profile import Profile
+from recycle.report import Report
+from recycle.run_report import load_report
 from recycle.runs import TRACE, load_trace, read_lines, read_logs
 from recycle.shape import Shape, Worker
 from viz.lanes import LaneTable, Panel, weight_share
@@ -122,6 +124,15 @@ class Run:
             except RecycleError as error:
                 self.problems.append(str(error))
         return self._plans[digest]
+
+    @cached_property
+    def report(self) -> Report | None:
+        """Where the time went; None where that cannot be read."""
+        try:
+            return load_report(self.path)
+        except RecycleError as error:
+            self._complain(str(error))
+            return None
 
     @cached_property
     def generations(self) -> dict[int, dict[str, Any]]:

@@ -7,6 +7,9 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8
 #SBATCH --no-kill
+# 120 s before the time limit all agents get SIGTERM, and the run ends with a checkpoint. With a store that outlives this
+# job, and RECYCLE_ID and RUN as they were, another one goes on from it.
+#SBATCH --signal=TERM@120
 set -euo pipefail
 
 job=${JOB:-examples/cluster/job.toml}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from recycle.cli.train import FaultOption, ProgressLines, PunishOption, requested_faults
+from recycle.cli.train import (
+    TERMINATED,
+    FaultOption,
+    ProgressLines,
+    PunishOption,
+    end_at_termination,
+    requested_faults,
+)
 from recycle.errors import JobError, errors_as
 from recycle.ir.formats import named_schedule
 from recycle.job import Job
@@ -68,7 +74,9 @@ def agent(
 
     All agents meet in an etcd. Each starts and watches the workers of its node; one of them coordinates, and when it
     dies another goes on, with the same losses to the last bit. A worker whose node has an agent is started again when
-    it dies, and so are the workers of a node whose agent is started again.
+    it dies, and so are the workers of a node whose agent is started again. SIGTERM has the node leave: its workers do
+    at the end of an iteration, with nothing done again, and the agent ends with exit code 143; a second one ends it at
+    once. SIGTERM to all agents ends the run with a checkpoint.
 
     Examples:
 
@@ -99,7 +107,7 @@ def agent(
     own = named_schedule(schedule, described.shape) if schedule is not None else None
 
     from recycle.cli.planner import plan_for_training, require_plannable
-    from recycle.exec.launch.agent import serve
+    from recycle.exec.launch.agent import Served, serve
     from recycle.exec.launch.request import request_run
 
     if own is None:
@@ -114,13 +122,16 @@ def agent(
         observer=ProgressLines(count, described.shape),
     )
     directory = run or Path("runs") / name
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        has_served = serve(request, node=node, run=name, directory=directory, address=address)
-    except KeyboardInterrupt:
-        print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
-        raise typer.Exit(130) from None
-    if not has_served:
+    with end_at_termination() as stop:
+        try:
+            served = serve(request, node=node, run=name, directory=directory, address=address, stop=stop)
+        except KeyboardInterrupt:
+            print(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
+            raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
+    if served in (Served.LEFT, Served.STOPPED):
+        print(f"node {node}: {served.value}; start its agent again and it takes part again")
+        raise typer.Exit(TERMINATED)
+    if served is Served.ENDED_BEFORE:
         ended = f"the run in {directory} has ended already, after step {count - 1}"
         print(f"node {node}: {ended}; a new one wants another --run")
         return

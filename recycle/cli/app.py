@@ -30,6 +30,7 @@ COMMANDS = (
     "train",
     "agent",
     "drain",
+    "report",
     "tokenize",
     "import-hf",
     "export-hf",

@@ -141,7 +141,7 @@ def train(
 
 @contextmanager
 def end_at_termination() -> Iterator[threading.Event]:
-    """An event that the first SIGTERM to this process sets; a second one interrupts it like Ctrl-C."""
+    """An event that the first SIGTERM or SIGUSR1 to this process sets; a second one interrupts it like Ctrl-C."""
     stop = threading.Event()
 
     def told(number: int, frame: FrameType | None) -> None:
@@ -149,11 +149,12 @@ def end_at_termination() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = signal.signal(signal.SIGTERM, told)
+    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _steps(result: RunResult) -> str:

@@ -112,6 +112,11 @@ class Cluster:
         self.agents[node].kill()
         self.agents[node].wait()
 
+    def reach_end(self, node: int, code: int) -> None:
+        """Wait until an agent has ended, with this exit code."""
+        ended = self.agents.pop(node).wait(PATIENCE)
+        assert ended == code, f"agent {node}: {ended}; {self.output(node).read_text()[-2000:]}"
+
     def finish(self) -> None:
         """Let the run go at full speed, and wait until every agent that was not killed has ended well."""
         (self._directory / SLOWLY).unlink()

@@ -86,6 +86,7 @@ def make_run(healthy: Schedule, broken: Schedule) -> Callable[..., Path]:
             metrics.append(
                 {
                     "step": step,
+                    "time": now,
                     "loss": 5.5 * math.exp(-step / 20),
                     "grad_norm": 1.0,
                     "mode": "staggered",

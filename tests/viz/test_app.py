@@ -220,7 +220,7 @@ def test_the_application_serves_itself_and_names_no_other_host(run_dir: Path, sc
     assert client.get("/assets/style.css").status_code == 200
     layout = client.get("/_dash-layout").get_json()
     tabs = [tab["props"]["label"] for tab in layout["props"]["children"][1]["props"]["children"]["props"]["children"]]
-    assert tabs == ["run", "broken.json", "Explain", "Compare", "Validate"]
+    assert tabs == ["run", "Time of run", "broken.json", "Explain", "Compare", "Validate"]
 
 
 def post(client: Any, output: str, changed: str, **values: Any) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def test_only_the_first_page_is_there_before_others_are_opened(run_dir: Path, sc
     layout = client.get("/_dash-layout").get_json()
     tabs = layout["props"]["children"][1]["props"]["children"]["props"]["children"]
     contents = [tab["props"]["children"]["props"]["children"] for tab in tabs]
-    assert [bool(content) for content in contents] == [True, False, False, False, False]
+    assert [bool(content) for content in contents] == [True, False, False, False, False, False]
     names = [tab["props"]["value"] for tab in tabs]
     outputs = [{"id": {"page": name, "type": "page"}, "property": "children"} for name in names]
     request = {

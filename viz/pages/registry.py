@@ -6,6 +6,7 @@ from viz.pages.compare_page import ComparePage
 from viz.pages.explain_page import ExplainPage
 from viz.pages.page import Page, Workspace
 from viz.pages.plans_page import PlansPage
+from viz.pages.report_page import ReportPage
 from viz.pages.run_page import RunPage
 from viz.pages.schedule_page import SchedulePage
 from viz.pages.start_page import StartPage
@@ -16,6 +17,7 @@ PAGES: tuple[type[Page], ...] = (
     StartPage,
     SystemsPage,
     RunPage,
+    ReportPage,
     SchedulePage,
     ExplainPage,
     ComparePage,

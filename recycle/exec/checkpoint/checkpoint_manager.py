@@ -32,6 +32,7 @@ class _Pending:
     since: float
     writers: dict[int, str]
     finishing: Future[str] | None = None
+    stall: float = 0.0
 
 
 class CheckpointManager:
@@ -114,7 +115,9 @@ class CheckpointManager:
                 saved = [part for part in self._store.read_all(keys) if part is not None]
                 finishing = self._thread.submit(self._finish, pending.commit, saved)
                 finishing.add_done_callback(lambda _: self._wake())
-                self._pending[step] = replace(pending, finishing=finishing)
+                self._pending[step] = replace(
+                    pending, finishing=finishing, stall=max((part.stall for part in saved), default=0.0)
+                )
             elif (dead := self._missing(pending, live)) and (step < committed or not live):
                 self._give_up(step, f"worker {dead} ended before it had written its part")
             elif self._now() - pending.since > self._job.train.checkpoint_deadline:
@@ -170,7 +173,8 @@ class CheckpointManager:
             return
         pending = self._pending.pop(step)
         folder = folder_of(self._root, step)
-        self._log("checkpoint", step=step, folder=folder.name, seconds=round(self._now() - pending.since, 6))
+        seconds = round(self._now() - pending.since, 6)
+        self._log("checkpoint", step=step, folder=folder.name, seconds=seconds, stalled=pending.stall)
         self._forget([old for old in self._announced if old < step])
 
     def _give_up(self, step: int, why: str) -> None:

@@ -3,7 +3,8 @@
 It is one loop: start and kill its workers as the coordinator asks, report which have ended, and, as long as it holds
 the role, let the coordinator tick. Its presence and its role hang on one lease. An agent whose lease has ended takes
 another one and goes on, without the role, unless it was given up meanwhile: then it kills its workers and ends. When it
-dies its workers die with it, and the others see both at once when the lease runs out and nobody comes back.
+dies its workers die with it, and the others see both at once when the lease runs out and nobody comes back. An agent
+that is told to go has its workers leave first (node_departure.py).
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ import socket
 import threading
 import time
 import uuid
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from recycle.endpoints import Endpoints, parse_endpoints
 from recycle.errors import JobError, RunError
+from recycle.exec.launch.contact import leave_contact, remove_contact
+from recycle.exec.launch.node_departure import NodeDeparture
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import CoordinatorRuntime
 from recycle.exec.membership import schema
+from recycle.exec.membership.departures import withdraw
 from recycle.exec.membership.endings import with_last_lines
 from recycle.exec.membership.etcd_client import Lease, LeaseEnded
 from recycle.exec.membership.etcd_store import EtcdStore, RoleLost
 from recycle.exec.membership.members import members_of
-from recycle.exec.membership.messages import RunInfo, StartRequest
+from recycle.exec.membership.messages import ENDED_EARLY, RunInfo, StartRequest
 from recycle.exec.membership.relay import Relay
 from recycle.exec.processes.cluster_processes import ClusterProcesses
 from recycle.exec.processes.open_files import require_open_files
@@ -40,8 +46,25 @@ LEAVE_SECONDS = 30.0
 """How long the end of the run waits for the other agents to leave."""
 
 
-def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, address: str | None = None) -> bool:
-    """Be the agent of `node` until the run has ended; False when it had ended before.
+class Served(Enum):
+    """How an agent's part in a run came to its end."""
+
+    ENDED_BEFORE = "the run had ended before"
+    DONE = "the run has ended after its last iteration"
+    STOPPED = "the run was ended early, and can go on"
+    LEFT = "the node has left, and the run goes on"
+
+
+def serve(
+    request: RunRequest,
+    *,
+    node: int,
+    run: str,
+    directory: str | Path,
+    address: str | None = None,
+    stop: threading.Event | None = None,
+) -> Served:
+    """Be the agent of `node` until the run has ended, or the node has left it.
 
     Args:
         request: the same on all nodes; its job's `[membership] store` is an etcd.
@@ -49,6 +72,7 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         run: name of the run in the store, the same on all nodes.
         directory: the run directory, which all nodes share.
         address: of this node, for the workers of others; found by the way to the store when left out.
+        stop: set from a signal handler or another thread, has the node leave the run.
 
     Raises:
         JobError: the request is impossible, or not that of the other nodes.
@@ -61,7 +85,7 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
     if job.membership.store == "launcher":
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
     if has_ended(directory, job, request.steps):
-        return False
+        return Served.ENDED_BEFORE
     stages, tensor_parallel = request.stages, job.grid.tensor_parallel
     require_open_files(len(nodes[node]) * tensor_parallel, job.shape.worker_count * tensor_parallel)
     address = address or own_address(parse_endpoints(job.membership.store))
@@ -72,19 +96,19 @@ def serve(request: RunRequest, *, node: int, run: str, directory: str | Path, ad
         info = _agree(request, store, node, run)
         shared = RunDirectory(directory, job, shared=info)
         closing.callback(shared.close)
+        leave_contact(shared.path, job.membership.store, run)
         relay = Relay(store.clone(), node, job.membership.heartbeat)
         closing.callback(relay.close)
         specification = request.specification(shared, stages, store=relay.url, run=run, address=address)
         server = request.fork_server(shared.logs / f"forkserver.{node}.log")
         closing.callback(server.close)
         processes = LocalProcesses(server, specification, nodes[node], waker, tensor_parallel)
-        agent = _Agent(request, node, run, store, shared, processes, waker, relay)
+        agent = _Agent(request, node, run, store, shared, processes, waker, relay, stop or threading.Event())
         closing.callback(agent.close)
         closing.callback(processes.end, patience=0.0)
         gc.collect()
         gc.freeze()  # else each full collection looks through all that was imported, while everybody waits for a commit
-        agent.serve()
-    return True
+        return agent.serve()
 
 
 def _agree(request: RunRequest, store: EtcdStore, node: int, run: str) -> RunInfo:
@@ -138,6 +162,7 @@ class _Agent:
         processes: the workers' processes of this node.
         waker: is woken for whatever changes in the store.
         relay: the processes' way to the store.
+        stop: is set when the node is to leave.
     """
 
     def __init__(
@@ -150,10 +175,13 @@ class _Agent:
         processes: LocalProcesses,
         waker: Waker,
         relay: Relay,
+        stop: threading.Event,
     ) -> None:
         self._request, self._job, self._node, self._run = request, request.job, node, run
         self._store, self._directory, self._processes, self._waker = store, directory, processes, waker
-        self._relay = relay
+        self._relay, self._stop = relay, stop
+        self._departure: NodeDeparture | None = None
+        self._ended_early = False
         self._session = uuid.uuid4().hex
         self._asked: list[int] = []
         self._lost = threading.Event()
@@ -174,17 +202,39 @@ class _Agent:
         self._lost.set()
         self._waker.wake()
 
-    def serve(self) -> None:
-        """Serve until the run has ended."""
+    def serve(self) -> Served:
+        """Serve until the run has ended, or the node has left it."""
         self._arrive()
+        homes = place_workers(self._job.shape, self._job.cluster.workers_per_node)[self._node]
+        withdraw(self._store, homes)  # what told them to leave was meant for the agent before
         while not self._over():
             if self._lost.is_set():
                 self._come_back()
             self._start_and_kill()
+            if self._stop.is_set() and self._leaves():
+                return Served.LEFT
             self._coordinate()
             self._processes.wait(self._job.membership.heartbeat / 2)
         self._processes.end(patience=0.0)  # what has not ended yet came back too late to have a part
         self._forget_run()
+        return Served.STOPPED if self._ended_early else Served.DONE
+
+    def _leaves(self) -> bool:
+        """The node was told to leave; whether it has, and another agent coordinates."""
+        if self._departure is None:
+            self._departure = NodeDeparture(self._store, self._processes, list(self._job.shape.workers()))
+            self._hand_over()
+        if not self._departure.is_over():
+            return False
+        self._hand_over()  # nobody else took it at first
+        return self._runtime is None
+
+    def _hand_over(self) -> None:
+        """Let another agent's coordinator go on from here."""
+        if self._runtime is not None and not self._runtime.over:
+            with contextlib.suppress(RoleLost):
+                self._runtime.coordinator.store.delete([schema.CoordinatorKey()])
+            self._give_up_role()
 
     def _arrive(self) -> None:
         """Announce this node. An agent that was here before may take a term to be forgotten."""
@@ -222,10 +272,11 @@ class _Agent:
 
     def _over(self) -> bool:
         """Whether all agents may go. Raises RunError when the run has failed."""
-        failed = self._store.read(schema.OutcomeKey())
-        if failed and self._runtime is None:
-            raise RunError(failed)
-        return failed == ""
+        outcome = self._store.read(schema.OutcomeKey())
+        self._ended_early = outcome == ENDED_EARLY
+        if outcome and not self._ended_early and self._runtime is None:
+            raise RunError(outcome)
+        return outcome in ("", ENDED_EARLY)
 
     def _start_and_kill(self) -> None:
         """Start and kill as the coordinator asks, and report who has ended."""
@@ -272,9 +323,10 @@ class _Agent:
                 runtime = self._runtime
                 runtime.tick()
                 if runtime.over:
-                    event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
-                    self._request.observer.event(event)
-                    runtime.coordinator.store.set(schema.OutcomeKey(), "")
+                    if not runtime.ends_early:
+                        event = self._directory.event("finished", step=self._request.steps - 1, digests=runtime.digests)
+                        self._request.observer.event(event)
+                    runtime.coordinator.store.set(schema.OutcomeKey(), ENDED_EARLY if runtime.ends_early else "")
         except LeaseEnded:
             self._lose()
         except RoleLost:
@@ -289,6 +341,8 @@ class _Agent:
     def _take_role(self) -> None:
         """Become the coordinator, if nobody is."""
         if self._store.read(schema.CoordinatorKey()) is not None:
+            return
+        if self._departure is not None and self._departure.gives_way():
             return
         created = self._store.create(schema.CoordinatorKey(), f"{self._node} {self._session}", self._lease.id)
         if created is None:
@@ -311,7 +365,10 @@ class _Agent:
         self._runtime = None
 
     def _forget_run(self) -> None:
-        """As coordinator: once the other agents have left, or after a while, leave nothing of the run in the store."""
+        """As coordinator: once the other agents have left, or after a while, leave nothing of the run in the store.
+
+        Of a run that was ended early all stays that agents go on from.
+        """
         self._relay.close()
         if self._runtime is None:
             return
@@ -324,7 +381,13 @@ class _Agent:
         with contextlib.suppress(RunError):
             while any(store.has_all([agent]) for agent in others) and time.monotonic() < deadline:
                 store.wait_for_change(0.5)
-            store.erase()
+            if self._runtime.ends_early:
+                members = members_of(self._job.shape.workers(), self._job.grid.tensor_parallel)
+                of_the_end: list[schema.Key[Any]] = [schema.OutcomeKey(), schema.OverKey(), schema.NoticesKey()]
+                store.delete([*of_the_end, *map(schema.FinalKey, members)])
+            else:
+                store.erase()
+        remove_contact(self._directory.path)
 
     def close(self) -> None:
         """Write nothing any more, and give the role and the lease back; without a lease the run may be erased."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from recycle.errors import JobError
-from recycle.exec.membership.schema import RunKey
+from recycle.errors import JobError, RunError
+from recycle.exec.membership.schema import CoordinatorKey, RunKey
 from recycle.exec.membership.store import Store
 from recycle.exec.membership.stores import open_store
 from recycle.files import read_whole, write_whole
@@ -65,6 +65,10 @@ def reach(directory: Path) -> tuple[Job, Store]:
         info = store.read(RunKey())
         if info is None or info.identity != read_whole(with_agents, JobError).decode().strip():
             raise JobError(f"{directory}: this run has ended; its store knows it no more")
+        if store.read(CoordinatorKey()) is None:
+            raise RunError(
+                f"{directory}: no agent coordinates this run now; start its agents, or try again in a moment"
+            )
     return job, store
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from recycle.errors import JobError, RunError
 from recycle.exec.launch.contact import is_going_on, reach
-from recycle.exec.membership.departures import announce
+from recycle.exec.membership.departures import announce, withdraw
 from recycle.exec.membership.schema import NoticesKey, PlacesKey, RegisterKey
 from recycle.exec.membership.store import Store
 from recycle.job import Job
@@ -91,8 +91,7 @@ def _refusals(store: Store, names: Collection[str]) -> dict[str, str]:
     try:
         notices = store.read(NoticesKey()) or {}
         refused = {name: notices[name].refused for name in names if name in notices and notices[name].refused}
-        if refused:
-            store.compare_set(NoticesKey(), notices, {n: notice for n, notice in notices.items() if n not in refused})
+        withdraw(store, map(Worker.parse, refused))
     except RunError:
         return {}  # the run ends
     return refused

@@ -264,13 +264,17 @@ class CoordinatorRuntime:
                     self.coordinator.admit(worker)
                 else:
                     coming.append(worker)
-            elif self._processes.incarnation(worker) < self._restarts and not self._processes.missing_nodes([worker]):
+            elif self._failures(worker) < self._restarts and not self._processes.missing_nodes([worker]):
                 self._processes.start(worker, self.coordinator.record.generation)
                 self._starting.forget(worker)
         for worker, cause in self._starting.lost(coming, self._beats_of_starting(), time.monotonic()).items():
             self._processes.kill(worker)  # a next one is started when it has ended
             self._event("detected", worker=str(worker), step=self.coordinator.next_step, cause=f"{cause} in start-up")
             self._starting.forget(worker)
+
+    def _failures(self, worker: Worker) -> int:
+        """How often a process of the worker, which has none now, was started again after it had failed."""
+        return self._processes.incarnation(worker) - self.coordinator.departures.left(worker)
 
     def _finish(self) -> None:
         """After the last iteration: wait for the last checkpoint and all workers' digests, then merge the trace."""
@@ -349,7 +353,8 @@ class CoordinatorRuntime:
         assert result is not None
         # Of a step that training has gone back to there is none.
         line = self._line if self._line.get("step") == commit.step else self._line_of(commit, record)
-        self._write(line | {"eval_loss": finite_or_none(result.loss)})
+        seconds = round(self._directory.now() - line["time"], 6)
+        self._write(line | {"eval_loss": finite_or_none(result.loss), "eval_seconds": seconds})
         # The next iteration begins from a standstill, as the first one of a generation does.
         self._last_commit, self._last_generation = time.monotonic(), 0
 
@@ -376,6 +381,9 @@ class CoordinatorRuntime:
             "period_error": round(seconds / (period * unit) - 1, 6) if unit is not None and is_comparable else None,
             **self._replanner.compute,
         }
+        if self.coordinator.running_since is not None:
+            line["began"] = round(self._directory.now() - (now - self.coordinator.running_since), 6)
+            self.coordinator.running_since = None
         if record.evaluated is not None and record.evaluated.step == commit.step:
             line["eval_loss"] = finite_or_none(record.evaluated.loss)
         return line

@@ -70,6 +70,9 @@ class Coordinator:
         now: monotonic seconds.
         keeps: whether the state after (step, whether it is the last) goes to a checkpoint.
         heartbeats: gives those of all processes; read from the store when left out.
+
+    Attributes:
+        running_since: when the generation began to run; may be set to None by who has taken note of it.
     """
 
     job: PricedJob
@@ -103,6 +106,7 @@ class Coordinator:
     _evaluations: Gathering[EvaluationReport] | None = None
     _named: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     _lost_since: float | None = None
+    running_since: float | None = None
 
     def __post_init__(self) -> None:
         self._everybody = frozenset(self.shape.workers())
@@ -137,8 +141,8 @@ class Coordinator:
     def take_over(self, record: GenerationRecord) -> None:
         """Go on from the register that another coordinator left, with the workers that it names; before the first tick.
 
-        What the other coordinator wrote to the register is completed, and what it had not decided becomes void.
-        Workers that copied their state in a generation that never ran copy it again.
+        What the other coordinator wrote to the register is completed. A generation that runs goes on; of any other
+        what the other had not decided becomes void, and workers that copied their state in it copy it again.
         """
         self.record, self._registered = record, record
         self.live = {Worker.parse(worker) for worker in record.live}
@@ -152,10 +156,23 @@ class Coordinator:
             if self.next_step >= self.steps and not record.is_evaluation_due:
                 self._enter(GenerationPhase.FINISHED)
                 return
+        if self._still_runs():
+            self._enter(GenerationPhase.RUNNING)
+            return
         if self.store.read(schema.PermissionKey(record.generation, "run")) != GO:
             self._joined = {Worker.parse(joiner) for joiner in record.joins}
         self._lost_since = self.now()
         self._end()
+
+    def _still_runs(self) -> bool:
+        """Whether the generation of the register runs, is not at its last iteration, and nothing of it is void."""
+        g, commit = self.record.generation, self.record.commit
+        if self.store.read(schema.PermissionKey(g, "run")) != GO or self.store.has_all([schema.StopKey(g)]):
+            return False
+        if self.record.is_evaluation_due:
+            return self.store.read(schema.EvaluatedKey(g, self.record.committed)) is None
+        is_over = commit is not None and commit.last == commit.step
+        return not is_over and self.store.read(schema.CommitKey(g, self.next_step)) is None
 
     @property
     def shape(self) -> Shape:
@@ -407,6 +424,7 @@ class Coordinator:
         self.store.compare_set(schema.PermissionKey(g, "run"), None, GO)
         self.store.forget_before(g)
         self._enter(GenerationPhase.RUNNING)
+        self.running_since = self.now()
         for worker in sorted(self._joined):
             self.log("rejoined", worker=str(worker), step=self.next_step, copied_from=self.record.joins[str(worker)])
             self._forget_ready(worker)

@@ -47,6 +47,15 @@ def announce(
             return
 
 
+def withdraw(store: Store, workers: Iterable[Worker]) -> None:
+    """Forget that workers were told to leave. Raises RunError: the store is gone."""
+    names = set(map(str, workers))
+    while before := store.read(NoticesKey()):
+        after = {name: notice for name, notice in before.items() if name not in names}
+        if after == before or store.compare_set(NoticesKey(), before, after):
+            return
+
+
 @dataclass
 class _Leaver:
     """A worker that may leave, and has not ended yet."""
@@ -177,6 +186,11 @@ class Departures:
         """Whether the worker's latest process was told to leave and may, so that no other is started by itself."""
         notice = self._notices.get(str(worker))
         return notice is not None and not notice.refused and notice.incarnation == self._processes.incarnation(worker)
+
+    def left(self, worker: Worker) -> int:
+        """How many processes of the worker so far were let go; the others of its ended ones have failed."""
+        numbers = range(self._processes.incarnation(worker) + 1)
+        return sum(self._store.has_all([LeaveKey(worker, number)]) for number in numbers)
 
     def release(self, live: Collection[Worker], step: int) -> set[Worker]:
         """Between generations: let go who was told to leave and lives; the next generation is without them.

@@ -9,6 +9,8 @@ from msgspec import Struct
 GO: Final = "go"
 VOID: Final = "void"
 """What an open decision becomes when its generation ends."""
+ENDED_EARLY: Final = "ended early"
+"""The outcome of a run that was told to end before its last iteration, and can go on."""
 Permission = Literal["go", "void"]
 Mode = Literal["staggered", "barrier"]
 """How the stages of an iteration step: each at once after its own reduce, to be validated by the commit; or all after
@@ -174,10 +176,15 @@ class StoredFile(Struct, frozen=True):
 
 
 class Saved(Struct, frozen=True):
-    """A process's part of a checkpoint: the files that it wrote, or why it could not."""
+    """A process's part of a checkpoint: the files that it wrote, or why it could not.
+
+    Attributes:
+        stall: seconds that it copied its state, in which it did not train.
+    """
 
     files: dict[str, StoredFile] = {}
     error: str = ""
+    stall: float = 0.0
 
 
 class Notice(Struct, frozen=True):

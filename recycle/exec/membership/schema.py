@@ -187,7 +187,8 @@ class CoordinatorKey(Decision[str], writer=Writer.AGENT, folder=Folder.ORDERS):
 
 
 class OutcomeKey(Note[str], writer=Writer.COORDINATOR):
-    """Why the run cannot go on; empty when it has ended well and all agents may leave."""
+    """Why the run cannot go on; empty when it has ended well, `ENDED_EARLY` when it was told to end: all agents may
+    leave then."""
 
 
 class OverKey(Note[bool], writer=Writer.COORDINATOR):

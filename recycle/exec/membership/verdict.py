@@ -86,6 +86,7 @@ class Judge:
         """
         step, before, mode = record.committed + 1, record.commit, record.mode
         soonest = soonest_end(step, mode, before)
+        is_announced = before is not None and before.last == step  # whoever announced it: workers will leave
         if self._ends_early:
             self._last = min(self._last, soonest)
         is_last = step >= self._last
@@ -105,7 +106,7 @@ class Judge:
             commit,
             mode=mode,
             next_mode=commit.next_mode if commit.next_mode in record.periods else "barrier",
-            last=min([self._last, *(max(change - 1, soonest) for change in changes(step))]),
+            last=step if is_announced else min([self._last, *(max(change - 1, soonest) for change in changes(step))]),
             finished=is_last,
             checkpoint=self._keeps(step, is_last),
             evaluate=self._job.is_evaluated(step, step + 1 >= self._steps),

@@ -7,6 +7,7 @@ are kept, one copy of the state; beside them only one file at a time is serialis
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -75,9 +76,10 @@ class Saver:
             for index in mine:
                 self._post(commit.step, index, Saved(error="the checkpoint before is still being written"))
             return
+        began = time.monotonic()
         for index in mine:
             self._copy(index)
-        self._writing = self._thread.submit(self._write, commit.step, mine)
+        self._writing = self._thread.submit(self._write, commit.step, mine, time.monotonic() - began)
 
     def close(self) -> None:
         """Wait until all is written; the coordinator has the deadline."""
@@ -94,12 +96,13 @@ class Saver:
         if any(tensor.is_cuda for tensor in live):
             torch.cuda.current_stream().synchronize()  # the next step changes them
 
-    def _write(self, step: int, indices: list[int]) -> None:
+    def _write(self, step: int, indices: list[int], stall: float) -> None:
         for index in indices:
             stage, tensor = self._stages[index], (self._tensor_rank, self._tensor_parallel)
             named = stored_names(stage.named_state(self._copies[index]), stage.cuts(), tensor)
             try:
-                saved = Saved(write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank))
+                files = write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank)
+                saved = Saved(files, stall=round(stall, 6))
             except Exception as error:  # training goes on, and the coordinator writes the event
                 saved = Saved(error=f"worker {self._name}: {error}")
             self._post(step, index, saved)

@@ -18,6 +18,7 @@ from recycle import Job, RunError
 from recycle.endpoints import parse_endpoints
 from recycle.exec import run
 from recycle.exec.launch.agent import own_address
+from recycle.exec.launch.drain import drain
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.membership.etcd_store import EtcdStore
 from recycle.exec.model.build import build_stages
@@ -119,6 +120,56 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
     assert {line["live_workers"] for line in cluster.lines("metrics")} - {5} == {4, 6}  # both at once, or one by one
     assert len(cluster.events("finished")[-1]["digests"]) == 4
     assert (tmp_path / "run" / "trace.json").exists()
+    assert keys(etcd) <= before
+
+
+def test_a_node_that_is_told_leaves_with_the_role_handed_over_and_nothing_done_again(
+    start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """The coordinator's, by SIGTERM to its agent, and it comes back; then a worker of another, which stays out."""
+    before = keys(etcd)
+    cluster = start(small())
+    cluster.reach_step(3)
+    first = cluster.coordinator()
+    cluster.agents[first].send_signal(signal.SIGTERM)
+    cluster.reach_end(first, 128 + signal.SIGTERM)
+    assert {event["worker"] for event in cluster.events("drained")} == {f"{first}.0", f"{first}.1"}
+    assert [event["generation"] for event in cluster.events("generation")] == [1, 2]  # of the hand-over none
+    assert [event["generation"] for event in cluster.events("coordinator")] == [1]
+    cluster.start(first)
+    cluster.reach(lambda: len(cluster.events("rejoined")) == 2, "the return of its workers")
+    told: list[str] = []
+    drain(tmp_path / "run", f"{(first + 1) % 3}.1", None, told.append)
+    assert told[-1].startswith(f"worker {(first + 1) % 3}.1 has left after ")
+    step = len(cluster.lines("metrics"))
+    cluster.reach_step(step + 4)
+    cluster.finish()
+    assert_same_training(cluster, launch)
+    assert cluster.lines("metrics")[-1]["live_workers"] == 5
+    assert not {"detected", "undone", "recovered"} & {event["kind"] for event in cluster.lines("events")}
+    assert keys(etcd) <= before
+
+
+@pytest.mark.soak
+def test_all_agents_that_are_told_end_the_run_with_a_checkpoint_and_go_on_when_they_are_started_again(
+    start: Start, launch: Run, etcd: EtcdServer
+) -> None:
+    before = keys(etcd)
+    cluster = start(small())
+    cluster.reach_step(3)
+    for node in range(3):
+        cluster.agents[node].send_signal(signal.SIGTERM)
+    for node in range(3):
+        cluster.reach_end(node, 128 + signal.SIGTERM)
+    (stopped,) = cluster.events("stopped")
+    assert stopped["checkpoint"] == f"step-{stopped['step']:08d}"
+    assert len(cluster.lines("metrics")) == stopped["step"] + 1
+    for node in range(3):
+        cluster.start(node)
+    cluster.reach(lambda: bool(cluster.events("restored")), "the way on from the checkpoint")
+    cluster.finish()
+    assert_same_training(cluster, launch)
+    assert not cluster.events("undone")
     assert keys(etcd) <= before
 
 

@@ -129,10 +129,22 @@ def test_what_was_decided_before_is_not_decided_again(store: Store) -> None:
     }
     for key, value in decided.items():
         store.compare_set(key, None, value)
-    coordinator, _ = follow(store, announced)
+    follow(store, announced)
     assert {key: store.read(key) for key in decided} == decided
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_generation_that_runs_goes_on_unless_something_of_it_is_void(store: Store, is_over: bool) -> None:
+    for what in ("form", "run"):
+        store.compare_set(PermissionKey(3, what), None, GO)
+    if is_over:  # as far as the other had come when it died
+        store.compare_set(CommitKey(3, 5), None, VOID)
+    coordinator, _ = follow(store, record(joins={"1.0": "0.0"}))
     coordinator.tick()
-    assert store.read(RegisterKey()).joins == {}
+    after = store.read(RegisterKey())
+    assert coordinator.phase is (GenerationPhase.PROPOSED if is_over else GenerationPhase.RUNNING)
+    assert (after.generation, after.joins) == ((4, {}) if is_over else (3, {"1.0": "0.0"}))
+    assert store.has_all([StopKey(3)]) == is_over
 
 
 def test_a_worker_whose_copy_may_not_be_complete_copies_again(store: Store) -> None:

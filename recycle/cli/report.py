@@ -1,0 +1,81 @@
+"""`recycle report`: where the time of a run went, and what each failure cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recycle.cli.terminal import print_table
+from recycle.report import Change, Part, Report
+from recycle.run_report import load_report
+
+COSTS = (Part.REDONE, Part.WAITING, Part.PLANNING, Part.FORMING, Part.MOVING, Part.STARTING)
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Run directory; the run may still go on.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say where the time of a run went: useful, waiting, redone and so on, which add up to the wall clock.
+
+    Also what the plans had promised for it, and what each failure, departure and return cost.
+
+    Example: **recycle report runs/tiny**
+    """
+    found = load_report(run)
+    if as_json:
+        print(json.dumps(to_json(found)))
+        return
+    wall = found.wall
+    rows = [(part.value, f"{seconds:.3f}", _share(seconds, wall)) for part, seconds in found.parts.items() if seconds]
+    print(f"{found.steps} steps in {wall:.3f} s")
+    print_table(("part", "seconds", "share"), [*rows, None, ("all", f"{wall:.3f}", _share(wall, wall))], left=("part",))
+    if found.expected is not None and found.fault_free is not None:
+        print(f"iterations: {found.measured:.3f} s, by their plans {found.expected:.3f} s")
+        print(f"with all workers all the time: {found.fault_free:.3f} s, {_share(found.fault_free, wall)} of the run")
+    if found.changes:
+        used = [part for part in COSTS if any(part in change.costs for change in found.changes)]
+        print_table(
+            ("step", "at", "change", *(part.value for part in used), "all", "slower behind", "what"),
+            [_row(change, used) for change in found.changes],
+            left=("change", "what"),
+            least=160,
+        )
+
+
+def _row(change: Change, parts: Sequence[Part]) -> list[str]:
+    costs = [f"{change.costs[part]:.3f}" if part in change.costs else "" for part in parts]
+    slower = "" if change.slower is None else f"{change.slower:.3f}"
+    return [str(change.step), f"{change.time:.3f}", change.kind, *costs, f"{change.seconds:.3f}", slower, change.what]
+
+
+def _share(seconds: float, wall: float) -> str:
+    return f"{seconds / wall:.1%}" if wall else ""
+
+
+def to_json(found: Report) -> dict[str, Any]:
+    """What `--json` prints; all times in seconds."""
+    return {
+        "steps": found.steps,
+        "wall": round(found.wall, 6),
+        "parts": {part.value: round(seconds, 6) for part, seconds in found.parts.items()},
+        "measured": round(found.measured, 6),
+        "expected": found.expected,
+        "fault_free": found.fault_free,
+        "changes": [
+            {
+                "step": change.step,
+                "time": round(change.time, 6),
+                "kind": change.kind,
+                "what": change.what,
+                "costs": {part.value: round(seconds, 6) for part, seconds in change.costs.items()},
+                "seconds": round(change.seconds, 6),
+                "slower": change.slower,
+            }
+            for change in found.changes
+        ],
+    }

@@ -1,0 +1,388 @@
+"""Where the time of a run went, from what its directory holds: pure functions of metrics, events and logs.
+
+The wall clock is cut at what is written down: when a generation was proposed, when it began to run, when each of its
+iterations was committed, when a death was detected. Every stretch between two cuts is put to one part, so the parts add
+up to the wall clock. An iteration that was committed is divided once more by what its workers logged: what a live
+worker computed on average is useful, the rest is waiting (bubbles, transfers, the commit).
+
+Limits: the time in which a launcher was dead between two parts of a run is nobody's and not counted, that of a cluster
+without agents counts as starting. A death is known from its detection, so what lies between the two counts as redone as
+far as workers still computed, and as waiting behind that. Without logs (`[train] trace = "off"`) iterations are useful
+as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+
+class Part(StrEnum):
+    """What a stretch of a run's time went to."""
+
+    USEFUL = "useful"
+    """computing iterations that count, and stepping, as the mean over the live workers"""
+    REPLAYING = "replaying"
+    """work that is done twice on purpose: redundant forwards"""
+    WAITING = "waiting"
+    """bubbles and transfers of such iterations, silences before their detection, and re-joins that are awaited"""
+    REDONE = "redone"
+    """iterations that were begun and did not count"""
+    PLANNING = "planning"
+    """from the end of a generation to the proposal of the next, while a plan is made and dead processes end"""
+    FORMING = "forming"
+    """from there until its groups stand"""
+    MOVING = "moving"
+    """likewise of a generation in which state is copied"""
+    CHECKPOINTING = "checkpointing"
+    """copying state for checkpoints, and waiting for the last one"""
+    EVALUATING = "evaluating"
+    STARTING = "starting"
+    """until the first generation is proposed, at the start and on the way back from a checkpoint"""
+    ENDING = "ending"
+    """behind the last iteration"""
+
+
+@dataclass
+class Activity:
+    """What the workers logged of one attempt of an iteration.
+
+    Attributes:
+        workers: who logged it.
+        busy, replayed: seconds of all of them, computing and stepping, and on what is done twice on purpose.
+        first, last: start of the first instruction, end of the last one.
+    """
+
+    workers: int = 0
+    busy: float = 0.0
+    replayed: float = 0.0
+    first: float = float("inf")
+    last: float = 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the wall clock, in seconds since the run's start; `step` is of an iteration that counts."""
+
+    start: float
+    end: float
+    part: Part
+    step: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Change:
+    """What ended a generation, and what it cost until the next one ran.
+
+    Attributes:
+        time, step: when the generation ended, and the iteration that the next one began with.
+        kind: "failure", "drain", "re-join", "repetition", "plan", "restart" or "formation".
+        what: in words.
+        costs: part -> seconds.
+        slower: seconds that the iterations behind it took longer by their plans than with all workers; None where the
+            unit of the plans' times is not known.
+    """
+
+    time: float
+    step: int
+    kind: str
+    what: str
+    costs: dict[Part, float]
+    slower: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """All of it but the iterations that were slower."""
+        return sum(self.costs.values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where the time went.
+
+    Attributes:
+        spans: all of the wall clock, in order.
+        changes: of generations, in order.
+        steps: iterations that count.
+        expected: seconds that these should take by the plans that they ran by; None where the plans' unit is not known.
+        fault_free: seconds that they should take with the plan for all workers, likewise.
+    """
+
+    spans: list[Span]
+    changes: list[Change]
+    steps: int
+    expected: float | None
+    fault_free: float | None
+
+    @property
+    def wall(self) -> float:
+        """Seconds from the run's start to its end, or as far as is known."""
+        return self.spans[-1].end if self.spans else 0.0
+
+    @property
+    def parts(self) -> dict[Part, float]:
+        """Seconds of each part."""
+        found = dict.fromkeys(Part, 0.0)
+        for span in self.spans:
+            found[span.part] += span.seconds
+        return found
+
+    @property
+    def measured(self) -> float:
+        """Seconds that the iterations that count took, to be held against `expected`."""
+        return sum(span.seconds for span in self.spans if span.step is not None and span.part is not Part.EVALUATING)
+
+
+@dataclass
+class _Generation:
+    number: int
+    proposed: float
+    step: int
+    began: float | None = None
+    commits: list[Mapping[str, Any]] = field(default_factory=list)
+    joins: bool = False
+
+
+Attempts = Mapping[tuple[int, int], Activity]
+"""(generation, step) -> what was logged of it."""
+_CAUSES = {
+    "detected": "failure",
+    "restored": "restart",
+    "drained": "drain",
+    "rejoined": "re-join",
+    "replanned": "plan",
+    "undone": "repetition",
+}
+"""Events that explain a change, the strongest first."""
+_OF_A_STEP = ("drained", "undone", "rejoined", "replanned")
+"""Events that name the step that a generation begins with; they may be written when it has begun."""
+
+
+def report_of(
+    metrics: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+    attempts: Attempts,
+    unit: float | None = None,
+    is_over: bool = False,
+) -> Report:
+    """Where the time of a run went.
+
+    Args:
+        metrics: lines of `metrics.jsonl`, ascending.
+        events: lines of `events.jsonl`, in order.
+        attempts: what the workers logged.
+        unit: seconds of a unit of the plans' periods; None where that is not known.
+        is_over: the run has ended, so that what lies behind its last iteration belongs to it.
+    """
+    generations = _generations(metrics, events, attempts)
+    cutter = _Cutter(events, attempts, {int(e["step"]): _seconds(e, "stalled") for e in _of(events, "checkpoint")})
+    for place, generation in enumerate(generations):
+        cutter.cut(generation, generations[place + 1] if place + 1 < len(generations) else None)
+    if is_over:
+        cutter.end(max((_seconds(line, "time") for line in [*events, *metrics]), default=0.0))
+    usual = _usual_period(metrics)
+    known = unit is not None and usual > 0
+    expected = sum(_seconds(line, "period") for line in metrics) * unit if known and unit is not None else None
+    changes = _with_slower(cutter.changes, metrics, usual, unit if known else None)
+    fault_free = usual * unit * len(metrics) if known and unit is not None else None
+    return Report(cutter.spans, changes, len(metrics), expected, fault_free)
+
+
+def _usual_period(metrics: Iterable[Mapping[str, Any]]) -> float:
+    """The period with as many workers as the run ever had, staggered where it was that too."""
+    lines = list(metrics)
+    most = max((line.get("live_workers", 0) for line in lines), default=0)
+    periods = [_seconds(line, "period") for line in lines if line.get("live_workers") == most]
+    return min((period for period in periods if period > 0), default=0.0)
+
+
+def _with_slower(
+    changes: Sequence[Change], metrics: Iterable[Mapping[str, Any]], usual: float, unit: float | None
+) -> list[Change]:
+    if unit is None:
+        return list(changes)
+    slower = [0.0] * len(changes)
+    for line in metrics:
+        behind = [place for place, change in enumerate(changes) if change.step <= line["step"]]
+        if behind:
+            slower[behind[-1]] += (_seconds(line, "period") - usual) * unit
+    return [
+        Change(one.time, one.step, one.kind, one.what, one.costs, seconds)
+        for one, seconds in zip(changes, slower, strict=True)
+    ]
+
+
+def _generations(
+    metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], attempts: Attempts
+) -> list[_Generation]:
+    """All generations, in order, each with when it was proposed, began to run, and committed."""
+    found: dict[int, _Generation] = {}
+    for event in _of(events, "generation"):
+        number = int(event["generation"])
+        found.setdefault(number, _Generation(number, _seconds(event, "time"), int(event["step"])))
+    for line in metrics:
+        number, time = int(line.get("generation", 1)), _seconds(line, "time")
+        one = found.setdefault(number, _Generation(number, _seconds(line, "began") or time, int(line["step"])))
+        if not one.commits and "began" in line:
+            one.began = _seconds(line, "began")
+        one.commits.append(line)
+    for (number, _), activity in attempts.items():
+        one_of = found.get(number)
+        if one_of is not None and activity.workers:
+            one_of.began = activity.first if one_of.began is None else min(one_of.began, activity.first)
+    ordered = sorted(found.values(), key=lambda generation: generation.number)
+    for event in _of(events, "rejoined"):
+        before = [one for one in ordered if one.proposed <= _seconds(event, "time") and one.step == event.get("step")]
+        if before:
+            before[-1].joins = True
+    return ordered
+
+
+class _Cutter:
+    """Cuts the wall clock, generation by generation."""
+
+    def __init__(self, events: Sequence[Mapping[str, Any]], attempts: Attempts, stalls: Mapping[int, float]) -> None:
+        self._events, self._attempts, self._stalls = events, attempts, stalls
+        self._now = 0.0
+        self._ended: float | None = None
+        self._open = 0
+        self._share = _busy_share(attempts)
+        self.spans: list[Span] = []
+        self.changes: list[Change] = []
+
+    def _to(self, end: float, part: Part, step: int | None = None) -> None:
+        """The time up to `end` belongs to a part."""
+        if end > self._now:
+            self.spans.append(Span(self._now, end, part, step))
+            self._now = end
+
+    def cut(self, generation: _Generation, after: _Generation | None) -> None:
+        """Cut from the end of the generation before to the end of this one."""
+        self._gap(generation)
+        limit = after.proposed if after is not None else float("inf")
+        if generation.began is not None:
+            self._to(min(generation.began, limit), Part.MOVING if generation.joins else Part.FORMING)
+            self._note_change(generation, after)
+            for line in generation.commits:
+                self._iteration(generation.number, line)
+            self._ended, self._open = self._now, len(self.spans)
+        self._tail(generation, limit, after)
+
+    def _gap(self, generation: _Generation) -> None:
+        """Between two generations, or before the first."""
+        since = self._now if self._ended is None else self._ended
+        kinds = {e["kind"] for e in self._events if since <= _seconds(e, "time") <= generation.proposed}
+        part = Part.PLANNING
+        if self._ended is None or "restored" in kinds or not self.spans:
+            part = Part.STARTING
+        elif generation.joins and "detected" not in kinds:
+            part = Part.WAITING
+        self._to(generation.proposed, part)
+
+    def _iteration(self, number: int, line: Mapping[str, Any]) -> None:
+        step, start, end = int(line["step"]), self._now, _seconds(line, "time")
+        length = max(0.0, end - start)
+        activity = self._attempts.get((number, step))
+        if activity is not None and activity.workers:
+            useful, replayed = activity.busy / activity.workers, activity.replayed / activity.workers
+        else:
+            useful, replayed = self._share * length, 0.0
+        stall = self._stalls.get(step - 1, 0.0)
+        for part, seconds in ((Part.CHECKPOINTING, stall), (Part.USEFUL, useful), (Part.REPLAYING, replayed)):
+            self._to(min(end, self._now + seconds), part, step)
+        self._to(end, Part.WAITING, step)
+        self._to(end + _seconds(line, "eval_seconds"), Part.EVALUATING, step)
+
+    def _tail(self, generation: _Generation, limit: float, after: _Generation | None) -> None:
+        """Behind the last commit of a generation: what was begun and did not count."""
+        if generation.began is None:  # it never ran
+            self._to(self._first("detected", self._now, limit) or (limit if after else self._now), Part.FORMING)
+            return
+        found = self._first("detected", self._now, limit)
+        restored = self._first("restored", self._now, limit)
+        begun = [activity.last for (number, _), activity in self._attempts.items() if number == generation.number]
+        computed = min(max(begun, default=self._now), limit)
+        if found is not None:
+            self._to(min(found, computed) if begun else found, Part.REDONE)
+            self._to(found, Part.WAITING)
+        elif restored is not None or self._is_repeated(generation, after):
+            self._to(computed, Part.REDONE)
+
+    def _is_repeated(self, generation: _Generation, after: _Generation | None) -> bool:
+        """Whether the generation had begun the iteration that the next one begins with."""
+        return after is not None and (generation.number, after.step) in self._attempts
+
+    def _first(self, kind: str, since: float, until: float) -> float | None:
+        times = (_seconds(event, "time") for event in _of(self._events, kind))
+        return next((time for time in times if since - 1e-6 <= time <= until), None)
+
+    def _note_change(self, generation: _Generation, after: _Generation | None) -> None:
+        """A generation runs: what ended the one before, and what was spent since."""
+        if self._ended is None:
+            return
+        until = _seconds(generation.commits[0], "time") if generation.commits else self._now
+        found = [
+            event
+            for event in self._events
+            if self._ended <= _seconds(event, "time") <= until and event["kind"] not in _OF_A_STEP
+        ]
+        found += [
+            event
+            for event in self._events
+            if event["kind"] in _OF_A_STEP
+            and event.get("step") == generation.step
+            and _seconds(event, "time") >= self._ended
+        ]
+        kinds = [str(event["kind"]) for event in found]
+        kind = next((name for name in _CAUSES if name in kinds), None)
+        costs: dict[Part, float] = {}
+        for span in self.spans[self._open :]:
+            costs[span.part] = costs.get(span.part, 0.0) + span.seconds
+        what = "; ".join(_words(event) for event in found if event["kind"] == kind)
+        name = _CAUSES[kind] if kind is not None else "formation"
+        self.changes.append(Change(self._ended, generation.step, name, what or "formed again", costs))
+
+    def end(self, end: float) -> None:
+        """The run is over."""
+        written = [_seconds(event, "time") for event in _of(self._events, "checkpoint")]
+        self._to(min(end, max(written, default=0.0)), Part.CHECKPOINTING)
+        self._to(end, Part.ENDING)
+
+
+def _busy_share(attempts: Attempts) -> float:
+    """Share of an iteration that a worker computes, where the logs leave it out; 1 where there are none."""
+    shares = [
+        one.busy / one.workers / (one.last - one.first)
+        for one in attempts.values()
+        if one.workers and one.last > one.first
+    ]
+    return min(1.0, median(shares)) if shares else 1.0
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    words = {
+        "detected": "{worker} {cause}",
+        "restored": "back to {checkpoint}",
+        "drained": "{worker} left",
+        "rejoined": "{worker} re-joined",
+        "replanned": "{cause}",
+        "undone": "{cause}",
+    }
+    fields = {name: event.get(name, "?") for name in ("worker", "cause", "checkpoint")}
+    return words[str(event["kind"])].format(**fields)
+
+
+def _of(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+    return [event for event in events if event.get("kind") == kind]
+
+
+def _seconds(line: Mapping[str, Any], key: str) -> float:
+    value = line.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

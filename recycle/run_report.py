@@ -1,0 +1,86 @@
+"""Reads what a report of a run is made of (report.py) from its directory; the run may go on, or have been killed."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from recycle.errors import JobError, RecycleError
+from recycle.ir.instruction import OptimizerStep
+from recycle.ir.kinds import Compute, Part, kind_of_token
+from recycle.job import Job
+from recycle.report import Activity, Report, report_of
+from recycle.runs import EVENTS, TRACE, read_iterations, read_lines
+from recycle.shape import Shape
+
+_TOKEN = re.compile(r"\(?\d+([A-Z_]+)")
+"""Of an overlapped pair that of its forward, which computes as the other half does."""
+
+
+def load_report(run_dir: str | Path) -> Report:
+    """The report of a run directory.
+
+    Raises:
+        RecycleError: there is no run in it, or a file says what no run writes.
+    """
+    path = Path(run_dir)
+    if not (path / "job.toml").is_file() or not (path / "metrics.jsonl").exists():
+        raise JobError(f"{path}: there is no run here; give the directory that was given to --run")
+    job = Job.of_run(path)
+    events = [event for _, event in read_lines(path / EVENTS) if "kind" in event]
+    metrics = steps_of(line for _, line in read_lines(path / "metrics.jsonl"))
+    try:
+        attempts = read_attempts(path, job.shape)
+    except RecycleError:
+        attempts = {}
+    is_over = (path / TRACE).exists() or any(event["kind"] in ("finished", "stopped") for event in events[-2:])
+    return report_of(metrics, events, attempts, job.seconds_per_unit, is_over)
+
+
+def steps_of(lines: Any) -> list[dict[str, Any]]:
+    """The lines that say their step and time, ascending; of a step that was written twice the last."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if isinstance(line.get("step"), int) and isinstance(line.get("time"), int | float):
+            by_step[line["step"]] = line
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def read_attempts(run_dir: str | Path, shape: Shape) -> dict[tuple[int, int], Activity]:
+    """(generation, step) -> what the workers logged of it, evaluations left out; read line by line.
+
+    Raises:
+        RecycleError: a whole line does not say what it must.
+    """
+    found: dict[tuple[int, int], Activity] = {}
+    for iteration in read_iterations(run_dir, shape):
+        if iteration.evaluation is not None or not iteration.instructions:
+            continue
+        activity = found.setdefault((iteration.generation, iteration.step), Activity())
+        activity.workers += 1
+        for text, start, end in iteration.instructions:
+            activity.first, activity.last = min(activity.first, start), max(activity.last, end)
+            computes, is_replay = _of_token(_token(text))
+            if is_replay:
+                activity.replayed += end - start
+            elif computes:
+                activity.busy += end - start
+    return found
+
+
+def _token(text: str) -> str:
+    match = _TOKEN.match(text)
+    return match[1] if match else ""
+
+
+@lru_cache(maxsize=256)
+def _of_token(token: str) -> tuple[bool, bool]:
+    """Whether instructions of this kind compute or step, and whether they do what is done elsewhere as well."""
+    try:
+        kind = kind_of_token(token)
+    except (KeyError, RecycleError):
+        return False, False
+    is_replay = issubclass(kind, Compute) and not issubclass(kind, Part) and not kind.row.required
+    return issubclass(kind, Compute | OptimizerStep), is_replay

@@ -1,0 +1,146 @@
+"""Every second of a run is put to one part: a run that is written down here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recycle.report import Activity, Part, Report, report_of
+
+PERIOD = 1.5
+UNIT = 0.5
+
+
+def line(step: int, time: float, generation: int, live: int = 4, **rest: Any) -> dict[str, Any]:
+    return {"step": step, "time": time, "generation": generation, "live_workers": live, "period": PERIOD, **rest}
+
+
+def event(time: float, kind: str, **rest: Any) -> dict[str, Any]:
+    return {"time": time, "kind": kind, **rest}
+
+
+METRICS = [
+    line(0, 12.0, 1, began=11.0),
+    line(1, 13.0, 1),
+    line(2, 18.0, 2, 3, began=17.0, period=2.0),
+    line(3, 19.0, 2, 3, period=2.0, eval_seconds=0.5),
+    line(4, 22.0, 3, began=21.0),
+]
+EVENTS = [
+    event(10.0, "generation", generation=1, step=0),
+    event(15.0, "detected", worker="1.1", step=2, cause="killed by SIGKILL"),
+    event(16.0, "generation", generation=2, step=2),
+    event(17.2, "recovered", step=2, generation=2),
+    event(19.1, "checkpoint", step=2, stalled=0.1),
+    event(20.0, "generation", generation=3, step=4),
+    event(21.0, "rejoined", worker="1.1", step=4),
+]
+ATTEMPTS = {
+    (1, 0): Activity(4, 2.0, 0.0, 11.0, 11.9),
+    (1, 1): Activity(4, 3.0, 0.4, 12.0, 12.9),
+    (1, 2): Activity(4, 0.5, 0.0, 13.0, 13.5),
+    (2, 2): Activity(3, 2.4, 0.0, 17.0, 17.9),
+    (2, 3): Activity(3, 2.4, 0.0, 18.0, 18.9),
+    (3, 4): Activity(4, 3.2, 0.0, 21.0, 21.9),
+}
+
+
+def rounded(parts: dict[Part, float]) -> dict[str, float]:
+    return {part.value: round(seconds, 9) for part, seconds in parts.items() if round(seconds, 9)}
+
+
+def assert_whole(report: Report) -> None:
+    """The parts fill the wall clock without a gap or an overlap."""
+    assert report.spans[0].start == 0.0
+    assert all(before.end == after.start for before, after in zip(report.spans, report.spans[1:], strict=False))
+    assert sum(report.parts.values()) == pytest.approx(report.wall, rel=1e-9)
+    assert all(span.seconds > 0 for span in report.spans)
+
+
+def test_each_second_of_a_run_is_put_where_it_went() -> None:
+    report = report_of(METRICS, EVENTS, ATTEMPTS, UNIT)
+    assert_whole(report)
+    assert report.wall == 22.0
+    expected = {
+        "useful": 0.5 + 0.75 + 0.8 + 0.8 + 0.8,
+        "replaying": 0.1,
+        "waiting": 0.5 + 0.15 + 1.5 + 0.2 + 0.1 + 0.5 + 0.2,  # among it the silence and the wait for the re-join
+        "redone": 0.5,
+        "planning": 1.0,
+        "forming": 1.0 + 1.0,
+        "moving": 1.0,
+        "checkpointing": 0.1,
+        "evaluating": 0.5,
+        "starting": 10.0,
+    }
+    assert rounded(report.parts) == pytest.approx(expected)
+    assert report.measured == pytest.approx(5.0)
+    assert report.expected == pytest.approx((3 * PERIOD + 2 * 2.0) * UNIT)
+    assert report.fault_free == pytest.approx(5 * PERIOD * UNIT)
+
+
+def test_a_failure_costs_what_lies_between_two_generations_and_a_slower_plan_behind_it() -> None:
+    failure, back = report_of(METRICS, EVENTS, ATTEMPTS, UNIT).changes
+    assert (failure.kind, failure.step, failure.time, failure.what) == ("failure", 2, 13.0, "1.1 killed by SIGKILL")
+    assert rounded(failure.costs) == {"redone": 0.5, "waiting": 1.5, "planning": 1.0, "forming": 1.0}
+    assert failure.seconds == pytest.approx(4.0)
+    assert failure.slower == pytest.approx(2 * (2.0 - PERIOD) * UNIT)
+    assert (back.kind, back.step, back.slower) == ("re-join", 4, 0.0)
+    assert rounded(back.costs) == {"waiting": 0.5, "moving": 1.0}
+
+
+def test_a_departure_has_nothing_redone() -> None:
+    events = [
+        EVENTS[0],
+        event(13.1, "generation", generation=2, step=2),
+        event(13.4, "drained", worker="1.1", step=2, seconds=1.0),
+    ]
+    metrics = [*METRICS[:2], line(2, 14.2, 2, 3, began=13.2), line(3, 15.2, 2, 3)]
+    attempts = {key: one for key, one in ATTEMPTS.items() if key in ((1, 0), (1, 1))}
+    report = report_of(metrics, events, attempts)
+    assert_whole(report)
+    (change,) = report.changes
+    assert (change.kind, change.what) == ("drain", "1.1 left")
+    assert rounded(change.costs) == {"planning": 0.1, "forming": 0.1}
+    assert report.expected is None
+
+
+def test_what_was_committed_behind_a_checkpoint_that_the_run_went_back_to_is_redone() -> None:
+    """Steps 2 and 3 have no lines any more; the run stood still for three seconds until it began again."""
+    events = [
+        EVENTS[0],
+        event(15.0, "detected", worker="1.1", step=4, cause="killed by SIGKILL"),
+        event(15.5, "restored", step=2, checkpoint="step-00000001"),
+        event(18.0, "generation", generation=2, step=2),
+    ]
+    metrics = [*METRICS[:2], line(2, 20.0, 2, began=19.0)]
+    report = report_of(metrics, events, {(1, 4): Activity(4, 1.0, 0.0, 14.0, 15.0)})
+    assert_whole(report)
+    (change,) = report.changes
+    assert change.kind == "failure"
+    assert rounded(change.costs) == {"redone": 2.0, "starting": 3.0, "forming": 1.0}
+
+
+def test_a_generation_that_never_ran_is_forming_and_without_logs_iterations_are_useful() -> None:
+    events = [
+        EVENTS[0],
+        *EVENTS[1:3],
+        event(16.5, "detected", worker="0.0", step=2, cause="killed by SIGKILL"),
+        event(16.6, "generation", generation=3, step=2),
+    ]
+    report = report_of([*METRICS[:2], line(2, 18.0, 3, 2, began=17.0)], events, {})
+    assert_whole(report)
+    expected = {
+        "starting": 10.0,
+        "forming": 1.0 + 0.5 + 0.4,
+        "useful": 3.0,
+        "redone": 2.0,
+        "planning": 1.1,
+    }
+    assert rounded(report.parts) == pytest.approx(expected)
+
+
+def test_a_run_that_has_committed_nothing_yet_has_a_report() -> None:
+    assert report_of([], [], {}).wall == 0.0
+    assert rounded(report_of([], EVENTS[:1], {}).parts) == {"starting": 10.0}

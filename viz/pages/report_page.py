@@ -1,0 +1,132 @@
+"""The page of where a run's time went: iterations over the wall clock, its parts, and what each change cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html
+
+from recycle.report import Change, Part, Report
+from viz.figures.run_time import over_time_figure, parts_figure
+from viz.lane_cache import LaneCache
+from viz.pages import parts
+from viz.pages.page import Page, Workspace
+from viz.run import REFRESH_SECONDS, LiveRun, Run
+
+CHANGES_SHOWN = 60
+PARTS_CAPTION = (
+    "Every second of the wall clock is in one part. Useful is what a live worker computed on average in iterations that"
+    " count; waiting is the rest of these, silences before their detection, and workers whose return is awaited."
+)
+CHANGES_CAPTION = (
+    "From the last commit of a generation to the start of the next. Slower behind: how much longer the iterations until"
+    " the next change take by their plans than with all workers."
+)
+
+
+class ReportPage(Page):
+    """The time of one run directory."""
+
+    def __init__(self, live: LiveRun, prefix: str = "time", cache: LaneCache | None = None) -> None:
+        super().__init__(cache)
+        self.live, self.prefix = live, prefix
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(live, f"time{place}", workspace.cache) for place, live in enumerate(workspace.runs)]
+
+    @property
+    def run(self) -> Run:
+        """The run as it was read last."""
+        return self.live.run
+
+    @property
+    def title(self) -> str:
+        return f"Time of {self.run.name}"
+
+    def refresh(self) -> None:
+        self.live.refresh()
+
+    def layout(self) -> html.Div:
+        again = dcc.Interval(id=self.name("tick"), interval=int(REFRESH_SECONDS * 1000), disabled=not self.run.live)
+        return html.Div([html.Div(self.shown(), id=self.name("shown")), again])
+
+    def shown(self) -> list[Any]:
+        """Figures and tables of the run as it is now."""
+        report = self.run.report
+        if report is None or not report.spans:
+            return [
+                parts.problems(self.run.problems),
+                parts.empty("Nothing has run yet.", f"The page fills as {self.run.path / 'metrics.jsonl'} grows."),
+            ]
+        timed = [line for line in self.run.metrics if isinstance(line.get("time"), int | float)]
+        spoken = f"Seconds per iteration, throughput and live workers of {report.steps} steps"
+        curves = parts.figure_view("", over_time_figure(report, timed, self.run.workers), self.name("curves"), spoken)
+        spoken = "Share of the wall clock that each part took"
+        bar = parts.figure_view("", parts_figure(report), self.name("bar"), spoken)
+        shown = [
+            parts.problems(self.run.problems),
+            html.P([html.Span(word) for word in facts(report)], className="chips"),
+            parts.card("Iterations over time", curves),
+            parts.card("Where the time went", bar, parts.table(PARTS_HEAD, part_rows(report)), caption=PARTS_CAPTION),
+        ]
+        if report.changes:
+            head, rows = changes_table(report.changes)
+            shown.append(parts.card("What changes cost, in seconds", parts.table(head, rows), caption=CHANGES_CAPTION))
+        return shown
+
+    def exported(self) -> list[Any]:
+        """All of it."""
+        return self.shown()
+
+    def register(self, app: Dash) -> None:
+        @app.callback(
+            Output(self.name("shown"), "children"),
+            Output(self.name("tick"), "disabled"),
+            Input(self.name("tick"), "n_intervals"),
+            prevent_initial_call=True,
+        )
+        def read_again(_: int) -> Any:
+            self.refresh()
+            return self.shown(), not self.run.live
+
+
+PARTS_HEAD = ("part", "seconds", "share")
+
+
+def facts(report: Report) -> list[str]:
+    """The report in a few words."""
+    words = [f"{report.steps} steps in {report.wall:.1f} s", f"useful {report.parts[Part.USEFUL] / report.wall:.1%}"]
+    if report.expected is not None and report.fault_free is not None:
+        words.append(f"iterations {report.measured:.1f} s, by their plans {report.expected:.1f} s")
+        words.append(f"with all workers all the time {report.fault_free:.1f} s")
+    kinds = [change.kind for change in report.changes]
+    return words + [parts.counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
+
+
+def part_rows(report: Report) -> list[list[parts.Cell]]:
+    """A row for each part that took any time."""
+    return [
+        [part.value, f"{seconds:.3f}", f"{seconds / report.wall:.1%}"]
+        for part, seconds in report.parts.items()
+        if seconds > 0
+    ]
+
+
+def changes_table(changes: Sequence[Change]) -> tuple[list[str], list[list[parts.Cell]]]:
+    """Head and rows of the last CHANGES_SHOWN changes; a column for each part that any of them cost."""
+    used = [part for part in Part if any(part in change.costs for change in changes)]
+    head = ["step", "change", "what", *(part.value for part in used), "all", "slower behind"]
+    rows: list[list[parts.Cell]] = [
+        [
+            str(change.step),
+            change.kind,
+            change.what,
+            *(f"{change.costs[part]:.3f}" if part in change.costs else None for part in used),
+            f"{change.seconds:.3f}",
+            None if change.slower is None else f"{change.slower:.3f}",
+        ]
+        for change in changes[-CHANGES_SHOWN:]
+    ]
+    return head, rows
