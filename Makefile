@@ -2,6 +2,7 @@
 # make test   set up, then lint, types and tests: everything worth having on every change
 # make quick  set up, then the tests without processes, browsers, long searches and real models
 # make soak   set up, then the tests too long for every change
+# make site   docs, API reference and a gallery of schedules as a static site, into build/site
 # make screenshots   pictures of the viewer: those of docs/viewer.md into docs/pictures, all of them into build/pictures
 #
 # PYTHON chooses the interpreter (3.11 or newer); another one than last time makes the environment anew.
@@ -14,7 +15,7 @@ JOBS ?= auto
 # Compiled files are kept even where the environment forbids it: tests start hundreds of Python processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick soak lint types tests faults benchmarks screenshots clean
+.PHONY: demo test quick soak lint types tests faults benchmarks screenshots site clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
@@ -48,6 +49,10 @@ faults: $(VENV)/.installed
 # Every page of the viewer, light and dark, at 1280 and 2560 pixels, to be looked at.
 screenshots: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python docs/screenshots.py
+
+site: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	$(BIN)/python docs/site.py
 
 # Over an hour, most of it the planner's large rows.
 benchmarks: $(VENV)/.installed

@@ -1,0 +1,182 @@
+"""The documentation as a static site: these pages, an API reference from the docstrings, a gallery of schedules.
+
+    python docs/site.py [--out FOLDER]
+
+`make site` installs what it needs (extra `site`) and calls it. Any static host serves what it writes; nothing is loaded
+from elsewhere. The gallery's pages are the viewer itself, each with one schedule inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from recycle import Profile, Schedule, Shape, simulate
+from recycle.errors import ScheduleError
+from recycle.ir.families import FAMILIES
+from viz.export import export
+from viz.sources import schedule_source
+
+ROOT = Path(__file__).parent.parent
+RANKS, MICRO_BATCHES = 4, 8
+NAVIGATION = {
+    "Schedules": ["write-a-schedule", "read-a-timeline", "file-format", "add-a-family", "add-an-instruction"],
+    "Planning": ["elastic", "profile", "memory", "compare", "comparison", "results"],
+    "Training": ["models", "data", "dials", "checkpoints", "hugging-face", "megatron", "tensor-parallel", "zero1"],
+    "Failures and clusters": ["faults", "cluster", "transports", "support"],
+    "Viewer": ["viewer"],
+    "Project": ["how-it-works", "glossary", "testing", "contributing"],
+}
+"""Heading -> pages, of which each has to be in one (a test holds that)."""
+API = {
+    "Schedules": [
+        "Shape",
+        "Schedule",
+        "MicroBatch",
+        "Worker",
+        "lower",
+        "check",
+        "simulate",
+        "Finding",
+        "Findings",
+        "Timeline",
+    ],
+    "Jobs and times": ["Job", "Profile", "Link"],
+    "Training": ["exec.train", "exec.run", "exec.RunResult"],
+    "Errors": ["RecycleError", "ScheduleError", "JobError", "PlanError", "RunError", "ScheduleWarning"],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
+    out = parser.parse_args().out.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        pages = Path(folder) / "pages"
+        write_pages(pages)
+        (Path(folder) / "mkdocs.yml").write_text(configuration(out))
+        done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"], cwd=folder)
+    if done.returncode == 0:
+        print(f"wrote {out}; look at it with: python -m http.server --directory {out}")
+    return done.returncode
+
+
+def write_pages(pages: Path) -> None:
+    """Put all Markdown of the site into the folder `pages`, with links that lead to pages of it."""
+    (pages / "gallery").mkdir(parents=True)
+    shutil.copytree(ROOT / "docs" / "pictures", pages / "pictures")
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        (pages / page.name).write_text(relinked(page.read_text(), ""))
+    (pages / "index.md").write_text(relinked((ROOT / "README.md").read_text(), "docs/"))
+    (pages / "contributing.md").write_text(relinked((ROOT / "CONTRIBUTING.md").read_text(), "docs/"))
+    (pages / "gallery.md").write_text(gallery(pages / "gallery"))
+    (pages / "api.md").write_text(reference())
+
+
+def relinked(text: str, prefix: str) -> str:
+    """Markdown whose links lead to pages of the site; a link to a file that is no page becomes its text."""
+
+    def target(match: re.Match[str]) -> str:
+        shown, link, anchor = match[1], match[2].removeprefix(prefix).removeprefix("../"), match[3] or ""
+        if link == "README.md":
+            return f"[{shown}](index.md{anchor})"
+        if link == "CONTRIBUTING.md":
+            return f"[{shown}](contributing.md{anchor})"
+        is_page = (ROOT / "docs" / link).is_file() and link.endswith((".md", ".svg", ".png"))
+        return f"[{shown}]({link}{anchor})" if is_page else f"{shown} (`{link}`)"
+
+    return re.sub(r"(?<!`)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)", target, text)
+
+
+def gallery(folder: Path) -> str:
+    """A page of all families with their figures and pictures; each family's viewer goes to `folder`."""
+    rows = ["| family | chunks | period | bubbles | most activations | |", "|---|---|---|---|---|---|"]
+    pictures = []
+    for name, family in FAMILIES.items():
+        made = first_that_fits(name)
+        if made is None:
+            continue
+        shape = made.shape
+        whole = Profile.uniform(*(1 / shape.chunks for _ in range(3)))
+        timeline = simulate(made, whole)
+        source = schedule_source(Path(name), made, whole)
+        export(folder / f"{name}.html", [source])
+        export(folder / f"{name}.svg", [source])
+        rows.append(
+            f"| {name} | {shape.chunks} | {timeline.period:g} | {timeline.bubble_ratio:.1%} |"
+            f" {max(peak for peak in timeline.peak_activations if peak is not None) / shape.chunks:g} |"
+            f" [open](gallery/{name}.html) |"
+        )
+        about = (family.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ").split(" Raises ")[0]
+        pictures += [f"## {name}", "", about, "", f"[![{name}](gallery/{name}.svg)](gallery/{name}.html)", ""]
+    return "\n".join(
+        [
+            "# Gallery",
+            "",
+            f"Every family with {RANKS} ranks and {MICRO_BATCHES} micro-batches; the forward of a rank's whole part of"
+            " the model takes 1, its input gradient 1 and its weight gradient 1, so families with several chunks per"
+            " rank do the same work. Activations count those of a rank's whole part as 1.",
+            "",
+            *rows,
+            "",
+            *pictures,
+        ]
+    )
+
+
+def first_that_fits(name: str) -> Schedule | None:
+    """The family with two chunks per rank, else with one; None if it takes none of this shape."""
+    for chunks in (2, 1):
+        try:
+            return FAMILIES[name](Shape(1, RANKS, MICRO_BATCHES, chunks))
+        except ScheduleError:
+            continue
+    return None
+
+
+def reference() -> str:
+    """The page of the public API, which mkdocstrings fills from the docstrings."""
+    lines = ["# Python API", ""]
+    for heading, names in API.items():
+        lines += [f"## {heading}", ""]
+        for name in names:
+            lines += [f"::: recycle.{name}", "    options:", "      heading_level: 3", ""]
+    return "\n".join(lines)
+
+
+def configuration(out: Path) -> str:
+    """The settings of mkdocs."""
+    navigation = ["nav:", "  - Start: index.md", "  - Gallery: gallery.md"]
+    for heading, names in NAVIGATION.items():
+        navigation += [f"  - {heading}:", *(f"    - {name}.md" for name in names)]
+    return "\n".join(
+        [
+            "site_name: recycle",
+            "docs_dir: pages",
+            f"site_dir: {out}",
+            "use_directory_urls: false",
+            # Its code is coloured when the pages are made: in the browser it would be with a script from elsewhere.
+            "theme: {name: mkdocs, color_mode: auto, user_color_mode_toggle: true, highlightjs: false}",
+            "markdown_extensions: [tables, attr_list, fenced_code, codehilite, {toc: {permalink: true}}]",
+            "plugins:",
+            "  - search",
+            "  - mkdocstrings: {handlers: {python: {",
+            f"      paths: [{ROOT}], options: {{docstring_style: google, show_source: false, show_root_heading: true,",
+            "      show_root_full_path: false, members_order: source, filters: ['!^_'],",
+            # One entry may describe several parameters, "model, data, loss: ...".
+            "      docstring_options: {warn_unknown_params: false, warn_missing_types: false}}}}}",
+            *navigation,
+            "  - API: api.md",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

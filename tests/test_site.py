@@ -1,0 +1,62 @@
+"""What the static site is made of: every page has a place, every link leads to one, all families are shown."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import recycle
+import recycle.exec
+from recycle.ir.families import FAMILIES
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("site_pages", DOCS / "site.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_every_page_has_one_place_in_the_navigation(site: ModuleType) -> None:
+    placed = [name for names in site.NAVIGATION.values() for name in names]
+    assert sorted(placed) == sorted({path.stem for path in DOCS.glob("*.md")} | {"contributing"})
+
+
+def test_the_reference_has_the_whole_public_api(site: ModuleType) -> None:
+    named = {name for names in site.API.values() for name in names}
+    assert named >= set(recycle.__all__)
+    assert {name for name in named if not name.startswith("exec.")} == set(recycle.__all__)
+    assert {name.removeprefix("exec.") for name in named - set(recycle.__all__)} <= set(recycle.exec.__all__)
+
+
+def test_links_lead_to_pages_and_files_that_are_none_become_text(site: ModuleType) -> None:
+    text = (
+        "[a](docs/faults.md#kill) [b](CONTRIBUTING.md) [c](examples/notebooks) [d](https://example.org)"
+        " ![e](docs/pictures/failure.svg)"
+    )
+    assert site.relinked(text, "docs/") == (
+        "[a](faults.md#kill) [b](contributing.md) c (`examples/notebooks`) [d](https://example.org)"
+        " ![e](pictures/failure.svg)"
+    )
+
+
+@pytest.mark.slow
+def test_the_gallery_has_every_family_with_the_same_work(site: ModuleType, tmp_path: Path) -> None:
+    page = site.gallery(tmp_path)
+    rows = dict(re.findall(r"^\| ([a-z0-9-]+) \| (?:[12] \| [0-9.]+) \| ([0-9.]+)% ", page, flags=re.MULTILINE))
+    assert set(rows) == set(FAMILIES)
+    assert "| 1f1b | 1 | 33 |" in page
+    assert "| interleaved | 2 | 28.5 |" in page
+    assert "| zb-v | 2 | 24 |" in page
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}.{kind}" for name in FAMILIES for kind in ("html", "svg")
+    }
