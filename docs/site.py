@@ -29,7 +29,7 @@ NAVIGATION = {
     "Schedules": ["write-a-schedule", "read-a-timeline", "file-format", "add-a-family", "add-an-instruction"],
     "Planning": ["elastic", "profile", "memory", "compare", "comparison", "results"],
     "Training": ["models", "data", "dials", "checkpoints", "hugging-face", "megatron", "tensor-parallel", "zero1"],
-    "Failures and clusters": ["faults", "cluster", "transports", "support"],
+    "Failures and clusters": ["faults", "report", "cluster", "transports", "support"],
     "Viewer": ["viewer"],
     "Project": ["how-it-works", "glossary", "testing", "contributing"],
 }
