@@ -1,8 +1,9 @@
-"""`recycle export-megatron`: a checkpoint's weights to one of Megatron's."""
+"""`recycle export-megatron`: a checkpoint to one of Megatron's."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +17,9 @@ def export_megatron(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write; a new one.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make a checkpoint of Megatron's (torch_dist) of the weights in a checkpoint.
+    """Make a checkpoint of Megatron's (torch_dist): weights and, of a run's checkpoint, Adam's moments and step count.
 
-    Megatron loads it at any tensor, pipeline and virtual pipeline size, whatever shape the run had. The optimizer's
-    moments are left out.
+    Megatron loads it at any tensor, pipeline and virtual pipeline size, whatever shape the run had.
 
     Example: **recycle export-megatron runs/mine/checkpoints/step-00000999 -o megatron**
     """
@@ -28,7 +28,8 @@ def export_megatron(
 
     found = export_model(checkpoint, output)
     if as_json:
-        print(json.dumps({"folder": str(output), "parameters": found.parameters, "iteration": found.iteration}))
+        print(json.dumps({"folder": str(output), **asdict(found)}))
         return
-    print(f"{output}: {found.parameters:,} parameters in float32, of iteration {found.iteration}")
-    print(f"load it with Megatron-LM: --load {output} --no-load-optim --no-load-rng")
+    of = "parameters with their moments" if found.moments else "parameters"
+    print(f"{output}: {found.parameters:,} {of} in float32, of iteration {found.iteration}")
+    print(f"load it with Megatron-LM: --load {output} --no-load-rng{'' if found.moments else ' --no-load-optim'}")

@@ -1,20 +1,32 @@
 """Checkpoints of recycle to and from those of Megatron: the whole model passes through the memory of one process.
 
-What is kept are weights, in fp32 as recycle has them; Megatron casts them to the type of its parameters. Moments of the
-optimizer stay behind: their place in Megatron's checkpoints depends on which of its optimizers a script uses.
+What is kept are weights, in fp32 as recycle has them (Megatron casts them to the type of its parameters), and, of a
+run's checkpoint, Adam's moments and step count, so that training goes on there and comes back.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from recycle.errors import JobError, RecycleError
-from recycle.exec.checkpoint.checkpoint import Manifest, model_identity, verify_files, write_manifest, write_stage
+from recycle.exec.checkpoint.checkpoint import (
+    Manifest,
+    course,
+    folder_of,
+    identity,
+    model_identity,
+    verify_files,
+    write_manifest,
+    write_stage,
+)
 from recycle.exec.membership.messages import Commit
+from recycle.exec.model.optimizer import COUNTED
 from recycle.files import whole_folder
 from recycle.initial_weights import model_of_checkpoint
 from recycle.job import Job
@@ -29,10 +41,16 @@ class Converted:
     Attributes:
         parameters: entries of all weights.
         iteration: how many iterations they were trained for, as far as the checkpoint says.
+        moments: whether the optimizer's moments are with them.
     """
 
     parameters: int
     iteration: int
+    moments: bool = False
+
+
+MOMENTS = ("exp_avg.", "exp_avg_sq.")
+"""Before a parameter's name, in recycle's checkpoints."""
 
 
 def export_model(checkpoint: Path, target: Path) -> Converted:
@@ -51,13 +69,47 @@ def export_model(checkpoint: Path, target: Path) -> Converted:
         raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
     iteration = verify_files(checkpoint).manifest.step + 1
     part = _unsplit(model)
+    from recycle.exec.model.stored_tensors import StoredTensors
     from recycle.exec.model.stored_weights import read_weights
-    from recycle.megatron.torch_dist import write
+    from recycle.megatron.torch_dist import OF_OPTIMIZER, write
 
-    read_weights(part, checkpoint, 0, 0, 1)
+    stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
+    counted = next((name for name in stored.places if name.startswith(COUNTED)), None)
+    moments = MOMENTS if counted is not None else ()
+
+    def states() -> Iterator[tuple[str, torch.nn.Module]]:
+        for of in ("", *moments):
+            read_weights(part, checkpoint, 0, 0, 1, of)
+            yield (f"{OF_OPTIMIZER}{of}" if of else ""), part
+
+    optimizer = None
+    if counted is not None:
+        optimizer = _optimizer(verify_files(checkpoint).manifest, stored.read(counted)[0])
     with whole_folder(target) as folder:
-        write(folder, part, iteration)
-    return Converted(_size(part), iteration)
+        write(folder, states(), iteration, optimizer)
+    return Converted(_size(part), iteration, counted is not None)
+
+
+def _optimizer(manifest: Manifest, count: torch.Tensor) -> dict[str, Any]:
+    """What megatron-core's optimizer for fp32 parameters saves beside the moments, for Adam as the run had it.
+
+    Args:
+        count: the steps that it has taken.
+    """
+    train = {key.removeprefix("[train] "): value for key, value in manifest.course.items()}
+    group = {
+        "lr_mult": 1.0,
+        "is_expert_parallel": False,
+        "is_decoupled_lr": False,
+        "default_config": True,
+        "max_lr": train["learning_rate"],
+        "min_lr": train["minimum_learning_rate"],
+        "lr": train["learning_rate"],
+        "betas": (train["beta1"], train["beta2"]),
+        "eps": train["epsilon"],
+    }
+    decays = ({"wd_mult": 1.0, "weight_decay": train["weight_decay"]}, {"wd_mult": 0.0, "weight_decay": 0.0})
+    return {"state": {"common_step": count.clone()}, "param_groups": [group | decay for decay in decays]}
 
 
 def import_model(source: Path, model: ModelSection, target: Path) -> Converted:
@@ -85,8 +137,63 @@ def import_model(source: Path, model: ModelSection, target: Path) -> Converted:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
         before = Commit(step=-1, loss=0.0, grad_norm=0.0, clip_factor=None)
         write_manifest(folder, Manifest(-1, before, {}, {MODEL: model_identity(model)}, {}, files))
+    return Converted(_size(part), _iteration(inside))
+
+
+def import_run(source: Path, job: Job, target: Path) -> Converted:
+    """Make a run directory that a job goes on from, with weights, moments and step count of a `torch_dist` checkpoint.
+
+    Args:
+        source: as for `import_model`, with the state of Adam.
+        job: that goes on; its model and batch are those that were trained.
+        target: the run directory, a folder that is made.
+
+    Raises:
+        JobError: it is no such checkpoint, not of this model, or without moments.
+        RecycleError: the folder exists already or cannot be written.
+    """
+    from recycle.megatron.torch_dist import OF_OPTIMIZER, has, iteration_folder, read, steps_taken
+
+    inside = iteration_folder(source)
+    iteration = _iteration(inside)
+    if target.exists():
+        raise RecycleError(f"{target}: exists already; remove it, or choose another name with -o")
+    if not has(inside, OF_OPTIMIZER):
+        raise JobError(f"{inside}: has no moments of an optimizer; import the weights alone, without --run")
+    if not iteration:
+        raise JobError(f"{inside}: its name does not say how many iterations were done; name it iter_0000012")
+    part = _unsplit(job.without_weights().model)
+    from recycle.exec.data import load_batches
+    from recycle.exec.model.stored_weights import named_weights
+    from recycle.exec.model.weights import global_names
+
+    named: dict[str, torch.Tensor] = {}
+    weights = f"{OF_OPTIMIZER}fp32_param." if has(inside, f"{OF_OPTIMIZER}fp32_param.") else ""
+    for prefix, of in (("", weights), *((moment, f"{OF_OPTIMIZER}{moment}") for moment in MOMENTS)):
+        read(inside, part, of)
+        named |= {f"{prefix}{name}": piece.detach().clone() for name, piece in named_weights(part).items()}
+        if not prefix and job.train.precision == "bf16":
+            named |= {f"rounded.{name}": piece.bfloat16() for name, piece in named_weights(part).items()}
+    taken = torch.tensor([float(steps_taken(inside, iteration))])
+    named |= {f"{COUNTED}{name}": taken.clone() for name in global_names(part, 0)}
+    step = iteration - 1
+    before = Commit(step=step, loss=0.0, grad_norm=0.0, clip_factor=None)
+    with whole_folder(target) as folder:
+        for name in ("metrics.jsonl", "events.jsonl"):
+            (folder / name).write_text("")
+        (folder / "job.toml").write_text(job.to_toml())
+        kept = folder_of(folder / "checkpoints", step)
+        kept.mkdir(parents=True)
+        files = write_stage(kept, 0, "import", named)
+        settings = course(job, load_batches(job).digest)
+        write_manifest(kept, Manifest(step, before, job.shape.to_json(), identity(job), settings, files))
+    return Converted(_size(part), iteration, True)
+
+
+def _iteration(inside: Path) -> int:
+    """How many iterations were done, by the name of the checkpoint's folder; 0 when it does not say."""
     number = inside.name.removeprefix("iter_")
-    return Converted(_size(part), int(number) if number.isdigit() else 0)
+    return int(number) if number.isascii() and number.isdigit() else 0
 
 
 def _unsplit(model: ModelSection) -> torch.nn.Module:

@@ -1,9 +1,11 @@
-"""Weights of a model to and from megatron-core's checkpoint format `torch_dist`, in one process and without a GPU.
+"""A model and its optimizer to and from megatron-core's checkpoint format `torch_dist`, in one process without a GPU.
 
 Such a checkpoint is one of `torch.distributed.checkpoint`, whose tensors are whole tensors of the model under names
 that do not depend on any parallelism (layers lie in one tensor, along its first dimension), beside a `metadata.json`.
 So it is written whole here, and `megatron.core.dist_checkpointing.load` gives each rank of any T, P and V its part.
-Which part of a whole tensor a parameter is, is asked of megatron-core: `sharded_state_dict` of the unsplit model.
+Which part of a whole tensor a parameter is, is asked of megatron-core: `sharded_state_dict` of the unsplit model. The
+moments of a parameter lie beside it, under its name behind `optimizer.state.exp_avg.` and `.exp_avg_sq.`: so save
+megatron-core's plain optimizer, and its distributed one in the formats that can be resharded.
 
 Megatron-LM looks for a folder `iter_0000012` below the one that it is told, and for a file that names the newest.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,28 +36,42 @@ from recycle.errors import JobError, RecycleError
 
 NEWEST = "latest_checkpointed_iteration.txt"
 """File of Megatron-LM that says which iteration's checkpoint is the newest."""
+OF_OPTIMIZER = "optimizer.state."
+"""Before the name of a moment, or "fp32_param", and the parameter's."""
 
 
 @torch.no_grad()
-def write(folder: Path, model: torch.nn.Module, iteration: int) -> None:
-    """Write the weights of an unsplit model as Megatron-LM's checkpoint of an iteration.
+def write(
+    folder: Path,
+    states: Iterable[tuple[str, torch.nn.Module]],
+    iteration: int,
+    optimizer: Mapping[str, Any] | None = None,
+) -> None:
+    """Write an unsplit model as Megatron-LM's checkpoint of an iteration.
 
     Args:
         folder: exists; gets `iter_NNNNNNN` and the file that names it.
-        model: of megatron-core, with all layers, on the CPU.
+        states: (what is put before names, model of megatron-core on the CPU with all layers) each; the first is the
+            model itself, with nothing before its names.
         iteration: how many were done.
+        optimizer: what of its state is no tensor of a parameter's shape, as its `state_dict` has it.
 
     Raises:
         RecycleError: it cannot be written.
     """
     whole: dict[str, Any] = {}
-    for piece in _pieces(model):
-        if isinstance(piece, ShardedObject):
-            whole[piece.unique_key] = [piece.data]
-            continue
-        if piece.key not in whole:
-            whole[piece.key] = torch.empty(piece.global_shape, dtype=piece.data.dtype)
-        _part(whole[piece.key], piece).copy_(piece.data)
+    for prefix, model in states:
+        for piece in _pieces(model):
+            if isinstance(piece, ShardedObject):
+                whole.setdefault(piece.unique_key, [piece.data])
+                continue
+            key = prefix + piece.key
+            if key not in whole:
+                whole[key] = torch.empty(piece.global_shape, dtype=piece.data.dtype)
+            _part(whole[key], piece).copy_(piece.data)
+    common: dict[str, Any] = {"iteration": iteration, "checkpoint_version": 3.0}
+    if optimizer is not None:
+        common["optimizer"] = optimizer
     inside = folder / f"iter_{iteration:07d}"
     try:
         inside.mkdir()
@@ -65,7 +81,7 @@ def write(folder: Path, model: torch.nn.Module, iteration: int) -> None:
             planner=DefaultSavePlanner(flatten_state_dict=False),
             no_dist=True,
         )
-        torch.save({"iteration": iteration, "checkpoint_version": 3.0}, inside / COMMON_STATE_FNAME)
+        torch.save(common, inside / COMMON_STATE_FNAME)
         (inside / CONFIG_FNAME).write_text(json.dumps(asdict(CheckpointingConfig("torch_dist"))))
         (folder / NEWEST).write_text(str(iteration))
     except (CheckpointException, OSError, RuntimeError) as error:
@@ -73,8 +89,8 @@ def write(folder: Path, model: torch.nn.Module, iteration: int) -> None:
 
 
 @torch.no_grad()
-def read(folder: Path, model: torch.nn.Module) -> int:
-    """Fill an unsplit model with the weights of a checkpoint of any T, P and V.
+def read(folder: Path, model: torch.nn.Module, prefix: str = "") -> int:
+    """Fill an unsplit model with the weights of a checkpoint of any T, P and V, or with what lies beside them.
 
     Rows of embedding and output layer beyond the model's vocabulary, which Megatron-LM pads, are left out. The folder's
     index is a pickle, so it is only to be read where it is trusted.
@@ -82,6 +98,7 @@ def read(folder: Path, model: torch.nn.Module) -> int:
     Args:
         folder: one iteration's, or the one above it, of which the newest is taken.
         model: of megatron-core, with all layers, on the CPU.
+        prefix: before the names there: `OF_OPTIMIZER + "exp_avg."` reads the first moments in place of the weights.
 
     Returns:
         number of tensors that were read.
@@ -96,10 +113,10 @@ def read(folder: Path, model: torch.nn.Module) -> int:
         pieces = [piece for piece in _pieces(model) if isinstance(piece, ShardedTensor)]
         whole: dict[str, Any] = {}
         for piece in pieces:
-            whole[piece.key] = _space_for(piece, there.get(piece.key), inside)
+            whole[prefix + piece.key] = _space_for(piece, there.get(prefix + piece.key), inside, prefix)
         load(whole, storage_reader=reader, no_dist=True)
         for piece in pieces:
-            piece.data.copy_(_part(whole[piece.key], piece))
+            piece.data.copy_(_part(whole[prefix + piece.key], piece))
     except (CheckpointException, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         raise JobError(f"{inside}: cannot be read ({error})") from None
     return len(whole)
@@ -137,10 +154,27 @@ def _part(whole: torch.Tensor, piece: ShardedTensor) -> torch.Tensor:
     return whole[(*place, *(slice(start, start + size) for start, size in sizes))]
 
 
-def _space_for(piece: ShardedTensor, stored: Any, inside: Path) -> torch.Tensor:
+def has(folder: Path, prefix: str) -> bool:
+    """Whether a checkpoint of an iteration has tensors whose names begin so; False when it cannot be read."""
+    try:
+        return any(name.startswith(prefix) for name in FileSystemReader(folder).read_metadata().state_dict_metadata)
+    except (CheckpointException, OSError, RuntimeError, ValueError, pickle.UnpicklingError):
+        return False
+
+
+def steps_taken(folder: Path, iteration: int) -> int:
+    """How many steps the optimizer of an iteration's checkpoint has taken: what it says, else one per iteration."""
+    try:
+        common = torch.load(folder / COMMON_STATE_FNAME, weights_only=True)
+        return int(common["optimizer"]["state"]["common_step"])
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
+        return iteration  # it has objects of Megatron's own beside, which are not worth running code for
+
+
+def _space_for(piece: ShardedTensor, stored: Any, inside: Path, prefix: str) -> torch.Tensor:
     """An empty tensor for the whole one that a piece is part of. Raises JobError if the checkpoint's is another."""
     if not isinstance(stored, TensorStorageMetadata):
-        raise JobError(f"{inside}: has no tensor {piece.key}, which the job's model needs")
+        raise JobError(f"{inside}: has no tensor {prefix}{piece.key}, which the job's model needs")
     wanted, found = list(piece.global_shape), list(stored.size)
     is_padded = piece.allow_shape_mismatch and found[1:] == wanted[1:] and found[0] >= wanted[0]
     if found != wanted and not is_padded:

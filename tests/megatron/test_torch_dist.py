@@ -187,6 +187,104 @@ def test_what_megatron_saves_comes_back(jobs: Jobs, trained: Path, command: Comm
         assert torch.equal(before.whole(name, place.shape), after.read(name)), name
 
 
+def _optimizer_of(chunks: list[Any]) -> Any:
+    """megatron-core's own optimizer for fp32 parameters."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    return get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0), chunks)
+
+
+def _with_optimizer(there: Path, case: Case) -> tuple[Any, Any, dict[str, Any]]:
+    """The chunk, its optimizer and their state, as megatron-core's own loader fills both."""
+    from megatron.core import dist_checkpointing, parallel_state
+
+    (chunk,) = _loaded(case, there)
+    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    optimizer = _optimizer_of([chunk])
+    model = chunk.module.sharded_state_dict(metadata=metadata)
+    state = {"model": model, "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=metadata)}
+    optimizer.load_state_dict(dist_checkpointing.load(state, str(there))["optimizer"])
+    return chunk, optimizer, metadata
+
+
+def _moments_as_here(there: Path, checkpoint: Path, case: Case) -> tuple[int, set[float]]:
+    """Moments of this process that are the bits of recycle's checkpoint (else -1), and the step counts.
+
+    All but those of half an embedding, of bytes that no text has, are somewhere other than 0.
+    """
+    from megatron.core import parallel_state
+
+    from recycle.exec.model.stored_weights import read_weights
+
+    chunk, optimizer, _ = _with_optimizer(there, case)
+    rank, first_layer = parallel_state.get_tensor_model_parallel_rank(), chunk.module.decoder.layers[0].layer_number - 1
+    state, equal = {p: dict(found) for p, found in optimizer.optimizer.state.items()}, 0
+    for moment in ("exp_avg", "exp_avg_sq"):
+        read_weights(chunk.module, checkpoint, first_layer, rank, case.tensor_parallel, f"{moment}.")
+        for parameter in chunk.module.parameters():
+            if not torch.equal(state[parameter][moment], parameter):
+                return -1, set()
+            if parameter.dim() == 1 and not parameter.any():
+                return -1, set()
+            equal += 1
+    return equal, {float(found["step"]) for found in state.values()}
+
+
+def test_moments_and_step_count_go_to_megatrons_optimizer(
+    jobs: Jobs, trained: Path, command: Command, tmp_path: Path
+) -> None:
+    assert command("export-megatron", trained, "-o", tmp_path / "there", "--json").json["moments"]
+    case = case_of(trained, ranks=2, tensor_parallel=2)
+    found = jobs.call(partial(_moments_as_here, tmp_path / "there" / "iter_0000002", trained), case)
+    assert sum(equal for equal, _ in found) == 2 * COUNTS[case.model["kind"]] * 2
+    assert [steps for _, steps in found] == [{2.0}] * 4
+
+
+def _saved_with_optimizer(there: Path, back: Path, case: Case) -> None:
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    chunk, optimizer, metadata = _with_optimizer(there, case)
+    filesystem_async._process_memory = lambda: 0
+    if torch.distributed.get_rank() == 0:
+        back.mkdir()
+    torch.distributed.barrier()
+    model = chunk.module.sharded_state_dict(metadata=metadata)
+    state = {"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 2}
+    multiprocessing.current_process()._config["daemon"] = False
+    dist_checkpointing.save(state, str(back))
+    for child in multiprocessing.active_children():
+        child.terminate()
+    filesystem_async._results_queue = None
+
+
+def test_a_run_goes_on_from_what_megatron_saves_to_the_same_bits(
+    jobs: Jobs, trained: Path, command: Command, servers: Servers, tmp_path: Path
+) -> None:
+    """Weights, moments and step count: two more iterations have the losses and norms of a run that never left."""
+    command("export-megatron", trained, "-o", tmp_path / "there")
+    case, back = case_of(trained, ranks=1, tensor_parallel=2), tmp_path / "iter_0000002"
+    jobs.call(partial(_saved_with_optimizer, tmp_path / "there" / "iter_0000002", back), case, seconds=120)
+    path = trained.parents[2] / "job.toml"
+    run = tmp_path / "run"
+    lines = command("import-megatron", back, "--job", path, "--run", "-o", run).out.splitlines()
+    assert lines[1] == f"go on from it with: recycle train {path} --resume --run {run}"
+    before, after = (
+        StoredTensors(sorted(folder.glob("*.safetensors")), RecycleError)
+        for folder in (trained, run / "checkpoints" / trained.name)
+    )
+    for name, place in after.places.items():
+        assert torch.equal(before.whole(name, place.shape), after.read(name)), name
+    assert {name.partition(".")[0] for name in after.places} >= {"exp_avg", "exp_avg_sq", "step"}
+    job = Job.load(path)
+    more: dict[str, Any] = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}
+    resumed = train(job, run, steps=4, resume=True, **more)
+    calm = train(job, tmp_path / "calm", steps=4, **more)
+    for key in ("step", "loss", "grad_norm"):
+        assert [line[key] for line in resumed.metrics][-2:] == [line[key] for line in calm.metrics][2:]
+    assert resumed.digests == calm.digests
+
+
 def test_bad_input_is_one_line(trained: Path, command: Command, tmp_path: Path) -> None:
     job, target = trained.parents[2] / "job.toml", tmp_path / "target"
     assert command("export-megatron", tmp_path, "-o", target).refused("is no checkpoint, it has no manifest.json")
@@ -195,6 +293,11 @@ def test_bad_input_is_one_line(trained: Path, command: Command, tmp_path: Path) 
     arguments = ("--job", job, "-o", target)
     assert command("import-megatron", tmp_path / "none", *arguments).refused("none: there is no such folder")
     assert command("import-megatron", tmp_path, *arguments).refused("is no distributed checkpoint of Megatron's")
+    command("import-megatron", tmp_path / "there", "--job", job, "-o", tmp_path / "weights")
+    assert not command("export-megatron", tmp_path / "weights", "-o", tmp_path / "bare", "--json").json["moments"]
+    assert command("import-megatron", tmp_path / "bare", *arguments, "--run").refused("has no moments of an optimizer")
+    (tmp_path / "mine").symlink_to(tmp_path / "there" / "iter_0000002")
+    assert command("import-megatron", tmp_path / "mine", *arguments, "--run").refused("name it iter_0000012")
     other = tmp_path / "other.toml"
     other.write_text(job.read_text().replace("layers = 4", "layers = 2"))
     arguments = ("--job", other, "-o", target)

@@ -23,13 +23,19 @@ def named_weights(part: torch.nn.Module, first_layer: int = 0) -> dict[str, torc
 
 @torch.no_grad()
 def read_weights(
-    part: torch.nn.Module, checkpoint: Path, first_layer: int, tensor_rank: int, tensor_parallel: int
+    part: torch.nn.Module,
+    checkpoint: Path,
+    first_layer: int,
+    tensor_rank: int,
+    tensor_parallel: int,
+    prefix: str = "",
 ) -> None:
     """Copy a checkpoint's parameters into a part, one at a time, and of each what this tensor rank has.
 
     Args:
         part: a part of recycle's own model, on the CPU.
         first_layer: of the part, in the whole model.
+        prefix: of the names there: "exp_avg." reads the first moments into the place of the parameters.
 
     Raises:
         JobError: a parameter is missing there, or has another shape.
@@ -43,4 +49,4 @@ def read_weights(
             rank, count = (tensor_rank, tensor_parallel) if parameter in cut else (0, 1)
             shape[dimension] *= count
             start = rank * piece.shape[dimension]
-            piece.copy_(stored.rows(name + half, shape, dimension, start, start + piece.shape[dimension]))
+            piece.copy_(stored.rows(prefix + name + half, shape, dimension, start, start + piece.shape[dimension]))
