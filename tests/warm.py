@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -44,6 +44,22 @@ def warm_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
+
+
+def end_processes(members: Iterable[tuple[Any, Any]]) -> None:
+    """End processes that end when None comes through their pipe; kill who does not within 10 s.
+
+    Args:
+        members: (process, this end of its pipe) each.
+    """
+    members = list(members)
+    for _, pipe in members:
+        with contextlib.suppress(OSError):
+            pipe.send(None)
+    for process, _ in members:
+        process.join(10.0)
+        if process.is_alive():
+            process.kill()
 
 
 class _Descriptor:

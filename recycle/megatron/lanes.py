@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from recycle.exec.transport.base import Pending, lane_places
+from recycle.exec.transport.receives import PostedReceives
 from recycle.footprint import POSTED_AHEAD
-from recycle.ir.instruction import Instruction, Receive, Transfer
+from recycle.ir.instruction import Instruction, Transfer
 
 
 class PipelineLanes:
@@ -35,17 +36,14 @@ class PipelineLanes:
         self._shape, self._dtype, self._device = tuple(shape), dtype, device
         self._group = group
         self._global_ranks = dist.get_process_group_ranks(group)
-        self._ahead = POSTED_AHEAD if device.type == "cpu" else 0
+        ahead = POSTED_AHEAD if device.type == "cpu" else 0
+        self._receives = PostedReceives(self._post, lambda: ahead)
         self._places: dict[Instruction, int] = {}
-        self._unposted: deque[Receive] = deque()
-        self._posted: dict[Transfer, Pending] = {}
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         self._places = lane_places(program)
-        self._unposted = deque(one for one in program if isinstance(one, Receive))
-        self._posted = {}
-        self._post_ahead()
+        self._receives.begin(program)
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
         while self._sent and self._sent[0][0].is_completed():
@@ -55,11 +53,7 @@ class PipelineLanes:
         self._sent.append((dist.isend(tensor, peer, self._group, self._places[instruction]), tensor))
 
     def receive(self, instruction: Transfer) -> Pending:
-        while instruction not in self._posted:
-            self._post_next()
-        pending = self._posted.pop(instruction)
-        self._post_ahead()
-        return pending
+        return self._receives.take(instruction)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
         raise NotImplementedError("Megatron's DDP reduces")
@@ -75,15 +69,9 @@ class PipelineLanes:
     def close(self) -> None:
         """Let go of what is under way, after a failure; the group is Megatron's."""
         self._sent.clear()
-        self._posted = {}
-        self._unposted.clear()
+        self._receives.clear()
 
-    def _post_ahead(self) -> None:
-        while self._unposted and len(self._posted) < self._ahead:
-            self._post_next()
-
-    def _post_next(self) -> None:
-        instruction = self._unposted.popleft()
+    def _post(self, instruction: Transfer) -> Pending:
         buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         peer = self._global_ranks[instruction.peer.rank]
         receiving: Any = dist.irecv(buffer, peer, self._group, self._places[instruction])
@@ -92,4 +80,4 @@ class PipelineLanes:
             receiving.wait()
             return buffer
 
-        self._posted[instruction] = pending
+        return pending

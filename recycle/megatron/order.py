@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from recycle.errors import ScheduleError
 from recycle.ir.check import check, require_no_errors
 from recycle.ir.formats import named_schedule
+from recycle.ir.forward_only import forward_only
 from recycle.ir.instruction import (
     Backward,
     BackwardInput,
@@ -25,7 +26,7 @@ from recycle.ir.instruction import (
     ReduceGradients,
     Transfer,
 )
-from recycle.ir.lower import add_transfers, lower
+from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.shape import MicroBatch, Shape, Worker
 
@@ -95,7 +96,7 @@ def training_order(given: Given, grid: Grid, micro_batches: int) -> Order:
 
 
 def evaluation_order(given: Given, grid: Grid, micro_batches: int) -> Order:
-    """The rank's order where only forwards run: stage by stage, all micro-batches, on the schedule's placement.
+    """The rank's order where only forwards run: those of `recycle.ir.forward_only`, on the schedule's placement.
 
     Raises:
         ScheduleError, JobError: as `training_order`, but the number of micro-batches may be another one.
@@ -110,7 +111,7 @@ def evaluation_order(given: Given, grid: Grid, micro_batches: int) -> Order:
         {worker: [Forward(stage, batch) for stage in stages for batch in batches] for worker, stages in hosted.items()},
         placement={str(worker): stages for worker, stages in hosted.items()},
     )
-    own = add_transfers(forwards)[0].program(Worker(0, grid.rank))
+    own = lower(forward_only(forwards)).program(Worker(0, grid.rank))
     return Order(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, _ends_meet(schedule), frozenset())
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
+from examples.megatron_loop.without_gpu import without_gpu
 from recycle.exec.data.batches import load_corpus
 from recycle.exec.model.optimizer import clip_factor
 from recycle.job import Job
 from tests.exec.megatron_data import MegatronBatches
-from tests.warm import warm_context
+from tests.warm import end_processes, warm_context
 
 DEADLINE_SECONDS = 120
 
@@ -119,13 +119,7 @@ class MegatronReference:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-        for process in self._processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
+        end_processes(zip(self._processes, self._pipes, strict=True))
 
 
 def _receive(pipe: Any) -> Any:
@@ -136,23 +130,11 @@ def _receive(pipe: Any) -> Any:
     return answer
 
 
-class _CudaMeansCpu(TorchFunctionMode):
-    """Rewrites `device="cuda"` in every torch call."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = torch.device("cpu")
-        return function(*args, **kwargs)
-
-
 @contextlib.contextmanager
 def shims() -> Iterator[None]:
     """Let Megatron's schedules and DDP run without a GPU. For test processes only."""
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
-    with _CudaMeansCpu():
+    with without_gpu():
         yield
 
 

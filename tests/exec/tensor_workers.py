@@ -5,7 +5,6 @@ Started once per module; each case names a job and the programs to run.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.job import Job
 from recycle.shape import Worker
 from tests.exec.drive import build_stage, execute, gradients_by_name, micro_batches, one_f_one_b, split
-from tests.warm import warm_context
+from tests.warm import end_processes, warm_context
 
 ANSWER_SECONDS = 240.0
 
@@ -75,12 +74,7 @@ class TensorWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process, pipe in self._members:
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-            process.join(10.0)
-            if process.is_alive():
-                process.kill()
+        end_processes(self._members)
 
 
 def whole_gradients(parts: list[Part]) -> dict[str, torch.Tensor]:

@@ -41,7 +41,7 @@ from recycle.job import Job
 from recycle.sections import MembershipSection
 from recycle.shape import Worker
 from tests.exec.accelerator.transport import Simulated
-from tests.warm import warm_context
+from tests.warm import end_processes, warm_context
 
 MESSAGE = ((4, 3), torch.float32)
 ANSWER_SECONDS = 240.0
@@ -89,12 +89,7 @@ class TransportWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process, pipe in self._members:
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-            process.join(10.0)
-            if process.is_alive():
-                process.kill()
+        end_processes(self._members)
 
 
 def _serve(port: int, pipe: Any) -> None:

@@ -24,7 +24,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from tests.exec.drive import small_job
 from tests.exec.megatron_reference import shims
-from tests.warm import warm_context
+from tests.warm import end_processes, warm_context
 
 SEQUENCE, ROWS = 32, 2
 DEADLINE_SECONDS = 15
@@ -132,13 +132,7 @@ class Jobs:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-        for process in self._processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
+        end_processes(zip(self._processes, self._pipes, strict=True))
 
 
 def _serve(rank: int, port: int, pipe: Any) -> None:

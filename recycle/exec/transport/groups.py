@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from recycle.exec.transport.base import Lane, Pending, TransportError, lane_places
+from recycle.exec.transport.receives import PostedReceives
 from recycle.footprint import POSTED_AHEAD
-from recycle.ir.instruction import Instruction, Receive, Transfer
+from recycle.ir.instruction import Instruction, Transfer
 from recycle.shape import Worker
 
 OVER_SECONDS = 0.02
@@ -83,8 +84,7 @@ class GroupTransport(ABC):
         self._patience = math.inf
         self._iteration = 0
         self._sent: dict[Worker, deque[tuple[int, Any, torch.Tensor]]] = {}
-        self._unposted: deque[Receive] = deque()
-        self._posted: dict[Transfer, Pending] = {}
+        self._receives = PostedReceives(self._post, self._posted_ahead, self._may_be_ahead)
         self._places: dict[Instruction, int] = {}
         self._begun: dict[int, list[Any]] = {}
 
@@ -134,22 +134,12 @@ class GroupTransport(ABC):
         self._iteration = iteration
         self._drop_sent(iteration - 2)
         self._places = lane_places(program)
-        self._posted, self._begun = {}, {}
-        self._unposted = deque(instruction for instruction in program if isinstance(instruction, Receive))
-        self._post_ahead()
+        self._begun = {}
+        self._receives.begin(program)
 
-    def _may_be_ahead(self, receive: Transfer) -> bool:
-        """Whether a receive may be posted before the program comes to it, with those that are."""
+    def _may_be_ahead(self, receive: Transfer, posted: Collection[Transfer]) -> bool:
+        """Whether a receive may be posted before the program comes to it, beside those that are."""
         return True
-
-    def _post_ahead(self) -> None:
-        while self._unposted and len(self._posted) < self._posted_ahead() and self._may_be_ahead(self._unposted[0]):
-            self._post_next()
-
-    def _post_next(self) -> None:
-        if self._unposted:
-            instruction = self._unposted.popleft()
-            self._posted[instruction] = self._post(instruction)
 
     def _post(self, instruction: Transfer) -> Pending:
         shape, dtype = self._groups.message
@@ -183,11 +173,7 @@ class GroupTransport(ABC):
 
     def receive(self, instruction: Transfer) -> Pending:
         self._drop_sent(self._iteration - 2)
-        while instruction not in self._posted:
-            self._post_next()
-        pending = self._posted.pop(instruction)
-        self._post_ahead()
-        return pending
+        return self._receives.take(instruction)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor]) -> None:
         group, begun = self._sums.get(stage), self._begun.pop(stage, [])
@@ -233,9 +219,8 @@ class GroupTransport(ABC):
         return
 
     def close(self) -> None:
-        self._posted, self._sent = {}, {}
-        self._unposted.clear()
-        self._begun = {}
+        self._receives.clear()
+        self._sent, self._begun = {}, {}
         self._outgoing, self._incoming, self._sums = {}, {}, {}
         self._thread.shutdown(wait=False)
 

@@ -24,7 +24,7 @@ import contextlib
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -189,8 +189,8 @@ class LaneTransport(GroupTransport):
     def _posted_ahead(self) -> int:
         return 0 if self._iteration == self._first else super()._posted_ahead()
 
-    def _may_be_ahead(self, receive: Transfer) -> bool:
-        return all(receive.peer != posted.peer for posted in self._posted)
+    def _may_be_ahead(self, receive: Transfer, posted: Collection[Transfer]) -> bool:
+        return all(receive.peer != other.peer for other in posted)
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         if self._first is None:
