@@ -57,6 +57,7 @@ hidden = {hidden}
 heads = 8
 sequence = {sequence}
 vocabulary = 1024
+{family}
 recompute = "{recompute}"
 [train]
 precision = "{precision}"
@@ -76,6 +77,13 @@ start_deadline = 3600.0
 warm_up = 600.0
 hung_after = 600.0
 """
+FAMILIES = {
+    "gpt": "",
+    "llama": 'kind = "llama"\nconfig = {num_query_groups = 4}',
+    "qwen": 'kind = "qwen"\nconfig = {num_query_groups = 4}',
+    "mixtral": 'kind = "mixtral"\nconfig = {num_query_groups = 4, num_moe_experts = 4}',
+}
+"""Family -> its keys of `[model]`."""
 
 
 class Measured(Gloo):
@@ -111,6 +119,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--sequence", type=int, default=64)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--family", choices=FAMILIES, default="gpt")
     parser.add_argument("--only", default="", help="settings whose line holds this text")
     parser.add_argument("--buckets", type=int, default=1, help="of each stage's reduce, where nothing is recomputed")
     options = parser.parse_args()
@@ -139,6 +148,7 @@ def table(options: argparse.Namespace, text: Path, server: ForkServer) -> None:
             continue
         job = Job.from_toml(
             JOB.format(
+                family=FAMILIES[options.family],
                 layers=options.layers,
                 hidden=options.hidden,
                 sequence=options.sequence,

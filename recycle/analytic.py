@@ -18,7 +18,9 @@ Beside these a worker has, while it runs I, the gradients of one layer's inside;
 and what rounds it in chunks; the output layer's logits once more; the piece of the mean gradient that it steps with.
 
 Other families (`recycle.architecture`) have other matrices: grouped keys and values, a gate beside the feed-forward
-part's product, experts of which each token goes through a few. They are counted as if every expert had equally many.
+part's product, experts of which each token goes through a few. They are counted as if every expert had equally many;
+tensor ranks that do not share the experts have and compute all of them. What their attention keeps is said at
+`_attention`.
 
 Limits: no kernel is slower for being small, and transfers do not share links; each is on the side of the larger model.
 The executor has tensor parallelism without sequence parallelism: with T > 1 it holds more than this.
@@ -31,7 +33,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from recycle.architecture import Architecture
+from recycle.architecture import Architecture, is_rotary
 from recycle.footprint import (
     MEAN,
     MESSAGES_UNDER_WAY,
@@ -94,13 +96,16 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
     b, s, h, v = job.data.micro_batch_size, model.sequence, model.hidden, model.vocabulary
     w, bf16, built = PRECISION_BYTES[job.train.precision], job.train.precision == "bf16", Architecture.of(model)
     full = how.activations == "full" or model.recompute in ("full", "layers")
-    linear, attention, head = 2 * b * s * built.products, 4 * b * s * s * built.query, 2 * b * s * h * v
+    alone = 1 if built.experts == 1 or job.grid.expert_parallel else ways  # tensor ranks that compute the same experts
+    every, chosen = built.experts * built.expert_matrices, built.active * built.expert_matrices
+    linear = 2 * b * s * (built.products + (alone - 1) * chosen)
+    attention, head = 4 * b * s * s * built.query, 2 * b * s * h * v
     again = linear + attention if full else attention if how.activations == "selective" else 0
     rate = (gpu.flops if bf16 else gpu.fp32_flops) * how.achieved * ways
     group = 2 * ring_seconds(w * b * s * h, ways, gpu.fast_link)
     message = w * b * s * h / ways
     kept = w * b * s * h if full else _kept(job)
-    body, embedding = built.layer / ways, (v + built.positions) * h / ways
+    body, embedding = (built.layer + (alone - 1) * every) / ways, (v + built.positions) * h / ways
     how_summed = job.train.precision, job.train.accumulation
     more_moved = moved_bytes(*how_summed) - moved_bytes(how_summed[0], "fast")
     found = []
@@ -145,13 +150,29 @@ def _kept(job: Sections) -> float:
     model, b, w = job.model, job.data.micro_batch_size, PRECISION_BYTES[job.train.precision]
     tokens, built = b * model.sequence / job.grid.tensor_parallel, Architecture.of(model)
     # A gate is kept with and without its function, and what it is multiplied with.
-    units = (4 if built.inner == 2 else 2) * built.ffn + (2 * model.hidden if built.experts > 1 else 0)
-    kept = w * tokens * (4 * model.hidden + 2 * built.query + 2 * built.key + built.active * units)
+    units = (4 if built.inner == 2 else 2) * built.ffn
+    if built.experts > 1:
+        # Tokens in the experts' order, on the way in and out, and what experts make of them before it is weighed.
+        units += 2 * model.hidden + built.ffn
+        units *= 1 if job.grid.expert_parallel else job.grid.tensor_parallel
+    kept = w * tokens * (4 * model.hidden + _attention(built, is_rotary(model)) + built.active * units)
     if model.dropout:
         kept += tokens * 2 * model.hidden
     if job.analytic.activations == "all":
         kept += 2.5 * w * tokens * model.heads * model.sequence
     return kept
+
+
+def _attention(built: Architecture, rotated: bool) -> int:
+    """Entries of a token that attention keeps of its inside.
+
+    Of a GPT these are the product that queries, keys and values are views of, and attention's own output. Queries and
+    keys that are normed or rotated are tensors of their own beside that product; so are queries of which some, but not
+    all, share a key, since their places there do not follow each other.
+    """
+    copied = built.query if built.key < built.query and built.groups > 1 else 0
+    changed = built.query + built.key if rotated or built.normed else copied
+    return built.query + 2 * built.key + built.query + changed + (copied if built.normed else 0)
 
 
 def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
@@ -163,11 +184,19 @@ def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
     message, wide = w * tokens * model.hidden, built.inner * built.ffn
     # I: the gradients of the inside of the feed-forward part; computed again, what it is made of too.
     inside = (4 if again else 1) * message + w * tokens * (wide + built.ffn)
-    # W: a matrix's gradient, where it is not added as it is made, and what becomes of a piece of it; B: inside of I.
     table, matrix = model.hidden * model.vocabulary / ways, model.hidden * wide / ways
     temporary = (4 + pieces.widened if exact else 0) + (4 if bf16 and (exact or pieces.widened) else 0)
-    largest = max(matrix, table * last) * (exact or bf16)
-    added = w * largest + min(pieces.added, largest) * temporary + 5 * message
+
+    def made(entries: float) -> float:
+        """W: a matrix's gradient, where it is not added as it is made, and what becomes of a piece of it."""
+        held = entries * (exact or bf16)
+        return w * held + min(pieces.added, held) * temporary
+
+    # Beside it, of the two products of the feed-forward part: what B has made in I, less what it has let go of.
+    freed = built.ffn * (2 if built.inner == 2 else 1) + wide
+    behind = made(matrix / built.inner) + w * tokens * (model.hidden + built.ffn)
+    before = made(matrix) + w * tokens * max(model.hidden + wide - freed, -model.hidden - built.ffn)
+    added = max(behind, before, (made(table) + 5 * message) * last)
     looked_up = (w * table + min(pieces.added, table) * temporary + message) * first
     # The logits, beside the softmax that is kept; computed again, that too.
     output = tokens * model.vocabulary * ((w if bf16 else 0) + (_LOGITS if again else 0)) * last
@@ -177,12 +206,13 @@ def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
 def weight_stash(job: Sections) -> float:
     """Share of an activation that W needs: the linear parts' inputs and their outputs' gradients; of a GPT,
     w b s (8 h + 2 f)."""
-    if job.analytic.activations == "full" or job.model.recompute in ("full", "layers"):
-        return 1.0
+    if job.analytic.activations == "full" or job.model.recompute == "layers":
+        return 1.0  # I makes again what an activation does not weigh
     w, tokens = PRECISION_BYTES[job.train.precision], job.data.micro_batch_size * job.model.sequence
     built = Architecture.of(job.model)
     around = 2 * built.hidden + 2 * built.query + 2 * built.key
-    needed = around + built.active * (2 * built.hidden + (built.inner + 1) * built.ffn)
+    shared = 1 if built.experts == 1 or job.grid.expert_parallel else job.grid.tensor_parallel
+    needed = around + shared * built.active * (2 * built.hidden + (built.inner + 1) * built.ffn)
     return min(1.0, w * tokens / job.grid.tensor_parallel * needed / _kept(job))
 
 

@@ -47,6 +47,8 @@ class Architecture:
     Attributes:
         hidden: entries of a token's activation.
         query, key: entries of all its queries; of all its keys, and as many of its values.
+        groups: of heads that share a key.
+        normed: whether queries and keys have norms.
         ffn: units of the feed-forward part, or of one expert.
         vocabulary: rows of the embedding and of the output layer.
         positions: rows of the table of learned positions; 0 with rotary ones.
@@ -59,6 +61,8 @@ class Architecture:
     hidden: int
     query: int
     key: int
+    groups: int
+    normed: bool
     ffn: int
     vocabulary: int
     positions: int
@@ -73,7 +77,8 @@ class Architecture:
         """The architecture that `[model]` states."""
         fields = config_of(model)
         hidden, head = model.hidden, int(fields.get("kv_channels", model.hidden // model.heads))
-        query, key = head * model.heads, head * int(fields.get("num_query_groups", model.heads))
+        groups = int(fields.get("num_query_groups", model.heads))
+        query, key = head * model.heads, head * groups
         wide = model.ffn if model.ffn is not None else 4 * hidden
         experts = int(fields.get("num_moe_experts", 0))
         ffn = int(fields.get("moe_ffn_hidden_size", wide)) if experts else wide
@@ -90,6 +95,8 @@ class Architecture:
             hidden=hidden,
             query=query,
             key=key,
+            groups=groups,
+            normed=bool(fields.get("qk_layernorm")),
             ffn=ffn,
             vocabulary=model.vocabulary,
             positions=0 if is_rotary(model) else model.sequence,

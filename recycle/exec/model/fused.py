@@ -6,8 +6,8 @@ the copies, and a norm keeps its input alone. Where a result would have other bi
 
 Assumes: gradients that meet in one tensor are added in the order in which the graph brings them, so a norm hands on the
 two parts of its input's gradient one by one, as its operations would.
-Limits: RMSNorm in fp32 on the CPU (on a GPU torch has a kernel for it); SwiGLU without clamp and offset; rotary
-positions of all channels, not interleaved.
+Limits: RMSNorm on the CPU (on a GPU torch has a kernel for it); SwiGLU without clamp and offset; rotary positions of
+all channels, not interleaved.
 """
 
 from __future__ import annotations
@@ -35,30 +35,34 @@ def fuse(part: torch.nn.Module) -> None:
 
 class _Norm(torch.nn.RMSNorm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.is_cpu or x.dtype != torch.float32 or len(self.normalized_shape) != 1:
+        if not x.is_cpu or self.eps is None or len(self.normalized_shape) != 1:
             return super().forward(x)
-        epsilon = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        normed: torch.Tensor = _RmsNorm.apply(x, x, self.weight, epsilon)  # type: ignore[no-untyped-call]
+        normed: torch.Tensor = _RmsNorm.apply(x, x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return normed
 
 
 class _RmsNorm(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension; x is given once for each of its two uses."""
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, in fp32; x is given once for each of its uses."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        scale = x.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+        wide = x.float()
+        scale = wide.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, scale, weight)
-        return (x * scale).mul_(weight)
+        return (wide * scale).mul_(weight).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, None]:
         x, scale, weight = ctx.saved_tensors
-        of_weight = (x * scale).mul_(gradient).sum_to_size(weight.shape)
+        wide, gradient = x.float(), gradient.float()
+        of_weight = (wide * scale).mul_(gradient).sum_to_size(weight.shape).to(weight.dtype)
         weighted = gradient * weight
-        of_scale = (weighted * x).sum(-1, keepdim=True)
+        of_scale = (weighted * wide).sum(-1, keepdim=True)
         of_mean = (-0.5 * of_scale * scale.pow(3)) / x.shape[-1]
-        return weighted.mul_(scale), x * (2 * of_mean), of_weight, None
+        direct, through_scale = weighted.mul_(scale), wide * (2 * of_mean)
+        if x.dtype == torch.float32:
+            return direct, through_scale, of_weight, None
+        return direct.add_(through_scale).to(x.dtype), None, of_weight, None  # summed before they are rounded
 
 
 class _GatedMLP(MLP):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -40,6 +41,15 @@ QUICK = [
     ("bf16", "fast", "barrier", "recomputed"),
 ]
 """In which every choice is once. The benchmark has all settings, and the soaks."""
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": ({"kind": "llama", "heads": 6, "ffn": 512}, {}),
+    "llama, grouped": ({"kind": "llama", "heads": 6, "ffn": 512}, {"num_query_groups": 2}),
+    "qwen": ({"kind": "qwen", "heads": 6, "ffn": 512}, {"num_query_groups": 2}),
+    "qwen, one group": ({"kind": "qwen", "heads": 6, "ffn": 512}, {"num_query_groups": 1}),
+    "mixtral": ({"kind": "mixtral", "heads": 6, "ffn": 256}, {"num_moe_experts": 4, "num_query_groups": 2}),
+}
+"""Name -> keys of `[model]` and of `[model.config]`."""
+QUICK_FAMILIES = [("qwen", QUICK[0]), ("mixtral", QUICK[0])]
 
 
 class Echo(GroupTransport):
@@ -132,7 +142,28 @@ def test_what_is_counted_is_what_a_worker_allocates(
 ) -> None:
     of = job_of(precision, accumulation, steps, recompute)
     family = one_f_one_b if recompute == "recomputed" else zb_h1
-    schedule = lower(family(of.shape, optimizer=steps))
+    # The planner counts what I makes again from the start of F on.
+    assert_counted(of, lower(family(of.shape, optimizer=steps)), by_limit=recompute != "recomputed split")
+
+
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    [
+        pytest.param(family, setting, marks=() if (family, setting) in QUICK_FAMILIES else pytest.mark.soak)
+        for family in FAMILIES
+        for setting in QUICK
+    ],
+)
+def test_of_other_families_too(family: str, setting: tuple[str, str, str, str]) -> None:
+    keys, config = FAMILIES[family]
+    of = job_of(*setting)
+    of = msgspec.structs.replace(of, model=msgspec.structs.replace(of.model, config=config, **keys))
+    build = one_f_one_b if setting[3] == "recomputed" else zb_h1
+    assert_counted(of, lower(build(of.shape, optimizer=setting[2])), by_limit=setting[3] != "recomputed split")
+
+
+def assert_counted(of: Job, schedule: Schedule, by_limit: bool) -> None:
+    """What every worker allocates is what the profiles count, and, if `by_limit`, what the planner's limit allows."""
     profiles = counted(of, schedule)
     for worker in schedule.live:
         peak = measured(of, schedule, worker).peak
@@ -141,8 +172,8 @@ def test_what_is_counted_is_what_a_worker_allocates(
             expected = found.peak_bytes[worker.rank]
             assert expected is not None
             assert expected == pytest.approx(peak, rel=TOLERANCE), f"{name}, stage {worker.rank}"
-            if recompute == "recomputed split":
-                continue  # the planner counts what I makes again from the start of F on
+            if not by_limit:
+                continue
             held = found.peak_activations[worker.rank]
             assert held is not None
             limit = profile.fixed_bytes([worker.rank], 2) + held * profile.per_stage("activation", 2)[worker.rank]
