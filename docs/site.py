@@ -17,11 +17,10 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from recycle import Profile, Schedule, Shape, simulate
-from recycle.errors import ScheduleError
+from recycle import Shape
 from recycle.ir.families import FAMILIES
 from viz.export import export
-from viz.sources import schedule_source
+from viz.sources import ScheduleFile, family_sources
 
 ROOT = Path(__file__).parent.parent
 RANKS, MICRO_BATCHES = 4, 8
@@ -98,22 +97,18 @@ def gallery(folder: Path) -> str:
     """A page of all families with their figures and pictures; each family's viewer goes to `folder`."""
     rows = ["| family | chunks | period | bubbles | most activations | |", "|---|---|---|---|---|---|"]
     pictures = []
-    for name, family in FAMILIES.items():
-        made = first_that_fits(name)
-        if made is None:
-            continue
-        shape = made.shape
-        whole = Profile.uniform(*(1 / shape.chunks for _ in range(3)))
-        timeline = simulate(made, whole)
-        source = schedule_source(Path(name), made, whole)
+    for source in family_sources(Shape(1, RANKS, MICRO_BATCHES)):
+        assert isinstance(source, ScheduleFile)
+        assert source.timeline is not None
+        name, timeline, chunks = source.name, source.timeline, source.schedule.shape.chunks
         export(folder / f"{name}.html", [source])
         export(folder / f"{name}.svg", [source])
         rows.append(
-            f"| {name} | {shape.chunks} | {timeline.period:g} | {timeline.bubble_ratio:.1%} |"
-            f" {max(peak for peak in timeline.peak_activations if peak is not None) / shape.chunks:g} |"
+            f"| {name} | {chunks} | {timeline.period:g} | {timeline.bubble_ratio:.1%} |"
+            f" {max(peak for peak in timeline.peak_activations if peak is not None) / chunks:g} |"
             f" [open](gallery/{name}.html) |"
         )
-        about = (family.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ").split(" Raises ")[0]
+        about = (FAMILIES[name].__doc__ or "").strip().split("\n\n")[0].replace("\n", " ").split(" Raises ")[0]
         pictures += [f"## {name}", "", about, "", f"[![{name}](gallery/{name}.svg)](gallery/{name}.html)", ""]
     return "\n".join(
         [
@@ -128,16 +123,6 @@ def gallery(folder: Path) -> str:
             *pictures,
         ]
     )
-
-
-def first_that_fits(name: str) -> Schedule | None:
-    """The family with two chunks per rank, else with one; None if it takes none of this shape."""
-    for chunks in (2, 1):
-        try:
-            return FAMILIES[name](Shape(1, RANKS, MICRO_BATCHES, chunks))
-        except ScheduleError:
-            continue
-    return None
 
 
 def reference() -> str:

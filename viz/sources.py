@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recycle.errors import RecycleError
+from recycle.errors import RecycleError, ScheduleError
 from recycle.ir import formats
 from recycle.ir.check import Findings, check
+from recycle.ir.families import FAMILIES
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
 from recycle.profile import Profile
 from recycle.runs import TRACE
+from recycle.shape import Shape
 from viz.free_memory import release_memory
 from viz.lanes import LaneTable, Panel
 from viz.operands import Operand, stated_limits
@@ -27,6 +29,7 @@ class ScheduleFile:
         timeline: None when the order deadlocks; `lanes` then shows it as far as it runs.
         findings: what the checker says of it.
         problem: why there is no timeline, "" when there is one.
+        note: how its times were chosen, where nobody said; "" where somebody did, or it goes without saying.
     """
 
     path: Path
@@ -35,6 +38,7 @@ class ScheduleFile:
     lanes: LaneTable
     findings: Findings
     problem: str
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -99,12 +103,89 @@ def load_source(path: str | Path) -> Run | ScheduleFile:
     Raises:
         RecycleError: says why it is neither.
     """
-    path = Path(path)
+    (source,) = load_sources([path])
+    return source
+
+
+Prices = Callable[[Path, Schedule], Profile | None]
+"""What the instructions of a schedule cost, given its file; None where nobody says."""
+
+
+def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> list[Run | ScheduleFile]:
+    """The run directories and schedule files at `paths`, for one page.
+
+    Args:
+        prices: of schedule files. Where it is left out they are those of NAME.profile.json beside NAME.json. Those of
+            the other files are `equal_work`.
+
+    Raises:
+        RecycleError: says why one is neither.
+    """
+    return _priced([(Path(path), _run_or_schedule(Path(path))) for path in paths], prices or _beside)
+
+
+def _priced(read: Sequence[tuple[Path, Run | Schedule]], prices: Prices | None) -> list[Run | ScheduleFile]:
+    profiles = [prices(path, one) if prices and isinstance(one, Schedule) else None for path, one in read]
+    unpriced = [one for (_, one), own in zip(read, profiles, strict=True) if isinstance(one, Schedule) and own is None]
+    equal = iter(equal_work(unpriced))
+    sources: list[Run | ScheduleFile] = []
+    for (path, one), own in zip(read, profiles, strict=True):
+        if isinstance(one, Run):
+            sources.append(one)
+            continue
+        profile, note = (own, "") if own is not None else next(equal)
+        sources.append(replace(schedule_source(path, one, profile), note=note))
+    return sources
+
+
+def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | ScheduleFile]:
+    """Every family that fits, with two chunks per worker where it takes them; priced as `load_sources` says.
+
+    Raises:
+        ScheduleError: no family takes this shape.
+    """
+    made: dict[Path, Schedule] = {}
+    refused = ""
+    for name, family in FAMILIES.items():
+        for chunks in (2, 1):
+            try:
+                made[Path(name)] = family(replace(shape, chunks=chunks))
+                break
+            except RecycleError as error:
+                refused = str(error)
+    if not made:
+        raise ScheduleError(f"no family takes {shape}; the last one says: {refused}")
+    return _priced(list(made.items()), prices)
+
+
+def equal_work(schedules: Sequence[Schedule]) -> list[tuple[Profile, str]]:
+    """Unit times for each schedule, such that a worker has the same work in all; and a note where that is a choice.
+
+    Each of F, I and W takes 1 for what a worker hosts of the model, so with V chunks 1/V for a chunk, where the
+    schedules have unlike numbers of chunks; else 1 for each chunk.
+    """
+    chunks = [1 if one.shape.cut else one.shape.chunks for one in schedules]
+    if len(set(chunks)) < 2:
+        return [(Profile.uniform(), "") for _ in schedules]
+    return [
+        (
+            Profile.uniform(*(1 / count for _ in range(3))),
+            f"each of F, I and W of a chunk takes {1 / count:.3g}: a worker's part of the model takes 1 in all files",
+        )
+        for count in chunks
+    ]
+
+
+def _run_or_schedule(path: Path) -> Run | Schedule:
     if path.is_dir():
         return load_run(path.parent / path.readlink() if path.is_symlink() else path)
     if not path.exists():
         raise RecycleError(f"{path}: no such file or run directory")
     if path.name == TRACE:
         raise RecycleError(f"{path}: is the trace of a run: view its folder, recycle view {path.parent}")
+    return formats.read(path)
+
+
+def _beside(path: Path, _: Schedule) -> Profile | None:
     beside = path.with_name(f"{path.stem}.profile.json")
-    return load_schedule(path, Profile.load(beside) if beside.is_file() else None)
+    return Profile.load(beside) if beside.is_file() else None

@@ -12,16 +12,19 @@ from typing import Annotated
 
 import typer
 
-from recycle.errors import RecycleError
+from recycle.cli import pricing
+from recycle.errors import JobError, RecycleError
 from recycle.ir.families import one_f_one_b
+from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.plans import PlanLibrary
 from recycle.plans.library import MANIFEST
-from recycle.shape import Worker
+from recycle.profile import Profile
+from recycle.shape import Shape, Worker
 from recycle.solve.planner import plan
 from viz.comparison import is_comparison, load_comparison
 from viz.run import Run
-from viz.sources import ScheduleFile, load_source, schedule_source
+from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
 from viz.what_if import Planner, WhatIf
 
 DEFAULT_PORT = 8050
@@ -45,6 +48,19 @@ def view(
         list[str] | None,
         typer.Option(metavar="NAME", help="Answer under this name too, where a proxy brings the page elsewhere."),
     ] = None,
+    times: pricing.Times = None,
+    overlap: pricing.Overlap = None,
+    comm: pricing.Comm = None,
+    profile: pricing.ProfileFile = None,
+    priced_by: Annotated[
+        Path | None, typer.Option("--job", metavar="JOB", help="Job file whose times the schedule files get.")
+    ] = None,
+    families: Annotated[
+        bool, typer.Option("--families", help="Show every family that fits -P and -m, side by side.")
+    ] = False,
+    ranks: Annotated[int, typer.Option("-P", "--ranks", help="With --families: workers per pipeline.")] = 4,
+    micro_batches: Annotated[int, typer.Option("-m", "--micro-batches", help="With --families.")] = 8,
+    pipelines: Annotated[int, typer.Option("-D", "--pipelines", help="With --families.")] = 1,
     export_to: Annotated[
         Path | None, typer.Option("--export", metavar="FILE", help="Write a .html, .svg or .png instead of serving.")
     ] = None,
@@ -58,12 +74,26 @@ def view(
     Example: recycle view job.toml plans
 
     Example: recycle view plan.json --export plan.svg
+
+    Example: recycle view 1f1b.json zb-h1.json --times 1,1,0.8 --comm 0.1
+
+    Example: recycle view --families -P 4 -m 8
     """
     _require_viewer(_NEEDED.get(export_to.suffix.lower() if export_to is not None else "", ("dash", "plotly", "PIL")))
 
     job, library, others = _sorted(paths or [])
     comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
-    sources = [load_source(path) for path in others if not is_comparison(path)]
+    if sum(option is not None for option in (times, profile, priced_by)) > 1:
+        raise JobError("view: give --times or --profile or --job, only one of them")
+    is_priced = any(option is not None for option in (times, overlap, comm, profile, priced_by))
+
+    def prices(file: Path, schedule: Schedule) -> Profile:
+        base = pricing.base(times, profile) if priced_by is None else pricing.job_limits(schedule, file, priced_by)[0]
+        return pricing.overridden(base, overlap, comm)
+
+    sources = load_sources([path for path in others if not is_comparison(path)], prices if is_priced else None)
+    if families:
+        sources += family_sources(Shape(pipelines, ranks, micro_batches), prices if is_priced else None)
     if export_to is not None:
         if not sources:
             raise RecycleError("view: --export: name a schedule file or a run directory to draw")
@@ -78,7 +108,8 @@ def view(
     from viz.app import build_app, serve
 
     what_if = _what_if(job, library, sources)
-    if not paths:
+    is_example = not paths and not families
+    if is_example:
         sources, what_if = _examples()
         typer.echo("No file was given: these are examples. To see your own: recycle view FILE | RUN_DIR | JOB.toml")
 
@@ -91,7 +122,7 @@ def view(
             webbrowser.open(address)
 
     application = build_app(
-        sources, what_if, comparisons=comparisons, is_example=not paths, allowed_hosts=allow_host or ()
+        sources, what_if, comparisons=comparisons, is_example=is_example, allowed_hosts=allow_host or ()
     )
     serve(application, port, ready)
 

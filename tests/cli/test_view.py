@@ -6,6 +6,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -100,6 +101,23 @@ def test_export_writes_the_file_and_says_so(
     assert not ended.value.code
     assert capsys.readouterr().out == f"wrote {tmp_path / 'plan.html'}\n"
     assert "Plotly.newPlot(" in (tmp_path / "plan.html").read_text()
+
+
+def test_times_and_families_are_options_as_of_simulate(
+    tmp_path: Path, schedule_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def drawn(*arguments: str) -> list[str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["view", *arguments, "--export", str(tmp_path / "out.svg")])
+        assert not ended.value.code, capsys.readouterr().err
+        return re.findall("period ([0-9.]+)", (tmp_path / "out.svg").read_text())
+
+    assert drawn(str(schedule_file)) == ["9"]
+    assert drawn(str(schedule_file), "--times", "2,2,2") == ["18"]
+    assert drawn("--families", "-P", "2", "-m", "2")[:2] == ["9", "9"]  # GPipe, 1F1B
+    assert "give --times or --profile or --job" in refused(
+        [str(schedule_file), "--times", "1,1,1", "--job", "job.toml"], capsys
+    )
 
 
 def test_what_does_not_run_is_exported_with_a_word_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ class SchedulePage(Page):
         return html.Div(
             [
                 parts.problems(problems),
-                parts.card("Timelines", *self.timelines(), parts.legend()),
+                parts.card("Timelines", *self.timelines(), parts.legend(), caption=self.times()),
                 parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION),
                 *(self.layout_of(file) for file in self.files),
                 *(self.per_worker(file) for file in self.files),
@@ -89,6 +89,11 @@ class SchedulePage(Page):
             )
             shown.append(drawn)
         return shown
+
+    def times(self) -> str:
+        """How the times of the files were chosen, where nobody said."""
+        notes = [f"{file.name}: {file.note}" for file in self.files if file.note]
+        return f"{'; '.join(notes)}." if notes else ""
 
     def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
         """Head and rows of the table of figures, a column per file."""
