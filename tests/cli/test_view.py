@@ -115,6 +115,7 @@ def test_times_and_families_are_options_as_of_simulate(
     assert drawn(str(schedule_file)) == ["9"]
     assert drawn(str(schedule_file), "--times", "2,2,2") == ["18"]
     assert drawn("--families", "-P", "2", "-m", "2")[:2] == ["9", "9"]  # GPipe, 1F1B
+    capsys.readouterr()
     assert "give --times or --profile or --job" in refused(
         [str(schedule_file), "--times", "1,1,1", "--job", "job.toml"], capsys
     )
