@@ -29,7 +29,8 @@ class ScheduleFile:
         timeline: None when the order deadlocks; `lanes` then shows it as far as it runs.
         findings: what the checker says of it.
         problem: why there is no timeline, "" when there is one.
-        note: how its times were chosen, where nobody said; "" where somebody did, or it goes without saying.
+        chunk_time: of each of F, I and W of a chunk, where nobody said and files of one page have unlike numbers of
+            chunks per worker (see `equal_work`); else None.
     """
 
     path: Path
@@ -38,7 +39,7 @@ class ScheduleFile:
     lanes: LaneTable
     findings: Findings
     problem: str
-    note: str = ""
+    chunk_time: float | None = None
 
     @property
     def name(self) -> str:
@@ -133,8 +134,9 @@ def _priced(read: Sequence[tuple[Path, Run | Schedule]], prices: Prices | None) 
         if isinstance(one, Run):
             sources.append(one)
             continue
-        profile, note = (own, "") if own is not None else next(equal)
-        sources.append(replace(schedule_source(path, one, profile), note=note))
+        time = next(equal) if own is None else None
+        profile = own if time is None else Profile.uniform(time, time, time)
+        sources.append(replace(schedule_source(path, one, profile), chunk_time=time))
     return sources
 
 
@@ -158,22 +160,14 @@ def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | Sch
     return _priced(list(made.items()), prices)
 
 
-def equal_work(schedules: Sequence[Schedule]) -> list[tuple[Profile, str]]:
-    """Unit times for each schedule, such that a worker has the same work in all; and a note where that is a choice.
+def equal_work(schedules: Sequence[Schedule]) -> list[float | None]:
+    """What each of F, I and W of a chunk takes in each schedule, such that a worker has the same work in all.
 
-    Each of F, I and W takes 1 for what a worker hosts of the model, so with V chunks 1/V for a chunk, where the
-    schedules have unlike numbers of chunks; else 1 for each chunk.
+    It is 1 for what a worker hosts of the model, so 1/V for each of V chunks; None for all where they have the same
+    number of chunks, and each chunk may take 1.
     """
     chunks = [1 if one.shape.cut else one.shape.chunks for one in schedules]
-    if len(set(chunks)) < 2:
-        return [(Profile.uniform(), "") for _ in schedules]
-    return [
-        (
-            Profile.uniform(*(1 / count for _ in range(3))),
-            f"each of F, I and W of a chunk takes {1 / count:.3g}: a worker's part of the model takes 1 in all files",
-        )
-        for count in chunks
-    ]
+    return [1 / count if len(set(chunks)) > 1 else None for count in chunks]
 
 
 def _run_or_schedule(path: Path) -> Run | Schedule:

@@ -32,8 +32,7 @@ def test_files_of_unlike_chunks_have_the_same_work_and_the_page_says_so(saved: t
     assert [periods(files(path)) for path in saved] == [[33], [48]]  # alone each chunk takes 1
     both = files(*saved)
     assert periods(both) == [33, 24]
-    assert [file.note[:32] for file in both] == ["each of F, I and W of a chunk ta"] * 2
-    assert "zb-v.json: each of F, I and W of a chunk takes 0.5: a worker's part" in SchedulePage(both).times()
+    assert SchedulePage(both).times().endswith("so for a chunk 1 in 1f1b.json; 0.5 in zb-v.json.")
     assert SchedulePage(files(saved[0], saved[0])).times() == ""
 
 
@@ -67,4 +66,4 @@ def test_a_shape_that_no_family_takes_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_cut_counts_as_one_chunk() -> None:
     cut = Schedule.from_text(Shape(1, 1, 1, cut=(1, 1)), {"0.0": "0F0 1F0 1B0 0B0"}, placement={"0.0": [0, 1]})
-    assert [profile.forward for profile, _ in equal_work([cut, FAMILIES["1f1b"](Shape(1, 2, 2))])] == [1, 1]
+    assert equal_work([cut, FAMILIES["1f1b"](Shape(1, 2, 2))]) == [None, None]

@@ -92,8 +92,14 @@ class SchedulePage(Page):
 
     def times(self) -> str:
         """How the times of the files were chosen, where nobody said."""
-        notes = [f"{file.name}: {file.note}" for file in self.files if file.note]
-        return f"{'; '.join(notes)}." if notes else ""
+        named: dict[float, list[str]] = {}
+        for file in self.files:
+            if file.chunk_time is not None:
+                named.setdefault(file.chunk_time, []).append(file.name)
+        if not named:
+            return ""
+        chunks = "; ".join(f"{time:.3g} in {', '.join(names)}" for time, names in sorted(named.items(), reverse=True))
+        return f"Each of F, I and W takes 1 for all that a worker hosts of the model, so for a chunk {chunks}."
 
     def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
         """Head and rows of the table of figures, a column per file."""
