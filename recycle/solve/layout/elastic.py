@@ -100,8 +100,9 @@ def elastic_plan(
         listed = maker.listed(fixed.period, limit.part(LISTED_SHARE))
         plans = [fixed]
         pace = Pace(limit)
-        for one in listed[: SIMULATED if listed and len(listed[0].routes) <= LARGE else 1]:
-            if not pace.is_over() and one.hosting.seconds < min(made.period for made in plans):
+        for turn, one in enumerate(listed[: SIMULATED if listed and len(listed[0].routes) <= LARGE else 1]):
+            over = pace.is_over()
+            if not (turn and over) and one.hosting.seconds < min(made.period for made in plans):
                 plans += maker.plan(one)
         chains = min((one for one in listed if one.hosting.chains), key=lambda one: one.hosting.seconds, default=None)
         shortest = min(made.period for made in plans)
@@ -155,7 +156,9 @@ class _Maker:
         found: list[_Listed] = []
         for hosting in hostings(self.units, self.job.shape, self.live, self.job.prices, nodes, below):
             routes = hosting.routes()
-            order = best_order(routes, self._legs(routes), self.units, deadline.part(0.5))
+            order = best_order(
+                routes, self._legs(routes), self.units, deadline.part(0.5), staggered=self.job.planner.staggered
+            )
             if order is not None and order.period < below:
                 copied = hosting.copied(self.units)
                 found.append(_Listed(hosting, routes, order.programs, order.period, copied))

@@ -1,7 +1,8 @@
 """The order in which workers run the legs of routes: list scheduling under a few policies, the best by its period.
 
 The period is an estimate from above: each worker starts as late as its own end allows, a stage is reduced once all its
-hosts have come to it, first stage first, and then its hosts may begin the next iteration.
+hosts have come to it, first stage first, and then its hosts may begin the next iteration. With the barrier it is when
+the last stage has been reduced and stepped, from idle.
 """
 
 from __future__ import annotations
@@ -78,10 +79,13 @@ def legs_of(
     )
 
 
-def best_order(routes: Routes, legs: Legs, units: Units, deadline: Deadline) -> RouteOrder | None:
+def best_order(
+    routes: Routes, legs: Legs, units: Units, deadline: Deadline, *, staggered: bool = True
+) -> RouteOrder | None:
     """The order with the least period of a few policies; None where none of them comes to an end.
 
     Args:
+        staggered: each stage steps on its own time; else all together.
         deadline: no further policy is tried after it.
     """
     best: RouteOrder | None = None
@@ -89,7 +93,7 @@ def best_order(routes: Routes, legs: Legs, units: Units, deadline: Deadline) -> 
     for turn, rule in enumerate(policies(routes, legs)):
         if turn and pace.is_over():
             break
-        found = _scheduled(routes, legs, units, rule)
+        found = _scheduled(routes, legs, units, rule, staggered)
         if found is not None and (best is None or found.period < best.period * (1 - 1e-9)):
             best = found
     return best
@@ -123,7 +127,9 @@ def policies(routes: Routes, legs: Legs) -> Iterator[Preferences]:
         yield Preferences(anything, deepest, no, no)
 
 
-def _scheduled(routes: Routes, legs: Legs, units: Units, rule: Preferences) -> RouteOrder | None:
+def _scheduled(
+    routes: Routes, legs: Legs, units: Units, rule: Preferences, staggered: bool = True
+) -> RouteOrder | None:
     n, workers = len(routes), len(routes.workers)
     kinds = 3 if legs.split else 2
     line = np.lexsort((routes.begin, routes.micro_batch, routes.host))
@@ -165,7 +171,8 @@ def _scheduled(routes: Routes, legs: Legs, units: Units, rule: Preferences) -> R
     np.minimum.at(first, host, np.array(late)[begun])
     counts = np.cumsum(np.bincount(host, minlength=workers))
     programs = np.split(begun[np.argsort(host, kind="stable")], counts[:-1])
-    return RouteOrder(programs, float((_ready(routes, units, end) - first).max()))
+    ready = _ready(routes, units, end)
+    return RouteOrder(programs, float((ready - first).max() if staggered else ready.max()))
 
 
 def _ready(routes: Routes, units: Units, end: Floats) -> Floats:

@@ -203,3 +203,12 @@ def test_several_chunks_are_refused() -> None:
     text = JOB.format(D=2, P=2, m=4, limit=8, layers=4, seconds=1).replace("ranks", "chunks = 2\nranks")
     with pytest.raises(PlanError, match=r"\[planner\] layout: .* one chunk per worker, the job has 2"):
         plan(price(Job.from_toml(text)), [Worker(0, 1)])
+
+
+@pytest.mark.search
+def test_a_first_layout_is_planned_however_little_time_there_is() -> None:
+    mine = job(2, 4, 16, 16, seconds=0.01)
+    made = plan(mine, [Worker(0, 2)], seconds=0.01)
+    require_sound(made, mine)
+    assert made.fixed_bound is not None
+    assert made.period < 0.8 * made.fixed_bound
