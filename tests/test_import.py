@@ -182,3 +182,9 @@ def test_planning_and_viewing_need_no_torch(part: str) -> None:
         module for module in FILES if within(module, part) for name in imports(module) if name.split(".")[0] in TORCH
     }
     assert using == set()
+
+
+@pytest.mark.process
+def test_the_package_can_be_executed() -> None:
+    ended = subprocess.run([sys.executable, "-m", "recycle", "--version"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split()[0]) == (0, "recycle")
