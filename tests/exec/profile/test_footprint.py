@@ -49,7 +49,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mixtral": ({"kind": "mixtral", "heads": 6, "ffn": 256}, {"num_moe_experts": 4, "num_query_groups": 2}),
 }
 """Name -> keys of `[model]` and of `[model.config]`."""
-QUICK_FAMILIES = [("qwen", QUICK[0]), ("mixtral", QUICK[0])]
+OF_FAMILIES = [("fp32", "exact", "staggered", "kept"), *QUICK]
+QUICK_FAMILIES = [("qwen", OF_FAMILIES[0]), ("mixtral", OF_FAMILIES[0])]
 
 
 class Echo(GroupTransport):
@@ -151,7 +152,7 @@ def test_what_is_counted_is_what_a_worker_allocates(
     [
         pytest.param(family, setting, marks=() if (family, setting) in QUICK_FAMILIES else pytest.mark.soak)
         for family in FAMILIES
-        for setting in QUICK
+        for setting in OF_FAMILIES
     ],
 )
 def test_of_other_families_too(family: str, setting: tuple[str, str, str, str]) -> None:
