@@ -1,6 +1,6 @@
 """How long a fault stalls training: until it is detected, until the next generation, until the next commit.
 
-    python benchmarks/recovery.py [--kills N] [--faults N] [--kinds KIND,…]
+    python benchmarks/recovery.py [--kills N] [--faults N] [--kinds KIND,…] [--drains N]
 
 Real processes and real signals on this machine; emulated stages that take no time, so that what is measured is the
 membership protocol and not the model. "planned" finds the plan in the library, "unplanned" has the planner's child
@@ -10,6 +10,11 @@ The second table strikes each kind many times in one run, with the default deadl
 that take 10 ms for each F, I and W. What is held against a limit: from the fault to its detection 0.2 s where the
 process is gone and 5 s where it is frozen, hung or cut off; from there to the next commit the makespan of the new
 plan, by the simulator, and 1 s. Ends with exit code 1 where the median misses its limit.
+
+The third table kills a worker and tells it to leave (SIGTERM) in turn, in one run, each at a random instant, with a
+re-join in between, and shows what `recycle report` puts to each: from the last commit before to the start of the next
+generation, and how many micro-batches were begun that did not count. Limits for those that were told: half the median
+of a kill, no such micro-batch, and the losses and final states of a run in which nothing happens.
 """
 
 from __future__ import annotations
@@ -17,11 +22,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import random
+import re
 import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from recycle import Job
@@ -29,6 +37,9 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.processes import ForkServer
+from recycle.report import Part, Report
+from recycle.run_report import load_report
+from recycle.runs import read_iterations
 
 JOB = """
 [shape]
@@ -61,6 +72,9 @@ UNIT_SECONDS = 0.01
 GONE_SECONDS, FROZEN_SECONDS, AGAIN_SECONDS = 0.2, 5.0, 1.0
 GONE = ("kill", "segfault", "exception", "oom")
 FROZEN = ("stop", "hang", "stall", "cut")
+APART_DRAINS, DRAINED_UNIT_SECONDS, ITERATION_SECONDS = 10, 0.02, 0.25
+"""Iterations from one change of the third table to the next, F = I = W, and about how long an iteration takes."""
+FORWARD = re.compile(r"\(?[0-9]+F[0-9]")
 APART = 4
 """Iterations from one fault to the next: the worker is away for two, back in the third, staggered in the fourth."""
 
@@ -69,6 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10, help="runs per case of the first table; 0 for none")
     parser.add_argument("--faults", type=int, default=50, help="faults per kind of the second table; 0 for none")
+    parser.add_argument("--drains", type=int, default=50, help="SIGTERMs of the third table, and kills; 0 for none")
     parser.add_argument("--kinds", default=",".join((*GONE, *FROZEN)), help="of the second table")
     arguments = parser.parse_args()
     server = ForkServer("emulated")
@@ -88,6 +103,8 @@ def main() -> int:
             print(f"  {'kind':<10}  fault to detection    limit  detection to next commit  limit (makespan + 1 s)")
         for kind in arguments.kinds.split(",") if arguments.faults else ():
             missed |= by_kind(server, kind, arguments.faults)
+        if arguments.drains:
+            missed |= kills_and_drains(server, arguments.drains)
     finally:
         server.close()
     return 1 if missed else 0
@@ -115,6 +132,51 @@ def by_kind(server: ForkServer, kind: str, count: int) -> bool:
     return median(detected) > limit or median(again) > limits[0]
 
 
+def kills_and_drains(server: ForkServer, count: int, seed: int = 0) -> bool:
+    """Kill worker 0.1 and tell it to leave in turn; print what each cost, and return whether a limit is missed."""
+    draw, names = random.Random(seed), ("kill", "drain") * count
+    struck = [APART_DRAINS * (place + 1) for place in range(2 * count)]
+    faults = [
+        f"{kind}={draw.random() * ITERATION_SECONDS:.4f}:0.1@{step}" for kind, step in zip(names, struck, strict=True)
+    ]
+    back = [f"rejoin:0.1@{step + APART_DRAINS - 4}" for step in struck]
+    job, steps = TIMED_JOB.format(ahead=2, seconds=DRAINED_UNIT_SECONDS), APART_DRAINS * (2 * count + 1)
+    reports: list[tuple[Report, Mapping[tuple[int, int], int]]] = []
+    result = run(server, job, [*faults, *back], steps, lambda folder: reports.append(reported(folder)))
+    calm = run(server, job, [], steps)
+    ((report, begun),) = reports
+    kinds = {"failure": "kill", "drain": "drain"}
+    changes = {kind: [one for one in report.changes if kinds.get(one.kind) == kind] for kind in kinds.values()}
+    counted = {line["step"]: line["generation"] for line in result.metrics}
+    print(f"\n{count} kills and {count} SIGTERMs of worker 0.1 at random instants of iterations of")
+    print(f"{ITERATION_SECONDS:g} s: milliseconds, median (largest)")
+    print("  kind     how many  until the next generation runs  of it redone  micro-batches in vain")
+    for kind, found in changes.items():
+        near = {step for change in found for step in range(change.step - 3, change.step + 1)}
+        vain = sum(n for (g, step), n in begun.items() if step in near and counted[step] != g)
+        pauses = [1000 * change.seconds for change in found]
+        redone = statistics.median(1000 * change.costs.get(Part.REDONE, 0.0) for change in found)
+        pause = f"{statistics.median(pauses):10.0f} ({max(pauses):5.0f})"
+        print(f"  {kind:<7}  {len(found):8}  {pause} {redone:26.0f} {vain:22}")
+    kill, drain = (statistics.median(change.seconds for change in changes[kind]) for kind in ("kill", "drain"))
+    ratio = drain / kill
+    same = result.losses == calm.losses and result.digests == calm.digests
+    print(
+        f"  ratio {ratio:.2f} (limit 0.50); losses and final states {'identical' if same else 'DIFFERENT'}", flush=True
+    )
+    near = {step for change in changes["drain"] for step in range(change.step - 3, change.step + 1)}
+    vain = sum(n for (g, step), n in begun.items() if step in near and counted[step] != g)
+    return ratio > 0.5 or vain > 0 or not same or len(changes["drain"]) < count
+
+
+def reported(folder: Path) -> tuple[Report, Mapping[tuple[int, int], int]]:
+    """A run's report, and (generation, step) -> how many forwards of it were logged."""
+    begun: Counter[tuple[int, int]] = Counter()
+    for one in read_iterations(folder, Job.of_run(folder).shape):
+        begun[one.generation, one.step] += sum(FORWARD.match(text) is not None for text, _, _ in one.instructions)
+    return load_report(folder), begun
+
+
 def median(ordered: Sequence[float]) -> float:
     """The 50th percentile."""
     return statistics.median(ordered)
@@ -125,12 +187,18 @@ def last(ordered: Sequence[float]) -> float:
     return ordered[math.ceil(0.99 * len(ordered)) - 1]
 
 
-def run(server: ForkServer, job: str, faults: Sequence[str], steps: int) -> RunResult:
-    """One run through these faults; plans of earlier runs do not help."""
+def run(
+    server: ForkServer,
+    job: str,
+    faults: Sequence[str],
+    steps: int,
+    look: Callable[[Path], object] = lambda folder: None,
+) -> RunResult:
+    """One run through these faults, whose directory `look` gets; plans of earlier runs do not help."""
     folder = Path(tempfile.mkdtemp(prefix="recycle-benchmark-"))
     os.environ["RECYCLE_CACHE"] = str(folder / "cache")
     try:
-        return train(
+        result = train(
             Job.from_toml(job),
             folder / "run",
             steps=steps,
@@ -138,6 +206,8 @@ def run(server: ForkServer, job: str, faults: Sequence[str], steps: int) -> RunR
             planner=plan_for_training,
             server=server,
         )
+        look(folder / "run")
+        return result
     finally:
         shutil.rmtree(folder)
 

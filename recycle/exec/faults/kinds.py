@@ -197,10 +197,12 @@ KINDS = {
         argument_is_delay=True,
     ),
     "drain": FaultKind(
-        does="SIGTERM: the worker is told to leave, and does after that iteration or the next",
+        does="SIGTERM, =SECONDS after the point is reached: the worker leaves after that iteration or the next",
         example="drain:1.1@5",
         strike=lambda injector, number, fault: os.kill(os.getpid(), signal.SIGTERM),
         announced=True,
+        argument=Argument("a delay in seconds", 0.0, 3600.0),
+        argument_is_delay=True,
     ),
     "stop": FaultKind(
         does="SIGSTOP: the process is there and does nothing",

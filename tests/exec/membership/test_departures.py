@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from recycle import Job, JobError, RunError
 from recycle.exec.launch.drain import drain
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.observer import Observer
+from recycle.run_report import read_attempts
 from tests.exec.runs import Run, job, kinds, processes_writing_below
 
 STEPS = 12
@@ -173,3 +175,25 @@ def test_all_workers_told_by_their_machine_end_the_run_with_a_checkpoint(launch:
     assert 2 <= last < 8
     (stopped,) = of_kind(run, "stopped")
     assert (stopped["step"], stopped["checkpoint"]) == (last, f"step-{last:08d}")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "count"), [("emulated", 50), ("gpt", 8)])
+def test_at_random_instants_nothing_is_done_again_and_every_bit_stays(kind: str, count: int, launch: Run) -> None:
+    """A worker leaves and comes back, over and over; each time it is told at another moment of an iteration."""
+    draw = random.Random(7)
+    of = job(3, 2, 2, kind, model=PACE if kind == "emulated" else {}, train={"clip": 1e9}, planner={"ahead": 1})
+    apart = 10
+    faults = []
+    for place in range(count):
+        worker, step = f"{draw.randrange(3)}.{draw.randrange(2)}", apart * (place + 1)
+        faults += [f"drain={draw.random() * 0.1:.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 6}"]
+    steps = apart * (count + 1)
+    run, calm = launch(of, steps, *faults), launch(of, steps)
+    assert [event["worker"] for event in of_kind(run, "drained")] == [fault.split(":")[1][:3] for fault in faults[::2]]
+    assert not {"detected", "undone", "recovered"} & set(kinds(run))
+    assert run.losses == calm.losses
+    assert run.digests == calm.digests
+    assert run.directory is not None
+    tried = [step for _, step in read_attempts(run.directory, of.shape)]
+    assert sorted(tried) == list(range(steps))
