@@ -13,7 +13,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from recycle.ir.compiled import run
+from recycle.ir.compiled import is_cached, load, run
 from recycle.profile import Profile
 from recycle.shape import Shape
 from recycle.solve.deadline import Deadline, Pace
@@ -23,6 +23,10 @@ from recycle.solve.layout.units import Units
 from recycle.solve.problem import Floats, Operations
 
 UNLIMITED = 1 << 30
+WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
+"""Operations in all orders from which the compiled loops pay, and seconds that must be left where they have not been
+compiled yet."""
+_KERNELS = (list_legs, latest_starts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +93,11 @@ def best_order(
         deadline: no further policy is tried after it.
     """
     best: RouteOrder | None = None
+    rules = list(policies(routes, legs))
+    if len(rules) * len(legs.seconds) >= WORTH_LOADING and (is_cached(*_KERNELS) or deadline.left > COMPILING_SECONDS):
+        load(*_KERNELS)
     pace = Pace(deadline)
-    for turn, rule in enumerate(policies(routes, legs)):
+    for turn, rule in enumerate(rules):
         if turn and pace.is_over():
             break
         found = _scheduled(routes, legs, units, rule, staggered)
