@@ -124,7 +124,8 @@ def test_tabs_open_a_run_and_a_schedule(browser: Any, run_dir: Path, schedule_fi
 def test_an_exported_page_opens_from_disk_and_loads_nothing(browser: Any, run_dir: Path, tmp_path: Path) -> None:
     export(tmp_path / "run.html", [load_source(run_dir)])
     browser.get((tmp_path / "run.html").as_uri())
-    wait(browser, lambda: len(browser.find_elements("css selector", ".annotation-text")) >= 2)
+    # Two changes on each of two figures: drawing one of them while keys are pressed would keep the page from answering.
+    wait(browser, lambda: len(browser.find_elements("css selector", ".annotation-text")) >= 4)
     assert drawn(browser, "run0-3")["failed"] == ["1.1"]
     assert "F1.0" in drawn(browser, "run0-3")["rerouted"]
     browser.execute_script("recycle.active = recycle.views.get('run0-3'); recycle.active.used = true")

@@ -77,8 +77,8 @@ class ReportPage(Page):
         return shown
 
     def exported(self) -> list[Any]:
-        """All of it."""
-        return self.shown()
+        """All of it, under its title."""
+        return [html.H2(self.title, className="source"), *self.shown()]
 
     def register(self, app: Dash) -> None:
         @app.callback(
